@@ -1,0 +1,1 @@
+"""Data in, data out: estimate, attribution, comparison."""

@@ -1,0 +1,43 @@
+"""The one family of errors a user is meant to read: one line that says what, where and what to try."""
+
+
+class LigerprofError(Exception):
+    """An expected failure. The command line prints it as one line and ends with `exit_code`."""
+
+    exit_code = 1
+
+
+class RecipeError(LigerprofError):
+    """Options that are wrong by themselves or do not go together: a usage error."""
+
+    exit_code = 2
+
+
+class UnknownModelError(RecipeError):
+    """A model name, config.json or folder that names no model this package can describe."""
+
+
+class NotBuiltError(LigerprofError):
+    """An option that is part of the contract and that this version cannot carry out yet."""
+
+
+class MissingDependencyError(LigerprofError):
+    """A package, a driver or a device that the command needs and that is not here."""
+
+
+class KernelUnavailableError(LigerprofError):
+    """A kernel that was asked for and cannot run here; the message carries the reason."""
+
+
+class SnapshotFormatError(LigerprofError):
+    """A snapshot file that is not what torch.cuda.memory writes, or that is not safe to read."""
+
+
+class RunDirectoryError(LigerprofError):
+    """A run directory that exists already, or lacks a file it should have."""
+
+
+class DoesNotFitError(LigerprofError):
+    """The training step needs more memory than there is."""
+
+    exit_code = 3

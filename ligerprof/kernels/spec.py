@@ -1,0 +1,88 @@
+"""What a kernel tells the rest of the product about itself, without torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ligerprof.models import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelShape:
+    """The sizes one call of a kernel sees.
+
+    Attributes:
+        sequences: sequences in the micro-batch; `tokens` = sequences * tokens a sequence.
+        activation_bytes: bytes an element of the activations the kernel is given (2 or 4).
+        parameter_bytes: bytes an element of the weights it is given.
+        head_trainable: whether the kernel's weight wants a gradient.
+        sm_count: multiprocessors of the GPU; some partial sums are sized by it.
+        flce_budget: `lean`, `balanced`, or bytes of workspace, for the fused loss.
+    """
+
+    tokens: int
+    sequences: int
+    hidden: int
+    intermediate: int
+    vocab: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    activation_bytes: int
+    parameter_bytes: int
+    head_trainable: bool = True
+    sm_count: int = 132
+    flce_budget: str | int = "balanced"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelMemory:
+    """Bytes one call takes, in the order of its life.
+
+    Attributes:
+        kept_inputs: names of the op's own inputs that autograd keeps for backward (they belong
+            to whoever made them: the estimator counts each of them once).
+        keeps_output: whether the op's output is kept for the op's own backward.
+        output_bytes: what the op returns, new memory only (0 where it writes in place).
+        saved_bytes: what the op allocates and keeps until its backward, output excluded.
+        forward_temporary_bytes: peak of what it allocates and drops again in forward, beyond
+            output and saved bytes.
+        forward_gradient_bytes: gradients it makes in the forward pass (the fused losses).
+        backward_gradient_bytes: new memory for the gradients it returns from backward.
+        backward_temporary_bytes: peak of what it allocates and drops again in backward.
+    """
+
+    kept_inputs: tuple[str, ...] = ()
+    keeps_output: bool = False
+    output_bytes: int = 0
+    saved_bytes: int = 0
+    forward_temporary_bytes: int = 0
+    forward_gradient_bytes: int = 0
+    backward_gradient_bytes: int = 0
+    backward_temporary_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelSpec:
+    """One kernel of one provider.
+
+    Attributes:
+        name: the word in `--liger`.
+        provider: whose it is.
+        title: one line for `ligerprof kernels`.
+        entry: `module:function`, the callable that takes and returns tensors.
+        reference: `module:function` of the plain-torch function with the same signature.
+        slot: which of the model's operations it replaces: rope, rms, swiglu, geglu, layernorm, ce, flce.
+        memory: bytes of one call.
+        applies: why the architecture has no such operation, or None.
+        unavailable_reason: why it cannot run on a device of this type (`cuda`, `cpu`, `simulated`), or None.
+    """
+
+    name: str
+    provider: str
+    title: str
+    entry: str
+    reference: str
+    slot: str
+    memory: Callable[[KernelShape], KernelMemory]
+    applies: Callable[[ModelSpec], str | None]
+    unavailable_reason: Callable[[str], str | None]

@@ -1,0 +1,118 @@
+"""The models known by name, and how a name, a config.json or a model folder becomes a ModelSpec."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ligerprof.errors import UnknownModelError
+from ligerprof.models.families import spec_from_config
+from ligerprof.models.spec import ModelSpec
+
+DEFAULT_MODEL = "llama3.2-1b"
+_MAX_CONFIG_BYTES = 4 * 2**20
+_WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "vocab_size": 128256,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        **more,
+    }
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama3.2-1b": _llama(2048, 8192, 16, 32, 8, tie_word_embeddings=True),
+    "llama3.2-3b": _llama(3072, 8192, 28, 24, 8, tie_word_embeddings=True),
+    "llama3-8b": _llama(4096, 14336, 32, 32, 8, max_position_embeddings=8192),
+    "llama3.1-8b": _llama(4096, 14336, 32, 32, 8),
+    "llama3.1-70b": _llama(8192, 28672, 80, 64, 8),
+    "llama3.1-405b": _llama(16384, 53248, 126, 128, 8),
+    "llama2-7b": _llama(4096, 11008, 32, 32, 32, vocab_size=32000, max_position_embeddings=4096, rope_theta=10000.0),
+    "gemma2-2b": {
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 256000,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+    "gpt2-xl": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 1600,
+        "n_layer": 48,
+        "n_head": 25,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    # small enough for a CPU, and with no size that is a multiple of a kernel's block
+    "tiny": _llama(96, 272, 2, 6, 2, vocab_size=1009, max_position_embeddings=512, tie_word_embeddings=True),
+}
+
+
+def load_model(model: str) -> ModelSpec:
+    """Describe a model by catalog name, by the path of a config.json, or by a model folder.
+
+    Raises:
+        UnknownModelError: neither a known name nor a readable config.
+    """
+    if model in CONFIGS:
+        return _named(model)
+    path = Path(model)
+    if path.is_dir():
+        has_weights = any(next(path.glob(pattern), None) is not None for pattern in _WEIGHT_PATTERNS)
+        weights_path = str(path) if has_weights else None
+        return spec_from_config(_read_config(path / "config.json"), name=path.name or model, weights_path=weights_path)
+    if path.is_file():
+        return spec_from_config(_read_config(path), name=path.parent.name or path.stem)
+    raise UnknownModelError(
+        f"unknown model {model!r}: neither a path nor one of {', '.join(CONFIGS)}. Run `ligerprof models`."
+    )
+
+
+@lru_cache(maxsize=None)
+def _named(name: str) -> ModelSpec:
+    return spec_from_config(CONFIGS[name], name=name)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise UnknownModelError(f"{path}: larger than any config.json. Give a transformers config.json.")
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnknownModelError(f"{path}: no such file. Give a folder that holds a config.json.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnknownModelError(f"{path}: not readable as JSON ({error}). Give a transformers config.json.") from None
+    if not isinstance(config, dict):
+        raise UnknownModelError(f"{path}: not a JSON object. Give a transformers config.json.")
+    return config

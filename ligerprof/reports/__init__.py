@@ -1,0 +1,1 @@
+"""Data to something a person reads."""

@@ -1,0 +1,1 @@
+"""One training step, on the GPU or simulated, and the directory it leaves."""

@@ -1,0 +1,104 @@
+"""Keep the allocator's stamp right: which phase, module and autograd node is running now."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from ligerprof.roles import Phase
+from ligerprof.snapshots.stamp import Stamp
+
+_LABEL = "ligerprof.module"
+
+
+class Stamper:
+    """Hooks on a model that tell `emit` the stamp of whatever runs next.
+
+    A forward hook stamps a module while it runs. When it has run, every autograd node that it
+    made and no submodule claimed is labelled with its name and stamps itself when backward
+    reaches it, so backward allocations, which carry no Python frames, have a module too.
+
+    Args:
+        emit: takes the stamp's text; called on the thread that allocates next.
+    """
+
+    def __init__(self, emit: Callable[[str], None]) -> None:
+        self._emit = emit
+        self._step = 0
+        self._phase = Phase.BUILD
+        self._handles: list[RemovableHandle] = []
+        self.enter(step=0, phase=Phase.BUILD)
+
+    def enter(self, *, step: int, phase: Phase) -> None:
+        """Stamp what follows with a phase, no module running."""
+        self._step, self._phase = step, phase
+        self._stamp("")
+
+    def attach(self, model: nn.Module) -> None:
+        """Hook every module of `model`; their dotted names are the stamps' modules."""
+        for name, module in model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._before(name)))
+            self._handles.append(module.register_forward_hook(self._after(name)))
+
+    def detach(self) -> None:
+        """Remove the hooks from the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _stamp(self, module: str, node: str = "", *, recompute: bool = False) -> None:
+        stamp = Stamp(step=self._step, phase=self._phase, module=module, node=node, recompute=recompute)
+        self._emit(stamp.to_text())
+
+    def _before(self, name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any) -> None:
+            self._stamp(name, recompute=self._phase is Phase.BACKWARD)
+
+        return hook
+
+    def _after(self, name: str) -> Callable[..., None]:
+        parent = name.rpartition(".")[0]
+
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            recompute = self._phase is Phase.BACKWARD
+            # the nodes of a recomputation never run: backward walks the first forward's graph
+            if not recompute:
+                for tensor in _tensors(output):
+                    self._label(tensor.grad_fn, name)
+            self._stamp(parent, recompute=recompute)
+
+        return hook
+
+    def label_rest(self, loss: Tensor) -> None:
+        """Label the nodes between the model's modules and the loss: the loss function's own."""
+        self._label(loss.grad_fn, "loss")
+
+    def _label(self, root: Node | None, name: str) -> None:
+        pending = [root]
+        while pending:
+            node = pending.pop()
+            # metadata lives on the C++ node: it marks a node as claimed without keeping it alive
+            if node is None or _LABEL in node.metadata:
+                continue
+            node.metadata[_LABEL] = name
+            node.register_prehook(self._on_node(name, node.name()))
+            pending.extend(following for following, _ in node.next_functions)
+
+    def _on_node(self, module: str, node: str) -> Callable[..., None]:
+        def hook(_gradients: Any) -> None:
+            self._stamp(module, node)
+
+        return hook
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,154 @@
+"""One training step of a recipe: the same code on a GPU and on fake tensors."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ligerprof.errors import MissingDependencyError
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import Phase
+
+LEARNING_RATE = 1e-5
+IGNORED_LABEL = -100
+_LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class PhaseObserver(Protocol):
+    """Is told when a phase of a step begins and ends; measures or stamps."""
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]: ...
+
+    def loss_made(self, loss: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainer:
+    """What a training step works on.
+
+    Attributes:
+        device_type: what autocast is switched on for (`cpu` under the simulator).
+        scaler: loss scaling for amp-fp16, else None.
+    """
+
+    recipe: TrainingRecipe
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    scaler: torch.amp.GradScaler | None
+    device_type: str
+
+
+def build_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
+    """Make the transformers model of a recipe on a device, in training mode, adapters included.
+
+    Raises:
+        MissingDependencyError: LoRA without peft.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    dtype = getattr(torch, recipe.weight_dtype)
+    values = recipe.spec.config
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    config.use_cache = False
+    if recipe.spec.weights_path is not None and device.type != "cpu":
+        model = AutoModelForCausalLM.from_pretrained(
+            recipe.spec.weights_path, config=config, dtype=dtype, attn_implementation=recipe.attention
+        ).to(device)
+    else:
+        with device:
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=recipe.attention)
+    if recipe.lora is not None:
+        model = _with_lora(model, recipe)
+    if recipe.checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.reentrant})
+    model.train()
+    return model  # type: ignore[no-any-return]
+
+
+def _with_lora(model: Any, recipe: TrainingRecipe) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise MissingDependencyError("--lora needs peft. Install it with: pip install 'ligerprof[peft]'.") from None
+    adapted = get_peft_model(model, LoraConfig(r=recipe.lora, lora_alpha=16, target_modules=list(_LORA_TARGETS)))
+    if recipe.checkpointing:
+        adapted.enable_input_require_grads()
+    return adapted
+
+
+def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Optimizer | None:
+    """The recipe's optimizer over the trainable parameters, or None."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "adamw-fused": lambda: torch.optim.AdamW(trainable, lr=LEARNING_RATE, fused=True),
+        "adamw-foreach": lambda: torch.optim.AdamW(trainable, lr=LEARNING_RATE, foreach=True),
+        "sgd": lambda: torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=True),
+    }
+    maker = makers.get(recipe.optimizer)
+    return maker() if maker is not None else None
+
+
+def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor]:
+    """Random tokens that are their own labels; with padding, a mask and ignored labels at the end of each row."""
+    ids = torch.randint(0, recipe.spec.vocab_size, (recipe.batch, recipe.seq), device=device)
+    padded = round(recipe.padding * recipe.seq)
+    if padded == 0:
+        return {"input_ids": ids, "labels": ids}
+    mask = torch.ones_like(ids)
+    mask[:, recipe.seq - padded :] = 0
+    labels = ids.masked_fill(mask == 0, IGNORED_LABEL)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def train_step(trainer: Trainer, batch: dict[str, Tensor], observer: PhaseObserver) -> Tensor:
+    """Run forward and backward of every micro-batch, then the optimizer; gradients end as None.
+
+    Returns:
+        The last micro-batch's loss, detached.
+    """
+    recipe, optimizer = trainer.recipe, trainer.optimizer
+    for _ in range(recipe.grad_accum):
+        with observer.phase(Phase.FORWARD):
+            loss = _forward(trainer, batch)
+            observer.loss_made(loss)
+        with observer.phase(Phase.BACKWARD):
+            _backward(trainer, loss)
+    with observer.phase(Phase.OPTIMIZER):
+        _step_optimizer(trainer)
+    with observer.phase(Phase.OUTSIDE):
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+        else:
+            trainer.model.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def _forward(trainer: Trainer, batch: dict[str, Tensor]) -> Tensor:
+    recipe = trainer.recipe
+    dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
+    with torch.autocast(trainer.device_type, dtype, enabled=dtype is not None):
+        loss: Tensor = trainer.model(**batch, use_cache=False).loss
+    return loss if recipe.grad_accum == 1 else loss / recipe.grad_accum
+
+
+def _backward(trainer: Trainer, loss: Tensor) -> None:
+    scaled = loss if trainer.scaler is None else trainer.scaler.scale(loss)
+    scaled.backward()
+
+
+def _step_optimizer(trainer: Trainer) -> None:
+    optimizer, clip = trainer.optimizer, trainer.recipe.clip
+    if optimizer is None:
+        return
+    if trainer.scaler is not None and clip:
+        trainer.scaler.unscale_(optimizer)
+    if clip:
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), clip)
+    if trainer.scaler is None:
+        optimizer.step()
+    else:
+        trainer.scaler.step(optimizer)
+        trainer.scaler.update()

@@ -1,0 +1,1 @@
+"""torch's memory snapshot file: read, replayed, simulated, written."""

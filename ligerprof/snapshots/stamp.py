@@ -1,0 +1,43 @@
+"""The text our recorders put on every allocator event, so that a reader knows phase and module."""
+
+from dataclasses import dataclass
+
+from ligerprof.roles import Phase
+
+_MARK = "ligerprof"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stamp:
+    """Where in training an allocator event happened.
+
+    Attributes:
+        step: 0 for the build, then the training step from 1 on.
+        phase: part of the step.
+        module: dotted name of the module that runs, "" for the model itself.
+        node: autograd node in backward (`MmBackward0`), else "".
+        recompute: whether a checkpointed forward runs again inside backward.
+    """
+
+    step: int
+    phase: Phase
+    module: str = ""
+    node: str = ""
+    recompute: bool = False
+
+    def to_text(self) -> str:
+        """The stamp as `user_metadata` of a snapshot event."""
+        tail = ";recompute" if self.recompute else ""
+        return f"{_MARK};{self.step};{self.phase.value};{self.module};{self.node}{tail}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Stamp | None":
+        """Read `user_metadata`; None where the text is none of ours."""
+        parts = text.split(";")
+        if len(parts) not in (5, 6) or parts[0] != _MARK or not parts[1].isdecimal() or parts[5:] not in ([], ["recompute"]):
+            return None
+        try:
+            phase = Phase(parts[2])
+        except ValueError:
+            return None
+        return cls(step=int(parts[1]), phase=phase, module=parts[3], node=parts[4], recompute=len(parts) == 6)

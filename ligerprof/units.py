@@ -1,0 +1,59 @@
+"""Bytes to text and back; the only place where MiB and GiB exist."""
+
+import re
+
+from ligerprof.errors import RecipeError
+
+MIB = 2**20
+GIB = 2**30
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "k": 2**10,
+    "kb": 10**3,
+    "kib": 2**10,
+    "m": 2**20,
+    "mb": 10**6,
+    "mib": 2**20,
+    "g": 2**30,
+    "gb": 10**9,
+    "gib": 2**30,
+    "t": 2**40,
+    "tb": 10**12,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Write a size for a person: `13.15 GiB`, `2004.0 MiB`, `512 B`; the sign is kept."""
+    magnitude = abs(size_bytes)
+    if magnitude >= 10 * GIB:
+        return f"{size_bytes / GIB:.2f} GiB"
+    if magnitude >= MIB:
+        return f"{size_bytes / MIB:.1f} MiB"
+    if magnitude >= 10 * 2**10:
+        return f"{size_bytes / 2**10:.1f} KiB"
+    return f"{size_bytes} B"
+
+
+def format_mib(size_bytes: int) -> str:
+    """Write a size in MiB with thousands separated, for columns that are compared row by row."""
+    return f"{size_bytes / MIB:,.1f}"
+
+
+def parse_bytes(text: str) -> int:
+    """Read `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a bare number of bytes.
+
+    Raises:
+        RecipeError: the text is no size, or not a positive one.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise RecipeError(f"{text!r} is not a size. Write it as 24GiB, 500MiB or a number of bytes.")
+    size_bytes = int(float(match.group(1)) * factor)
+    if size_bytes <= 0:
+        raise RecipeError(f"{text!r} is not a positive size. Write it as 24GiB, 500MiB or a number of bytes.")
+    return size_bytes
