@@ -1,0 +1,136 @@
+"""How figures look in a terminal: the tables of roles and phases that every command prints."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from ligerprof.roles import STEP_PHASES, MemoryBreakdown, Phase, Role
+from ligerprof.units import format_mib
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PLAIN_WIDTH = 100
+_NO_FIGURE = "n/a"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolesColumn:
+    """One column of a table of roles.
+
+    Attributes:
+        title: what the figures are, such as `measured` or `estimated`.
+        roles: bytes by role at the peak.
+    """
+
+    title: str
+    roles: MemoryBreakdown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhasesColumn:
+    """One column of a table of phases.
+
+    Attributes:
+        title: what the figures are.
+        phases: the highest allocated bytes of each phase; absent ones print as n/a.
+        peak_bytes: the step's peak, None where the source does not say.
+    """
+
+    title: str
+    phases: Mapping[Phase, int]
+    peak_bytes: int | None
+
+
+def console(file: IO[str] | None = None) -> "Console":
+    """The console that results are printed to.
+
+    Args:
+        file: where to print, stdout by default; 100 columns wide where that is no terminal.
+    """
+    from rich.console import Console
+
+    target = file if file is not None else sys.stdout
+    width = None if target.isatty() else PLAIN_WIDTH
+    return Console(file=target, width=width, highlight=False, soft_wrap=False)
+
+
+def roles_table(columns: Sequence[RolesColumn], *, reference: int | None = None) -> "Table":
+    """Tabulate bytes by role in MiB, roles that are zero in every column left out.
+
+    One column has its share of the total beside it; of several, each but the reference has
+    its error in percent.
+
+    Args:
+        columns: at least one.
+        reference: index of the column that errors are taken against; None is the first.
+    """
+    rows: list[tuple[str, tuple[int | None, ...]]] = [
+        (role.value, tuple(column.roles[role] for column in columns))
+        for role in Role
+        if any(column.roles[role] for column in columns)
+    ]
+    total = ("total", tuple(column.roles.total_bytes for column in columns))
+    return _figures_table("role", [column.title for column in columns], [*rows, total], reference)
+
+
+def phases_table(columns: Sequence[PhasesColumn], *, reference: int | None = None) -> "Table":
+    """Tabulate each phase's highest bytes in MiB, the step's peak below them, errors as in `roles_table`."""
+    rows = [(phase.value, tuple(column.phases.get(phase) for column in columns)) for phase in STEP_PHASES]
+    peak = ("peak", tuple(column.peak_bytes for column in columns))
+    return _figures_table("phase", [column.title for column in columns], [*rows, peak], reference)
+
+
+def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
+    """How far a figure is from a reference, such as `+0.42 %`; n/a where either is missing or the reference is 0."""
+    if size_bytes is None or reference_bytes is None:
+        return _NO_FIGURE
+    if size_bytes == reference_bytes:
+        return "0.00 %"
+    return _NO_FIGURE if reference_bytes == 0 else f"{100 * (size_bytes / reference_bytes - 1):+.2f} %"
+
+
+def _figures_table(
+    heading: str, titles: Sequence[str], rows: Sequence[tuple[str, tuple[int | None, ...]]], reference: int | None
+) -> "Table":
+    """Lay out rows of bytes; the last row is the total, set apart by a rule."""
+    against = None if len(titles) == 1 else reference or 0
+    table = _empty_table(heading, titles, against)
+    totals = rows[-1][1]
+    for index, (name, figures) in enumerate(rows):
+        cells = _share_cells(figures[0], totals[0]) if against is None else _error_cells(figures, against)
+        table.add_row(name, *cells, end_section=index == len(rows) - 2)
+    return table
+
+
+def _empty_table(heading: str, titles: Sequence[str], against: int | None) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(heading, no_wrap=True)
+    for index, title in enumerate(titles):
+        table.add_column(f"{title}, MiB", justify="right", overflow="fold")
+        if against is None:
+            table.add_column("share", justify="right", no_wrap=True)
+        elif index != against:
+            table.add_column("error", justify="right", no_wrap=True)
+    return table
+
+
+def _share_cells(size_bytes: int | None, total_bytes: int | None) -> Iterable[str]:
+    yield _mib_cell(size_bytes)
+    yield f"{100 * size_bytes / total_bytes:.1f} %" if size_bytes is not None and total_bytes else _NO_FIGURE
+
+
+def _error_cells(figures: Sequence[int | None], against: int) -> Iterable[str]:
+    for index, size_bytes in enumerate(figures):
+        yield _mib_cell(size_bytes)
+        if index != against:
+            yield percent_error(size_bytes, figures[against])
+
+
+def _mib_cell(size_bytes: int | None) -> str:
+    return _NO_FIGURE if size_bytes is None else format_mib(size_bytes)
