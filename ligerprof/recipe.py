@@ -1,7 +1,7 @@
 """How a model is trained: one frozen recipe for every command, checked when it is made."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from ligerprof.kernels.selection import select_kernels
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model, spec_from_config
 from ligerprof.units import parse_bytes
 
-# bytes an element of weights, gradients, each of two moments, and the master copy
 PRECISIONS = ("amp", "amp-fp16", "mixed", "mixed-fp16", "bf16", "fp16", "fp32")
 OPTIMIZERS = ("adamw-fused", "adamw-foreach", "adamw-8bit", "galore", "sgd", "none", "deepspeed-cpu-adam")
 ATTENTIONS = ("sdpa", "eager", "flash")
@@ -77,7 +76,7 @@ class TrainingRecipe:
     alloc_conf: str | None = None
     warmup: int = 1
     repeats: int = 10
-    spec: ModelSpec = field(init=False)
+    spec: ModelSpec = field(init=False, repr=False)
     kernels: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -172,57 +171,58 @@ def _check_ranges(recipe: TrainingRecipe) -> None:
     for name in ("batch", "seq", "grad_accum", "galore_rank", "gpus", "repeats"):
         if getattr(recipe, name) < 1:
             raise RecipeError(f"{name} is {getattr(recipe, name)}. It is at least 1.")
-    if recipe.warmup < 0:
-        raise RecipeError(f"warmup is {recipe.warmup}. It is at least 0.")
-    if not 0.0 <= recipe.padding < 1.0:
-        raise RecipeError(f"padding is {recipe.padding}. It is a share of tokens from 0 up to but not 1.")
-    if recipe.clip is not None and recipe.clip < 0:
-        raise RecipeError(f"clip is {recipe.clip}. It is a positive norm, or 0 to clip nothing.")
-    if recipe.zero not in (0, 1, 2, 3):
-        raise RecipeError(f"ZeRO stage {recipe.zero} does not exist. Choose 0, 1, 2 or 3.")
-    for name in ("lora", "qlora"):
-        rank = getattr(recipe, name)
-        if rank is not None and rank < 1:
-            raise RecipeError(f"{name} rank is {rank}. It is at least 1.")
-    if isinstance(recipe.flce_budget, int) and recipe.flce_budget < 1:
-        raise RecipeError(f"the flce budget is {recipe.flce_budget} bytes. Give a positive size.")
-    if recipe.memory_limit_bytes is not None and recipe.memory_limit_bytes < 1:
-        raise RecipeError(f"the memory limit is {recipe.memory_limit_bytes} bytes. Give a positive size.")
-    if not recipe.spec.rotary and recipe.seq > recipe.spec.max_positions:
-        raise RecipeError(
-            f"{recipe.spec.name} has {recipe.spec.max_positions} learned positions, seq is {recipe.seq}."
-            f" Choose at most {recipe.spec.max_positions}."
-        )
+    for name in ("lora", "qlora", "memory_limit_bytes"):
+        value = getattr(recipe, name)
+        if value is not None and value < 1:
+            raise RecipeError(f"{name} is {value}. It is at least 1.")
+    for wrong, message in _range_faults(recipe):
+        if wrong:
+            raise RecipeError(message)
 
 
 def _check_combinations(recipe: TrainingRecipe) -> None:
-    deepspeed = recipe.engine == "deepspeed"
-    if recipe.lora is not None and recipe.qlora is not None:
-        raise RecipeError("--lora and --qlora exclude each other. Give one.")
-    if recipe.precision.startswith("mixed") and not deepspeed:
-        raise RecipeError(f"precision {recipe.precision} is DeepSpeed's. Add --engine deepspeed, or choose amp or bf16.")
-    if deepspeed and not recipe.precision.startswith("mixed"):
-        raise RecipeError(f"engine deepspeed trains in mixed or mixed-fp16, not {recipe.precision}.")
-    for given, what in (
-        (recipe.zero > 0, f"--zero {recipe.zero}"),
-        (recipe.offload != "none", f"--offload {recipe.offload}"),
-        (recipe.gpus > 1, f"--gpus {recipe.gpus}"),
-        (recipe.optimizer == "deepspeed-cpu-adam", "deepspeed-cpu-adam"),
-    ):
-        if given and not deepspeed:
-            raise RecipeError(f"{what} needs --engine deepspeed.")
-    if recipe.offload in ("all", "nvme") and recipe.zero != 3:
-        raise RecipeError(f"--offload {recipe.offload} moves parameters: it needs --zero 3.")
-    if recipe.offload == "optimizer" and recipe.zero == 0:
-        raise RecipeError("--offload optimizer needs --zero 1, 2 or 3.")
-    if (recipe.offload == "nvme") != (recipe.nvme_path is not None):
-        raise RecipeError("--offload nvme and --nvme-path go together.")
-    if recipe.reentrant and not recipe.checkpointing:
-        raise RecipeError("--reentrant says how to checkpoint: it does not go with --no-checkpointing.")
-    if recipe.loss != "hf" and {"ce", "flce"} & set(recipe.kernels):
-        raise RecipeError(f"--loss {recipe.loss} and the kernel ce or flce replace the same loss. Choose one.")
-    if recipe.nvme_path is not None and not Path(recipe.nvme_path).is_dir():
-        raise RecipeError(f"{recipe.nvme_path}: no such folder. --nvme-path names one on the NVMe disk.")
+    for wrong, message in (*_engine_conflicts(recipe), *_other_conflicts(recipe)):
+        if wrong:
+            raise RecipeError(message)
+
+
+def _range_faults(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
+    spec, budget = recipe.spec, recipe.flce_budget
+    yield recipe.warmup < 0, f"warmup is {recipe.warmup}. It is at least 0."
+    yield not 0.0 <= recipe.padding < 1.0, f"padding is {recipe.padding}. It is a share from 0 up to but not 1."
+    yield (recipe.clip or 0) < 0, f"clip is {recipe.clip}. It is a positive norm, or 0 to clip nothing."
+    yield recipe.zero not in (0, 1, 2, 3), f"ZeRO stage {recipe.zero} does not exist. Choose 0, 1, 2 or 3."
+    yield isinstance(budget, int) and budget < 1, f"the flce budget is {budget} bytes. Give a positive size."
+    yield (
+        not spec.rotary and recipe.seq > spec.max_positions,
+        f"{spec.name} has {spec.max_positions} learned positions, seq is {recipe.seq}. Choose fewer tokens.",
+    )
+
+
+def _engine_conflicts(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
+    deepspeed, mixed = recipe.engine == "deepspeed", recipe.precision.startswith("mixed")
+    precision, offload = recipe.precision, recipe.offload
+    yield mixed and not deepspeed, f"precision {precision} is DeepSpeed's. Add --engine deepspeed, or choose amp."
+    yield deepspeed and not mixed, f"engine deepspeed trains in mixed or mixed-fp16, not {precision}."
+    yield recipe.zero > 0 and not deepspeed, f"--zero {recipe.zero} needs --engine deepspeed."
+    yield offload != "none" and not deepspeed, f"--offload {offload} needs --engine deepspeed."
+    yield recipe.gpus > 1 and not deepspeed, f"--gpus {recipe.gpus} needs --engine deepspeed."
+    yield (
+        recipe.optimizer == "deepspeed-cpu-adam" and offload == "none",
+        "deepspeed-cpu-adam works on an offloaded optimizer. Add --offload optimizer or all.",
+    )
+    yield offload in ("all", "nvme") and recipe.zero != 3, f"--offload {offload} moves parameters: it needs --zero 3."
+    yield offload == "optimizer" and recipe.zero == 0, "--offload optimizer needs --zero 1, 2 or 3."
+    yield (offload == "nvme") != (recipe.nvme_path is not None), "--offload nvme and --nvme-path go together."
+
+
+def _other_conflicts(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
+    lost_loss = recipe.loss != "hf" and bool({"ce", "flce"} & set(recipe.kernels))
+    nvme = recipe.nvme_path
+    yield recipe.lora is not None and recipe.qlora is not None, "--lora and --qlora exclude each other. Give one."
+    yield recipe.reentrant and not recipe.checkpointing, "--reentrant does not go with --no-checkpointing."
+    yield lost_loss, f"--loss {recipe.loss} and the kernel ce or flce replace the same loss. Choose one."
+    yield nvme is not None and not Path(nvme).is_dir(), f"{nvme}: no such folder. --nvme-path names one."
 
 
 def require_built(recipe: TrainingRecipe, *, command: str) -> None:

@@ -79,12 +79,14 @@ class MemoryBreakdown:
 
     @property
     def total_bytes(self) -> int:
+        """All roles together."""
         return sum(self.roles.values())
 
     def __getitem__(self, role: Role) -> int:
         return self.roles[role]
 
     def to_json(self) -> dict[str, int]:
+        """The `roles` object of any command's JSON, zeros included."""
         return {role.value: size_bytes for role, size_bytes in self.roles.items()}
 
     @classmethod

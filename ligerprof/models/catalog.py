@@ -1,7 +1,7 @@
 """The models known by name, and how a name, a config.json or a model folder becomes a ModelSpec."""
 
 import json
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def load_model(model: str) -> ModelSpec:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _named(name: str) -> ModelSpec:
     return spec_from_config(CONFIGS[name], name=name)
 

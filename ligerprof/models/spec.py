@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ligerprof.errors import UnknownModelError
@@ -26,6 +26,7 @@ class ParameterShape:
 
     @property
     def elements(self) -> int:
+        """How many numbers it holds."""
         return math.prod(self.shape)
 
 
@@ -63,7 +64,7 @@ class ModelSpec:
     rotary: bool = True
     final_softcap: float | None = None
     attention_softcap: float | None = None
-    parameters: tuple[ParameterShape, ...] = ()
+    parameters: tuple[ParameterShape, ...] = field(default=(), repr=False)
     closed_form_gap: str | None = None
 
     @property

@@ -80,9 +80,9 @@ class Stamper:
         while pending:
             node = pending.pop()
             # metadata lives on the C++ node: it marks a node as claimed without keeping it alive
-            if node is None or _LABEL in node.metadata:
+            if node is None or _LABEL in (metadata := _metadata(node)):
                 continue
-            node.metadata[_LABEL] = name
+            metadata[_LABEL] = name
             node.register_prehook(self._on_node(name, node.name()))
             pending.extend(following for following, _ in node.next_functions)
 
@@ -91,6 +91,12 @@ class Stamper:
             self._stamp(module, node)
 
         return hook
+
+
+def _metadata(node: Node) -> dict[str, Any]:
+    # a property of every node, which torch's stub declares as a method
+    metadata: Any = node.metadata
+    return metadata  # type: ignore[no-any-return]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

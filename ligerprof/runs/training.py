@@ -20,9 +20,13 @@ _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 class PhaseObserver(Protocol):
     """Is told when a phase of a step begins and ends; measures or stamps."""
 
-    def phase(self, phase: Phase) -> AbstractContextManager[None]: ...
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """Surround a phase; OUTSIDE is where gradients are dropped."""
+        ...
 
-    def loss_made(self, loss: Tensor) -> None: ...
+    def loss_made(self, loss: Tensor) -> None:
+        """See the loss before backward."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,31 +54,33 @@ def build_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     dtype = getattr(torch, recipe.weight_dtype)
+    auto_model: Any = AutoModelForCausalLM
     values = recipe.spec.config
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
     if recipe.spec.weights_path is not None and device.type != "cpu":
-        model = AutoModelForCausalLM.from_pretrained(
+        model = auto_model.from_pretrained(
             recipe.spec.weights_path, config=config, dtype=dtype, attn_implementation=recipe.attention
         ).to(device)
     else:
         with device:
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=recipe.attention)
+            model = auto_model.from_config(config, dtype=dtype, attn_implementation=recipe.attention)
     if recipe.lora is not None:
-        model = _with_lora(model, recipe)
+        model = _with_lora(model, recipe.lora, recipe.checkpointing)
     if recipe.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.reentrant})
     model.train()
-    return model  # type: ignore[no-any-return]
+    trained: nn.Module = model
+    return trained
 
 
-def _with_lora(model: Any, recipe: TrainingRecipe) -> Any:
+def _with_lora(model: Any, rank: int, checkpointing: bool) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingDependencyError("--lora needs peft. Install it with: pip install 'ligerprof[peft]'.") from None
-    adapted = get_peft_model(model, LoraConfig(r=recipe.lora, lora_alpha=16, target_modules=list(_LORA_TARGETS)))
-    if recipe.checkpointing:
+    adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=16, target_modules=list(_LORA_TARGETS)))
+    if checkpointing:
         adapted.enable_input_require_grads()
     return adapted
 
@@ -135,7 +141,7 @@ def _forward(trainer: Trainer, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _backward(trainer: Trainer, loss: Tensor) -> None:
-    scaled = loss if trainer.scaler is None else trainer.scaler.scale(loss)
+    scaled: Any = loss if trainer.scaler is None else trainer.scaler.scale(loss)
     scaled.backward()
 
 

@@ -34,7 +34,7 @@ class Stamp:
     def parse(cls, text: str) -> "Stamp | None":
         """Read `user_metadata`; None where the text is none of ours."""
         parts = text.split(";")
-        if len(parts) not in (5, 6) or parts[0] != _MARK or not parts[1].isdecimal() or parts[5:] not in ([], ["recompute"]):
+        if len(parts) not in (5, 6) or parts[0] != _MARK or not parts[1].isdecimal():
             return None
         try:
             phase = Phase(parts[2])

@@ -1,0 +1,54 @@
+"""The root command: names every subcommand, loads one when it is used, and turns errors into one line."""
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from ligerprof import __version__
+from ligerprof.errors import LigerprofError
+
+# name: (module that holds `command`, what `ligerprof --help` says)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "step": ("ligerprof.cli.step", "Run one profiled training step, on the GPU or simulated."),
+    "explain": ("ligerprof.cli.explain", "Show who holds the peak of a memory snapshot."),
+    "estimate": ("ligerprof.cli.estimate", "Predict the peak from a closed form, in milliseconds."),
+    "compare": ("ligerprof.cli.compare", "Put estimates, runs and snapshots side by side."),
+    "models": ("ligerprof.cli.models", "List the models known by name."),
+    "kernels": ("ligerprof.cli.kernels", "List the fused kernels and what can run here."),
+    "env": ("ligerprof.cli.env", "Show versions, GPUs and what is missing."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module only when that subcommand is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Every command, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Import the module of `cmd_name`; None lets click say that there is no such command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """Write the table without importing any of it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short_help) for name, (_, short_help) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a subcommand; an expected error becomes one line on stderr and its exit code."""
+        try:
+            return super().invoke(ctx)
+        except LigerprofError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="ligerprof")
+def main() -> None:
+    """Memory analysis and profiling for LLM training, with pluggable kernels."""
