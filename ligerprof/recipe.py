@@ -188,7 +188,7 @@ def _check_combinations(recipe: TrainingRecipe) -> None:
 
 def _range_faults(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
     spec, budget = recipe.spec, recipe.flce_budget
-    yield recipe.warmup < 0, f"warmup is {recipe.warmup}. It is at least 0."
+    yield recipe.warmup < 1, f"warmup is {recipe.warmup}. It is at least 1: the first step is not the steady one."
     yield not 0.0 <= recipe.padding < 1.0, f"padding is {recipe.padding}. It is a share from 0 up to but not 1."
     yield (recipe.clip or 0) < 0, f"clip is {recipe.clip}. It is a positive norm, or 0 to clip nothing."
     yield recipe.zero not in (0, 1, 2, 3), f"ZeRO stage {recipe.zero} does not exist. Choose 0, 1, 2 or 3."

@@ -19,7 +19,7 @@ def test_recipe_survives_json(model: str) -> None:
     ("wrong", "says"),
     [
         ({"batch": 0}, "batch"),
-        ({"warmup": -1}, "warmup"),
+        ({"warmup": 0}, "warmup"),
         ({"padding": 1.0}, "padding"),
         ({"clip": -1.0}, "clip"),
         ({"zero": 4}, "ZeRO stage 4"),

@@ -121,9 +121,7 @@ def _recipe_options() -> tuple[Callable[[Any], Any], ...]:
         ),
         size_option("--memory-limit", "memory_limit_bytes", "Limit on reserved bytes, such as 24GiB."),
         click.option("--alloc-conf", metavar="TEXT", help="PYTORCH_CUDA_ALLOC_CONF of the run."),
-        click.option(
-            "--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Steps before the profiled one."
-        ),
+        _count("--warmup", "warmup", "Steps before the profiled one."),
         _count("--repeats", "repeats", "Steps that are timed."),
     )
 

@@ -1,12 +1,15 @@
 """What an engine brings back from one profiled step, measured or simulated alike."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ligerprof.roles import Phase
 
 Backend = Literal["measured", "simulated"]
+
+# told in a few words what an engine does next
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
