@@ -1,0 +1,58 @@
+# `make step` goes from a fresh clone to a profiled training step; `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+# stamps: written when an installation is through, older than the files that would change it
+RUNTIME := $(VENV)/.installed-runtime
+EVERYTHING := $(VENV)/.installed-everything
+
+STEP_ARGS ?= --model llama3.2-1b --liger flce
+PYTEST_ARGS ?= -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install step test check format clean
+
+help:
+	@echo "make step      profile a training step: ligerprof step $(STEP_ARGS)"
+	@echo "make install   install the package, its extras for tests and TensorBoard, and the linters into $(VENV)"
+	@echo "make test      run the tests that need no GPU"
+	@echo "make check     ruff, formatting and mypy"
+	@echo "make format    let ruff rewrite what it can"
+	@echo "make clean     remove $(VENV) and caches; runs/ stays"
+
+install: $(EVERYTHING)
+
+step: $(RUNTIME)
+	$(BIN)/ligerprof step $(STEP_ARGS)
+
+test: $(EVERYTHING)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(EVERYTHING)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(EVERYTHING)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find ligerprof tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "Error: $(PYTHON) is older than Python 3.10. Name another: make PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable .
+	touch $@
+
+$(EVERYTHING): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[tensorboard,peft,test,dev]'
+	touch $(RUNTIME) $@
