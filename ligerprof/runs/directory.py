@@ -37,11 +37,6 @@ class RunDirectory:
         """The log directory for TensorBoard."""
         return self.path / TENSORBOARD
 
-    @property
-    def report(self) -> Path:
-        """The page a person opens."""
-        return self.path / REPORT
-
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write one of the JSON files, whole or not at all."""
         self.write_bytes(name, (json.dumps(values, indent=2) + "\n").encode())

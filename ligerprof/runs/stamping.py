@@ -39,7 +39,7 @@ class Stamper:
     def attach(self, model: nn.Module) -> None:
         """Hook every module of `model`; their dotted names are the stamps' modules."""
         for name, module in model.named_modules():
-            self._handles.append(module.register_forward_pre_hook(self._before(name)))
+            self._handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._after(name)))
 
     def detach(self) -> None:
@@ -53,8 +53,15 @@ class Stamper:
         self._emit(stamp.to_text())
 
     def _before(self, name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any) -> None:
-            self._stamp(name, recompute=self._phase is Phase.BACKWARD)
+        parent = name.rpartition(".")[0]
+
+        def hook(_module: nn.Module, inputs: Any, named_inputs: Any) -> None:
+            recompute = self._phase is Phase.BACKWARD
+            # what no module claimed so far was made by the one around this
+            if not recompute:
+                for tensor in _tensors((inputs, named_inputs)):
+                    self._label(tensor.grad_fn, parent)
+            self._stamp(name, recompute=recompute)
 
         return hook
 

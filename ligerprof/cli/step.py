@@ -1,0 +1,53 @@
+"""`ligerprof step`: one profiled training step and the run directory it leaves."""
+
+from pathlib import Path
+
+import click
+
+from ligerprof.cli.options import force_option, json_option, recipe_options
+from ligerprof.cli.output import print_json, say
+from ligerprof.errors import MissingDependencyError
+from ligerprof.recipe import TrainingRecipe, require_built
+
+_OUT_OF_MEMORY = 3
+
+
+@click.command(name="step", short_help="Run one profiled training step, on the GPU or simulated.")
+@recipe_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The run directory. Default: the next number under runs/.",
+)
+@force_option
+@json_option
+@click.pass_context
+def command(ctx: click.Context, recipe: TrainingRecipe, output: Path | None, force: bool, as_json: bool) -> None:
+    """Run one profiled training step, on the GPU or simulated.
+
+    Where there is no CUDA device the real model code runs on fake tensors through a model of
+    the caching allocator, and everything says that it is simulated.
+    """
+    require_built(recipe, command="step")
+    from ligerprof.reports.page import render_page
+    from ligerprof.reports.step import render_step
+    from ligerprof.reports.tensorboard import write_scalars
+    from ligerprof.reports.terminal import console
+    from ligerprof.runs.directory import REPORT, create_run_directory
+    from ligerprof.runs.step import run_step
+
+    run = create_run_directory(output, force=force)
+    report = run_step(recipe, run, say)
+    say("writing the report")
+    run.write_bytes(REPORT, render_page(report).encode())
+    try:
+        write_scalars(report)
+    except MissingDependencyError as error:
+        say(f"note: {error}")
+    if as_json:
+        print_json(report.to_json())
+    else:
+        console().print(render_step(report))
+    if report.outcome.oom is not None:
+        ctx.exit(_OUT_OF_MEMORY)

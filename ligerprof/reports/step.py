@@ -1,0 +1,81 @@
+"""What `ligerprof step` prints: who holds the peak, the estimate beside it, and how fast it ran."""
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
+from ligerprof.roles import Role
+from ligerprof.runs.step import StepReport
+from ligerprof.units import format_bytes
+
+
+def render_step(report: StepReport) -> RenderableType:
+    """Lay out one step's report, at most 100 columns wide."""
+    title, *subtitle = heading_lines(report)
+    colour = "yellow" if report.outcome.backend == "simulated" else "green"
+    measured = report.outcome.backend
+    phases = [PhasesColumn(title=measured, phases=report.outcome.phases, peak_bytes=report.outcome.peak_bytes)]
+    roles = [RolesColumn(title=measured, roles=report.peak.roles)]
+    if (estimate := report.estimate) is not None:
+        phases.append(PhasesColumn(title="estimated", phases=estimate.phases, peak_bytes=estimate.peak_bytes))
+        roles.append(RolesColumn(title="estimated", roles=estimate.roles))
+    return Group(
+        Text(title, style="bold"),
+        *(Text(line, style=f"bold {colour}") for line in subtitle),
+        Text(verdict(report)),
+        Text(""),
+        phases_table(phases),
+        roles_table(roles),
+        *(Text(line) for line in closing_lines(report)),
+    )
+
+
+def heading_lines(report: StepReport) -> list[str]:
+    """What ran, and whether it was measured or simulated."""
+    recipe = report.recipe
+    parts = (
+        recipe.spec.name,
+        f"{recipe.batch} x {recipe.seq} tokens",
+        recipe.precision,
+        "checkpointed" if recipe.checkpointing else "not checkpointed",
+        recipe.optimizer,
+        f"kernels {'+'.join(recipe.kernels)} ({recipe.provider})" if recipe.kernels else "no fused kernels",
+    )
+    if report.outcome.backend == "simulated":
+        return [", ".join(parts), f"SIMULATED without a GPU, standing for {report.outcome.gpu}"]
+    return [", ".join(parts), f"measured on {report.outcome.gpu}"]
+
+
+def verdict(report: StepReport) -> str:
+    """The peak in a sentence, or why the step did not fit."""
+    peak, oom = report.peak, report.outcome.oom
+    holders = sorted((role for role in Role if peak.roles[role]), key=lambda role: -peak.roles[role])[:3]
+    shares = ", ".join(
+        f"{role.value} {format_bytes(peak.roles[role])} ({100 * peak.roles[role] / peak.peak_bytes:.0f} %)"
+        for role in holders
+    )
+    if oom is not None:
+        asked = "an allocation" if oom.requested_bytes is None else format_bytes(oom.requested_bytes)
+        return (
+            f"OUT OF MEMORY in {oom.phase.value} of step {oom.step}: {asked} on top of "
+            f"{format_bytes(oom.allocated_bytes)} allocated ({format_bytes(oom.reserved_bytes)} reserved) is over the "
+            f"limit of {format_bytes(oom.limit_bytes)}. Held then: {shares}."
+        )
+    where = f" in {peak.peak_phase.value}" if peak.peak_phase else ""
+    return f"The peak is {format_bytes(report.outcome.peak_bytes)}{where}: {shares}."
+
+
+def closing_lines(report: StepReport) -> list[str]:
+    """Reserved bytes, the first step, speed, notes, and where the run lies."""
+    outcome = report.outcome
+    first = f"peak {format_bytes(outcome.first_step_peak_bytes)}"
+    first_reserved = f"reserved {format_bytes(outcome.first_step_reserved_bytes)}"
+    lines = [f"reserved {format_bytes(outcome.reserved_bytes)}; first step: {first}, {first_reserved}"]
+    if report.step_seconds is not None and report.tokens_per_second is not None:
+        lines.append(
+            f"{report.step_seconds * 1000:.1f} ms a step (median of {len(outcome.step_seconds)}), "
+            f"{report.tokens_per_second:,.0f} tokens/s"
+        )
+    lines += [f"note: {note}" for note in report.notes]
+    lines.append(f"run: {report.run.path}")
+    return lines

@@ -1,0 +1,160 @@
+"""Run one profiled step of a recipe, say who held its peak, and leave a run directory."""
+
+import statistics
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from ligerprof.analyzers.estimate import MemoryEstimate, estimate
+from ligerprof.analyzers.explain import explain
+from ligerprof.analyzers.peak import PeakReport
+from ligerprof.errors import UnknownModelError
+from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.roles import STEP_PHASES
+from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
+from ligerprof.runs.outcome import Backend, Progress, StepOutcome
+from ligerprof.snapshots.reader import Snapshot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """A step's outcome, its peak attributed, and the estimate beside it.
+
+    Attributes:
+        estimate: None where there is no closed form; then a note says why.
+        run: the directory that holds all of it.
+        finished: when, in UTC.
+    """
+
+    recipe: TrainingRecipe
+    outcome: StepOutcome
+    peak: PeakReport
+    estimate: MemoryEstimate | None
+    run: RunDirectory
+    finished: datetime
+    notes: tuple[str, ...]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median of the timed steps; None when simulated or out of memory."""
+        return statistics.median(self.outcome.step_seconds) if self.outcome.step_seconds else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens trained a second, accumulation included."""
+        tokens = self.recipe.tokens * self.recipe.grad_accum
+        return tokens / self.step_seconds if self.step_seconds else None
+
+    @property
+    def error_ratio(self) -> float | None:
+        """How far the estimate is off: estimate / peak - 1."""
+        if self.estimate is None or self.outcome.oom is not None:
+            return None
+        return self.estimate.peak_bytes / self.outcome.peak_bytes - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `ligerprof step --json` and of result.json."""
+        outcome = self.outcome
+        return {
+            "schema": 1,
+            "kind": "step",
+            "backend": outcome.backend,
+            "gpu": outcome.gpu,
+            "peak_bytes": outcome.peak_bytes,
+            "peak_phase": self.peak.peak_phase.value if self.peak.peak_phase else None,
+            "reserved_bytes": outcome.reserved_bytes,
+            "first_step_peak_bytes": outcome.first_step_peak_bytes,
+            "first_step_reserved_bytes": outcome.first_step_reserved_bytes,
+            "phases": {phase.value: outcome.phases.get(phase, 0) for phase in STEP_PHASES},
+            "after_phase": {phase.value: outcome.after_phase.get(phase, 0) for phase in STEP_PHASES},
+            "roles": self.peak.roles.to_json(),
+            "step_seconds": self.step_seconds,
+            "step_seconds_all": list(outcome.step_seconds),
+            "tokens_per_second": self.tokens_per_second,
+            "oom": _oom_json(outcome),
+            "estimate": self.estimate.to_json() if self.estimate else None,
+            "error_ratio": self.error_ratio,
+            "run": str(self.run.path),
+            "recipe": self.recipe.to_json(),
+            "versions": dict(outcome.versions),
+            "finished": self.finished.isoformat(timespec="seconds"),
+            "notes": list(self.notes),
+        }
+
+
+def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress) -> StepReport:
+    """Run the step where the recipe says, attribute its peak and write the run directory.
+
+    Args:
+        recipe: `device` auto takes a CUDA device where there is one, else the simulator.
+        run: an existing directory.
+        progress: is told in a few words what runs next.
+
+    Raises:
+        NotBuiltError: the recipe asks for something this version cannot run.
+        KernelUnavailableError: a kernel it asks for cannot run here.
+        MissingDependencyError: no CUDA device, or a package is missing.
+    """
+    require_built(recipe, command="step")
+    run.write_json(RECIPE, recipe.to_json())
+    outcome = _outcome(recipe, run, progress)
+    progress("attributing the peak")
+    report = _report(recipe, outcome, run)
+    run.write_snapshot(outcome.snapshot)
+    run.write_json(RESULT, report.to_json())
+    return report
+
+
+def choose_backend(recipe: TrainingRecipe) -> Backend:
+    """Where `device` puts the step: auto takes a CUDA device where there is one."""
+    if recipe.device == "auto":
+        import torch
+
+        return "measured" if torch.cuda.is_available() else "simulated"
+    return "measured" if recipe.device == "cuda" else "simulated"
+
+
+def _outcome(recipe: TrainingRecipe, run: RunDirectory, progress: Progress) -> StepOutcome:
+    if choose_backend(recipe) == "measured":
+        from ligerprof.runs.measured import measure_step
+
+        return measure_step(recipe, trace_directory=run.tensorboard, progress=progress)
+    from ligerprof.runs.simulated import simulate_step
+
+    return simulate_step(recipe, progress=progress)
+
+
+def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> StepReport:
+    peak = explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
+    notes = [*outcome.notes, *peak.notes]
+    if outcome.oom is None and peak.peak_bytes != outcome.peak_bytes:
+        difference_bytes = peak.peak_bytes - outcome.peak_bytes
+        notes.append(f"the roles add up to the snapshot's peak, {difference_bytes:+d} bytes off the counters' peak")
+    estimated: MemoryEstimate | None = None
+    try:
+        estimated = estimate(recipe)
+    except UnknownModelError as error:
+        notes.append(f"no estimate: {error}")
+    return StepReport(
+        recipe=recipe,
+        outcome=outcome,
+        peak=peak,
+        estimate=estimated,
+        run=run,
+        finished=datetime.now(timezone.utc),
+        notes=tuple(notes),
+    )
+
+
+def _oom_json(outcome: StepOutcome) -> dict[str, Any] | None:
+    oom = outcome.oom
+    if oom is None:
+        return None
+    return {
+        "requested_bytes": oom.requested_bytes,
+        "allocated_bytes": oom.allocated_bytes,
+        "reserved_bytes": oom.reserved_bytes,
+        "limit_bytes": oom.limit_bytes,
+        "phase": oom.phase.value,
+        "step": oom.step,
+    }
