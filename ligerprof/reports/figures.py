@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-STYLE: dict[str, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#d9d9d9",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    # text stays text: small files, and words that can be searched
-    "svg.fonttype": "none",
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 
 ROLE_COLORS: dict[Role, str] = {
     Role.PARAMETERS: "#1b4f72",
@@ -60,7 +49,7 @@ def draw_roles(columns: Sequence[RolesColumn]) -> "Figure":
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(STYLE):
+    with rc_context(fname=STYLE):
         figure = Figure(figsize=(8.0, 1.6 + 0.45 * len(columns)))
         axes = figure.add_subplot()
         _stack_bars(axes, columns)
@@ -92,7 +81,7 @@ def draw_timeline(replay: Replay) -> "Figure":
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(STYLE):
+    with rc_context(fname=STYLE):
         figure = Figure(figsize=(8.0, 3.2))
         axes = figure.add_subplot()
         _shade_phases(axes, replay)
@@ -128,6 +117,6 @@ def _shade_phases(axes: "Axes", replay: Replay) -> None:
         phase = stamp.phase if stamp is not None else None
         if phase is running and event < replay.last_moment:
             continue
-        if running in _PHASE_SHADES and event > start:
+        if running is not None and running in _PHASE_SHADES and event > start:
             axes.axvspan(start, event, color=_PHASE_SHADES[running], zorder=0, linewidth=0)
         start, running = event, phase
