@@ -1,0 +1,5 @@
+"""`python -m ligerprof` is `ligerprof`."""
+
+from ligerprof.cli.main import main
+
+main(prog_name="ligerprof")
