@@ -1,14 +1,19 @@
 """What a GPU is for the purposes of memory: capacity, multiprocessors, library workspaces."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ligerprof.errors import RecipeError
-from ligerprof.units import GIB, MIB
+from ligerprof.units import MIB
 
 # torch's parseChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp):
 # ":4096:2:16:8" before Hopper, ":32768:1" in KiB from compute capability 9.0 on
 _CUBLAS_BEFORE_HOPPER_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
 _CUBLAS_HOPPER_BYTES = 32 * MIB
+# the same function on ROCm, for gfx94x
+_HIPBLAS_GFX94_BYTES = 128 * MIB
+
+Vendor = Literal["nvidia", "amd"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,11 +21,14 @@ class GpuSpec:
     """One GPU model.
 
     Attributes:
-        memory_bytes: what torch reports as `total_memory`.
+        title: what torch reports as the device's name.
+        memory_bytes: what torch reports as `total_memory`; of several reports, the smallest.
         context_bytes: what the CUDA context and loaded kernels take before torch allocates.
-        sm_count: streaming multiprocessors; reductions size their workspaces by it.
+        sm_count: multiprocessors (AMD: compute units); reductions size their workspaces by it.
         compute_capability: (major, minor); attention backends are chosen by it.
-        measured: False where no one measured this GPU and the figures come from data sheets.
+        max_threads_per_sm: threads that one multiprocessor keeps in flight.
+        measured: whether the figures were read off the GPU by this project; the others are from
+            data sheets and from what torch printed in public reports.
     """
 
     name: str
@@ -30,11 +38,14 @@ class GpuSpec:
     sm_count: int
     compute_capability: tuple[int, int]
     max_threads_per_sm: int
+    vendor: Vendor = "nvidia"
     measured: bool = False
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """Bytes torch gives cuBLAS for each handle and stream."""
+        """Bytes torch gives cuBLAS, or hipBLAS, for each handle and stream."""
+        if self.vendor == "amd":
+            return _HIPBLAS_GFX94_BYTES
         return _CUBLAS_HOPPER_BYTES if self.compute_capability >= (9, 0) else _CUBLAS_BEFORE_HOPPER_BYTES
 
     @property
@@ -43,16 +54,22 @@ class GpuSpec:
         return self.memory_bytes - self.context_bytes
 
 
-def _gpu(name: str, title: str, memory_gib: float, sm_count: int, capability: tuple[int, int]) -> GpuSpec:
-    threads = 2048 if capability in ((8, 0), (9, 0)) else 1024 if capability == (7, 5) else 1536
+# CUDA C++ programming guide, "technical specifications per compute capability"; 2048 where not named
+_MAX_THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536}
+
+
+def _gpu(
+    name: str, title: str, memory_mib: int, sm_count: int, capability: tuple[int, int], vendor: Vendor = "nvidia"
+) -> GpuSpec:
     return GpuSpec(
         name=name,
         title=title,
-        memory_bytes=int(memory_gib * GIB),
+        memory_bytes=memory_mib * MIB,
         context_bytes=512 * MIB,
         sm_count=sm_count,
         compute_capability=capability,
-        max_threads_per_sm=threads,
+        max_threads_per_sm=_MAX_THREADS_PER_SM.get(capability, 2048),
+        vendor=vendor,
         measured=name == "h200",
     )
 
@@ -60,14 +77,16 @@ def _gpu(name: str, title: str, memory_gib: float, sm_count: int, capability: tu
 GPUS: dict[str, GpuSpec] = {
     gpu.name: gpu
     for gpu in (
-        _gpu("h200", "NVIDIA H200", 139.80, 132, (9, 0)),
-        _gpu("h100", "NVIDIA H100 80GB", 79.18, 132, (9, 0)),
-        _gpu("a100-80g", "NVIDIA A100 80GB", 79.25, 108, (8, 0)),
-        _gpu("a100-40g", "NVIDIA A100 40GB", 39.49, 108, (8, 0)),
-        _gpu("l40s", "NVIDIA L40S", 44.40, 142, (8, 9)),
-        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 23.52, 128, (8, 9)),
-        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 23.57, 82, (8, 6)),
-        _gpu("t4", "NVIDIA T4", 14.56, 40, (7, 5)),
+        _gpu("h200", "NVIDIA H200", 143156, 132, (9, 0)),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", 81082, 132, (9, 0)),
+        _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 81049, 108, (8, 0)),
+        _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 40339, 108, (8, 0)),
+        _gpu("l40s", "NVIDIA L40S", 45466, 142, (8, 9)),
+        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24084, 128, (8, 9)),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24136, 82, (8, 6)),
+        _gpu("t4", "Tesla T4", 14913, 40, (7, 5)),
+        # gfx942 is (9, 4) to torch; an SM is a compute unit here
+        _gpu("mi300x", "AMD Instinct MI300X", 196292, 304, (9, 4), "amd"),
     )
 }
 

@@ -1,0 +1,22 @@
+"""`ligerprof env`: versions, GPUs and what is missing."""
+
+import click
+
+from ligerprof.cli.options import json_option
+from ligerprof.cli.output import print_json
+from ligerprof.reports.env import environment_json, read_environment, render_environment
+from ligerprof.reports.terminal import console
+
+
+@click.command()
+@json_option
+def command(as_json: bool) -> None:
+    """Show versions, GPUs and what is missing.
+
+    A report of a bug is the better for this command's output.
+    """
+    environment = read_environment()
+    if as_json:
+        print_json(environment_json(environment))
+    else:
+        console().print(render_environment(environment))

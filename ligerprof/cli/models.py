@@ -1,0 +1,23 @@
+"""`ligerprof models`: the models known by name."""
+
+import click
+
+from ligerprof.cli.options import json_option
+from ligerprof.cli.output import print_json
+from ligerprof.models import CONFIGS, load_model
+from ligerprof.reports.models import models_json, models_table
+from ligerprof.reports.terminal import console
+
+
+@click.command()
+@json_option
+def command(as_json: bool) -> None:
+    """List the models known by name.
+
+    Wherever a name is taken, the path of a config.json or of a model folder is taken too.
+    """
+    specs = [load_model(name) for name in CONFIGS]
+    if as_json:
+        print_json(models_json(specs))
+    else:
+        console().print(models_table(specs))

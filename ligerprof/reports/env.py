@@ -1,0 +1,267 @@
+"""What there is to work with: versions of packages against their ranges, GPUs here, GPUs known."""
+
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Literal
+
+from ligerprof import __version__
+from ligerprof.gpus import GPUS, GpuSpec
+from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+    from rich.console import RenderableType
+    from rich.table import Table
+
+PackageStatus = Literal["ok", "missing", "out of range"]
+_STYLES: dict[PackageStatus, str] = {"ok": "green", "missing": "yellow", "out of range": "red"}
+# what only those need who work on ligerprof itself
+_DEVELOPMENT_EXTRAS = ("test", "dev")
+_EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackageState:
+    """One package that ligerprof can use.
+
+    Attributes:
+        installed: the version that is here, None where it is missing.
+        wanted: the versions that ought to work, such as `>=2.11`.
+        extra: the extra of ligerprof that brings it, None where every installation has it.
+    """
+
+    name: str
+    installed: str | None
+    wanted: str
+    extra: str | None
+    status: PackageStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuHere:
+    """One CUDA device that torch sees.
+
+    Attributes:
+        memory_bytes: torch's `total_memory`.
+        known_as: its name in the table of GPUs, None where it is not in there.
+    """
+
+    index: int
+    title: str
+    memory_bytes: int
+    sm_count: int
+    compute_capability: tuple[int, int]
+    known_as: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """Everything `ligerprof env` prints.
+
+    Attributes:
+        packages: in the order of pyproject.toml; empty where ligerprof runs uninstalled.
+        cuda: the CUDA version torch was built for, None without one.
+        no_gpu_reason: why no GPU is seen, None where one is.
+    """
+
+    python: str
+    system: str
+    packages: tuple[PackageState, ...]
+    cuda: str | None
+    gpus: tuple[GpuHere, ...]
+    no_gpu_reason: str | None
+
+
+def read_environment() -> Environment:
+    """Look at what is installed and, where torch is, at the GPUs."""
+    cuda, gpus, reason = _read_gpus()
+    return Environment(
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        packages=tuple(_read_packages()),
+        cuda=cuda,
+        gpus=gpus,
+        no_gpu_reason=reason,
+    )
+
+
+def _read_packages() -> Iterator[PackageState]:
+    from packaging.requirements import Requirement
+
+    try:
+        lines = metadata.requires("ligerprof") or []
+    except metadata.PackageNotFoundError:
+        return
+    for line in lines:
+        requirement = Requirement(line)
+        match = _EXTRA.search(str(requirement.marker or ""))
+        extra = match.group(1) if match else None
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra or ""})
+        if applies and extra not in _DEVELOPMENT_EXTRAS:
+            yield _package_state(requirement, extra)
+
+
+def _package_state(requirement: "Requirement", extra: str | None) -> PackageState:
+    installed = _installed_version(requirement.name)
+    status: PackageStatus = "missing"
+    if installed is not None:
+        status = "ok" if requirement.specifier.contains(installed, prereleases=True) else "out of range"
+    return PackageState(
+        name=requirement.name, installed=installed, wanted=str(requirement.specifier), extra=extra, status=status
+    )
+
+
+def _installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read_gpus() -> tuple[str | None, tuple[GpuHere, ...], str | None]:
+    try:
+        import torch
+    # a torch whose libraries do not load raises OSError
+    except (ImportError, OSError) as error:
+        return None, (), f"torch cannot be imported: {error}"
+    cuda = torch.version.cuda
+    if cuda is None:
+        return None, (), f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return cuda, (), "torch finds no CUDA device or driver"
+    return cuda, tuple(_gpu_here(index) for index in range(torch.cuda.device_count())), None
+
+
+def _gpu_here(index: int) -> GpuHere:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    return GpuHere(
+        index=index,
+        title=properties.name,
+        memory_bytes=properties.total_memory,
+        sm_count=properties.multi_processor_count,
+        compute_capability=(properties.major, properties.minor),
+        known_as=next((gpu.name for gpu in GPUS.values() if gpu.title == properties.name), None),
+    )
+
+
+def environment_json(environment: Environment) -> dict[str, Any]:
+    """The object of `ligerprof env --json`."""
+    return {
+        "schema": 1,
+        "kind": "env",
+        "ligerprof": __version__,
+        "python": environment.python,
+        "system": environment.system,
+        "cuda": environment.cuda,
+        "packages": [
+            {
+                "name": package.name,
+                "installed": package.installed,
+                "wanted": package.wanted,
+                "extra": package.extra,
+                "status": package.status,
+            }
+            for package in environment.packages
+        ],
+        "gpus": [
+            {
+                "index": gpu.index,
+                "title": gpu.title,
+                "memory_bytes": gpu.memory_bytes,
+                "sm_count": gpu.sm_count,
+                "compute_capability": list(gpu.compute_capability),
+                "known_as": gpu.known_as,
+            }
+            for gpu in environment.gpus
+        ],
+        "no_gpu_reason": environment.no_gpu_reason,
+        "known_gpus": [_known_gpu_json(gpu) for gpu in GPUS.values()],
+    }
+
+
+def _known_gpu_json(gpu: GpuSpec) -> dict[str, Any]:
+    return {
+        "name": gpu.name,
+        "title": gpu.title,
+        "memory_bytes": gpu.memory_bytes,
+        "context_bytes": gpu.context_bytes,
+        "sm_count": gpu.sm_count,
+        "compute_capability": list(gpu.compute_capability),
+        "cublas_workspace_bytes": gpu.cublas_workspace_bytes,
+        "measured": gpu.measured,
+    }
+
+
+def render_environment(environment: Environment) -> "RenderableType":
+    """Lay it out for a terminal, at most 100 columns wide."""
+    from rich.console import Group
+    from rich.text import Text
+
+    heading = f"ligerprof {__version__}, Python {environment.python}, {environment.system}"
+    return Group(
+        Text(heading, style="bold"),
+        *_packages_part(environment),
+        Text("GPUs here", style="bold"),
+        *_gpu_lines(environment),
+        Text("\nGPUs known, for --gpu", style="bold"),
+        _known_gpus_table(),
+    )
+
+
+def _packages_part(environment: Environment) -> "Iterator[RenderableType]":
+    from rich.text import Text
+
+    if not environment.packages:
+        yield Text("\nRun from a source tree that is not installed: its requirements are not known here.\n")
+        return
+    table = _empty_table("package", "installed", "wanted", "extra", "state")
+    for package in environment.packages:
+        state = Text(package.status, style=_STYLES[package.status])
+        table.add_row(package.name, package.installed or "-", package.wanted, package.extra or "-", state)
+    yield table
+    extras = dict.fromkeys(package.extra for package in environment.packages if package.status == "missing")
+    names = ",".join(extra for extra in extras if extra is not None)
+    if names:
+        yield Text(f"To get what is missing, in the clone: pip install -c constraints.txt -e '.[{names}]'\n")
+
+
+def _gpu_lines(environment: Environment) -> "Iterator[RenderableType]":
+    from rich.text import Text
+
+    for gpu in environment.gpus:
+        known = f"--gpu {gpu.known_as}" if gpu.known_as else "not in the table below"
+        capability = ".".join(map(str, gpu.compute_capability))
+        memory = format_bytes(gpu.memory_bytes)
+        yield Text(f" {gpu.index}: {gpu.title}, {memory}, {gpu.sm_count} SMs, capability {capability}; {known}")
+    if environment.no_gpu_reason is not None:
+        yield Text(f" none: {environment.no_gpu_reason}. Steps are simulated.")
+
+
+def _known_gpus_table() -> "Table":
+    table = _empty_table("name", "GPU", "memory", "SMs", "capability", "cuBLAS workspace", "figures")
+    for gpu in GPUS.values():
+        table.add_row(
+            gpu.name,
+            gpu.title,
+            format_bytes(gpu.memory_bytes),
+            str(gpu.sm_count),
+            ".".join(map(str, gpu.compute_capability)),
+            format_bytes(gpu.cublas_workspace_bytes),
+            "measured" if gpu.measured else "as published",
+        )
+    return table
+
+
+def _empty_table(*headings: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table

@@ -1,0 +1,60 @@
+"""How the models known by name are listed: one row a model, or one object in JSON."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ligerprof.models import ModelSpec
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def models_json(specs: Sequence[ModelSpec]) -> dict[str, Any]:
+    """The object of `ligerprof models --json`; `parameters` counts elements, tied ones once."""
+    return {"schema": 1, "kind": "models", "models": [_model_json(spec) for spec in specs]}
+
+
+def models_table(specs: Sequence[ModelSpec]) -> "Table":
+    """One row a model, at most 100 columns wide."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    table.add_column("architecture", no_wrap=True)
+    for heading in ("parameters", "layers", "hidden", "heads/kv", "vocab"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("tied", no_wrap=True)
+    for spec in specs:
+        table.add_row(*_cells(spec))
+    return table
+
+
+def _model_json(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "architecture": spec.model_type,
+        "parameters": spec.parameter_count,
+        "layers": spec.layers,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "heads": spec.heads,
+        "kv_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab_size": spec.vocab_size,
+        "max_positions": spec.max_positions,
+        "tied_embeddings": spec.tied_embeddings,
+    }
+
+
+def _cells(spec: ModelSpec) -> tuple[str, ...]:
+    return (
+        spec.name,
+        spec.model_type,
+        f"{spec.parameter_count:,}",
+        str(spec.layers),
+        str(spec.hidden_size),
+        f"{spec.heads}/{spec.kv_heads}",
+        str(spec.vocab_size),
+        "yes" if spec.tied_embeddings else "no",
+    )
