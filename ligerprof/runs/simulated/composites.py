@@ -1,0 +1,52 @@
+"""Send composite operators of fake CPU tensors the way CUDA tensors go.
+
+Composite operators ask for the device of their inputs and then take other roads. Each function below is registered for
+fake tensors' dispatch key while a simulation runs, and calls what CUDA would call.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+_KEY = "AutogradCPU"
+
+
+def _softmax(source: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """One fused kernel reads 16 bits and writes 32 (aten/src/ATen/native/SoftMax.cpp, softmax)."""
+    if dtype is None or dtype == source.dtype:
+        return cast(Tensor, aten._softmax.default(source, dim, half_to_float=False))
+    if source.element_size() == 2 and dtype == torch.float32:
+        return cast(Tensor, aten._softmax.default(source, dim, half_to_float=True))
+    return cast(Tensor, aten._softmax.default(source.to(dtype), dim, half_to_float=False))
+
+
+def _log_softmax(source: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """As softmax (aten/src/ATen/native/SoftMax.cpp, log_softmax)."""
+    if dtype is None or dtype == source.dtype:
+        return cast(Tensor, aten._log_softmax.default(source, dim, half_to_float=False))
+    if source.element_size() == 2 and dtype == torch.float32:
+        return cast(Tensor, aten._log_softmax.default(source, dim, half_to_float=True))
+    return cast(Tensor, aten._log_softmax.default(source.to(dtype), dim, half_to_float=False))
+
+
+def _dropout(source: Tensor, probability: float, train: bool) -> Tensor:
+    """A fused kernel that keeps a mask of bools (aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable)."""
+    if not train or probability == 0.0 or source.numel() == 0:
+        return source
+    if probability == 1.0:
+        return source * torch.zeros((), dtype=source.dtype, device=source.device)
+    return cast(Tensor, aten.native_dropout.default(source, probability, train)[0])
+
+
+def register(library: torch.library.Library, attention: Any) -> None:
+    """Register all of them, and `attention` for scaled_dot_product_attention, until the library is destroyed."""
+    for name, function in (
+        ("softmax.int", _softmax),
+        ("log_softmax.int", _log_softmax),
+        ("dropout", _dropout),
+        ("scaled_dot_product_attention", attention),
+    ):
+        library.impl(name, function, _KEY)  # type: ignore[no-untyped-call]

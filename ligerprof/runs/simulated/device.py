@@ -1,0 +1,122 @@
+"""The GPU that the simulator pretends to have: its allocator, its events, and where each came from."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ligerprof.gpus import GpuSpec
+from ligerprof.snapshots.allocator import Block, CachingAllocator
+from ligerprof.snapshots.allocator_settings import AllocatorSettings
+from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot
+
+# the engine's caller: what stands below it in a backward stack belongs to another thread on a GPU
+_ENGINE_FRAME = "_engine_run_backward"
+# what stands between an operator and the recorder, and is not there on a GPU
+_OWN_FILES = ("/ligerprof/runs/simulated/", "/torch/_ops.py", "/torch/_compile.py", "/torch/_dynamo/")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceLimits:
+    """What the allocator may reserve.
+
+    Attributes:
+        capacity_bytes: what the GPU has beside its CUDA context.
+        limit_bytes: the limit that was set on top, or None.
+    """
+
+    capacity_bytes: int
+    limit_bytes: int | None
+
+
+class SimulatedDevice:
+    """Blocks for whoever asks, and a record of it.
+
+    Args:
+        gpu: the GPU that it stands for.
+        limits: what may be reserved.
+        settings: PYTORCH_CUDA_ALLOC_CONF.
+        record: whether to keep events and Python frames for a snapshot.
+    """
+
+    def __init__(self, gpu: GpuSpec, limits: DeviceLimits, settings: AllocatorSettings, *, record: bool) -> None:
+        self.gpu = gpu
+        self._settings = settings
+        self._record = record
+        self._events: list[TraceEvent] = []
+        self._tracebacks: list[tuple[EventContext, Any]] = []
+        self._stamp = EventContext("")
+        self._blas_threads: set[bool] = set()
+        self.allocator = CachingAllocator(
+            settings=settings,
+            capacity_bytes=limits.capacity_bytes,
+            limit_bytes=limits.limit_bytes,
+            observe=self._keep if record else None,
+        )
+
+    def stamp(self, text: str) -> None:
+        """Stamp the events that follow."""
+        self._stamp = EventContext(text)
+
+    def allocate(self, size_bytes: int) -> Block:
+        """Hand out a block, remembering who asked."""
+        return self.allocator.malloc(size_bytes, self._context() if self._record else None)
+
+    def release(self, block: Block) -> None:
+        """Take a block back."""
+        self.allocator.free(block, self._stamp)
+
+    def touch(self, *sizes_bytes: int) -> None:
+        """Hold blocks of these sizes together for a moment; sizes of 0 are skipped."""
+        with self.held(*sizes_bytes):
+            pass
+
+    @contextmanager
+    def held(self, *sizes_bytes: int) -> Iterator[None]:
+        """Hold blocks of these sizes; they are released in reverse order, as C++ destroys locals."""
+        blocks = [self.allocate(size) for size in sizes_bytes if size > 0]
+        try:
+            yield
+        finally:
+            for block in reversed(blocks):
+                self.release(block)
+
+    def ensure_blas_workspace(self, *, in_backward: bool) -> None:
+        """Take the cuBLAS workspace of the forward or the backward thread, if that has none yet."""
+        if in_backward not in self._blas_threads:
+            self._blas_threads.add(in_backward)
+            self.allocate(self.gpu.cublas_workspace_bytes)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything recorded so far as torch's snapshot dict."""
+        tracebacks = [traceback for _, traceback in self._tracebacks]
+        # torch._C._profiler is what torch.cuda.memory itself resolves Python frames with
+        stacks = torch._C._profiler.symbolize_tracebacks(tracebacks) if tracebacks else []
+        for (context, _), stack in zip(self._tracebacks, stacks, strict=True):
+            context.frames = _device_thread_frames(stack)
+        self._tracebacks.clear()
+        return build_snapshot(self.allocator, self._events, self._settings)
+
+    def _keep(self, action: str, address: int, size_bytes: int, context: object) -> None:
+        kept = context if isinstance(context, EventContext) else self._stamp
+        self._events.append(TraceEvent(action, address, size_bytes, kept))
+
+    def _context(self) -> EventContext:
+        context = EventContext(self._stamp.stamp)
+        self._tracebacks.append((context, torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)))
+        return context
+
+
+def _device_thread_frames(stack: Sequence[Frame]) -> list[Frame]:
+    """Drop the simulator's own frames, and what a GPU's autograd thread would not show."""
+    first = 0
+    while first < len(stack) and any(part in stack[first]["filename"] for part in _OWN_FILES):
+        first += 1
+    frames = []
+    for frame in stack[first:]:
+        if frame["name"] == _ENGINE_FRAME:
+            break
+        frames.append(frame)
+    return frames

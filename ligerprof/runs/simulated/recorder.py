@@ -1,0 +1,112 @@
+"""Turn the birth and death of every fake tensor's storage into blocks of the simulated device."""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ligerprof.runs.simulated.device import SimulatedDevice
+from ligerprof.runs.simulated.internals import INTERNALS, Call
+from ligerprof.snapshots.allocator import Block
+
+aten = torch.ops.aten
+
+# torch.tensor(...) makes its value on the host; what the model needs on the GPU is copied there by `to`
+_ON_HOST = aten.lift_fresh.default
+_ITEM = aten._local_scalar_dense.default
+
+# references to a storage that only an input buffer of autograd holds: the buffer's and this call's
+_BUFFER_REFERENCES = 2
+
+
+class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered over a FakeTensorMode: gives each new storage a block, and takes it back with the storage."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self._truth = False
+        self._held: dict[int, tuple[Block, weakref.ref[Any]]] = {}
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = Call(self._device, func, args, kwargs or {}, self._track)
+        internal = INTERNALS.get(func)
+        if internal is not None:
+            return internal(call)
+        if func is _ITEM:
+            return self._answer(args[0].dtype)
+        if func is aten.add.Tensor and (buffer := _accumulation_buffer(args)) is not None:
+            result = call.run_untracked()
+            self._hand_over(buffer, result)
+            return result
+        return call.run_untracked() if func is _ON_HOST or func.is_view else call.run()
+
+    @contextmanager
+    def answering(self, *, truth: bool) -> Iterator[None]:
+        """Answer `truth` where code asks a fake bool for its value."""
+        before, self._truth = self._truth, truth
+        try:
+            yield
+        finally:
+            self._truth = before
+
+    def _answer(self, dtype: torch.dtype) -> float:
+        """Stand in for a value that fake tensors do not have: masks are not full, and numbers are 1."""
+        return self._truth if dtype == torch.bool else 1
+
+    def _track(self, value: Any) -> None:
+        for tensor in _tensors(value):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            size = storage.nbytes()
+            if size and key not in self._held:
+                self._watch(storage, self._device.allocate(size))
+
+    def _watch(self, storage: torch.UntypedStorage, block: Block) -> None:
+        key = storage._cdata
+        self._held[key] = (block, weakref.ref(storage, self._reaper(key)))
+
+    def _reaper(self, key: int) -> Callable[[Any], None]:
+        def reap(_reference: Any) -> None:
+            block, _ = self._held.pop(key)
+            self._device.release(block)
+
+        return reap
+
+    def _hand_over(self, old: Tensor, new: Tensor) -> None:
+        block, _ = self._held.pop(old.untyped_storage()._cdata)
+        self._watch(new.untyped_storage(), block)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _accumulation_buffer(args: Sequence[Any]) -> Tensor | None:
+    """The left side of an addition that autograd's engine makes in place on a GPU, or None.
+
+    torch/csrc/autograd/input_buffer.cpp, `accumulate`: where the buffer alone holds a dense tensor and its storage, the
+    next gradient is added to it in place. Fake tensors are subclasses, for which it never does that.
+    """
+    left, right = args
+    if not isinstance(right, Tensor) or left.shape != right.shape or left.dtype != right.dtype:
+        return None
+    if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or left._is_view():
+        return None
+    if torch._C._storage_Use_Count(left.untyped_storage()._cdata) != _BUFFER_REFERENCES:
+        return None
+    # no Python between the engine and this mode: not a checkpointed layer's own addition
+    caller = sys._getframe(_FRAMES_TO_CALLER)
+    return left if caller.f_code.co_name == "_engine_run_backward" else None
+
+
+_FRAMES_TO_CALLER = 2

@@ -1,0 +1,102 @@
+"""Write events of a simulated allocator as the snapshot that torch.cuda.memory._snapshot() would return."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ligerprof.snapshots.allocator import Block, CachingAllocator
+from ligerprof.snapshots.allocator_settings import AllocatorSettings
+
+Frame = dict[str, Any]
+
+# events are a microsecond apart: a simulation has an order and no clock
+_FIRST_MICROSECOND = 1_000_000
+
+
+@dataclass(eq=False, slots=True)
+class EventContext:
+    """Where an event came from.
+
+    Attributes:
+        stamp: becomes `user_metadata`.
+        frames: Python frames, the innermost first, each with name, filename and line; whoever
+            gathers them may fill them in after the event.
+    """
+
+    stamp: str
+    frames: Sequence[Frame] = ()
+
+
+class TraceEvent(NamedTuple):
+    """One event of the allocator, in torch's words."""
+
+    action: str
+    address: int
+    size_bytes: int
+    context: EventContext
+
+
+def build_snapshot(
+    allocator: CachingAllocator, events: Iterable[TraceEvent], settings: AllocatorSettings
+) -> dict[str, Any]:
+    """Make the snapshot of one device, plain dicts and lists all through.
+
+    Args:
+        allocator: the state after the last event; the contexts of its blocks are EventContexts or None.
+        events: from an empty device on.
+        settings: of the allocator.
+    """
+    return {
+        "segments": [_segment(blocks) for blocks in allocator.segments()],
+        "device_traces": [[_trace_entry(index, event) for index, event in enumerate(events)]],
+        "allocator_settings": settings.to_snapshot(),
+        "external_annotations": [],
+    }
+
+
+def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
+    return {
+        "action": event.action,
+        # torch says how much the device has left where there is no address
+        ("device_free" if event.action == "oom" else "addr"): event.address,
+        "size": event.size_bytes,
+        "stream": 0,
+        "time_us": _FIRST_MICROSECOND + index,
+        "compile_context": "N/A",
+        "user_metadata": event.context.stamp,
+        "frames": event.context.frames,
+    }
+
+
+def _segment(blocks: Sequence[Block]) -> dict[str, Any]:
+    head = blocks[0]
+    held = [block for block in blocks if block.allocated]
+    held_bytes = sum(block.size_bytes for block in held)
+    return {
+        "device": 0,
+        "address": head.address,
+        "total_size": sum(block.size_bytes for block in blocks),
+        "allocated_size": held_bytes,
+        "active_size": held_bytes,
+        "requested_size": sum(block.requested_bytes for block in held),
+        "stream": 0,
+        "segment_type": "small" if head.pool.small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "blocks": [_block(block) for block in blocks],
+        "frames": _frames(head.segment_context),
+    }
+
+
+def _block(block: Block) -> dict[str, Any]:
+    return {
+        "address": block.address,
+        "size": block.size_bytes,
+        "requested_size": block.requested_bytes,
+        "state": "active_allocated" if block.allocated else "inactive",
+        "frames": _frames(block.context) if block.allocated else [],
+    }
+
+
+def _frames(context: object) -> Sequence[Frame]:
+    return context.frames if isinstance(context, EventContext) else []
