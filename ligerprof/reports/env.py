@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ligerprof import __version__
 from ligerprof.gpus import GPUS, GpuSpec
+from ligerprof.reports.listing import listing_table
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ def render_environment(environment: Environment) -> "RenderableType":
         *_gpu_lines(environment),
         Text("\nGPUs known, for --gpu", style="bold"),
         _known_gpus_table(),
+        Text("Figures that are not measured come from data sheets and from what torch was reported to print."),
     )
 
 
@@ -219,7 +221,7 @@ def _packages_part(environment: Environment) -> "Iterator[RenderableType]":
     if not environment.packages:
         yield Text("\nRun from a source tree that is not installed: its requirements are not known here.\n")
         return
-    table = _empty_table("package", "installed", "wanted", "extra", "state")
+    table = listing_table("package", "installed", "wanted", "extra", "state")
     for package in environment.packages:
         state = Text(package.status, style=_STYLES[package.status])
         table.add_row(package.name, package.installed or "-", package.wanted, package.extra or "-", state)
@@ -227,7 +229,7 @@ def _packages_part(environment: Environment) -> "Iterator[RenderableType]":
     extras = dict.fromkeys(package.extra for package in environment.packages if package.status == "missing")
     names = ",".join(extra for extra in extras if extra is not None)
     if names:
-        yield Text(f"To get what is missing, in the clone: pip install -c constraints.txt -e '.[{names}]'\n")
+        yield Text(f"What is missing comes with: pip install -c constraints.txt -e '.[{names}]'\n")
 
 
 def _gpu_lines(environment: Environment) -> "Iterator[RenderableType]":
@@ -243,7 +245,9 @@ def _gpu_lines(environment: Environment) -> "Iterator[RenderableType]":
 
 
 def _known_gpus_table() -> "Table":
-    table = _empty_table("name", "GPU", "memory", "SMs", "capability", "cuBLAS workspace", "figures")
+    table = listing_table(
+        "name", "GPU", "memory", "SMs", "capability", "BLAS workspace", "measured", right=("memory", "SMs")
+    )
     for gpu in GPUS.values():
         table.add_row(
             gpu.name,
@@ -252,16 +256,6 @@ def _known_gpus_table() -> "Table":
             str(gpu.sm_count),
             ".".join(map(str, gpu.compute_capability)),
             format_bytes(gpu.cublas_workspace_bytes),
-            "measured" if gpu.measured else "as published",
+            "yes" if gpu.measured else "no",
         )
-    return table
-
-
-def _empty_table(*headings: str) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
     return table

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.models import ModelSpec
+from ligerprof.reports.listing import listing_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,15 +17,8 @@ def models_json(specs: Sequence[ModelSpec]) -> dict[str, Any]:
 
 def models_table(specs: Sequence[ModelSpec]) -> "Table":
     """One row a model, at most 100 columns wide."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model", no_wrap=True)
-    table.add_column("architecture", no_wrap=True)
-    for heading in ("parameters", "layers", "hidden", "heads/kv", "vocab"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("tied", no_wrap=True)
+    figures = ("parameters", "layers", "hidden", "heads/kv", "vocab")
+    table = listing_table("model", "architecture", *figures, "tied", right=figures)
     for spec in specs:
         table.add_row(*_cells(spec))
     return table
