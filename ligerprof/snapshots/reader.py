@@ -1,0 +1,179 @@
+"""Read torch's memory snapshot files without ever resolving, calling or building anything a file names."""
+
+import gc
+import gzip
+import io
+import lzma
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ligerprof.errors import SnapshotFormatError
+from ligerprof.snapshots.events import Event
+from ligerprof.snapshots.opcodes import require_plain_data
+from ligerprof.units import MIB, format_bytes
+
+_WRITE_IT = "Write one with torch.cuda.memory._dump_snapshot() or `ligerprof step`."
+_GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
+# real recordings shrink 20 to 60 times under xz; repeated ones a few hundred times
+_LARGEST_EXPANSION = 1000
+_ALWAYS_ALLOWED_BYTES = 64 * MIB
+_CHUNK_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """What torch.cuda.memory._snapshot() returns, checked in shape and otherwise as it was.
+
+    Attributes:
+        source: where it came from, for messages.
+        segments: memory from the driver at the time of the snapshot, with its blocks.
+        device_traces: events of every device in their order; the index is the device.
+        settings: `allocator_settings`, {} where the file has none.
+        annotations: `external_annotations`: named ranges of time.
+    """
+
+    source: str
+    segments: Sequence[Mapping[str, Any]]
+    device_traces: Sequence[Sequence[Event]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    annotations: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, source: str = "snapshot") -> "Snapshot":
+        """Take the dict of torch.cuda.memory._snapshot().
+
+        Raises:
+            SnapshotFormatError: no `segments` and no `device_traces`, or of another shape.
+        """
+        if not isinstance(values, Mapping) or not {"segments", "device_traces"} & set(values):
+            raise SnapshotFormatError(f"{source}: neither 'segments' nor 'device_traces' in it. {_WRITE_IT}")
+        traces = _list_of(values, "device_traces", list, source)
+        for device, trace in enumerate(traces):
+            if not set(map(type, trace)) <= {dict}:
+                raise SnapshotFormatError(f"{source}: device_traces[{device}] is not a list of events. {_WRITE_IT}")
+        settings = values.get("allocator_settings")
+        annotations = values.get("external_annotations")
+        return cls(
+            source=source,
+            segments=_list_of(values, "segments", dict, source),
+            device_traces=traces,
+            settings=settings if isinstance(settings, dict) else {},
+            annotations=annotations if isinstance(annotations, list) else (),
+        )
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Devices that have events or segments."""
+        traced = {device for device, trace in enumerate(self.device_traces) if trace}
+        return tuple(sorted(traced | {self._device_of(segment) for segment in self.segments}))
+
+    def trace_of(self, device: int) -> Sequence[Event]:
+        """Events of one device in their order."""
+        return self.device_traces[device] if device < len(self.device_traces) else ()
+
+    def segments_of(self, device: int) -> list[Mapping[str, Any]]:
+        """Segments of one device as they were at the end."""
+        return [segment for segment in self.segments if self._device_of(segment) == device]
+
+    def _device_of(self, segment: Mapping[str, Any]) -> int:
+        device = segment.get("device", 0)
+        if type(device) is not int or not 0 <= device < 2**16:
+            raise SnapshotFormatError(f"{self.source}: a segment's device is {device!r:.40}. {_WRITE_IT}")
+        return device
+
+
+def read_snapshot(path: str | Path) -> Snapshot:
+    """Read a snapshot: a pickle, plain or compressed with gzip or xz, told apart by its first bytes.
+
+    Raises:
+        SnapshotFormatError: not a snapshot, cut short, or not safe to load; says where.
+    """
+    file = Path(path)
+    try:
+        packed = file.read_bytes()
+    except OSError as error:
+        raise SnapshotFormatError(f"{file}: cannot be read ({error.strerror}).") from None
+    try:
+        values = load_plain_data(_unpack(packed))
+    except SnapshotFormatError as error:
+        raise SnapshotFormatError(f"{file}: {error}") from None
+    return Snapshot.from_dict(values, source=str(file))
+
+
+def load_plain_data(pickled: bytes) -> Any:
+    """Load a pickle of dicts, lists, text and numbers.
+
+    Raises:
+        SnapshotFormatError: anything else is in it, or it is damaged.
+    """
+    if pickled[:1] != b"\x80":
+        raise SnapshotFormatError(f"not a pickle: it begins with {pickled[:8]!r}. {_WRITE_IT}")
+    require_plain_data(pickled)
+    with _collector_off():
+        try:
+            return _PlainUnpickler(io.BytesIO(pickled)).load()
+        except SnapshotFormatError:
+            raise
+        # a damaged pickle can raise nearly anything; none of it is a bug of ours
+        except Exception as error:
+            raise SnapshotFormatError(f"damaged pickle: {type(error).__name__}: {str(error)[:120]}.") from None
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """The last line of defence: the opcode walk has refused every global already."""
+
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
+        """Refuse every global."""
+        raise SnapshotFormatError(f"refusing to import {module_name}.{global_name} from a snapshot.")
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Loading makes millions of objects and no garbage; the collector would walk them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _unpack(packed: bytes) -> bytes:
+    if packed.startswith(_GZIP):
+        return _decompress(gzip.GzipFile(fileobj=io.BytesIO(packed)), len(packed), "gzip")
+    if packed.startswith(_XZ):
+        return _decompress(lzma.LZMAFile(io.BytesIO(packed)), len(packed), "xz")
+    return packed
+
+
+def _decompress(stream: Any, packed_bytes: int, kind: str) -> bytes:
+    """Unpack in chunks and stop at a size that no snapshot of `packed_bytes` reaches."""
+    allowed_bytes = max(_ALWAYS_ALLOWED_BYTES, packed_bytes * _LARGEST_EXPANSION)
+    chunks: list[bytes] = []
+    unpacked_bytes = 0
+    try:
+        while chunk := stream.read(_CHUNK_BYTES):
+            chunks.append(chunk)
+            unpacked_bytes += len(chunk)
+            if unpacked_bytes > allowed_bytes:
+                raise SnapshotFormatError(
+                    f"the {kind} data grows past {format_bytes(allowed_bytes)} from {format_bytes(packed_bytes)}:"
+                    " no snapshot compresses that well. Unpack it yourself if it is yours."
+                )
+    except EOFError:
+        raise SnapshotFormatError(f"the {kind} data ends early. Was the file cut short?") from None
+    except (OSError, lzma.LZMAError, ValueError) as error:
+        raise SnapshotFormatError(f"damaged {kind} data: {str(error)[:120]}.") from None
+    return b"".join(chunks)
+
+
+def _list_of(values: Mapping[str, Any], key: str, item: type, source: str) -> list[Any]:
+    items = values.get(key, [])
+    if not isinstance(items, list) or not all(isinstance(each, item) for each in items):
+        raise SnapshotFormatError(f"{source}: '{key}' is not a list of {item.__name__}s. {_WRITE_IT}")
+    return items
