@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ligerprof.errors import MissingDependencyError
+from ligerprof.errors import MissingDependencyError, UnknownModelError
+from ligerprof.models import ModelSpec
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Phase
 
@@ -50,21 +51,15 @@ def build_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
 
     Raises:
         MissingDependencyError: LoRA without peft.
+        UnknownModelError: transformers has no such causal language model.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    dtype = getattr(torch, recipe.weight_dtype)
-    auto_model: Any = AutoModelForCausalLM
-    values = recipe.spec.config
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    config.use_cache = False
+    config, model_class = _architecture(recipe.spec)
+    settings = {"dtype": getattr(torch, recipe.weight_dtype), "attn_implementation": recipe.attention}
     if recipe.spec.weights_path is not None and device.type != "cpu":
-        model = auto_model.from_pretrained(
-            recipe.spec.weights_path, config=config, dtype=dtype, attn_implementation=recipe.attention
-        ).to(device)
+        model = model_class.from_pretrained(recipe.spec.weights_path, config=config, **settings).to(device)
     else:
         with device:
-            model = auto_model.from_config(config, dtype=dtype, attn_implementation=recipe.attention)
+            model = model_class._from_config(config, **settings)
     if recipe.lora is not None:
         model = _with_lora(model, recipe.lora, recipe.checkpointing)
     if recipe.checkpointing:
@@ -72,6 +67,26 @@ def build_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     model.train()
     trained: nn.Module = model
     return trained
+
+
+def _architecture(spec: ModelSpec) -> tuple[Any, Any]:
+    """The transformers config of a model and the class that it configures, imported.
+
+    The import comes before any device context: what it pulls in may make tensors of its own.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    values = spec.config
+    try:
+        config: Any = AutoConfig.for_model(values.pop("model_type"), **values)
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except (KeyError, ValueError) as error:
+        raise UnknownModelError(
+            f"{spec.name}: transformers has no causal language model for {spec.model_type!r} ({error})."
+        ) from None
+    config.use_cache = False
+    return config, model_class
 
 
 def _with_lora(model: Any, rank: int, checkpointing: bool) -> Any:
