@@ -1,6 +1,7 @@
 """Bytes to text and back; the only place where MiB and GiB exist."""
 
 import re
+from fractions import Fraction
 
 from ligerprof.errors import RecipeError
 
@@ -23,7 +24,7 @@ _FACTORS = {
     "tb": 10**12,
     "tib": 2**40,
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-zA-Z]*)\s*")
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -53,7 +54,8 @@ def parse_bytes(text: str) -> int:
     factor = _FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise RecipeError(f"{text!r} is not a size. Write it as 24GiB, 500MiB or a number of bytes.")
-    size_bytes = int(float(match.group(1)) * factor)
+    # exact: 2.3 * 10**9 is one byte short in floating point
+    size_bytes = int(Fraction(match.group(1)) * factor)
     if size_bytes <= 0:
         raise RecipeError(f"{text!r} is not a positive size. Write it as 24GiB, 500MiB or a number of bytes.")
     return size_bytes

@@ -1,0 +1,140 @@
+"""The layout's rules, held against every file of the package."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ligerprof
+from ligerprof.cli.main import COMMANDS
+
+PACKAGE = Path(ligerprof.__file__).parent
+REPOSITORY = PACKAGE.parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# a module may import from its own layer and from those above it in this list
+LAYERS = (
+    ("errors", "units"),
+    ("roles", "gpus"),
+    ("models",),
+    ("kernels",),
+    ("recipe",),
+    ("snapshots",),
+    ("analyzers",),
+    ("runs",),
+    ("reports",),
+    ("cli", "__main__"),
+)
+RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+MAX_LINES = 400
+HEAVY = ("torch", "triton", "transformers", "deepspeed", "peft", "matplotlib")
+
+
+def identify(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def first_party_imports(source: str, module: str) -> Iterator[tuple[int, str]]:
+    """Line and layer of every import of the package's own modules, those inside functions included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno} imports relatively: write the whole name"
+            # `from ligerprof import recipe` names a module of the package, not of `ligerprof/__init__.py`
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            parts = target.split(".")
+            if parts[0] == "ligerprof" and len(parts) > 1 and parts[1] in RANKS:
+                yield node.lineno, parts[1]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if path.parent != PACKAGE or path.stem in RANKS], ids=identify
+)
+def test_imports_point_one_way(path: Path) -> None:
+    layer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    wrong = [
+        f"line {line}: {layer} imports {imported}"
+        for line, imported in first_party_imports(path.read_text(encoding="utf-8"), identify(path))
+        if RANKS[imported] > RANKS[layer]
+    ]
+    assert not wrong
+
+
+def test_every_module_has_a_layer() -> None:
+    top_level = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in SOURCES}
+    assert top_level - {"__init__"} <= set(RANKS)
+
+
+def test_the_import_test_sees_what_it_should() -> None:
+    source = (
+        "def late():\n"
+        "    from ligerprof import cli\n"
+        "    import ligerprof.runs.step\n"
+        "    from ligerprof import __version__\n"
+    )
+    assert list(first_party_imports(source, "example")) == [(2, "cli"), (3, "runs")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=identify)
+def test_a_file_opens_with_a_sentence_and_stays_readable(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source))
+    assert docstring, "the file opens with one sentence on what it decides"
+    assert docstring.splitlines()[0].rstrip().endswith((".", "?")), "the first line is a whole sentence"
+    # Triton bodies are long by nature
+    if path.name != "triton.py":
+        assert source.count("\n") <= MAX_LINES
+
+
+def test_nothing_is_left_to_do() -> None:
+    marker = "TO" + "DO"
+    files = [*SOURCES, *(REPOSITORY / "tests").rglob("*.py"), *(REPOSITORY / "docs").rglob("*.md")]
+    assert [str(path) for path in files if marker in path.read_text(encoding="utf-8")] == []
+
+
+def heavy_modules_after(*arguments: str) -> tuple[int, list[str]]:
+    """Exit code of the command line, and which heavy packages it had imported by its end."""
+    code = (
+        "import sys\n"
+        "from ligerprof.cli.main import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n"
+        "    status = stop.code\n"
+        f"print(status, *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True, cwd=REPOSITORY
+    )
+    status, *names = done.stderr.splitlines()[-1].split()
+    return int(status), names
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)],
+    ids=" ".join,
+)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    assert heavy_modules_after(*arguments) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["models"],
+        ["estimate"],
+        ["estimate", "--json", "--liger", "all", "--no-checkpointing"],
+        ["kernels", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_torch_imports_none(arguments: list[str]) -> None:
+    assert heavy_modules_after(*arguments) == (0, [])

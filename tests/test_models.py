@@ -1,0 +1,177 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ligerprof.errors import UnknownModelError
+from ligerprof.models import CONFIGS, FAMILIES, ModelSpec, load_model, spec_from_config
+
+# as published with the models
+PARAMETERS = {
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "llama3-8b": 8_030_261_248,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "llama2-7b": 6_738_415_616,
+    "gemma2-2b": 2_614_341_888,
+    "gpt2-xl": 1_557_611_200,
+}
+SMALL_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "vocab_size": 101,
+}
+
+
+def transformers_parameters(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes in the model that transformers builds from a config, without memory for it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = dict(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+    return [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+
+
+def described_parameters(spec: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:
+    return [(parameter.name, parameter.shape) for parameter in spec.parameters]
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_every_parameter_of_a_known_model_is_as_in_transformers(name: str) -> None:
+    assert described_parameters(load_model(name)) == transformers_parameters(CONFIGS[name])
+
+
+@pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
+def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
+    assert load_model(name).parameter_count == count
+
+
+@st.composite
+def small_configs(draw: st.DrawFn) -> dict[str, Any]:
+    model_type = draw(st.sampled_from(sorted(FAMILIES)))
+    heads = draw(st.integers(1, 6))
+    layers, vocab = draw(st.integers(1, 3)), draw(st.integers(2, 300))
+    # transformers' default marks a padding token: an id beyond a small vocabulary is refused
+    common = {"model_type": model_type, "vocab_size": vocab, "pad_token_id": 0}
+    tied = draw(st.sampled_from([{}, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}]))
+    if model_type == "gpt2":
+        sizes = {"n_embd": heads * draw(st.integers(1, 9)), "n_head": heads, "n_layer": layers, "n_positions": 32}
+        return {**common, **sizes, **tied, **draw(st.sampled_from([{}, {"n_inner": 56}]))}
+    head_dim = 2 * draw(st.integers(1, 9))
+    sizes = {
+        "hidden_size": heads * head_dim,
+        "intermediate_size": draw(st.integers(1, 90)),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": draw(st.sampled_from([count for count in range(1, heads + 1) if heads % count == 0])),
+        "head_dim": draw(st.sampled_from([head_dim, 2 * head_dim])),
+    }
+    biases = {"attention_bias": draw(st.booleans())}
+    if model_type == "llama":
+        biases["mlp_bias"] = draw(st.booleans())
+    return {**common, **sizes, **tied, **biases}
+
+
+@settings(deadline=None, max_examples=60)
+@given(small_configs())
+def test_every_parameter_of_any_config_is_as_in_transformers(config: dict[str, Any]) -> None:
+    assert described_parameters(spec_from_config(config, name="small")) == transformers_parameters(config)
+
+
+def test_a_config_that_says_little_means_what_transformers_assumes() -> None:
+    spec = spec_from_config(SMALL_LLAMA, name="small")
+    assert (spec.kv_heads, spec.head_dim, spec.tied_embeddings) == (6, 8, False)
+    assert described_parameters(spec) == transformers_parameters(SMALL_LLAMA)
+
+
+def test_equal_configs_are_equal_specs_and_the_config_comes_back() -> None:
+    shuffled = dict(reversed(SMALL_LLAMA.items()))
+    assert spec_from_config(SMALL_LLAMA, name="a") == spec_from_config(shuffled, name="a")
+    assert spec_from_config(SMALL_LLAMA, name="a").config == SMALL_LLAMA
+
+
+def test_a_folder_and_a_file_describe_the_same_model(tmp_path: Path) -> None:
+    folder = tmp_path / "small-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    from_folder, from_file = load_model(str(folder)), load_model(str(folder / "config.json"))
+    assert from_folder == from_file
+    assert (from_folder.name, from_folder.weights_path) == ("small-llama", None)
+
+
+@pytest.mark.parametrize("weights", ["model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_weights_are_loaded_where_the_folder_holds_some(tmp_path: Path, weights: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    (tmp_path / weights).write_bytes(b"")
+    assert load_model(str(tmp_path)).weights_path == str(tmp_path)
+
+
+def test_an_architecture_without_a_closed_form_still_has_sizes(tmp_path: Path) -> None:
+    spec = spec_from_config({**SMALL_LLAMA, "model_type": "olmo2"}, name="small-olmo")
+    assert (spec.layers, spec.hidden_size, spec.parameters) == (2, 48, ())
+    with pytest.raises(UnknownModelError, match=r"small-olmo: no closed form for model_type 'olmo2'"):
+        _ = spec.parameter_count
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"model_type": None}, "no 'model_type'"),
+        ({"hidden_size": None}, "no 'hidden_size'"),
+        ({"vocab_size": 0}, "'vocab_size' is 0, not a positive integer"),
+        ({"vocab_size": "many"}, "'vocab_size' is 'many'"),
+        ({"num_hidden_layers": True}, "'num_hidden_layers' is True"),
+        ({"num_attention_heads": 2.5}, "'num_attention_heads' is 2.5"),
+    ],
+)
+def test_a_wrong_config_gets_one_line(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnknownModelError, match=says) as caught:
+        spec_from_config({**SMALL_LLAMA, **changed}, name="wrong")
+    assert str(caught.value).startswith("wrong: ")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "not readable as JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"\xff\xfe", "not readable"),
+        (b"[" * 10**5, "not"),
+    ],
+    ids=["cut-off", "a-list", "not-text", "nested"],
+)
+def test_a_file_that_is_no_config_gets_one_line(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UnknownModelError, match=says) as caught:
+        load_model(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(UnknownModelError, match="larger than any config"):
+        load_model(str(path))
+
+
+def test_a_folder_without_a_config_gets_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModelError, match="no such file"):
+        load_model(str(tmp_path))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownModelError, match=r"unknown model 'llama9'.*llama3\.2-1b.*`ligerprof models`"):
+        load_model("llama9")
