@@ -1,0 +1,202 @@
+"""Attention as transformers calls it: fused by the GPU's library, composed in fp32, or written out (eager)."""
+
+from ligerprof.analyzers.estimate.context import FP32_BYTES, INDEX_BYTES, Context, is_eager
+from ligerprof.analyzers.estimate.operations import add, dropout, scale, unary
+from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.roles import Role
+
+_SCORES = Role.ATTENTION_TEMPORARIES
+# cudnnGraph workspace of one fused forward pass, as recorded
+_FUSED_WORKSPACE_BYTES = 256
+
+
+def attend(context: Context, query: Value, key: Value, value: Value, drop: float) -> tuple[Value, Value | None]:
+    """Attention of query (tokens, heads, head_dim) over key and value (tokens, kv_heads, head_dim).
+
+    Returns:
+        The output, laid out as the query, and the probabilities where the caller gets them.
+    """
+    if is_eager(context.recipe):
+        return _eager(context, query, key, value, drop)
+    half = context.half_bytes is not None or query.width < FP32_BYTES
+    if half and context.recipe.gpu_spec.compute_capability >= (8, 0):
+        return _fused(context, query, key, value), None
+    if context.spec.heads == context.spec.kv_heads:
+        return _fused(context, query, key, value), None
+    return _composed(context, query, key, value), None
+
+
+def _score_elements(context: Context) -> int:
+    return context.tokens * context.recipe.seq * context.spec.heads
+
+
+def _fused(context: Context, query: Value, key: Value, value: Value) -> Value:
+    """cuDNN's, flash or memory-efficient attention: keeps its inputs, its output and one fp32 sum a row.
+
+    Its gradient works on an fp32 copy of the query's gradient and one fp32 number a row, and
+    where key and value have fewer heads, on theirs for every query head.
+    """
+    tape = context.tape
+    reads = tuple(context.autocast(item) for item in (query, key, value))
+    rows = context.tokens * context.spec.heads
+    scratch_bytes = (reads[0].elements + rows) * FP32_BYTES + _FUSED_WORKSPACE_BYTES
+    if context.spec.kv_heads != context.spec.heads:
+        scratch_bytes += 2 * reads[0].size_bytes
+    output = tape.run(
+        Operation(
+            elements=query.elements,
+            width=reads[0].width,
+            inputs=reads,
+            saves=reads,
+            saves_output=True,
+            # the log-sum-exp of each row; seed and offset of dropout
+            extra_saved_bytes=rows * FP32_BYTES + 2 * INDEX_BYTES,
+            forward_scratch_bytes=_FUSED_WORKSPACE_BYTES,
+            backward_scratch_bytes=scratch_bytes,
+            scratch_role=_SCORES,
+        )
+    )
+    tape.release(*reads)
+    return output
+
+
+def _repeat_heads(context: Context, item: Value) -> Value:
+    """`repeat_kv`: a copy with as many heads as the query has; its gradient sums over the copies."""
+    if context.spec.heads == context.spec.kv_heads:
+        return context.tape.name(item)
+    elements = item.elements // context.spec.kv_heads * context.spec.heads
+    return context.tape.run(Operation(elements=elements, width=item.width, inputs=(item,)))
+
+
+def _copy(context: Context, item: Value) -> Value:
+    """`contiguous()` of a transposed tensor; its gradient is a view."""
+    return context.tape.run(Operation(elements=item.elements, width=item.width, passes=(item,)))
+
+
+def _score_product(context: Context, query: Value, key: Value) -> Value:
+    return context.tape.run(
+        Operation(
+            elements=_score_elements(context),
+            width=query.width,
+            inputs=(query, key),
+            saves=(query, key),
+            role=_SCORES,
+            gradient_role=_SCORES,
+            scratch_role=Role.ACTIVATIONS,
+        )
+    )
+
+
+def _weighted_sum(context: Context, probabilities: Value, value: Value) -> Value:
+    """Probabilities times value, copied back to the query's layout."""
+    product = context.tape.run(
+        Operation(
+            elements=context.tokens * context.spec.heads * context.spec.head_dim,
+            width=value.width,
+            inputs=(value, probabilities),
+            saves=(value, probabilities),
+        )
+    )
+    # the gradient of the transposition is a copy as well: bmm wants its heads apart
+    output = context.tape.run(Operation(elements=product.elements, width=product.width, inputs=(product,)))
+    context.tape.release(product)
+    return output
+
+
+def _softmax(context: Context, scores: Value) -> Value:
+    """Softmax in fp32 of fp32 scores: keeps its output."""
+    return context.tape.run(
+        Operation(
+            elements=scores.elements,
+            width=FP32_BYTES,
+            inputs=(scores,),
+            saves_output=True,
+            role=_SCORES,
+            gradient_role=_SCORES,
+        )
+    )
+
+
+def _cast_scores(context: Context, scores: Value, width: int) -> Value:
+    if scores.width == width:
+        return context.tape.name(scores)
+    return context.tape.run(
+        Operation(elements=scores.elements, width=width, inputs=(scores,), role=_SCORES, gradient_role=_SCORES)
+    )
+
+
+def _eager(context: Context, query: Value, key: Value, value: Value, drop: float) -> tuple[Value, Value]:
+    """eager_attention_forward: scores, scaling, mask, fp32 softmax and cast, each a new tensor."""
+    tape = context.tape
+    keys, values = _repeat_heads(context, key), _repeat_heads(context, value)
+    read_query, read_key = context.autocast(query), context.autocast(keys)
+    copied = _copy(context, read_query)
+    product = _score_product(context, copied, read_key)
+    tape.release(copied, read_query, read_key)
+    scores = scale(context, product, role=_SCORES)
+    tape.release(product)
+    scores = _softcap_scores(context, scores)
+    masked = _add_mask(context, scores)
+    tape.release(scores)
+    wide = _cast_scores(context, masked, FP32_BYTES)
+    sharp = _softmax(context, wide)
+    tape.release(wide)
+    probabilities = _cast_scores(context, sharp, query.width)
+    tape.release(sharp, masked)
+    dropped = dropout(context, probabilities, drop)
+    tape.release(probabilities)
+    read, read_values = _cast_scores(context, dropped, context.half_bytes or dropped.width), context.autocast(values)
+    output = _weighted_sum(context, read, read_values)
+    tape.release(read, read_values, keys, values)
+    return output, dropped
+
+
+def _softcap_scores(context: Context, scores: Value) -> Value:
+    """Gemma 2: divide, tanh, multiply."""
+    if context.spec.attention_softcap is None:
+        return scores
+    divided = scale(context, scores, role=_SCORES)
+    context.tape.release(scores)
+    bent = unary(context, divided, saves_output=True, role=_SCORES)
+    context.tape.release(divided)
+    capped = scale(context, bent, role=_SCORES)
+    context.tape.release(bent)
+    return capped
+
+
+def _add_mask(context: Context, scores: Value) -> Value:
+    width = max(scores.width, context.mask.width if context.mask is not None else 0)
+    same = scores.width == width
+    return context.tape.run(
+        Operation(
+            elements=scores.elements,
+            width=width,
+            inputs=() if same else (scores,),
+            passes=(scores,) if same else (),
+            role=_SCORES,
+            gradient_role=_SCORES,
+        )
+    )
+
+
+def _composed(context: Context, query: Value, key: Value, value: Value) -> Value:
+    """`_scaled_dot_product_attention_math`, what CUDA runs for fp32 with grouped heads.
+
+    Query and key are scaled by the fourth root first; the softmax is kept in full.
+    """
+    tape = context.tape
+    scaled_query = scale(context, query)
+    mask = tape.run(Operation(elements=context.recipe.seq**2, width=query.width, role=_SCORES))
+    keys, values = _repeat_heads(context, key), _repeat_heads(context, value)
+    scaled_key = scale(context, keys)
+    tape.release(keys)
+    copied = _copy(context, scaled_query)
+    product = _score_product(context, copied, scaled_key)
+    tape.release(copied)
+    masked = add(context, product, mask, role=_SCORES)
+    tape.release(product)
+    probabilities = _softmax(context, masked)
+    tape.release(masked)
+    output = _weighted_sum(context, probabilities, values)
+    tape.release(values, scaled_query, scaled_key, mask, probabilities)
+    return output

@@ -1,0 +1,83 @@
+"""The estimate of a recipe: which parts are put together, and what is said beside the figures."""
+
+from collections.abc import Iterator, Mapping
+
+from ligerprof.analyzers.estimate.context import is_eager
+from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
+from ligerprof.analyzers.estimate.static import make_weights
+from ligerprof.analyzers.estimate.step import step_peaks
+from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_plane_term, parameter_term
+from ligerprof.errors import NotBuiltError
+from ligerprof.kernels.spec import KernelMemory
+from ligerprof.recipe import TrainingRecipe
+
+
+def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
+    """Predict what one training step takes, from the recipe's sizes alone; torch is not imported.
+
+    Raises:
+        NotBuiltError: an option, or an architecture, that has no closed form.
+    """
+    _require_closed_form(recipe)
+    kernels: Mapping[str, KernelMemory] = {}
+    steady = step_peaks(recipe, kernels, first=False)
+    first = step_peaks(recipe, kernels, first=True)
+    static, *others = terms = tuple(_terms(recipe))
+    checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
+    return MemoryEstimate(
+        peak_bytes=steady.peak.total_bytes,
+        peak_phase=steady.phase,
+        phases={phase: held.total_bytes for phase, held in steady.phases.items()},
+        static_bytes=static.size_bytes,
+        checkpoint_bytes=checkpoint_bytes,
+        logits_bytes=steady.planes_bytes,
+        roles=steady.peak,
+        first_step_peak_bytes=first.peak.total_bytes,
+        host_bytes=0,
+        terms=terms,
+        assumed=tuple(_assumed(recipe)),
+        left_out=tuple(_left_out(recipe)),
+    )
+
+
+def _require_closed_form(recipe: TrainingRecipe) -> None:
+    if recipe.spec.closed_form_gap is not None:
+        raise NotBuiltError(
+            f"estimate: {recipe.spec.name}: {recipe.spec.closed_form_gap}; use `ligerprof step --device simulated`."
+        )
+    for given, what, instead in (
+        (recipe.engine == "deepspeed", "--engine deepspeed", "use --engine torch"),
+        (recipe.qlora is not None, "--qlora", "use --lora"),
+        (recipe.optimizer in ("adamw-8bit", "galore"), f"--optimizer {recipe.optimizer}", "use adamw-fused"),
+    ):
+        if given:
+            raise NotBuiltError(f"estimate: {what} has no closed form yet; {instead}.")
+
+
+def _terms(recipe: TrainingRecipe) -> Iterator[Term]:
+    weights = make_weights(recipe).values()
+    trainable = sum(weight.elements for weight in weights if weight.trainable)
+    yield parameter_term(recipe, trainable, sum(weight.elements for weight in weights))
+    if (checkpoints := checkpoint_term(recipe)) is not None:
+        yield checkpoints
+    yield logits_plane_term(recipe)
+
+
+def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
+    yield "gradients are None when a step begins (zero_grad's default)"
+    gpu = recipe.gpu_spec
+    if is_eager(recipe):
+        yield "attention is written out (eager): every score matrix is a tensor"
+    else:
+        yield "fused attention keeps its inputs, its output and one fp32 sum a row, as cuDNN's does on Hopper"
+    if not gpu.measured:
+        yield f"{gpu.title}: library workspaces as torch's source has them; no one measured this GPU"
+    if recipe.autocast:
+        yield "autocast keeps its 16-bit weights until the forward pass ends"
+
+
+def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
+    yield "the CUDA context, which is beside torch's allocator"
+    yield "what the allocator reserves and does not hand out, and up to 1 MiB for each block that it does not split"
+    if recipe.clip:
+        yield "the norms that clipping computes (a few MiB)"

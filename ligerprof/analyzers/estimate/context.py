@@ -1,0 +1,85 @@
+"""What every part of a model needs while it is written down on a tape: sizes, dtypes, weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ligerprof.analyzers.estimate.tape import Operation, Tape, Tensor, Value, Weight
+from ligerprof.kernels.spec import KernelMemory
+from ligerprof.models import ModelSpec
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import Role
+
+FP32_BYTES = 4
+INDEX_BYTES = 8
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """One forward pass being written down.
+
+    Attributes:
+        tape: where operations go; a checkpointed layer has its own.
+        weights: every parameter by name.
+        kernels: memory of the fused kernels in place, by slot.
+        mask: the attention mask, where one is made.
+        casts: autocast's cache of weight copies: they live until autocast is left.
+    """
+
+    recipe: TrainingRecipe
+    tape: Tape
+    weights: Mapping[str, Weight]
+    kernels: Mapping[str, KernelMemory]
+    mask: Value | None = None
+    casts: list[Value] = field(default_factory=list)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's shape."""
+        return self.recipe.spec
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the micro-batch."""
+        return self.recipe.tokens
+
+    @property
+    def half_bytes(self) -> int | None:
+        """Bytes an element that autocast computes in, None without autocast."""
+        return DTYPE_BYTES[self.recipe.autocast] if self.recipe.autocast else None
+
+    def cast(self, value: Value, width: int) -> Value:
+        """`value.to(dtype)`: a copy, or the tensor itself under one more name."""
+        if value.width == width:
+            return self.tape.name(value)
+        return self.tape.run(Operation(elements=value.elements, width=width, inputs=(value,)))
+
+    def autocast(self, value: Value) -> Value:
+        """The tensor as autocast hands it to a matrix product."""
+        return self.cast(value, self.half_bytes or value.width)
+
+    def autocast_weight(self, weight: Weight) -> Tensor:
+        """The weight as a matrix product reads it; autocast keeps its copy until it is left."""
+        if self.half_bytes is None or weight.width == self.half_bytes:
+            return weight
+        cast = self.tape.run(
+            Operation(
+                elements=weight.elements,
+                width=self.half_bytes,
+                inputs=(weight,),
+                role=Role.WEIGHT_CASTS,
+                gradient_role=Role.GRADIENTS,
+            )
+        )
+        self.casts.append(cast)
+        return cast
+
+    def leave_autocast(self) -> None:
+        """Autocast's cache is cleared when its outermost context ends."""
+        self.tape.release(*self.casts)
+        self.casts.clear()
+
+
+def is_eager(recipe: TrainingRecipe) -> bool:
+    """Whether attention is written out; transformers knows no other for scores with a softcap."""
+    return recipe.attention == "eager" or recipe.spec.attention_softcap is not None

@@ -1,0 +1,103 @@
+"""The head and the loss: the planes of tokens times vocabulary that are alive together."""
+
+from ligerprof.analyzers.estimate.context import FP32_BYTES, INDEX_BYTES, Context
+from ligerprof.analyzers.estimate.operations import linear, scale, unary
+from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.roles import Role
+
+_LOSS = Role.CE_TEMPORARIES
+
+
+def head_and_loss(context: Context, hidden: Value) -> Value:
+    """The loss of the final hidden states; logits and hidden states live until the model's forward returns."""
+    logits = _logits(context, hidden)
+    if context.recipe.loss == "hf-4.45":
+        return _shifted_copy_loss(context, logits)
+    return _hf_loss(context, logits)
+
+
+def head_weight_name(context: Context) -> str:
+    """The head's weight, which is the embedding where they are tied."""
+    if not context.spec.tied_embeddings:
+        return "lm_head.weight"
+    return next(name for name in context.weights if name.endswith(("embed_tokens.weight", "wte.weight")))
+
+
+def _logits(context: Context, hidden: Value) -> Value:
+    weight = context.weights[head_weight_name(context)]
+    logits = linear(context, hidden, weight, role=Role.LOGITS, gradient_role=_LOSS)
+    if context.spec.final_softcap is None:
+        return logits
+    tape = context.tape
+    divided = scale(context, logits, role=Role.LOGITS)
+    tape.release(logits)
+    bent = unary(context, divided, saves_output=True, role=Role.LOGITS)
+    tape.release(divided)
+    capped = scale(context, bent, role=Role.LOGITS)
+    tape.release(bent)
+    return capped
+
+
+def _upcast(context: Context, logits: Value) -> Value:
+    """`logits.float()`: a second plane, or the same one in fp32."""
+    if logits.width == FP32_BYTES:
+        return context.tape.name(logits)
+    return context.tape.run(
+        Operation(elements=logits.elements, width=FP32_BYTES, inputs=(logits,), role=Role.LOGITS, gradient_role=_LOSS)
+    )
+
+
+def _hf_loss(context: Context, logits: Value) -> Value:
+    """ForCausalLMLoss of transformers 4.49 and later: labels are shifted, logits are not."""
+    wide = _upcast(context, logits)
+    loss = _cross_entropy(context, wide, context.tokens)
+    context.tape.release(wide, logits)
+    return loss
+
+
+def _shifted_copy_loss(context: Context, logits: Value) -> Value:
+    """LlamaForCausalLM.forward of transformers 4.45: logits upcast under their own name, then a shifted copy."""
+    tape = context.tape
+    wide = _upcast(context, logits)
+    tape.release(logits)
+    rows = context.tokens - context.recipe.batch
+    shifted = tape.run(
+        Operation(
+            elements=rows * context.spec.vocab_size,
+            width=FP32_BYTES,
+            inputs=(wide,),
+            role=Role.SHIFT_LOGITS,
+            gradient_role=_LOSS,
+        )
+    )
+    loss = _cross_entropy(context, shifted, rows)
+    tape.release(shifted, wide)
+    return loss
+
+
+def _cross_entropy(context: Context, logits: Value, rows: int) -> Value:
+    """`F.cross_entropy`: log_softmax keeps its output, nll_loss reads it and the shifted labels."""
+    tape = context.tape
+    labels = tape.run(Operation(elements=rows, width=INDEX_BYTES, role=Role.INPUTS))
+    log_probabilities = tape.run(
+        Operation(
+            elements=logits.elements,
+            width=FP32_BYTES,
+            inputs=(logits,),
+            saves_output=True,
+            role=_LOSS,
+            gradient_role=_LOSS,
+        )
+    )
+    loss = tape.run(
+        Operation(
+            elements=1,
+            width=FP32_BYTES,
+            inputs=(log_probabilities,),
+            saves=(log_probabilities, labels),
+            extra_saved_bytes=FP32_BYTES,
+            role=_LOSS,
+        )
+    )
+    tape.release(log_probabilities, labels)
+    return loss

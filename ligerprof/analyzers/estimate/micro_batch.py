@@ -1,0 +1,164 @@
+"""Forward and backward of one micro-batch through the whole model.
+
+All decoder layers are alike, so at most three are run: the first, one that stands for all in
+the middle, and the last. From the last layer's backward to the first one's the bytes change by
+the same amount a layer, so the highest moment is at one of these two.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.layers import run_layer
+from ligerprof.analyzers.estimate.loss import head_and_loss
+from ligerprof.analyzers.estimate.meter import Block, Meter
+from ligerprof.analyzers.estimate.model import embed, final_norm_name, masks, table_sizes
+from ligerprof.analyzers.estimate.norms import norm
+from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
+from ligerprof.kernels.spec import KernelMemory
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import Role
+
+
+@dataclass(slots=True, eq=False)
+class _Layer:
+    """One decoder layer between its forward and its backward.
+
+    Attributes:
+        times: how many layers of the model it stands for.
+        checkpoint: the input that checkpointing keeps for it, else None.
+    """
+
+    index: int
+    times: int
+    source: Value
+    output: Value
+    context: Context
+    checkpoint: Block | None
+
+
+class MicroBatch:
+    """One pass over the model on a meter that holds already what is static."""
+
+    def __init__(
+        self,
+        recipe: TrainingRecipe,
+        weights: Mapping[str, Weight],
+        kernels: Mapping[str, KernelMemory],
+        meter: Meter,
+    ) -> None:
+        self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
+        self._mask: Value | None = None
+        self._bottom = self._new_context(Tape(meter))
+        self._top = self._new_context(Tape(meter))
+        self._layers: list[_Layer] = []
+        self._until_backward_ends: list[Block] = []
+
+    def forward(self) -> None:
+        """Run embedding, layers, head and loss; what is left is what backward needs."""
+        embedded, stream = embed(self._bottom, self._stream_role)
+        self._make_tables(stream)
+        held = self._bottom.tape.hand_over(stream)
+        for index, times in _explicit_layers(self._recipe.spec.layers):
+            stream, held = self._layer_forward(index, times, stream, held)
+        hidden = norm(self._top, stream, final_norm_name(self._recipe.spec))
+        self._meter.drop(held)
+        self._bottom.tape.release(embedded)
+        if self._mask is not None and not self._recipe.checkpointing:
+            self._bottom.tape.release(self._mask)
+        self._loss = head_and_loss(self._top, hidden)
+        self._top.tape.release(hidden)
+        for layer in self._layers:
+            self._repeat(layer.times, layer.context.leave_autocast)
+        self._top.leave_autocast()
+
+    def backward(self) -> None:
+        """Walk back from the loss; what is left are the gradients of the weights."""
+        gradient = self._meter.take(FP32_BYTES, Role.CE_TEMPORARIES)
+        flowing = self._top.tape.backward(self._loss, gradient, self._layers[-1].output)
+        self._top.tape.release(self._loss)
+        for layer in reversed(self._layers):
+            flowing = self._layer_backward(layer, flowing)
+        if self._mask is not None:
+            self._bottom.tape.release(self._mask)
+        if flowing is not None:
+            self._bottom.tape.backward(self._layers[0].source, flowing, None)
+        for block in self._until_backward_ends:
+            self._meter.drop(block)
+
+    @property
+    def _stream_role(self) -> Role:
+        return Role.CHECKPOINTS if self._recipe.checkpointing else Role.ACTIVATIONS
+
+    def _new_context(self, tape: Tape) -> Context:
+        return Context(recipe=self._recipe, tape=tape, weights=self._weights, kernels=self._kernels, mask=self._mask)
+
+    def _make_tables(self, stream: Value) -> None:
+        """Rotary tables are saved by every layer, so they live until backward ends; masks until the model returns."""
+        for size_bytes in table_sizes(self._recipe, stream):
+            self._until_backward_ends.append(self._meter.take(size_bytes, Role.ACTIVATIONS))
+        count, width = masks(self._recipe, stream)
+        if count:
+            elements = count * self._recipe.tokens * self._recipe.seq
+            self._mask = self._bottom.tape.run(Operation(elements=elements, width=width, role=Role.INPUTS))
+
+    def _repeat(self, times: int, act: Callable[[], None]) -> None:
+        """Act once, and count what that changed for the other layers it stands for."""
+        before = self._meter.held
+        act()
+        if times > 1:
+            after = self._meter.held
+            self._meter.add({role: after[role] - before[role] for role in after}, times - 1)
+
+    def _layer_forward(self, index: int, times: int, stream: Value, held: Block) -> tuple[Value, Block]:
+        """Run a layer on `stream`; the caller's loop variable `held` moves on to its output."""
+        checkpointing = self._recipe.checkpointing
+        context = self._new_context(Tape(self._meter, saving=not checkpointing))
+        is_last = index == self._recipe.spec.layers - 1
+        result: list[Value] = []
+
+        def run() -> None:
+            checkpoint = self._meter.keep(held) if checkpointing else None
+            output = run_layer(context, stream, index, Role.ACTIVATIONS if is_last else self._stream_role)
+            self._meter.drop(held)
+            self._layers.append(_Layer(index, times, stream, output, context, checkpoint))
+            result.append(output)
+
+        self._repeat(times, run)
+        return result[0], context.tape.hand_over(result[0])
+
+    def _layer_backward(self, layer: _Layer, gradient: Block | None) -> Block | None:
+        flowing: list[Block | None] = [None]
+
+        def run() -> None:
+            if gradient is None:
+                return
+            if layer.checkpoint is None:
+                flowing[0] = layer.context.tape.backward(layer.output, gradient, layer.source)
+            else:
+                flowing[0] = self._recompute_and_backward(layer, gradient)
+                self._meter.drop(layer.checkpoint)
+
+        self._repeat(layer.times, run)
+        return flowing[0]
+
+    def _recompute_and_backward(self, layer: _Layer, gradient: Block) -> Block | None:
+        """torch.utils.checkpoint: run the layer again, then its backward.
+
+        The reentrant kind runs it to the end and holds its output; the other stops at the last
+        tensor that backward needs.
+        """
+        saves = None if self._recipe.reentrant else layer.context.tape.saves_seen
+        context = self._new_context(Tape(self._meter, stop_after_saves=saves))
+        output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
+        context.leave_autocast()
+        flowing = context.tape.backward(output, gradient, layer.source)
+        context.tape.release(output)
+        return flowing
+
+
+def _explicit_layers(layers: int) -> tuple[tuple[int, int], ...]:
+    """(index, how many it stands for) of the layers that are run."""
+    if layers <= 2:
+        return tuple((index, 1) for index in range(layers))
+    return ((0, 1), (1, layers - 2), (layers - 1, 1))

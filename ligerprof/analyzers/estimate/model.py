@@ -1,0 +1,83 @@
+"""What surrounds the decoder layers: embedding, rotary tables, masks, and the final norm's name."""
+
+from ligerprof.analyzers.estimate.context import FP32_BYTES, INDEX_BYTES, Context, is_eager
+from ligerprof.analyzers.estimate.operations import add, dropout, scale
+from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.models import ModelSpec
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import Role
+
+# embedding_dense_backward sorts its indices above this many (aten/src/ATen/native/cuda/Embedding.cu)
+_SORTED_INDICES = 3072
+# rows that one partial sum covers, and columns in whole warps (EmbeddingBackwardKernel.cu)
+_ROWS_PER_PARTIAL, _WARP = 10, 32
+
+
+def embed(context: Context, role: Role) -> tuple[Value, Value]:
+    """The embedding's output and the residual stream that the first layer reads, each held once."""
+    if context.spec.model_type == "gpt2":
+        return _gpt2_embed(context, role)
+    embedded = _look_up(context, "model.embed_tokens.weight", role)
+    if context.spec.model_type in ("gemma", "gemma2"):
+        scaled = scale(context, embedded, role=role)
+        context.tape.release(embedded)
+        embedded = scaled
+    return embedded, context.tape.name(embedded)
+
+
+def _gpt2_embed(context: Context, role: Role) -> tuple[Value, Value]:
+    tape = context.tape
+    embedded = _look_up(context, "transformer.wte.weight", Role.ACTIVATIONS)
+    positions = _look_up(context, "transformer.wpe.weight", Role.ACTIVATIONS, sequences=1)
+    total = add(context, embedded, positions, role=role)
+    dropped = dropout(context, total, float(context.spec.config.get("embd_pdrop", 0.1)))
+    tape.release(total, positions)
+    return embedded, dropped
+
+
+def _look_up(context: Context, name: str, role: Role, *, sequences: int | None = None) -> Value:
+    weight = context.weights[name]
+    tokens = context.tokens if sequences is None else sequences * context.recipe.seq
+    hidden = context.spec.hidden_size
+    return context.tape.run(
+        Operation(
+            elements=tokens * hidden,
+            width=weight.width,
+            inputs=(weight,),
+            role=role,
+            backward_scratch_bytes=_sort_bytes(tokens, weight.elements // hidden, hidden),
+        )
+    )
+
+
+def _sort_bytes(tokens: int, rows: int, hidden: int) -> int:
+    """What a dense embedding gradient needs to sort its indices and to sum them piece by piece."""
+    if tokens <= _SORTED_INDICES:
+        return 0
+    sorted_bytes = 4 * tokens * INDEX_BYTES
+    partials = tokens // _ROWS_PER_PARTIAL + min(tokens, rows)
+    columns = -(-hidden // _WARP) * _WARP
+    return sorted_bytes + partials * (INDEX_BYTES + columns * FP32_BYTES)
+
+
+def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
+    """Bytes of the rotary tables cos and sin; none with learned positions."""
+    if not recipe.spec.rotary:
+        return ()
+    size_bytes = recipe.seq * recipe.spec.head_dim * stream.width
+    return (size_bytes, size_bytes)
+
+
+def masks(recipe: TrainingRecipe, stream: Value) -> tuple[int, int]:
+    """How many attention masks there are, and bytes an element: additive ones for eager, else booleans where needed."""
+    kinds = 2 if recipe.spec.model_type == "gemma2" else 1
+    if is_eager(recipe):
+        return kinds, stream.width
+    window = recipe.spec.config.get("sliding_window")
+    slides = recipe.spec.model_type in ("mistral", "gemma2") and window is not None and recipe.seq > window
+    return (kinds, 1) if recipe.padding or slides else (0, 1)
+
+
+def final_norm_name(spec: ModelSpec) -> str:
+    """The norm between the last layer and the head."""
+    return "transformer.ln_f" if spec.model_type == "gpt2" else "model.norm"

@@ -1,0 +1,82 @@
+"""Norms as transformers writes them in plain torch, or as one fused kernel."""
+
+from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.operations import row_root, scale_columns, scale_rows, square
+from ligerprof.analyzers.estimate.tape import Operation, Value, Weight
+
+_OFFSET_FAMILIES = ("gemma", "gemma2")
+
+
+def norm(context: Context, value: Value, name: str, *, rows: int | None = None) -> Value:
+    """The norm whose weight is `{name}.weight`; `rows` is the number of vectors, the tokens by default."""
+    weight = context.weights[f"{name}.weight"]
+    rows = context.tokens if rows is None else rows
+    if context.spec.norm == "layer":
+        return _layer_norm(context, value, weight, context.weights[f"{name}.bias"])
+    if context.spec.model_type in _OFFSET_FAMILIES:
+        return _gemma_rms_norm(context, value, weight, rows)
+    return _llama_rms_norm(context, value, weight, rows)
+
+
+def _llama_rms_norm(context: Context, value: Value, weight: Weight, rows: int) -> Value:
+    """LlamaRMSNorm.forward: upcast, divide by the root, cast back, times the weight."""
+    tape = context.tape
+    wide = context.cast(value, FP32_BYTES)
+    squares = square(context, wide)
+    root = row_root(context, squares, rows)
+    tape.release(squares)
+    scaled = scale_rows(context, wide, root)
+    tape.release(wide, root)
+    narrow = context.cast(scaled, value.width)
+    output = scale_columns(context, narrow, weight)
+    tape.release(scaled, narrow)
+    return output
+
+
+def _gemma_rms_norm(context: Context, value: Value, weight: Weight, rows: int) -> Value:
+    """GemmaRMSNorm.forward: all in fp32, times one plus the weight, cast back last."""
+    tape = context.tape
+    wide = context.cast(value, FP32_BYTES)
+    squares = square(context, wide)
+    root = row_root(context, squares, rows)
+    tape.release(squares)
+    scaled = scale_rows(context, wide, root)
+    tape.release(wide, root)
+    wide_weight = _one_plus(context, weight)
+    product = scale_columns(context, scaled, wide_weight)
+    output = context.cast(product, value.width)
+    tape.release(scaled, wide_weight, product)
+    return output
+
+
+def _one_plus(context: Context, weight: Weight) -> Value:
+    """`1.0 + weight.float()`: as large as one row."""
+    upcast = weight.width != FP32_BYTES
+    return context.tape.run(
+        Operation(
+            elements=weight.elements,
+            width=FP32_BYTES,
+            inputs=(weight,) if upcast else (),
+            passes=() if upcast else (weight,),
+        )
+    )
+
+
+def _layer_norm(context: Context, value: Value, weight: Weight, bias: Weight) -> Value:
+    """`native_layer_norm`: keeps its input, and mean and reciprocal deviation of each row in fp32.
+
+    Autocast runs it in fp32 and lets its output stay so.
+    """
+    tape = context.tape
+    read = context.cast(value, FP32_BYTES if context.half_bytes else value.width)
+    output = tape.run(
+        Operation(
+            elements=value.elements,
+            width=read.width,
+            inputs=(read, weight, bias),
+            saves=(read,),
+            extra_saved_bytes=2 * context.tokens * FP32_BYTES,
+        )
+    )
+    tape.release(read)
+    return output

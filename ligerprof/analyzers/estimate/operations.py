@@ -1,0 +1,146 @@
+"""Tensor operations that decoders are made of, each with what autograd keeps and what its gradient needs."""
+
+from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
+from ligerprof.roles import Role
+
+
+def linear(
+    context: Context,
+    value: Value,
+    weight: Weight,
+    bias: Weight | None = None,
+    *,
+    role: Role = Role.ACTIVATIONS,
+    gradient_role: Role = Role.ACTIVATIONS,
+) -> Value:
+    """`F.linear` or GPT-2's Conv1D: keeps its input for the weight's gradient, autocast's weight for the input's."""
+    read_weight = context.autocast_weight(weight)
+    read = context.autocast(value)
+    inputs: tuple[Tensor, ...] = (read_weight, read)
+    if bias is not None:
+        inputs = (*inputs, context.autocast_weight(bias))
+    in_features = value.elements // context.tokens
+    saves = ((read,) if weight.trainable else ()) + ((read_weight,) if value.needs_gradient else ())
+    output = context.tape.run(
+        Operation(
+            elements=context.tokens * (weight.elements // in_features),
+            width=read.width,
+            inputs=inputs,
+            saves=saves,
+            role=role,
+            gradient_role=gradient_role,
+            gradient_is_view=True,
+        )
+    )
+    context.tape.release(read)
+    return output
+
+
+def add(context: Context, left: Value, right: Value, *, role: Role = Role.ACTIVATIONS) -> Value:
+    """`left + right`: keeps nothing; an operand of the result's dtype is handed the gradient itself."""
+    width = max(left.width, right.width)
+    return context.tape.run(
+        Operation(
+            elements=left.elements,
+            width=width,
+            inputs=tuple(item for item in (left, right) if item.width != width),
+            passes=tuple(item for item in (left, right) if item.width == width),
+            role=role,
+            gradient_role=left.gradient_role,
+        )
+    )
+
+
+def scale(context: Context, value: Value, *, role: Role = Role.ACTIVATIONS) -> Value:
+    """`value * number`: keeps nothing."""
+    return context.tape.run(
+        Operation(
+            elements=value.elements, width=value.width, inputs=(value,), role=role, gradient_role=value.gradient_role
+        )
+    )
+
+
+def multiply(context: Context, left: Value, right: Value) -> Value:
+    """`left * right` of two activations of one shape and dtype: keeps both."""
+    return context.tape.run(
+        Operation(elements=left.elements, width=left.width, inputs=(left, right), saves=(left, right))
+    )
+
+
+def unary(context: Context, value: Value, *, saves_output: bool = False, role: Role = Role.ACTIVATIONS) -> Value:
+    """An elementwise function: keeps its input, or its output where the gradient is told from that (tanh)."""
+    saves = () if saves_output else (value,)
+    return context.tape.run(
+        Operation(
+            elements=value.elements,
+            width=value.width,
+            inputs=(value,),
+            saves=saves,
+            saves_output=saves_output,
+            role=role,
+            gradient_role=value.gradient_role,
+        )
+    )
+
+
+def dropout(context: Context, value: Value, probability: float) -> Value:
+    """`native_dropout`: keeps a mask of one byte an element; with probability 0 torch returns the input."""
+    if probability == 0:
+        return context.tape.name(value)
+    return context.tape.run(
+        Operation(elements=value.elements, width=value.width, inputs=(value,), extra_saved_bytes=value.elements)
+    )
+
+
+def square(context: Context, value: Value) -> Value:
+    """`value.pow(2)`: its gradient computes value ** 1, times two, times the incoming gradient."""
+    return context.tape.run(
+        Operation(
+            elements=value.elements,
+            width=value.width,
+            inputs=(value,),
+            saves=(value,),
+            backward_scratch_bytes=2 * value.size_bytes,
+        )
+    )
+
+
+def row_root(context: Context, squares: Value, rows: int) -> Value:
+    """`torch.rsqrt(squares.mean(-1) + eps)`: one number a row, its result kept."""
+    tape = context.tape
+    mean = tape.run(Operation(elements=rows, width=FP32_BYTES, inputs=(squares,)))
+    shifted = tape.run(Operation(elements=rows, width=FP32_BYTES, passes=(mean,)))
+    root = tape.run(Operation(elements=rows, width=FP32_BYTES, inputs=(shifted,), saves_output=True))
+    tape.release(mean, shifted)
+    return root
+
+
+def scale_rows(context: Context, value: Value, factors: Value) -> Value:
+    """`value * factors` with one factor a row: keeps both."""
+    return context.tape.run(
+        Operation(
+            elements=value.elements,
+            width=value.width,
+            inputs=(value, factors),
+            saves=(value, factors),
+            # gradient times value, before it is summed over the row
+            backward_scratch_bytes=value.size_bytes,
+        )
+    )
+
+
+def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
+    """`weight * value` with one weight a column: keeps both."""
+    width = max(value.width, weight.width)
+    saves: tuple[Tensor, ...] = (value, weight) if weight.needs_gradient else (weight,)
+    return context.tape.run(
+        Operation(
+            elements=value.elements,
+            width=width,
+            inputs=(value, weight),
+            saves=saves,
+            # gradient times value, before it is summed over the tokens
+            backward_scratch_bytes=value.elements * width if weight.needs_gradient else 0,
+        )
+    )

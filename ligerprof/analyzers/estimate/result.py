@@ -1,0 +1,77 @@
+"""What an estimate says: the peak, its phases and roles, the headline terms, what was assumed and what is missing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ligerprof.roles import MemoryBreakdown, Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Term:
+    """One headline quantity as a formula and its value.
+
+    Attributes:
+        name: what it is, such as `checkpoints`.
+        formula: how it follows from the recipe, such as `B T H L 4`.
+    """
+
+    name: str
+    formula: str
+    size_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `terms` in the estimate's JSON."""
+        return {"name": self.name, "formula": self.formula, "bytes": self.size_bytes}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """A training step's memory on one GPU in closed form.
+
+    Attributes:
+        peak_bytes: what max_memory_allocated would report for the steady step, from an empty device.
+        peak_phase: the phase that has the peak.
+        phases: the highest bytes of forward, backward and optimizer.
+        static_bytes: weights, gradients and optimizer states: parameters times a few bytes.
+        checkpoint_bytes: the inputs of all decoder layers, 0 without checkpointing.
+        logits_bytes: the highest sum of all planes of tokens times vocabulary; 0 with a loss that makes none.
+        roles: who holds the peak; adds up to `peak_bytes`.
+        first_step_peak_bytes: the first step's peak: it finds no optimizer states.
+        host_bytes: main memory of this GPU's process with offload, else 0.
+        terms: the headline quantities as formulas.
+        assumed: what the figures rest on, one sentence each.
+        left_out: what they do not hold, one sentence each.
+    """
+
+    peak_bytes: int
+    peak_phase: Phase
+    phases: Mapping[Phase, int]
+    static_bytes: int
+    checkpoint_bytes: int
+    logits_bytes: int
+    roles: MemoryBreakdown
+    first_step_peak_bytes: int
+    host_bytes: int
+    terms: tuple[Term, ...]
+    assumed: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `ligerprof estimate --json`."""
+        return {
+            "schema": 1,
+            "kind": "estimate",
+            "peak_bytes": self.peak_bytes,
+            "peak_phase": self.peak_phase.value,
+            "phases": {phase.value: size_bytes for phase, size_bytes in self.phases.items()},
+            "static_bytes": self.static_bytes,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "logits_bytes": self.logits_bytes,
+            "roles": self.roles.to_json(),
+            "first_step_peak_bytes": self.first_step_peak_bytes,
+            "host_bytes": self.host_bytes,
+            "terms": [term.to_json() for term in self.terms],
+            "assumed": list(self.assumed),
+            "left_out": list(self.left_out),
+        }

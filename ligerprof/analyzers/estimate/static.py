@@ -1,0 +1,72 @@
+"""Bytes that stay from step to step: weights, optimizer states, library workspaces, the batch."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES
+from ligerprof.analyzers.estimate.meter import rounding_bytes
+from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import Role
+
+# states as large as the trainable weights, in their dtype
+_MOMENTS: Mapping[str, int] = {"adamw-fused": 2, "adamw-foreach": 2, "sgd": 0, "none": 0}
+# torch keeps one cuBLAS workspace a thread: one for forward, one for autograd's backward thread
+CUBLAS_THREADS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticBytes:
+    """What the step finds in place.
+
+    Attributes:
+        weights, optimizer: bytes by role, what the allocator rounds up included.
+        foreach: one temporary for each trainable weight, as foreach AdamW makes for its square roots.
+    """
+
+    weights: Mapping[Role, int]
+    optimizer: Mapping[Role, int]
+    foreach: Mapping[Role, int]
+
+
+def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
+    """Every parameter of the model by transformers' name."""
+    width = DTYPE_BYTES[recipe.weight_dtype]
+    weights = {item.name: Weight(item.elements, width) for item in recipe.spec.parameters}
+    if recipe.spec.tied_embeddings:
+        weights[recipe.spec.parameters[0].name].uses = 2
+    return weights
+
+
+def static_bytes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> StaticBytes:
+    """Weights, optimizer states and what the optimizer step adds, block by block."""
+    weights = list(weights)
+    trainable = [weight.size_bytes for weight in weights if weight.trainable]
+    states = [size for size in trainable for _ in range(moment_count(recipe))]
+    # the fused optimizer keeps its step counters on the GPU
+    steps = [FP32_BYTES for _ in trainable] if recipe.optimizer == "adamw-fused" else []
+    foreach = trainable if recipe.optimizer == "adamw-foreach" else []
+    return StaticBytes(
+        weights=sum_blocks(Role.PARAMETERS, (weight.size_bytes for weight in weights)),
+        optimizer=sum_blocks(Role.OPTIMIZER_STATES, [*states, *steps]),
+        foreach=sum_blocks(Role.OPTIMIZER_TEMPORARIES, foreach),
+    )
+
+
+def moment_count(recipe: TrainingRecipe) -> int:
+    """Optimizer states as large as the trainable weights."""
+    return _MOMENTS[recipe.optimizer]
+
+
+def sum_blocks(role: Role, sizes: Iterable[int]) -> dict[Role, int]:
+    """Requested bytes under `role`, and what rounding each block adds."""
+    requested = list(sizes)
+    return {role: sum(requested), Role.ALLOCATOR_ROUNDING: sum(rounding_bytes(size) for size in requested)}
+
+
+def input_sizes(recipe: TrainingRecipe) -> Iterator[int]:
+    """Bytes of each tensor of the batch: tokens that are their own labels; with padding, a mask and labels."""
+    yield recipe.tokens * INDEX_BYTES
+    if recipe.padding:
+        yield recipe.tokens * INDEX_BYTES
+        yield recipe.tokens * INDEX_BYTES

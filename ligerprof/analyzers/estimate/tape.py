@@ -1,0 +1,296 @@
+"""Tensor operations and what autograd keeps for each: the bytes of forward and backward follow by counting."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ligerprof.analyzers.estimate.meter import Block, Meter
+from ligerprof.roles import Role
+
+
+@dataclass(slots=True, eq=False)
+class Weight:
+    """A parameter. Its own bytes are static; its gradient is made in backward.
+
+    Attributes:
+        width: bytes an element.
+        uses: how often a forward pass reads it (a tied embedding: twice).
+        gradient: the gradient, once it is made; a micro-batch after the first adds to it.
+        pending: gradients of some of the uses, while others are still to come.
+    """
+
+    elements: int
+    width: int
+    trainable: bool = True
+    uses: int = 1
+    gradient: Block | None = None
+    pending: Block | None = None
+    arrived: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor, and of its gradient."""
+        return self.elements * self.width
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether backward makes a gradient for it."""
+        return self.trainable
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """A tensor that a forward pass makes.
+
+    Attributes:
+        block: its memory; None where recomputation stopped before it was made again.
+        gradient_role: who its gradient counts as.
+    """
+
+    elements: int
+    width: int
+    needs_gradient: bool
+    block: Block | None
+    gradient_role: Role = Role.ACTIVATIONS
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor, and of its gradient."""
+        return self.elements * self.width
+
+
+Tensor = Weight | Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One call that makes one tensor, as torch sees it.
+
+    Attributes:
+        elements, width: the output.
+        inputs: tensors whose gradients are new memory of their own size.
+        passes: tensors that are handed the output's gradient itself, or a view of it.
+        saves: tensors autograd keeps until the backward of this operation has run.
+        saves_output: whether the output is kept as well.
+        extra_saved_bytes: what else is allocated and kept (statistics, dropout masks).
+        view_of: the tensor whose memory the output shares; no memory is taken then.
+        forward_scratch_bytes, backward_scratch_bytes: allocated beyond outputs and gradients,
+            and freed again, while the operation or its gradient runs.
+        role: who the output, what is kept, and the scratch of both passes count as.
+        gradient_role: who the gradient of the output counts as, where another operation makes it.
+        gradient_is_view: gradients are views (`mm(...).view`): a second one is not added in place.
+        in_function: a Python autograd Function: it saves after its output is made, not before.
+    """
+
+    elements: int
+    width: int
+    inputs: tuple[Tensor, ...] = ()
+    passes: tuple[Tensor, ...] = ()
+    saves: tuple[Tensor, ...] = ()
+    saves_output: bool = False
+    extra_saved_bytes: int = 0
+    view_of: Value | None = None
+    forward_scratch_bytes: int = 0
+    backward_scratch_bytes: int = 0
+    role: Role = Role.ACTIVATIONS
+    gradient_role: Role = Role.ACTIVATIONS
+    scratch_role: Role | None = None
+    gradient_is_view: bool = False
+    in_function: bool = False
+
+    @property
+    def saves_anything(self) -> bool:
+        """Whether autograd keeps a tensor for this operation's backward."""
+        return bool(self.saves) or self.saves_output or self.extra_saved_bytes > 0
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    operation: Operation
+    outputs: tuple[Value, ...]
+    saved: list[Block] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    block: Block
+    is_view: bool
+
+
+class Tape:
+    """Runs operations forward on a meter, then backward in the reverse order, as autograd's engine does.
+
+    Args:
+        meter: counts the bytes.
+        saving: False for a checkpointed region's first pass: nothing is kept for backward.
+        stop_after_saves: where recomputation stops: once so many operations have saved
+            (torch.utils.checkpoint's early stop); None runs to the end.
+    """
+
+    def __init__(self, meter: Meter, *, saving: bool = True, stop_after_saves: int | None = None) -> None:
+        self.meter = meter
+        self.saves_seen = 0
+        self._saving = saving
+        self._stop_after_saves = stop_after_saves
+        self._stopped = False
+        self._nodes: list[_Node] = []
+        self._variables: list[Block] = []
+        self._pending: dict[int, _Pending] = {}
+
+    def run(self, operation: Operation) -> Value:
+        """Run one operation; its output has one holder, the Python variable it is bound to."""
+        needs_gradient = any(item.needs_gradient for item in (*operation.inputs, *operation.passes))
+        output = Value(operation.elements, operation.width, needs_gradient, None, operation.gradient_role)
+        node = _Node(operation, (output,))
+        saves_now = needs_gradient and operation.saves_anything and not self._stopped
+        if saves_now:
+            self._save(node)
+        # a C++ operation saves its inputs before it computes, so the last one never computes
+        if not self._stopped or (saves_now and operation.in_function):
+            self._make_output(node)
+        if saves_now and self._stopped:
+            self._unwind()
+        if needs_gradient and self._saving:
+            self._nodes.append(node)
+        return output
+
+    def split(self, value: Value, parts: int) -> tuple[Value, ...]:
+        """`value.split(...)`: views; their gradients are joined by one copy."""
+        outputs = tuple(
+            Value(value.elements // parts, value.width, value.needs_gradient, value.block) for _ in range(parts)
+        )
+        for output in outputs:
+            self.name(output)
+        if value.needs_gradient and self._saving:
+            operation = Operation(elements=value.elements, width=value.width, inputs=(value,))
+            self._nodes.append(_Node(operation, outputs))
+        return outputs
+
+    def name(self, value: Value) -> Value:
+        """Bind a tensor to one more Python variable."""
+        if value.block is not None and not self._stopped:
+            self._variables.append(self.meter.keep(value.block))
+        return value
+
+    def release(self, *values: Value) -> None:
+        """The Python variables of these tensors go out of scope."""
+        for value in values:
+            if value.block is not None and value.block in self._variables:
+                self._variables.remove(value.block)
+                self.meter.drop(value.block)
+
+    def hand_over(self, value: Value) -> Block:
+        """Give the tensor's Python variable to the caller, who drops the block."""
+        assert value.block is not None
+        self._variables.remove(value.block)
+        return value.block
+
+    def backward(self, output: Value, gradient: Block, source: Value | None) -> Block | None:
+        """Walk the operations backwards from the gradient of `output`.
+
+        Returns:
+            The gradient of `source`, held once; None where it needs none.
+        """
+        self._pending[id(output)] = _Pending(gradient, is_view=False)
+        while self._nodes:
+            self._run_backward(self._nodes.pop())
+        pending = self._pending.pop(id(source), None)
+        return pending.block if pending is not None else None
+
+    def _save(self, node: _Node) -> None:
+        self.saves_seen += 1
+        if self._saving:
+            blocks = (item.block for item in node.operation.saves if isinstance(item, Value))
+            node.saved.extend(self.meter.keep(block) for block in blocks if block is not None)
+        self._stopped = self.saves_seen == self._stop_after_saves
+
+    def _make_output(self, node: _Node) -> None:
+        operation, output = node.operation, node.outputs[0]
+        extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
+        if operation.view_of is None:
+            output.block = self.meter.take(output.size_bytes, operation.role)
+        elif operation.view_of.block is not None:
+            output.block = self.meter.keep(operation.view_of.block)
+        self.meter.touch(operation.forward_scratch_bytes, operation.scratch_role or operation.role)
+        if output.block is not None:
+            self._variables.append(output.block)
+        self._save_made(node, extra)
+
+    def _save_made(self, node: _Node, extra: Block | None) -> None:
+        """Keep what the operation itself made for backward, or let it go again."""
+        output = node.outputs[0]
+        keeps = self._saving and output.needs_gradient
+        if extra is not None:
+            if keeps:
+                node.saved.append(extra)
+            else:
+                self.meter.drop(extra)
+        if keeps and node.operation.saves_output and output.block is not None:
+            node.saved.append(self.meter.keep(output.block))
+
+    def _unwind(self) -> None:
+        """The exception that ends a recomputation ends every frame with it."""
+        for block in self._variables:
+            self.meter.drop(block)
+        self._variables.clear()
+
+    def _run_backward(self, node: _Node) -> None:
+        arrived = [self._pending.pop(id(output), None) for output in node.outputs]
+        incoming = [pending for pending in arrived if pending is not None]
+        delivered = self._compute_gradients(node.operation, incoming) if incoming else []
+        self._forget(pending.block for pending in incoming)
+        self._forget(node.saved)
+        for item, pending in delivered:
+            self._deliver(item, pending)
+
+    def _compute_gradients(self, operation: Operation, incoming: list[_Pending]) -> list[tuple[Tensor, _Pending]]:
+        made = [
+            (item, _Pending(self._make_gradient(item), operation.gradient_is_view))
+            for item in operation.inputs
+            if item.needs_gradient
+        ]
+        passed = [
+            (item, _Pending(self.meter.keep(incoming[0].block), incoming[0].is_view))
+            for item in operation.passes
+            if item.needs_gradient
+        ]
+        self.meter.touch(operation.backward_scratch_bytes, operation.scratch_role or operation.role)
+        return made + passed
+
+    def _forget(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            self.meter.drop(block)
+
+    def _make_gradient(self, item: Tensor) -> Block:
+        role = Role.GRADIENTS if isinstance(item, Weight) else item.gradient_role
+        return self.meter.take(item.size_bytes, role)
+
+    def _deliver(self, item: Tensor, new: _Pending) -> None:
+        if isinstance(item, Weight):
+            self._deliver_to_weight(item, new.block)
+            return
+        old = self._pending.get(id(item))
+        if old is None:
+            self._pending[id(item)] = new
+        elif old.block.holders == 1 and not old.is_view:
+            # InputBuffer::accumulate adds in place where it is the only owner
+            self.meter.drop(new.block)
+        else:
+            total = self.meter.take(item.size_bytes, item.gradient_role)
+            self._forget((old.block, new.block))
+            self._pending[id(item)] = _Pending(total, is_view=False)
+
+    def _deliver_to_weight(self, weight: Weight, block: Block) -> None:
+        weight.arrived += 1
+        if weight.pending is not None:
+            # the first of a tied weight's gradients is a transposed view: the sum is new memory
+            total = self.meter.take(weight.size_bytes, Role.GRADIENTS)
+            self._forget((weight.pending, block))
+            block, weight.pending = total, None
+        if weight.arrived < weight.uses:
+            weight.pending = block
+            return
+        weight.arrived = 0
+        if weight.gradient is None:
+            weight.gradient = block
+        else:
+            self.meter.drop(block)

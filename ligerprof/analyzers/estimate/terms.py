@@ -1,0 +1,36 @@
+"""The headline quantities of an estimate, each the formula a person would write down."""
+
+from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES
+from ligerprof.analyzers.estimate.result import Term
+from ligerprof.analyzers.estimate.static import moment_count
+from ligerprof.recipe import TrainingRecipe
+
+
+def parameter_term(recipe: TrainingRecipe, trainable_elements: int, total_elements: int) -> Term:
+    """Weights of all parameters; gradients and moments of those that train."""
+    width = DTYPE_BYTES[recipe.weight_dtype]
+    per_trainable = width * (1 + moment_count(recipe))
+    if trainable_elements == total_elements:
+        formula = f"{width + per_trainable} P"
+    else:
+        formula = f"{width} P + {per_trainable} P_trained"
+    size_bytes = width * total_elements + per_trainable * trainable_elements
+    return Term(name="static", formula=f"{formula}, P = {total_elements:,}", size_bytes=size_bytes)
+
+
+def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
+    """The residual stream at the input of every layer."""
+    if not recipe.checkpointing:
+        return None
+    width = DTYPE_BYTES[recipe.weight_dtype]
+    spec = recipe.spec
+    size_bytes = recipe.tokens * spec.hidden_size * spec.layers * width
+    formula = f"B T H L {width} = {recipe.batch} x {recipe.seq} x {spec.hidden_size} x {spec.layers} x {width}"
+    return Term(name="checkpoints", formula=formula, size_bytes=size_bytes)
+
+
+def logits_plane_term(recipe: TrainingRecipe) -> Term:
+    """One plane of logits in fp32; losses differ in how many of them are alive together."""
+    size_bytes = recipe.tokens * recipe.spec.vocab_size * FP32_BYTES
+    formula = f"B T V 4 = {recipe.batch} x {recipe.seq} x {recipe.spec.vocab_size} x 4"
+    return Term(name="logits plane", formula=formula, size_bytes=size_bytes)
