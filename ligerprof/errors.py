@@ -29,6 +29,10 @@ class KernelUnavailableError(LigerprofError):
     """A kernel that was asked for and cannot run here; the message carries the reason."""
 
 
+class KernelInputError(LigerprofError, ValueError):
+    """Tensors that a kernel cannot work on: shapes that do not go together, or a layer it must not replace."""
+
+
 class SnapshotFormatError(LigerprofError):
     """A snapshot file that is not what torch.cuda.memory writes, or that is not safe to read."""
 

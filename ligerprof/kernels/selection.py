@@ -1,7 +1,7 @@
 """Which kernels a `--liger` set means for an architecture."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ligerprof.errors import RecipeError
 from ligerprof.models import ModelSpec
@@ -27,6 +27,11 @@ def inapplicable_reason(name: str, spec: ModelSpec) -> str | None:
     if has[name]:
         return None
     return f"{spec.name} ({spec.model_type}) has no operation that {name} replaces"
+
+
+def applies(name: str) -> Callable[[ModelSpec], str | None]:
+    """The `applies` of a kernel that fills the slot `name`."""
+    return lambda spec: inapplicable_reason(name, spec)
 
 
 def select_kernels(text: str, spec: ModelSpec) -> tuple[str, ...]:

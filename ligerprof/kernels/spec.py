@@ -14,6 +14,8 @@ class KernelShape:
         sequences: sequences in the micro-batch; `tokens` = sequences * tokens a sequence.
         activation_bytes: bytes an element of the activations the kernel is given (2 or 4).
         parameter_bytes: bytes an element of the weights it is given.
+        compute_bytes: bytes an element of what matrix products work on, where autocast casts for them;
+            None is `activation_bytes`.
         head_trainable: whether the kernel's weight wants a gradient.
         sm_count: multiprocessors of the GPU; some partial sums are sized by it.
         flce_budget: `lean`, `balanced`, or bytes of workspace, for the fused loss.
@@ -29,9 +31,15 @@ class KernelShape:
     head_dim: int
     activation_bytes: int
     parameter_bytes: int
+    compute_bytes: int | None = None
     head_trainable: bool = True
     sm_count: int = 132
     flce_budget: str | int = "balanced"
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes an element of a matrix product's operands and result."""
+        return self.activation_bytes if self.compute_bytes is None else self.compute_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,54 @@
+"""Cross-entropy over given logits in plain torch."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
+
+
+def next_labels(labels: Tensor, options: LossOptions) -> Tensor:
+    """The label each position is scored against."""
+    if not options.shift:
+        return labels
+    return functional.pad(labels, (0, 1), value=options.ignore_index)[..., 1:].contiguous()
+
+
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    num_items: Tensor | float | None = None,
+) -> Tensor:
+    """Cross-entropy of logits [..., V] against labels [...], computed in fp32 or wider.
+
+    Args:
+        num_items: what the summed loss is divided by instead of the count, where the reduction is `mean`.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if options.logit_scale != 1.0:
+        wide = wide * options.logit_scale
+    if options.softcap is not None:
+        wide = options.softcap * torch.tanh(wide / options.softcap)
+    targets = next_labels(labels, options)
+    summed = options.reduction == "mean" and num_items is not None
+    loss = functional.cross_entropy(
+        wide.view(-1, wide.shape[-1]),
+        targets.view(-1),
+        ignore_index=options.ignore_index,
+        label_smoothing=options.label_smoothing,
+        reduction="sum" if summed else options.reduction,
+    )
+    if options.z_loss > 0:
+        loss = loss + options.z_loss * _squared_normalizers(wide, targets, options, summed)
+    if summed and num_items is not None:
+        return loss / num_items
+    return loss.view(targets.shape) if options.reduction == "none" else loss
+
+
+def _squared_normalizers(wide: Tensor, targets: Tensor, options: LossOptions, summed: bool) -> Tensor:
+    counts = targets != options.ignore_index
+    squares = torch.where(counts, torch.logsumexp(wide, dim=-1).square(), 0.0)
+    if options.reduction == "none":
+        return squares.view(-1)
+    return squares.sum() if summed or options.reduction == "sum" else squares.sum() / counts.sum()

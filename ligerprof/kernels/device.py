@@ -1,0 +1,77 @@
+"""What the kernels ask about the device they run on; a simulator answers for the GPU it stands for."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE_KINDS = ("cuda", "cpu", "simulated")
+
+# Triton's interpreter runs programs one after the other; a few are enough to exercise partial sums
+_INTERPRETER_SM_COUNT = 4
+
+# one value for the process and not a context variable: backward may run on autograd's threads
+_stand_in: list[int] = []
+
+
+@contextmanager
+def standing_for(*, sm_count: int) -> Iterator[None]:
+    """Let every device count as one with `sm_count` multiprocessors, as a simulation of that GPU needs."""
+    _stand_in.append(sm_count)
+    try:
+        yield
+    finally:
+        _stand_in.pop()
+
+
+def sm_count(device: "torch.device") -> int:
+    """Multiprocessors of `device`; partial sums are sized by it."""
+    if _stand_in:
+        return _stand_in[-1]
+    if device.type == "cuda":
+        return _cuda_sm_count(device.index)
+    return _INTERPRETER_SM_COUNT
+
+
+@cache
+def _cuda_sm_count(index: int | None) -> int:
+    import torch
+
+    device = torch.cuda.current_device() if index is None else index
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def on_device(tensor: "torch.Tensor") -> AbstractContextManager[object]:
+    """Make the tensor's GPU the one that Triton launches on; nothing for a tensor on the CPU."""
+    import torch
+
+    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
+
+
+def triton_unavailable_reason(device_kind: str) -> str | None:
+    """Why a Triton kernel cannot run on a device of this kind, or None.
+
+    Args:
+        device_kind: `cuda`, `cpu` (Triton's interpreter), or `simulated` (launches left out).
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (there is one for Linux: pip install triton)"
+    if device_kind == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton kernels run on a CPU only in its interpreter: set TRITON_INTERPRET=1 before starting"
+    return _no_cuda_reason() if device_kind == "cuda" else None
+
+
+def _no_cuda_reason() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else "no CUDA device is visible to torch"
+
+
+def never_unavailable(device_kind: str) -> str | None:  # noqa: ARG001
+    """Plain torch runs everywhere."""
+    return None

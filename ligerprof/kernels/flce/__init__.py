@@ -1,0 +1,1 @@
+"""Linear layer and cross-entropy fused: the logits never whole."""

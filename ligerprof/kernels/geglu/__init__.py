@@ -1,0 +1,1 @@
+"""GeGLU: GELU (tanh) of the gate times the up projection."""

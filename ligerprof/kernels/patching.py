@@ -1,0 +1,315 @@
+"""Put kernels into a transformers model, and take them out again."""
+
+import functools
+import importlib
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ligerprof.errors import KernelInputError, KernelUnavailableError
+from ligerprof.kernels.causal_lm import fused_head_forward, fused_loss_forward, loss_after_head, loss_in_head
+from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.plans import PatchPlan, find_plan
+from ligerprof.kernels.registry import find_kernel
+from ligerprof.kernels.selection import select_kernels
+from ligerprof.kernels.spec import KernelSpec
+from ligerprof.models import spec_from_config
+
+Forward = Callable[..., Any]
+_ROPE = "apply_rotary_pos_emb"
+_ACTIVATIONS = {"swiglu": ("SiLU", "SiLUActivation"), "geglu": ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation")}
+
+
+class Patch:
+    """Kernels that stand in a model. As a context manager it takes them out at the end.
+
+    Attributes:
+        kernels: names of the kernels that were put in.
+        provider: whose they are.
+    """
+
+    def __init__(self, kernels: tuple[str, ...], provider: str) -> None:
+        self.kernels = kernels
+        self.provider = provider
+        self._undo: list[Callable[[], None]] = []
+
+    def on_undo(self, action: Callable[[], None]) -> None:
+        """Do `action` when the kernels are taken out, before what was registered earlier."""
+        self._undo.append(action)
+
+    def undo(self) -> None:
+        """Restore what was there before; a second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> "Patch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    """What was asked for, resolved.
+
+    Attributes:
+        entries: slot to the function that fills it.
+    """
+
+    plan: PatchPlan
+    kernels: tuple[str, ...]
+    provider: str
+    entries: dict[str, Callable[..., Any]]
+    options: LossOptions
+
+
+def apply(
+    model: Any,
+    kernels: str = "all",
+    *,
+    provider: str = "ligerprof",
+    flce_budget: str | int = "balanced",
+    device_kind: str | None = None,
+) -> Patch:
+    """Put kernels into a model, or into every model that a class will make.
+
+    Args:
+        model: a causal language model of transformers, wrapped or not (peft, DDP), or its class.
+        kernels: as `--liger` takes it: `all`, `no-flce`, or names joined by `+` or `,`.
+        provider: whose kernels.
+        flce_budget: workspace of the fused loss: `lean`, `balanced`, or bytes.
+        device_kind: `cuda`, `cpu` or `simulated`; None reads it off the model (`cuda` for a class).
+
+    Returns:
+        A Patch: permanent until its `undo()`, or a context manager.
+
+    Raises:
+        RecipeError: an unknown kernel, or one that the architecture has no place for.
+        KernelUnavailableError: a kernel that cannot run here, or an architecture without a plan.
+        KernelInputError: a layer that must not be replaced, such as a head with adapters.
+    """
+    if isinstance(model, type):
+        return _apply_to_class(model, kernels, provider, flce_budget, device_kind or "cuda")
+    inner = _causal_model(model)
+    request = _resolve(inner.config, kernels, provider, flce_budget, device_kind or _device_kind(inner))
+    patch = Patch(request.kernels, provider)
+    _apply_to_instance(inner, request, patch)
+    return patch
+
+
+def _apply_to_class(
+    model_class: type[Any], kernels: str, provider: str, flce_budget: str | int, device_kind: str
+) -> Patch:
+    """Wrap the constructor, so that every new instance is patched as any instance is."""
+    request = _resolve(model_class.config_class(), kernels, provider, flce_budget, device_kind)
+    patch = Patch(request.kernels, provider)
+    construct = model_class.__init__
+    own = "__init__" in vars(model_class)
+
+    @functools.wraps(construct)
+    def construct_patched(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        _apply_to_instance(self, request, patch)
+
+    def restore() -> None:
+        if own:
+            model_class.__init__ = construct
+        else:
+            del model_class.__init__
+
+    model_class.__init__ = construct_patched
+    patch.on_undo(restore)
+    return patch
+
+
+def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str) -> _Request:
+    plan = find_plan(config.model_type)
+    names = select_kernels(kernels, spec_from_config(config.to_dict(), name=config.model_type))
+    specs = [find_kernel(name, provider) for name in names]
+    for spec in specs:
+        require_available(spec, device_kind)
+    return _Request(
+        plan=plan,
+        kernels=names,
+        provider=provider,
+        entries={spec.slot: load_entry(spec.entry) for spec in specs},
+        options=LossOptions(budget=flce_budget, in_place=True),
+    )
+
+
+def require_available(spec: KernelSpec, device_kind: str) -> None:
+    """Refuse a kernel that cannot run on this kind of device.
+
+    Raises:
+        KernelUnavailableError: with the reason.
+    """
+    if (reason := spec.unavailable_reason(device_kind)) is not None:
+        raise KernelUnavailableError(
+            f"kernel {spec.name} of {spec.provider}: {reason}. Run `ligerprof kernels` to see what can run here."
+        )
+
+
+def load_entry(entry: str) -> Callable[..., Any]:
+    """Import the function that `module:function` names."""
+    module, _, name = entry.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _causal_model(model: Any) -> Any:
+    """The transformers model inside peft's, DDP's or DeepSpeed's wrapper."""
+    while isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    if not hasattr(model, "config") or not hasattr(model, "get_output_embeddings"):
+        raise KernelInputError(
+            f"{type(model).__name__} is no causal language model of transformers."
+            " Hand over the model that has the head."
+        )
+    return model
+
+
+def _device_kind(model: nn.Module) -> str:
+    device = next(model.parameters()).device
+    return "cpu" if device.type == "cpu" else "cuda"
+
+
+def _apply_to_instance(model: Any, request: _Request, patch: Patch) -> None:
+    try:
+        _Patcher(model, request, patch).run()
+    except BaseException:
+        patch.undo()
+        raise
+
+
+class _Patcher:
+    """Gives modules of one model a subclass of their own class whose forward calls the kernels.
+
+    A subclass, and not a function on the instance: a bound method in a module's own dict is a reference cycle, and
+    the model's memory would wait for the garbage collector.
+    """
+
+    def __init__(self, model: Any, request: _Request, patch: Patch) -> None:
+        self._model, self._request, self._patch = model, request, patch
+        self._plan = request.plan
+        self._modeling = importlib.import_module(request.plan.module)
+        self._subclasses: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+
+    def run(self) -> None:
+        fill: dict[str, Callable[[Forward], None]] = {
+            "rope": self._fill_rope,
+            "rms": self._fill_rms,
+            "swiglu": functools.partial(self._fill_gated, "swiglu"),
+            "geglu": functools.partial(self._fill_gated, "geglu"),
+            "layernorm": self._fill_layernorm,
+            "ce": self._fill_ce,
+            "flce": self._fill_flce,
+        }
+        for slot, kernel in self._request.entries.items():
+            fill[slot](kernel)
+
+    def _fill_rope(self, kernel: Forward) -> None:
+        for module in self._modules(self._plan.attention):
+            self._swap(module, "rope", lambda original: _with_global(original, _ROPE, kernel))
+
+    def _fill_rms(self, kernel: Forward) -> None:
+        eps, offset = self._plan.rms_eps, self._plan.rms_offset
+
+        def forward(self: Any, hidden_states: torch.Tensor) -> Any:
+            return kernel(hidden_states, self.weight, getattr(self, eps), offset)
+
+        for module in self._modules(self._plan.rms):
+            self._swap(module, "rms", lambda _original: forward)
+
+    def _fill_gated(self, slot: str, kernel: Forward) -> None:
+        def forward(self: Any, x: torch.Tensor) -> Any:
+            return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x)))
+
+        for module in self._modules(self._plan.gated_mlp):
+            activation = type(module.act_fn).__name__
+            if activation not in _ACTIVATIONS[slot]:
+                raise KernelUnavailableError(f"{slot}: the model's MLP uses {activation}. Leave {slot} out.")
+            self._swap(module, slot, lambda _original: forward)
+
+    def _fill_layernorm(self, kernel: Forward) -> None:
+        def forward(self: Any, x: torch.Tensor) -> Any:
+            return kernel(x, self.weight, self.bias, self.eps)
+
+        for module in self._model.modules():
+            if isinstance(module, nn.LayerNorm):
+                self._swap(module, "layernorm", lambda _original: forward)
+
+    def _fill_ce(self, kernel: Forward) -> None:
+        self._fuse_loss("ce", loss_after_head(kernel))
+
+    def _fill_flce(self, kernel: Forward) -> None:
+        head = self._model.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or hasattr(head, "base_layer") or not head.weight.is_floating_point():
+            raise KernelInputError(
+                f"flce: the model's head is a {type(head).__name__}; the fused loss reads a plain linear layer's weight"
+                " and would leave adapters out. Use ce, or take the head out of the adapter's targets."
+            )
+        self._swap(head, "flce", lambda original: fused_head_forward(original, kernel))
+        self._fuse_loss("flce", loss_in_head)
+
+    def _fuse_loss(self, slot: str, run_loss: Any) -> None:
+        request = self._request
+        self._swap(
+            self._model, slot, lambda original: fused_loss_forward(original, self._plan, run_loss, request.options)
+        )
+
+    def _modules(self, class_names: tuple[str, ...]) -> list[Any]:
+        classes = tuple(getattr(self._modeling, name) for name in class_names)
+        return [module for module in self._model.modules() if isinstance(module, classes)]
+
+    def _swap(self, module: nn.Module, slot: str, make_forward: Callable[[Forward], Forward]) -> None:
+        """Give `module` a subclass of its class with another forward."""
+        if "forward" in vars(module):
+            raise KernelInputError(
+                f"{slot}: a {type(module).__name__} has a forward of its own, from a hook or another patch."
+                " Put the kernels in before it."
+            )
+        before = type(module)
+        key = (before, slot)
+        if key not in self._subclasses:
+            # named as its parent, since checkpoints and wrapping policies go by class names
+            body = {"forward": make_forward(before.forward), "__module__": before.__module__}
+            self._subclasses[key] = type(before.__name__, (before,), {**body, "__qualname__": before.__qualname__})
+        module.__class__ = self._subclasses[key]
+        self._patch.on_undo(functools.partial(_restore_class, weakref.ref(module), self._subclasses[key], before))
+
+
+def _restore_class(reference: "weakref.ref[nn.Module]", ours: type[nn.Module], before: type[nn.Module]) -> None:
+    module = reference()
+    if module is None:
+        return
+    if type(module) is not ours:
+        raise KernelInputError(
+            f"a {before.__name__} was changed to {type(module).__name__} after the kernels were put in."
+            " Undo that change first."
+        )
+    module.__class__ = before
+
+
+def _with_global(function: Forward, name: str, value: Any) -> Forward:
+    """A copy of `function` in which the global `name` is `value`; its module stays as it is.
+
+    Raises:
+        KernelUnavailableError: the function does not use that name.
+    """
+    plain = function if isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__") else None
+    if plain is None or name not in plain.__code__.co_names:
+        raise KernelUnavailableError(f"rope: {function.__qualname__} does not call {name}. Leave rope out.")
+    # without the module's name, as torch.compile would look the global up in the module itself
+    scope = {**plain.__globals__, name: value}
+    scope.pop("__name__", None)
+    copy = types.FunctionType(plain.__code__, scope, plain.__name__, plain.__defaults__, plain.__closure__)
+    copy.__kwdefaults__ = plain.__kwdefaults__
+    return functools.wraps(plain)(copy)

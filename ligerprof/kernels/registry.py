@@ -1,0 +1,119 @@
+"""Which kernels there are: the built-in ones as a written tuple, strangers by entry point."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ligerprof.errors import KernelUnavailableError
+from ligerprof.kernels.ce.spec import SPECS as CE_SPECS
+from ligerprof.kernels.flce.spec import SPECS as FLCE_SPECS
+from ligerprof.kernels.selection import KERNEL_NAMES
+from ligerprof.kernels.spec import KernelSpec
+
+ENTRY_POINT_GROUP = "ligerprof.kernels"
+
+BUILT_IN: tuple[KernelSpec, ...] = (
+    *CE_SPECS,
+    *FLCE_SPECS,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokenPlugin:
+    """A plug-in that could not be loaded.
+
+    Attributes:
+        entry_point: its name and value, as the package declares them.
+        reason: what went wrong, in one line.
+    """
+
+    entry_point: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelRegistry:
+    """Everything that can be asked for, and what cannot and why."""
+
+    kernels: tuple[KernelSpec, ...]
+    broken: tuple[BrokenPlugin, ...] = ()
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Every provider once, in the order of the kernels."""
+        return tuple(dict.fromkeys(kernel.provider for kernel in self.kernels))
+
+
+@lru_cache(maxsize=1)
+def load_registry() -> KernelRegistry:
+    """The built-in kernels and every installed plug-in's, read once a process.
+
+    Raises:
+        KernelUnavailableError: two kernels of one name and provider.
+    """
+    return build_registry(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def build_registry(plugins: Iterable[EntryPoint]) -> KernelRegistry:
+    """The built-in kernels and those of `plugins`.
+
+    Raises:
+        KernelUnavailableError: two kernels of one name and provider.
+    """
+    kernels, broken = list(BUILT_IN), []
+    for plugin in plugins:
+        try:
+            kernels.extend(_load_plugin(plugin))
+        except Exception as error:  # a stranger's code may fail in any way, and must not take the rest down
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            broken.append(BrokenPlugin(entry_point=f"{plugin.name} = {plugin.value}", reason=reason))
+    _refuse_twins(kernels)
+    ordered = sorted(kernels, key=lambda kernel: KERNEL_NAMES.index(kernel.slot))
+    return KernelRegistry(kernels=tuple(ordered), broken=tuple(broken))
+
+
+def list_kernels() -> tuple[KernelSpec, ...]:
+    """Every kernel of every provider, in the order of `--liger all`."""
+    return load_registry().kernels
+
+
+def find_kernel(name: str, provider: str = "ligerprof") -> KernelSpec:
+    """The kernel that a provider has for a name.
+
+    Raises:
+        KernelUnavailableError: it has none; the message carries what there is, or why its plug-in is broken.
+    """
+    registry = load_registry()
+    for kernel in registry.kernels:
+        if (kernel.name, kernel.provider) == (name, provider):
+            return kernel
+    has = ", ".join(kernel.provider for kernel in registry.kernels if kernel.name == name) or "nobody"
+    broken = "".join(f" Broken plug-in {item.entry_point}: {item.reason}." for item in registry.broken)
+    raise KernelUnavailableError(f"provider {provider!r} has no kernel {name!r}; {has} has.{broken}")
+
+
+def _load_plugin(plugin: EntryPoint) -> tuple[KernelSpec, ...]:
+    loaded: Any = plugin.load()
+    if callable(loaded) and not isinstance(loaded, KernelSpec):
+        loaded = loaded()
+    kernels = (loaded,) if isinstance(loaded, KernelSpec) else tuple(loaded)
+    for kernel in kernels:
+        if not isinstance(kernel, KernelSpec):
+            raise TypeError(f"{plugin.value} gives {type(kernel).__name__}, not KernelSpec")
+        if kernel.slot not in KERNEL_NAMES:
+            raise ValueError(f"kernel {kernel.name!r} fills the slot {kernel.slot!r}; known: {', '.join(KERNEL_NAMES)}")
+    return kernels
+
+
+def _refuse_twins(kernels: Iterable[KernelSpec]) -> None:
+    seen: set[tuple[str, str]] = set()
+    for kernel in kernels:
+        key = (kernel.name, kernel.provider)
+        if key in seen:
+            raise KernelUnavailableError(
+                f"two kernels are called {kernel.name!r} of provider {kernel.provider!r}."
+                " Uninstall one of the packages."
+            )
+        seen.add(key)

@@ -1,0 +1,1 @@
+"""SwiGLU: SiLU of the gate times the up projection."""
