@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ligerprof import __version__
 from ligerprof.gpus import GPUS, GpuSpec
-from ligerprof.reports.listing import listing_table
+from ligerprof.reports.listing import add_listing_row, listing_table
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _packages_part(environment: Environment) -> "Iterator[RenderableType]":
     table = listing_table("package", "installed", "wanted", "extra", "state")
     for package in environment.packages:
         state = Text(package.status, style=_STYLES[package.status])
-        table.add_row(package.name, package.installed or "-", package.wanted, package.extra or "-", state)
+        add_listing_row(table, package.name, package.installed or "-", package.wanted, package.extra or "-", state)
     yield table
     extras = dict.fromkeys(package.extra for package in environment.packages if package.status == "missing")
     names = ",".join(extra for extra in extras if extra is not None)
@@ -249,7 +249,8 @@ def _known_gpus_table() -> "Table":
         "name", "GPU", "memory", "SMs", "capability", "BLAS workspace", "measured", right=("memory", "SMs")
     )
     for gpu in GPUS.values():
-        table.add_row(
+        add_listing_row(
+            table,
             gpu.name,
             gpu.title,
             format_bytes(gpu.memory_bytes),

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 
 def listing_table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str, ...] = ()) -> "Table":
@@ -16,9 +17,18 @@ def listing_table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str
     """
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        justify, fold = "right" if heading in right else "left", heading in folded
-        table.add_column(heading, justify=justify, no_wrap=not fold, overflow="fold")  # type: ignore[arg-type]
+        # a Text is printed as it is: names of models and plug-ins may look like rich's markup
+        text = Text(heading, justify="right" if heading in right else "left")
+        table.add_column(text, justify=text.justify or "left", no_wrap=heading not in folded, overflow="fold")
     return table
+
+
+def add_listing_row(table: "Table", *cells: "str | Text") -> None:
+    """Add a row whose strings are printed as they are, never as rich's markup."""
+    from rich.text import Text
+
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.models import ModelSpec
-from ligerprof.reports.listing import listing_table
+from ligerprof.reports.listing import add_listing_row, listing_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +20,7 @@ def models_table(specs: Sequence[ModelSpec]) -> "Table":
     figures = ("parameters", "layers", "hidden", "heads/kv", "vocab")
     table = listing_table("model", "architecture", *figures, "tied", right=figures)
     for spec in specs:
-        table.add_row(*_cells(spec))
+        add_listing_row(table, *_cells(spec))
     return table
 
 

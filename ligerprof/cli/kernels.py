@@ -1,0 +1,26 @@
+"""`ligerprof kernels`: the fused kernels and what can run here."""
+
+import click
+
+from ligerprof.cli.options import json_option
+from ligerprof.cli.output import print_json
+from ligerprof.kernels.registry import load_registry
+from ligerprof.models import load_model
+from ligerprof.reports.kernels import kernels_json, list_states, render_kernels
+from ligerprof.reports.terminal import console
+
+
+@click.command()
+@click.option("--model", metavar="NAME|PATH", help="Say which of them apply to this model, too.")
+@json_option
+def command(model: str | None, as_json: bool) -> None:
+    """List the fused kernels and what can run here.
+
+    Kernels of installed plug-ins are listed with the built-in ones, and broken plug-ins with
+    the reason.
+    """
+    listing = list_states(load_registry(), load_model(model) if model is not None else None)
+    if as_json:
+        print_json(kernels_json(listing))
+    else:
+        console().print(render_kernels(listing))
