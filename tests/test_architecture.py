@@ -132,7 +132,6 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         ["models"],
         ["estimate"],
         ["estimate", "--json", "--liger", "all", "--no-checkpointing"],
-        ["kernels", "--json"],
     ],
     ids=" ".join,
 )
