@@ -6,8 +6,8 @@ from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import step_peaks
-from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_plane_term, parameter_term
-from ligerprof.errors import NotBuiltError
+from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, parameter_term
+from ligerprof.errors import NotBuiltError, UnknownModelError
 from ligerprof.kernels.spec import KernelMemory
 from ligerprof.recipe import TrainingRecipe
 
@@ -16,13 +16,14 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     """Predict what one training step takes, from the recipe's sizes alone; torch is not imported.
 
     Raises:
-        NotBuiltError: an option, or an architecture, that has no closed form.
+        UnknownModelError: an architecture that has no closed form.
+        NotBuiltError: an option that has none yet.
     """
     _require_closed_form(recipe)
     kernels: Mapping[str, KernelMemory] = {}
     steady = step_peaks(recipe, kernels, first=False)
     first = step_peaks(recipe, kernels, first=True)
-    static, *others = terms = tuple(_terms(recipe))
+    static, *others = terms = tuple(_terms(recipe, steady.planes_bytes))
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
     return MemoryEstimate(
         peak_bytes=steady.peak.total_bytes,
@@ -42,8 +43,8 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
 
 def _require_closed_form(recipe: TrainingRecipe) -> None:
     if recipe.spec.closed_form_gap is not None:
-        raise NotBuiltError(
-            f"estimate: {recipe.spec.name}: {recipe.spec.closed_form_gap}; use `ligerprof step --device simulated`."
+        raise UnknownModelError(
+            f"{recipe.spec.name}: {recipe.spec.closed_form_gap}. Use `ligerprof step --device simulated`."
         )
     for given, what, instead in (
         (recipe.engine == "deepspeed", "--engine deepspeed", "use --engine torch"),
@@ -54,13 +55,13 @@ def _require_closed_form(recipe: TrainingRecipe) -> None:
             raise NotBuiltError(f"estimate: {what} has no closed form yet; {instead}.")
 
 
-def _terms(recipe: TrainingRecipe) -> Iterator[Term]:
+def _terms(recipe: TrainingRecipe, planes_bytes: int) -> Iterator[Term]:
     weights = make_weights(recipe).values()
     trainable = sum(weight.elements for weight in weights if weight.trainable)
     yield parameter_term(recipe, trainable, sum(weight.elements for weight in weights))
     if (checkpoints := checkpoint_term(recipe)) is not None:
         yield checkpoints
-    yield logits_plane_term(recipe)
+    yield logits_term(recipe, planes_bytes)
 
 
 def _assumed(recipe: TrainingRecipe) -> Iterator[str]:

@@ -29,8 +29,10 @@ def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
     return Term(name="checkpoints", formula=formula, size_bytes=size_bytes)
 
 
-def logits_plane_term(recipe: TrainingRecipe) -> Term:
-    """One plane of logits in fp32; losses differ in how many of them are alive together."""
-    size_bytes = recipe.tokens * recipe.spec.vocab_size * FP32_BYTES
-    formula = f"B T V 4 = {recipe.batch} x {recipe.seq} x {recipe.spec.vocab_size} x 4"
-    return Term(name="logits plane", formula=formula, size_bytes=size_bytes)
+def logits_term(recipe: TrainingRecipe, planes_bytes: int) -> Term:
+    """The planes of tokens times vocabulary that are alive together, in units of one in fp32."""
+    spec = recipe.spec
+    plane_bytes = recipe.tokens * spec.vocab_size * FP32_BYTES
+    planes = f"{planes_bytes / plane_bytes:.3g} x B T V 4" if planes_bytes >= plane_bytes // 2 else "no plane is made"
+    formula = f"{planes}, B T V 4 = {recipe.batch} x {recipe.seq} x {spec.vocab_size} x 4"
+    return Term(name="logits", formula=formula, size_bytes=planes_bytes)

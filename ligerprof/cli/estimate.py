@@ -1,0 +1,80 @@
+"""`ligerprof estimate`: a training step's memory in closed form, the simulated step beside it on request."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ligerprof.analyzers.estimate import MemoryEstimate, estimate
+from ligerprof.cli.options import json_option, recipe_options
+from ligerprof.cli.output import print_json, say
+from ligerprof.errors import DoesNotFitError
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.reports.estimate import fits_limit, render_estimate
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.peak import PeakReport
+    from ligerprof.runs.outcome import StepOutcome
+
+_SIMULATED = "simulated"
+
+
+@click.command(name="estimate", short_help="Predict the peak from a closed form, in milliseconds.")
+@recipe_options
+@click.option("--simulate", is_flag=True, help="Run the simulated step as well, and show both.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
+    """Predict the peak of a training step from a closed form, in milliseconds and without torch.
+
+    With --memory-limit the exit code is 3 where the prediction is over the limit.
+    """
+    estimated = estimate(recipe)
+    simulated = _simulate(recipe) if simulate else None
+    if as_json:
+        print_json(_to_json(estimated, simulated))
+    else:
+        _print(recipe, estimated, simulated)
+    if not fits_limit(recipe, estimated):
+        ctx.exit(DoesNotFitError.exit_code)
+
+
+def _simulate(recipe: TrainingRecipe) -> "tuple[StepOutcome, PeakReport]":
+    say("simulating the step")
+    from ligerprof.analyzers.explain import explain
+    from ligerprof.runs.simulated import simulate_step
+    from ligerprof.snapshots.reader import Snapshot
+
+    outcome = simulate_step(recipe, record=True)
+    return outcome, explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
+
+
+def _to_json(estimated: MemoryEstimate, simulated: "tuple[StepOutcome, PeakReport] | None") -> dict[str, Any]:
+    if simulated is None:
+        return estimated.to_json()
+    outcome, peak = simulated
+    return {
+        **estimated.to_json(),
+        _SIMULATED: {
+            "peak_bytes": outcome.peak_bytes,
+            "reserved_bytes": outcome.reserved_bytes,
+            "first_step_peak_bytes": outcome.first_step_peak_bytes,
+            "phases": {phase.value: size_bytes for phase, size_bytes in outcome.phases.items()},
+            "roles": peak.roles.to_json(),
+        },
+        "error_ratio": estimated.peak_bytes / outcome.peak_bytes - 1,
+    }
+
+
+def _print(
+    recipe: TrainingRecipe, estimated: MemoryEstimate, simulated: "tuple[StepOutcome, PeakReport] | None"
+) -> None:
+    from ligerprof.reports.terminal import PhasesColumn, RolesColumn, console
+
+    beside = None
+    if simulated is not None:
+        outcome, peak = simulated
+        beside = (
+            PhasesColumn(title=_SIMULATED, phases=outcome.phases, peak_bytes=outcome.peak_bytes),
+            RolesColumn(title=_SIMULATED, roles=peak.roles),
+        )
+    console().print(render_estimate(recipe, estimated, beside))

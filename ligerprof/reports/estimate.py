@@ -1,0 +1,92 @@
+"""What `ligerprof estimate` prints: the peak, its terms, phases and roles, and what they rest on."""
+
+from typing import TYPE_CHECKING
+
+from ligerprof.analyzers.estimate import MemoryEstimate
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
+from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+ESTIMATED = "estimated"
+
+
+def render_estimate(
+    recipe: TrainingRecipe,
+    estimate: MemoryEstimate,
+    beside: tuple[PhasesColumn, RolesColumn] | None = None,
+) -> "RenderableType":
+    """Lay out an estimate.
+
+    Args:
+        recipe: what was estimated.
+        estimate: the figures.
+        beside: the same step, simulated; errors are then taken against it.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    phases = [PhasesColumn(title=ESTIMATED, phases=estimate.phases, peak_bytes=estimate.peak_bytes)]
+    roles = [RolesColumn(title=ESTIMATED, roles=estimate.roles)]
+    if beside is not None:
+        phases.append(beside[0])
+        roles.append(beside[1])
+    return Group(
+        Text(heading(recipe), style="bold"),
+        Text(verdict(recipe, estimate)),
+        _terms_table(estimate),
+        phases_table(phases, reference=len(phases) - 1),
+        roles_table(roles, reference=len(roles) - 1),
+        *(Text(f"assumed: {sentence}") for sentence in estimate.assumed),
+        *(Text(f"left out: {sentence}") for sentence in estimate.left_out),
+    )
+
+
+def heading(recipe: TrainingRecipe) -> str:
+    """What is trained and how, in a line."""
+    return ", ".join(
+        (
+            recipe.spec.name,
+            f"{recipe.batch} x {recipe.seq} tokens",
+            recipe.precision,
+            "checkpointed" if recipe.checkpointing else "not checkpointed",
+            recipe.optimizer,
+            f"kernels {'+'.join(recipe.kernels)} ({recipe.provider})" if recipe.kernels else "no fused kernels",
+        )
+    )
+
+
+def verdict(recipe: TrainingRecipe, estimate: MemoryEstimate) -> str:
+    """The peak and its phase, the first step's, and whether a limit is kept."""
+    text = (
+        f"The peak is {format_bytes(estimate.peak_bytes)} in {estimate.peak_phase.value};"
+        f" {format_bytes(estimate.first_step_peak_bytes)} in the first step."
+    )
+    if estimate.host_bytes:
+        text += f" Main memory holds {format_bytes(estimate.host_bytes)}."
+    if recipe.memory_limit_bytes is None:
+        return text
+    fits = "fits" if fits_limit(recipe, estimate) else "DOES NOT FIT"
+    return f"{text} It {fits} in {format_bytes(recipe.memory_limit_bytes)}."
+
+
+def fits_limit(recipe: TrainingRecipe, estimate: MemoryEstimate) -> bool:
+    """Whether both the steady and the first step stay within the recipe's limit; True without one."""
+    limit_bytes = recipe.memory_limit_bytes
+    return limit_bytes is None or max(estimate.peak_bytes, estimate.first_step_peak_bytes) <= limit_bytes
+
+
+def _terms_table(estimate: MemoryEstimate) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("term", no_wrap=True)
+    table.add_column("formula", overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    for term in estimate.terms:
+        table.add_row(term.name, term.formula, format_bytes(term.size_bytes))
+    return table
