@@ -37,7 +37,7 @@ class EventColumns:
         Raises:
             SnapshotFormatError: an event without action, or a number that is none or out of range.
         """
-        actions = [event.get("action") for event in trace]
+        actions: list[Any] = [event.get("action") for event in trace]
         if not set(map(type, actions)) <= {str}:
             index = next(index for index, action in enumerate(actions) if type(action) is not str)
             raise SnapshotFormatError(f"{where}: event {index} has no action. Was the file damaged?")
@@ -93,7 +93,8 @@ class DeviceState:
         held: dict[int, HeldBlock] = {}
         reserved_bytes = 0
         for segment in segments:
-            start, size = segment.get("address"), segment.get("total_size")
+            start: Any = segment.get("address")
+            size: Any = segment.get("total_size")
             require_numbers([start], _ADDRESS_LIMIT, f"{where}: a segment's address")
             require_numbers([size], _SIZE_LIMIT, f"{where}: a segment's total_size")
             reserved_bytes += size

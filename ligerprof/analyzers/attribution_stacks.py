@@ -1,0 +1,142 @@
+"""Read the stack of an allocation: which Python code asked, which autograd node ran, and in which phase of training."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ligerprof.roles import Phase
+
+_NATIVE_FILE = re.compile(r"\?\?|.*\.(?:cpp|cc|c|cu|cuh|h|hpp)|")
+_NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
+# Python frames of the thread that runs the training script end in one of these; autograd's threads do not
+_MAIN_ROOTS = frozenset({"<module>", "_bootstrap", "_run_module_as_main", "_run_code", "run_module"})
+_LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|accelerate|peft)/|/liger_kernel/ops/")
+_PLUMBING = re.compile(
+    r"(?:^|/)torch/(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
+)
+_OPTIMIZER_FILE = re.compile(r"/optim/|/optim_|optimizer|galore|deepspeed/ops/|/clip_grad\.py|/grad_scaler\.py")
+_OPTIMIZER_CALLS = frozenset({"step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "_init_group"})
+_BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", "_engine_run_backward"})
+_BUILD_CALLS = re.compile(r"__init__|_apply|convert|from_pretrained|load_state_dict|_load_.*|initialize|empty_init")
+_RECOMPUTE = re.compile(r"torch/utils/checkpoint\.py:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
+
+
+class Call(NamedTuple):
+    """One Python frame."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The Python calls of an allocation, innermost first, and the C++ functions between and below them."""
+
+    calls: tuple[Call, ...]
+    native: tuple[str, ...]
+
+    @classmethod
+    def of(cls, frames: Sequence[Mapping[str, Any]]) -> "Stack":
+        """Tell Python's frames from C++'s; frames without names are left out."""
+        calls: list[Call] = []
+        native: list[str] = []
+        for frame in frames:
+            file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
+            if not isinstance(file, str) or not isinstance(name, str):
+                continue
+            if _NATIVE_FILE.fullmatch(file):
+                native.append(name)
+            else:
+                calls.append(Call(file, line if isinstance(line, int) else 0, name))
+        return cls(calls=tuple(calls), native=tuple(native))
+
+    @cached_property
+    def text(self) -> str:
+        """Python's calls as `file:function`, one a line, innermost first: what rules are matched with."""
+        return "\n".join(f"{call.file}:{call.function}" for call in self.calls)
+
+    @cached_property
+    def native_text(self) -> str:
+        """C++'s functions, one a line."""
+        return "\n".join(self.native)
+
+    @cached_property
+    def node(self) -> str:
+        """The autograd node that ran, `MmBackward0`, or ""."""
+        match = _NODE.search(self.native_text)
+        return match.group(1) if match else ""
+
+    @cached_property
+    def model_depth(self) -> int:
+        """How many forward methods of the model itself are on the stack: 1 in the outermost."""
+        return sum(_is_model_forward(call) for call in self.calls)
+
+    @cached_property
+    def below_model(self) -> tuple[Call, ...]:
+        """The calls inside the innermost forward method of the model: what it called to allocate."""
+        for index, call in enumerate(self.calls):
+            if _is_model_forward(call):
+                return self.calls[:index]
+        return self.calls
+
+    @property
+    def in_head(self) -> bool:
+        """Whether a linear layer ran that the outermost forward method called: the language model's head."""
+        return self.model_depth == 1 and any(call.file.endswith("nn/modules/linear.py") for call in self.below_model)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a checkpointed forward ran again inside backward."""
+        return _RECOMPUTE.search(self.text) is not None
+
+    @cached_property
+    def shown(self) -> str:
+        """`file:line function` of the call that says most, else the autograd node, else ""."""
+        call = next((call for call in self.calls if not _PLUMBING.search(call.file)), None)
+        if call is None or (self.node and self.calls[-1].function not in _MAIN_ROOTS and not self.recomputes):
+            return self.node or (_short(self.calls[0]) if self.calls else "")
+        return _short(call)
+
+    @cached_property
+    def phase(self) -> Phase | None:
+        """The part of training that asked, None where the stack does not say."""
+        if not self.calls:
+            return self._native_phase()
+        names = {call.function for call in self.calls}
+        if names & _BACKWARD_CALLS or self.calls[-1].function not in _MAIN_ROOTS:
+            return Phase.BACKWARD
+        if any(call.function in _OPTIMIZER_CALLS and _OPTIMIZER_FILE.search(call.file) for call in self.calls):
+            return Phase.OPTIMIZER
+        if any(name.endswith("forward") for name in names) or "torch/nn/functional.py" in self.text:
+            return Phase.FORWARD
+        return Phase.BUILD if any(_BUILD_CALLS.fullmatch(name) for name in names) else Phase.OUTSIDE
+
+    def _native_phase(self) -> Phase | None:
+        return Phase.BACKWARD if "torch::autograd::Engine" in self.native_text else None
+
+
+def _is_model_forward(call: Call) -> bool:
+    return call.function.endswith("forward") and not _LIBRARY.search(call.file)
+
+
+def _short(call: Call) -> str:
+    return f"{call.file.rpartition('/')[2]}:{call.line} {call.function}"
+
+
+class Stacks:
+    """Stacks by the frames object that a file shares between events."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, Stack]] = {}
+
+    def of(self, frames: Sequence[Mapping[str, Any]]) -> Stack:
+        """The stack of frames, read once."""
+        known = self._known.get(id(frames))
+        if known is None:
+            # the frames are kept, so that their id stays theirs
+            known = (frames, Stack.of(frames))
+            self._known[id(frames)] = known
+        return known[1]

@@ -1,0 +1,148 @@
+"""Decide which phase of training each event belongs to: by our stamps, or else by stacks and annotations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ligerprof.analyzers.attribution_stacks import Stacks
+from ligerprof.roles import Phase
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.stamp import Stamp
+
+_PHASES = tuple(Phase)
+_CODES = {phase: code for code, phase in enumerate(_PHASES)}
+_UNKNOWN = -1
+_STEP_ANNOTATION, _ZERO_ANNOTATION = "Optimizer.step#", "Optimizer.zero_grad#"
+
+Codes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """The phase of every event, and the runs of equal phase that they form.
+
+    Attributes:
+        codes: index into the phases, -1 where unknown.
+        runs: number of the run that each event is in, rising.
+        steps: training step of each event where stamps say so, else 0.
+        stamped: whether our own stamps said it.
+    """
+
+    codes: Codes
+    runs: Codes
+    steps: Codes
+    stamped: bool
+
+    def phase_at(self, event: int) -> Phase | None:
+        """The phase of an event; None before the recording or where it is unknown."""
+        code = int(self.codes[event]) if event >= 0 else _UNKNOWN
+        return _PHASES[code] if code != _UNKNOWN else None
+
+    def events_of(self, phase: Phase, step: int | None = None) -> Codes:
+        """Indices of the events of a phase, of one stamped step or of all."""
+        chosen = self.codes == _CODES[phase]
+        if step is not None:
+            chosen &= self.steps == step
+        return np.flatnonzero(chosen).astype(np.int64)
+
+    @property
+    def last_run(self) -> int:
+        """Number of the run that the recording ends in."""
+        return int(self.runs[-1]) if len(self.runs) else 0
+
+
+def make_timeline(replayed: Replay, stacks: Stacks, annotations: Sequence[Mapping[str, Any]]) -> Timeline:
+    """Work out the phases of a replayed device's events."""
+    stamps = _stamps(replayed)
+    if any(stamp is not None for stamp in stamps):
+        codes, steps = _from_stamps(stamps)
+        return Timeline(codes=codes, runs=_runs(codes, steps), steps=steps, stamped=True)
+    codes = _from_stacks(replayed, stacks)
+    _annotate(codes, replayed, annotations)
+    steps = np.zeros(len(codes), dtype=np.int64)
+    return Timeline(codes=codes, runs=_runs(codes, steps), steps=steps, stamped=False)
+
+
+def _stamps(replayed: Replay) -> list[Stamp | None]:
+    known: dict[str, Stamp | None] = {}
+    stamps: list[Stamp | None] = []
+    for event in replayed.trace:
+        text = event.get("user_metadata")
+        if not isinstance(text, str) or not text:
+            stamps.append(None)
+            continue
+        if text not in known:
+            known[text] = Stamp.parse(text)
+        stamps.append(known[text])
+    return stamps
+
+
+def _from_stamps(stamps: Sequence[Stamp | None]) -> tuple[Codes, Codes]:
+    codes = [_UNKNOWN if stamp is None else _CODES[stamp.phase] for stamp in stamps]
+    steps = [_UNKNOWN if stamp is None else stamp.step for stamp in stamps]
+    return _carried_on(np.array(codes, dtype=np.int64)), np.maximum(_carried_on(np.array(steps, dtype=np.int64)), 0)
+
+
+def _from_stacks(replayed: Replay, stacks: Stacks) -> Codes:
+    """The phase of allocations, carried on over what follows them."""
+    codes = np.full(len(replayed.trace), _UNKNOWN, dtype=np.int64)
+    any_python = False
+    bare: list[int] = []
+    for event_index in replayed.allocated_by.tolist():
+        if event_index < 0:
+            continue
+        stack = stacks.of(replayed.trace[event_index].get("frames") or ())
+        any_python = any_python or bool(stack.calls)
+        if not stack.calls and not stack.native:
+            bare.append(event_index)
+        elif stack.phase is not None:
+            codes[event_index] = _CODES[stack.phase]
+    if any_python:
+        # with Python stacks alone, autograd's threads are those that have none
+        codes[bare] = _CODES[Phase.BACKWARD]
+    return _join_loss(_carried_on(codes))
+
+
+def _annotate(codes: Codes, replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> None:
+    """Mark the events between the annotations that torch's optimizers leave."""
+    times = np.array([event.get("time_us", 0) if type(event.get("time_us")) is int else 0 for event in replayed.trace])
+    starts: dict[str, int] = {}
+    for note in annotations:
+        name, stage, time = note.get("name"), note.get("stage"), note.get("time_us")
+        if not isinstance(name, str) or type(time) is not int or note.get("device", replayed.device) != replayed.device:
+            continue
+        if not name.startswith((_STEP_ANNOTATION, _ZERO_ANNOTATION)):
+            continue
+        if stage == "START":
+            starts[name] = time
+        elif stage == "END" and name in starts:
+            phase = Phase.OPTIMIZER if name.startswith(_STEP_ANNOTATION) else Phase.OUTSIDE
+            codes[(times >= starts.pop(name)) & (times <= time)] = _CODES[phase]
+
+
+def _carried_on(codes: Codes) -> Codes:
+    """Give unknown entries the last known one before them."""
+    known = np.where(codes == _UNKNOWN, 0, np.arange(len(codes)))
+    return codes[np.maximum.accumulate(known)] if len(codes) else codes
+
+
+def _join_loss(codes: Codes) -> Codes:
+    """Call what a script does itself between forward and backward forward: it is its loss."""
+    outside, forward, backward = (_CODES[phase] for phase in (Phase.OUTSIDE, Phase.FORWARD, Phase.BACKWARD))
+    edges = np.flatnonzero(np.diff(codes)) + 1
+    bounds = [0, *edges.tolist(), len(codes)]
+    for before, start, stop in zip(bounds, bounds[1:], bounds[2:], strict=False):
+        follows = codes[stop] if stop < len(codes) else _UNKNOWN
+        if codes[start] == outside and codes[before] == forward and follows == backward:
+            codes[start:stop] = forward
+    return codes
+
+
+def _runs(codes: Codes, steps: Codes) -> Codes:
+    if not len(codes):
+        return codes
+    changes = (np.diff(codes) != 0) | (np.diff(steps) != 0)
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(changes, dtype=np.int64)])

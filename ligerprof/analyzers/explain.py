@@ -1,0 +1,140 @@
+"""Answer who holds a device's memory at its peak, from any torch memory snapshot."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from ligerprof.analyzers.attribution import Attribution, Owner, breakdown
+from ligerprof.analyzers.attribution_timeline import Timeline
+from ligerprof.analyzers.peak import BlockGroup, PeakReport
+from ligerprof.errors import SnapshotFormatError
+from ligerprof.roles import STEP_PHASES, Phase, Role
+from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from ligerprof.snapshots.replay import Int64s, Replay, replay
+from ligerprof.units import format_bytes
+
+SNAPSHOT_NAME = "snapshot.pickle"
+
+
+def explain(source: str | Path | Snapshot, *, device_index: int | None = None, step: int | None = None) -> PeakReport:
+    """Replay a snapshot, find its peak, and say who holds it.
+
+    Args:
+        source: a snapshot file, a run directory, or a snapshot that was read.
+        device_index: which device; None takes the one with the highest peak.
+        step: only the training step of this number, as our stamps count; None takes the whole trace.
+
+    Raises:
+        SnapshotFormatError: no snapshot, or a device or step that is not in it.
+    """
+    snapshot = source if isinstance(source, Snapshot) else read_snapshot(_snapshot_file(Path(source)))
+    replayed, notes = _choose_device(snapshot, device_index)
+    attribution = Attribution(replayed, snapshot.annotations)
+    window = _window(attribution.timeline, replayed, step, snapshot.source)
+    moment = int(window[np.argmax(replayed.allocated_bytes[window])])
+    owners = attribution.owners_at(moment)
+    roles = breakdown(replayed, moment, owners)
+    return PeakReport(
+        device=replayed.device,
+        peak_bytes=int(replayed.allocated_bytes[moment]),
+        reserved_bytes=int(replayed.reserved_bytes[window].max()),
+        complete=replayed.complete,
+        roles=roles,
+        blocks=_groups(owners),
+        phases=_phase_peaks(attribution.timeline, replayed, step),
+        peak_phase=_phase_of_moment(attribution.timeline, moment),
+        notes=(*notes, *_notes(replayed)),
+    )
+
+
+def _snapshot_file(path: Path) -> Path:
+    return path / SNAPSHOT_NAME if path.is_dir() else path
+
+
+def _choose_device(snapshot: Snapshot, device_index: int | None) -> tuple[Replay, list[str]]:
+    devices = snapshot.devices
+    if not devices:
+        raise SnapshotFormatError(f"{snapshot.source}: no events and no segments. Was the history switched on?")
+    if device_index is not None:
+        if device_index not in devices:
+            known = ", ".join(str(device) for device in devices)
+            raise SnapshotFormatError(f"{snapshot.source}: nothing of device {device_index} in it. It has: {known}.")
+        return replay(snapshot, device_index), []
+    replays = [replay(snapshot, device) for device in devices]
+    highest = max(replays, key=lambda replayed: int(replayed.allocated_bytes.max()))
+    others = [
+        f"device {replayed.device} peaks at {format_bytes(int(replayed.allocated_bytes.max()))}"
+        for replayed in replays
+        if replayed is not highest
+    ]
+    return highest, [
+        f"this is device {highest.device}, the highest of {len(replays)}; {', '.join(others)}"
+    ] if others else []
+
+
+def _window(timeline: Timeline, replayed: Replay, step: int | None, source: str) -> Int64s:
+    """The moments among which the peak is looked for."""
+    if step is None:
+        return np.arange(replayed.last_moment + 1, dtype=np.int64)
+    if not timeline.stamped:
+        raise SnapshotFormatError(f"{source}: its events have no steps. `ligerprof step` writes snapshots that do.")
+    moments = [_moments(timeline.events_of(phase, step)) for phase in STEP_PHASES]
+    window = np.unique(np.concatenate(moments))
+    if not len(window):
+        raise SnapshotFormatError(f"{source}: no event of step {step} in it. Record that step.")
+    return window
+
+
+def _moments(events: Int64s) -> Int64s:
+    """The moments before and after each event: what was held when a phase began belongs to it."""
+    return np.unique(np.concatenate([events, events + 1]))
+
+
+def _phase_peaks(timeline: Timeline, replayed: Replay, step: int | None) -> dict[Phase, int]:
+    peaks = {}
+    for phase in STEP_PHASES:
+        events = timeline.events_of(phase, step)
+        if len(events):
+            peaks[phase] = int(replayed.allocated_bytes[_moments(events)].max())
+    return peaks
+
+
+def _phase_of_moment(timeline: Timeline, moment: int) -> Phase | None:
+    """The phase of the event that led to a moment."""
+    return timeline.phase_at(moment - 1) if moment else None
+
+
+def _groups(owners: list[Owner]) -> tuple[BlockGroup, ...]:
+    """Owners that share all but the block, the most bytes first."""
+    grouped: dict[tuple[Role, str, str, Phase, int | None], list[Owner]] = defaultdict(list)
+    for owner in owners:
+        grouped[owner.role, owner.module, owner.frame, owner.phase, owner.layer].append(owner)
+    groups = [
+        BlockGroup(
+            role=role,
+            size_bytes=sum(owner.requested_bytes for owner in members),
+            count=len(members),
+            module=module,
+            frame=frame,
+            phase=phase,
+            layer=layer,
+        )
+        for (role, module, frame, phase, layer), members in grouped.items()
+    ]
+    return tuple(sorted(groups, key=lambda group: -group.size_bytes))
+
+
+def _notes(replayed: Replay) -> list[str]:
+    notes = []
+    if not replayed.complete:
+        before = int(replayed.allocated_bytes[0])
+        notes.append(
+            f"the recording does not reach back to an empty device: {format_bytes(before)} were allocated before its"
+            " first event; record from the start, or with more max_entries"
+        )
+    if not replayed.verified:
+        notes.append(
+            f"the replay does not end in the segments the file states ({replayed.mismatches} events do not fit)"
+        )
+    return notes
