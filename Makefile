@@ -50,7 +50,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) --editable '.[tensorboard]'
 	touch $@
 
 $(EVERYTHING): pyproject.toml constraints.txt | $(BIN)/python

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 from click.testing import CliRunner
 
@@ -30,3 +31,10 @@ def test_json_holds_what_the_estimate_starts_from() -> None:
             spec.kv_heads,
         )
         assert model["tied_embeddings"] is spec.tied_embeddings
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    shown = page.split("$ ligerprof models\n")[1].split("\n```")[0]
+    printed = CliRunner().invoke(main, ["models"]).stdout.splitlines()
+    assert shown.splitlines() == [line.rstrip() for line in printed if line.strip()]
