@@ -1,7 +1,7 @@
 """Turn a transformers config into a ModelSpec: one row of data an architecture."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
@@ -47,34 +47,35 @@ def _linear(name: str, out_features: int, in_features: int, bias: bool) -> Tenso
         yield f"{name}.bias", (out_features,)
 
 
-def _llama_tensors(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Biases:
+    """Which linear layers of a decoder layer have one."""
+
+    qkv: bool = False
+    out: bool = False
+    mlp: bool = False
+
+
+def _attention_biases(config: Config) -> _Biases:
+    wanted = bool(config.get("attention_bias", False))
+    return _Biases(qkv=wanted, out=wanted)
+
+
+def _decoder_tensors(
     sizes: _Sizes,
-    config: Config,
+    biases: _Biases,
     *,
-    qkv_bias: bool | None = None,
-    out_bias: bool | None = None,
     qk_norm: bool = False,
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"),
 ) -> Tensors:
     """Llama and the decoders that differ from it in biases and norms alone."""
-    attention_bias = bool(config.get("attention_bias", False))
-    mlp_bias = bool(config.get("mlp_bias", False))
-    q_width, kv_width = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     yield "model.embed_tokens.weight", (sizes.vocab, sizes.hidden)
     for index in range(sizes.layers):
         layer = f"model.layers.{index}"
-        with_bias = attention_bias if qkv_bias is None else qkv_bias
-        yield from _linear(f"{layer}.self_attn.q_proj", q_width, sizes.hidden, with_bias)
-        yield from _linear(f"{layer}.self_attn.k_proj", kv_width, sizes.hidden, with_bias)
-        yield from _linear(f"{layer}.self_attn.v_proj", kv_width, sizes.hidden, with_bias)
-        out_with_bias = attention_bias if out_bias is None else out_bias
-        yield from _linear(f"{layer}.self_attn.o_proj", sizes.hidden, q_width, out_with_bias)
-        if qk_norm:
-            yield f"{layer}.self_attn.q_norm.weight", (sizes.head_dim,)
-            yield f"{layer}.self_attn.k_norm.weight", (sizes.head_dim,)
-        yield from _linear(f"{layer}.mlp.gate_proj", sizes.intermediate, sizes.hidden, mlp_bias)
-        yield from _linear(f"{layer}.mlp.up_proj", sizes.intermediate, sizes.hidden, mlp_bias)
-        yield from _linear(f"{layer}.mlp.down_proj", sizes.hidden, sizes.intermediate, mlp_bias)
+        yield from _attention_tensors(f"{layer}.self_attn", sizes, biases, qk_norm=qk_norm)
+        yield from _linear(f"{layer}.mlp.gate_proj", sizes.intermediate, sizes.hidden, biases.mlp)
+        yield from _linear(f"{layer}.mlp.up_proj", sizes.intermediate, sizes.hidden, biases.mlp)
+        yield from _linear(f"{layer}.mlp.down_proj", sizes.hidden, sizes.intermediate, biases.mlp)
         for norm in norms:
             yield f"{layer}.{norm}.weight", (sizes.hidden,)
     yield "model.norm.weight", (sizes.hidden,)
@@ -82,12 +83,37 @@ def _llama_tensors(
         yield "lm_head.weight", (sizes.vocab, sizes.hidden)
 
 
-def _qwen2_tensors(sizes: _Sizes, config: Config) -> Tensors:
-    return _llama_tensors(sizes, config, qkv_bias=True, out_bias=False)
+def _attention_tensors(name: str, sizes: _Sizes, biases: _Biases, *, qk_norm: bool) -> Tensors:
+    q_width, kv_width = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    yield from _linear(f"{name}.q_proj", q_width, sizes.hidden, biases.qkv)
+    yield from _linear(f"{name}.k_proj", kv_width, sizes.hidden, biases.qkv)
+    yield from _linear(f"{name}.v_proj", kv_width, sizes.hidden, biases.qkv)
+    yield from _linear(f"{name}.o_proj", sizes.hidden, q_width, biases.out)
+    if qk_norm:
+        yield f"{name}.q_norm.weight", (sizes.head_dim,)
+        yield f"{name}.k_norm.weight", (sizes.head_dim,)
+
+
+def _llama_tensors(sizes: _Sizes, config: Config) -> Tensors:
+    biases = replace(_attention_biases(config), mlp=bool(config.get("mlp_bias", False)))
+    return _decoder_tensors(sizes, biases)
+
+
+def _mistral_tensors(sizes: _Sizes, _config: Config) -> Tensors:
+    # transformers builds no biases, whatever the config says
+    return _decoder_tensors(sizes, _Biases())
+
+
+def _qwen2_tensors(sizes: _Sizes, _config: Config) -> Tensors:
+    return _decoder_tensors(sizes, _Biases(qkv=True))
 
 
 def _qwen3_tensors(sizes: _Sizes, config: Config) -> Tensors:
-    return _llama_tensors(sizes, config, qk_norm=True)
+    return _decoder_tensors(sizes, _attention_biases(config), qk_norm=True)
+
+
+def _gemma_tensors(sizes: _Sizes, config: Config) -> Tensors:
+    return _decoder_tensors(sizes, _attention_biases(config))
 
 
 def _gemma2_tensors(sizes: _Sizes, config: Config) -> Tensors:
@@ -97,7 +123,7 @@ def _gemma2_tensors(sizes: _Sizes, config: Config) -> Tensors:
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     )
-    return _llama_tensors(sizes, config, norms=norms)
+    return _decoder_tensors(sizes, _attention_biases(config), norms=norms)
 
 
 def _gpt2_tensors(sizes: _Sizes, _config: Config) -> Tensors:
@@ -125,10 +151,10 @@ def _gpt2_tensors(sizes: _Sizes, _config: Config) -> Tensors:
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(norm="rms", mlp="swiglu", tensors=_llama_tensors),
-    "mistral": Family(norm="rms", mlp="swiglu", tensors=_llama_tensors),
+    "mistral": Family(norm="rms", mlp="swiglu", tensors=_mistral_tensors),
     "qwen2": Family(norm="rms", mlp="swiglu", tensors=_qwen2_tensors),
     "qwen3": Family(norm="rms", mlp="swiglu", tensors=_qwen3_tensors),
-    "gemma": Family(norm="rms", mlp="geglu", tensors=_llama_tensors, tied_by_default=True),
+    "gemma": Family(norm="rms", mlp="geglu", tensors=_gemma_tensors, tied_by_default=True),
     "gemma2": Family(norm="rms", mlp="geglu", tensors=_gemma2_tensors, norms_per_layer=4, tied_by_default=True),
     "gpt2": Family(norm="layer", mlp="gelu", tensors=_gpt2_tensors, rotary=False, tied_by_default=True),
 }
