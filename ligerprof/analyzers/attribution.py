@@ -165,7 +165,7 @@ class _Context:
         yield Trait.SMALL, size * _SMALL_SHARE < self._peak_bytes
         yield Trait.PLANE_SIZED, size in self._planes
         yield Trait.SHIFTED_PLANE_SIZED, any(_is_shifted(size, plane) for plane in self._planes)
-        yield Trait.BEFORE_OUTPUT, self._is_before_output(block, call)
+        yield Trait.FIRST_OF_CALL, self._is_first_of_call(block, call)
         if size in self._score_sizes:
             module = call.stamp.module if call.stamp else ""
             node = call.stamp.node if call.stamp else call.stack.node
@@ -173,26 +173,25 @@ class _Context:
             behind = phase is Phase.BACKWARD and _SCORE_NODES.search(node) and (not module or module.endswith("attn"))
             yield Trait.ATTENTION_SCORES, eager or bool(behind)
 
-    def _is_before_output(self, block: int, call: _Call) -> bool:
-        """Whether the same call allocated exactly once more after this."""
-        following = block + 1
+    def _is_first_of_call(self, block: int, call: _Call) -> bool:
+        """Whether the same call went on to allocate after this, and had not before."""
+        before, following = block - 1, block + 1
         if following >= len(self._replayed.allocated_by) or not call.same_as(self._attribution.call(following)):
             return False
-        last = following + 1
-        return last >= len(self._replayed.allocated_by) or not call.same_as(self._attribution.call(last))
+        return before < 0 or not call.same_as(self._attribution.call(before))
 
     def _place(self, block: int, call: _Call, phase: Phase | None) -> Iterator[tuple[Trait, bool]]:
         stack, stamp = call.stack, call.stamp
         yield Trait.CHECKPOINTING, self._checkpointing
         yield Trait.RECOMPUTED, stamp.recompute if stamp else stack.recomputes
         yield Trait.IN_EMBEDDING, _EMBEDDING.search(stack.text) is not None
-        if stamp is not None and (stamp.module or phase is not Phase.FORWARD):
+        if stamp is not None and len(self._modules) > 1:
             layer = _LAYER.search(stamp.module)
             yield Trait.IN_LAYER, layer is not None
             yield Trait.AFTER_LAYERS, layer is not None and int(layer.group(1)) == self._last_layer
             yield Trait.IN_MODEL_BODY, stamp.module in self._bodies
             yield Trait.IN_HEAD, stamp.module.endswith(_HEADS)
-            yield Trait.IN_LOSS_AREA, stamp.module in self._loss_modules and (phase is not None)
+            yield Trait.IN_LOSS_AREA, stamp.module in self._loss_modules
         else:
             yield Trait.IN_LAYER, _CHECKPOINT.search(stack.text) is not None
             yield Trait.AFTER_LAYERS, self._is_after_layers(block)

@@ -30,7 +30,7 @@ class Trait(Enum):
     IN_HEAD = auto()
     IN_LOSS_AREA = auto()
     IN_MODEL_BODY = auto()
-    BEFORE_OUTPUT = auto()
+    FIRST_OF_CALL = auto()
     DIES_IN_CALL = auto()
     ATTENTION_SCORES = auto()
 
@@ -144,11 +144,11 @@ RULES: tuple[Rule, ...] = (
     Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_FUSED_LOSS, has=(Trait.SMALL,)),
     Rule(role=Role.ACTIVATIONS, phases=(_FORWARD,), stack=_FUSED_LOSS),
     Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_FUSED_CE),
-    # autocast's copies of weights are made right before the output of a linear layer
+    # autocast's copies of weights: a linear layer's arguments are cast from the last to the first
     Rule(
         role=Role.WEIGHT_CASTS,
         stack=_LINEAR,
-        has=(Trait.HALF_WEIGHT_SIZED, Trait.BEFORE_OUTPUT),
+        has=(Trait.HALF_WEIGHT_SIZED, Trait.FIRST_OF_CALL),
         lacks=(Trait.NEVER_FREED,),
     ),
     # the loss in forward

@@ -12,7 +12,7 @@ _NATIVE_FILE = re.compile(r"\?\?|.*\.(?:cpp|cc|c|cu|cuh|h|hpp)|")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
 # Python frames of the thread that runs the training script end in one of these; autograd's threads do not
 _MAIN_ROOTS = frozenset({"<module>", "_bootstrap", "_run_module_as_main", "_run_code", "run_module"})
-_LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|accelerate|peft)/|/liger_kernel/ops/")
+_LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|accelerate|peft)/|/liger_kernel/ops/|/ligerprof/runs/")
 _PLUMBING = re.compile(
     r"(?:^|/)torch/(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
 )

@@ -1,0 +1,40 @@
+"""`ligerprof explain`: who holds the peak of a memory snapshot."""
+
+from pathlib import Path
+
+import click
+
+from ligerprof.analyzers.explain import explain
+from ligerprof.cli.options import json_option, size_option, top_option
+from ligerprof.cli.output import print_json
+from ligerprof.errors import DoesNotFitError
+from ligerprof.reports.peak import VIEWS, View, render_peak
+from ligerprof.units import format_bytes
+
+
+@click.command(name="explain", short_help="Show who holds the peak of a memory snapshot.")
+@click.argument("snapshot", metavar="SNAPSHOT|RUN", type=click.Path(exists=True, path_type=Path))
+@click.option("--device-index", type=click.IntRange(min=0), help="Which GPU. Default: the one with the highest peak.")
+@top_option
+@click.option("--by", type=click.Choice(VIEWS), default="role", show_default=True, help="What bytes are added up by.")
+@size_option("--max-peak", "max_peak_bytes", "Exit with 3 where the peak is higher, such as 20GiB.")
+@json_option
+def command(
+    snapshot: Path, device_index: int | None, top: int, by: View, max_peak_bytes: int | None, as_json: bool
+) -> None:
+    """Show who holds the peak of a memory snapshot: roles, then blocks with module or frame.
+
+    SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain or compressed with gzip or
+    xz; RUN is a directory that `ligerprof step` wrote. Nothing in the file is ever run.
+    """
+    report = explain(snapshot, device_index=device_index)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        from ligerprof.reports.terminal import console
+
+        console().print(render_peak(report, by=by, top=top))
+    if max_peak_bytes is not None and report.peak_bytes > max_peak_bytes:
+        raise DoesNotFitError(
+            f"the peak of {format_bytes(report.peak_bytes)} is over --max-peak {format_bytes(max_peak_bytes)}."
+        )

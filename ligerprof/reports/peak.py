@@ -1,0 +1,123 @@
+"""What `ligerprof explain` prints: a sentence, the roles, and the blocks that hold the most."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from ligerprof.analyzers.peak import BlockGroup, PeakReport
+from ligerprof.reports.terminal import RolesColumn, roles_table
+from ligerprof.roles import Phase, Role
+from ligerprof.units import format_bytes, format_mib
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+View = Literal["role", "layer", "phase"]
+VIEWS: tuple[View, ...] = ("role", "layer", "phase")
+_LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+# figures and roles keep their width; who asked is cut where the terminal is narrow
+_HEADING_WIDTH, _FIGURE_WIDTH = 21, 9
+_OUTSIDE_LAYERS = "outside layers"
+
+
+def render_peak(report: PeakReport, *, by: View = "role", top: int = 10) -> "RenderableType":
+    """Lay out who holds the peak, at most 100 columns wide.
+
+    Args:
+        by: what the bytes are added up by.
+        top: how many rows of blocks.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    totals = roles_table([RolesColumn(title="at the peak", roles=report.roles)]) if by == "role" else _view(report, by)
+    notes = [Text(f"Note: {note}.") for note in report.notes]
+    return Group(Text(sentence(report)), *_phase_lines(report), totals, _blocks_table(report, top), *notes)
+
+
+def sentence(report: PeakReport) -> str:
+    """The peak and its three largest holders in one sentence."""
+    holders = sorted((role for role in Role if report.roles[role]), key=lambda role: -report.roles[role])[:3]
+    shares = ", ".join(
+        f"{role.value} {format_bytes(report.roles[role])} ({_percent(report.roles[role], report.peak_bytes)})"
+        for role in holders
+    )
+    when = f" in {report.peak_phase.value}" if report.peak_phase else ""
+    reserved = format_bytes(report.reserved_bytes)
+    return f"Peak {format_bytes(report.peak_bytes)}{when} (reserved {reserved}), held by {shares}."
+
+
+def _phase_lines(report: PeakReport) -> "list[RenderableType]":
+    from rich.text import Text
+
+    if not report.phases:
+        return []
+    peaks = ", ".join(f"{phase.value} {format_bytes(size)}" for phase, size in report.phases.items())
+    return [Text(f"Highest in each phase: {peaks}.")]
+
+
+def _view(report: PeakReport, by: View) -> "Table":
+    """Bytes by layer or by the phase that asked for them; rounding belongs to no block."""
+    totals: dict[str, int] = defaultdict(int)
+    if by == "phase":
+        totals.update((phase.value, 0) for phase in Phase)
+    for block in sorted(report.blocks, key=lambda block: -1 if block.layer is None else block.layer):
+        name = block.phase.value if by == "phase" else _layer_name(block.layer)
+        totals[name] += block.size_bytes
+    totals[Role.ALLOCATOR_ROUNDING.value] = report.roles[Role.ALLOCATOR_ROUNDING]
+    table = _table("made in" if by == "phase" else "layer", "MiB", "share")
+    for name, size_bytes in totals.items():
+        if size_bytes:
+            table.add_row(name, format_mib(size_bytes), _percent(size_bytes, report.peak_bytes))
+    table.add_section()
+    table.add_row("total", format_mib(report.peak_bytes), _percent(report.peak_bytes, report.peak_bytes))
+    return table
+
+
+def _blocks_table(report: PeakReport, top: int) -> "Table":
+    """The groups that hold the most, those of all layers in one row."""
+    merged: dict[tuple[str, str], list[BlockGroup]] = defaultdict(list)
+    for block in report.blocks:
+        merged[block.role.value, _who(block)].append(block)
+    rows = sorted(merged.items(), key=lambda row: -sum(block.size_bytes for block in row[1]))
+    table = _table("role", "MiB", "blocks", who="who asked")
+    for (role, who), blocks in rows[:top]:
+        size_bytes = sum(block.size_bytes for block in blocks)
+        table.add_row(role, format_mib(size_bytes), str(sum(block.count for block in blocks)), who)
+    if rest := rows[top:]:
+        table.add_section()
+        table.add_row(f"{len(rest)} more rows", *_rest_cells(rest), "--top shows more")
+    return table
+
+
+def _rest_cells(rows: Sequence[tuple[tuple[str, str], list[BlockGroup]]]) -> tuple[str, str]:
+    blocks = [block for _, members in rows for block in members]
+    return format_mib(sum(block.size_bytes for block in blocks)), str(sum(block.count for block in blocks))
+
+
+def _who(block: BlockGroup) -> str:
+    module = _LAYER_NUMBER.sub(".*", block.module)
+    return " ".join(part for part in (module, block.frame and f"({block.frame})" if module else block.frame) if part)
+
+
+def _layer_name(layer: int | None) -> str:
+    return _OUTSIDE_LAYERS if layer is None else f"layer {layer}"
+
+
+def _percent(size_bytes: int, total_bytes: int) -> str:
+    return f"{100 * size_bytes / total_bytes:.1f} %" if total_bytes else "n/a"
+
+
+def _table(heading: str, *figures: str, who: str | None = None) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(heading, no_wrap=True, min_width=_HEADING_WIDTH)
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True, min_width=_FIGURE_WIDTH)
+    if who is not None:
+        table.add_column(who, no_wrap=True, overflow="ellipsis")
+    return table
