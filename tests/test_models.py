@@ -81,7 +81,7 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
     return {**common, **sizes, **tied, **biases}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(small_configs())
 def test_every_parameter_of_any_config_is_as_in_transformers(config: dict[str, Any]) -> None:
     assert described_parameters(spec_from_config(config, name="small")) == transformers_parameters(config)
