@@ -108,7 +108,7 @@ def _refuse_unknown(key: str, value: str) -> None:
         return
     raise NotBuiltError(
         f"--alloc-conf: {key}:{value} is not modelled. The simulator knows max_split_size_mb,"
-        " max_non_split_rounding_mb, roundup_power2_divisions, garbage_collection_threshold. Leave it out, or run on a GPU."
+        " max_non_split_rounding_mb, roundup_power2_divisions, garbage_collection_threshold. Leave it out."
     )
 
 

@@ -110,11 +110,11 @@ class _Simulation:
         self._device = SimulatedDevice(gpu, limits, parse_allocator_settings(recipe.alloc_conf), record=record)
         self._meter = _PhaseMeter(self._device)
         self._step = 0
+        self._snapshot: dict[str, Any] = {}
 
     def run(self) -> StepOutcome:
         recorder = StorageRecorder(self._device)
         oom = None
-        snapshot: dict[str, Any] = {}
         # storages must die when their last reference does, not when a collection happens to run
         was_collecting = gc.isenabled()
         gc.collect()
@@ -124,13 +124,13 @@ class _Simulation:
                 try:
                     self._train()
                 except AllocatorFullError as error:
+                    # the failed call's frames still hold what was alive
+                    self._take_snapshot()
                     oom = self._out_of_memory(error)
-                if self._record:
-                    snapshot = self._device.snapshot()
         finally:
             if was_collecting:
                 gc.enable()
-        return self._outcome(oom, snapshot)
+        return self._outcome(oom)
 
     def _train(self) -> None:
         recipe = self._recipe
@@ -151,6 +151,12 @@ class _Simulation:
             self._step = step
             self._meter.next_step()
             train_step(trainer, batch, self._meter)
+        # model and optimizer are still there, as they are when a GPU's history is read
+        self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        if self._record:
+            self._snapshot = self._device.snapshot()
 
     @property
     def _steps(self) -> int:
@@ -166,7 +172,7 @@ class _Simulation:
             step=self._step,
         )
 
-    def _outcome(self, oom: OutOfMemory | None, snapshot: dict[str, Any]) -> StepOutcome:
+    def _outcome(self, oom: OutOfMemory | None) -> StepOutcome:
         figures = self._meter.figures or [_StepFigures()]
         first, steady = figures[0], figures[-1]
         return StepOutcome(
@@ -179,7 +185,7 @@ class _Simulation:
             phases=steady.phases,
             after_phase=steady.after_phase,
             profiled_step=self._step,
-            snapshot=snapshot,
+            snapshot=self._snapshot,
             oom=oom,
             versions={name: version(name) for name in ("torch", "transformers")},
             notes=(f"Simulated without a GPU: fake tensors and a model of {self._recipe.gpu_spec.title}.",),

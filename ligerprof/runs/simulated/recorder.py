@@ -20,6 +20,9 @@ aten = torch.ops.aten
 _ON_HOST = aten.lift_fresh.default
 _ITEM = aten._local_scalar_dense.default
 
+# some versions of torch wrap every dispatch mode to keep the compiler out of it
+_BETWEEN = ("/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
+
 # references to a storage that only an input buffer of autograd holds: the buffer's and this call's
 _BUFFER_REFERENCES = 2
 
@@ -32,6 +35,11 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device = device
         self._truth = False
         self._held: dict[int, tuple[Block, weakref.ref[Any]]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: spare every operator the wrapper, and the process the import of the compiler."""
+        return False
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = Call(self._device, func, args, kwargs or {}, self._track)
@@ -104,9 +112,13 @@ def _accumulation_buffer(args: Sequence[Any]) -> Tensor | None:
         return None
     if torch._C._storage_Use_Count(left.untyped_storage()._cdata) != _BUFFER_REFERENCES:
         return None
-    # no Python between the engine and this mode: not a checkpointed layer's own addition
-    caller = sys._getframe(_FRAMES_TO_CALLER)
-    return left if caller.f_code.co_name == "_engine_run_backward" else None
+    return left if _called_by_engine() else None
 
 
-_FRAMES_TO_CALLER = 2
+def _called_by_engine() -> bool:
+    """Whether no Python stands between the engine and this mode: it is not a checkpointed layer that adds."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.endswith(_BETWEEN) or frame.f_code.co_filename == __file__:
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame.f_code.co_name == "_engine_run_backward"
