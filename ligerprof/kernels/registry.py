@@ -9,12 +9,22 @@ from typing import Any
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels.ce.spec import SPECS as CE_SPECS
 from ligerprof.kernels.flce.spec import SPECS as FLCE_SPECS
+from ligerprof.kernels.geglu.spec import SPECS as GEGLU_SPECS
+from ligerprof.kernels.layernorm.spec import SPECS as LAYERNORM_SPECS
+from ligerprof.kernels.rms.spec import SPECS as RMS_SPECS
+from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
 from ligerprof.kernels.selection import KERNEL_NAMES
 from ligerprof.kernels.spec import KernelSpec
+from ligerprof.kernels.swiglu.spec import SPECS as SWIGLU_SPECS
 
 ENTRY_POINT_GROUP = "ligerprof.kernels"
 
 BUILT_IN: tuple[KernelSpec, ...] = (
+    *ROPE_SPECS,
+    *RMS_SPECS,
+    *SWIGLU_SPECS,
+    *GEGLU_SPECS,
+    *LAYERNORM_SPECS,
     *CE_SPECS,
     *FLCE_SPECS,
 )

@@ -1,0 +1,57 @@
+"""What the LayerNorm kernel and its plain-torch twin cost."""
+
+from dataclasses import replace
+
+from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
+from ligerprof.kernels.rows.plan import plan_rows
+from ligerprof.kernels.selection import applies
+from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+
+_FP32_BYTES = 4
+_REFERENCE = "ligerprof.kernels.layernorm.reference:layer_norm"
+
+
+def _memory(shape: KernelShape) -> KernelMemory:
+    """The input is kept, and two fp32 a row; backward holds two rows of sums for each of its programs."""
+    plain = _reference_memory(shape)
+    plan = plan_rows(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
+    sums_bytes = 2 * plan.programs * shape.hidden * _FP32_BYTES if shape.head_trainable else 0
+    return replace(plain, backward_temporary_bytes=sums_bytes)
+
+
+def _reference_memory(shape: KernelShape) -> KernelMemory:
+    """Torch's own kernel keeps the input, and mean and deviation of each row in fp32 on a GPU."""
+    plane_bytes = shape.tokens * shape.hidden * shape.activation_bytes
+    parameters_bytes = 2 * shape.hidden * shape.parameter_bytes if shape.head_trainable else 0
+    return KernelMemory(
+        kept_inputs=("x", "weight", "bias"),
+        output_bytes=plane_bytes,
+        saved_bytes=2 * shape.tokens * _FP32_BYTES,
+        backward_gradient_bytes=plane_bytes + parameters_bytes,
+    )
+
+
+SPECS = (
+    KernelSpec(
+        name="layernorm",
+        provider="ligerprof",
+        title="LayerNorm, one rounding, backward in one pass",
+        entry="ligerprof.kernels.layernorm.triton:layer_norm",
+        reference=_REFERENCE,
+        slot="layernorm",
+        memory=_memory,
+        applies=applies("layernorm"),
+        unavailable_reason=triton_unavailable_reason,
+    ),
+    KernelSpec(
+        name="layernorm",
+        provider="torch",
+        title="LayerNorm of torch",
+        entry=_REFERENCE,
+        reference=_REFERENCE,
+        slot="layernorm",
+        memory=_reference_memory,
+        applies=applies("layernorm"),
+        unavailable_reason=never_unavailable,
+    ),
+)

@@ -1,0 +1,11 @@
+"""RMSNorm in plain torch."""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """X / rms(x) * (weight + offset) over the last axis, computed in fp32 or wider, in x's dtype."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (normed * (weight.to(wide.dtype) + offset)).to(x.dtype)

@@ -1,0 +1,71 @@
+"""What the RMSNorm kernel and its plain-torch twin cost."""
+
+from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
+from ligerprof.kernels.rows.plan import plan_rows
+from ligerprof.kernels.selection import applies
+from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+
+_FP32_BYTES = 4
+_REFERENCE = "ligerprof.kernels.rms.reference:rms_norm"
+
+
+def _memory(shape: KernelShape) -> KernelMemory:
+    """The input is kept, and one fp32 a row; backward holds a row of sums for each of its programs."""
+    plane_bytes = shape.tokens * shape.hidden * shape.activation_bytes
+    plan = plan_rows(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
+    weight_gradient_bytes = shape.hidden * shape.parameter_bytes if shape.head_trainable else 0
+    return KernelMemory(
+        kept_inputs=("x", "weight"),
+        output_bytes=plane_bytes,
+        saved_bytes=shape.tokens * _FP32_BYTES,
+        backward_gradient_bytes=plane_bytes + weight_gradient_bytes,
+        backward_temporary_bytes=plan.programs * shape.hidden * _FP32_BYTES if shape.head_trainable else 0,
+    )
+
+
+def _reference_memory(shape: KernelShape) -> KernelMemory:
+    """Plain torch keeps the fp32 input and the normalized one; the square's gradient holds five fp32 planes at once."""
+    plane_elements = shape.tokens * shape.hidden
+    wide_bytes = plane_elements * _FP32_BYTES
+    row_bytes, scale_bytes = shape.tokens * _FP32_BYTES, shape.hidden * _FP32_BYTES
+    upcast = shape.activation_bytes != _FP32_BYTES
+    output_bytes = plane_elements * shape.activation_bytes
+    # the normalized rows are kept for the weight's gradient alone
+    normed_bytes = wide_bytes if shape.head_trainable else 0
+    weight_gradient_bytes = shape.hidden * shape.parameter_bytes if shape.head_trainable else 0
+    gradient_bytes = output_bytes + weight_gradient_bytes
+    backward_peak_bytes = 5 * wide_bytes - normed_bytes - row_bytes - scale_bytes + weight_gradient_bytes
+    return KernelMemory(
+        kept_inputs=() if upcast else ("x",),
+        output_bytes=output_bytes,
+        saved_bytes=(wide_bytes if upcast else 0) + normed_bytes + row_bytes + scale_bytes,
+        forward_temporary_bytes=(wide_bytes if upcast else 0) + wide_bytes - normed_bytes,
+        backward_gradient_bytes=gradient_bytes,
+        backward_temporary_bytes=backward_peak_bytes - gradient_bytes,
+    )
+
+
+SPECS = (
+    KernelSpec(
+        name="rms",
+        provider="ligerprof",
+        title="RMSNorm, one rounding, backward in one pass",
+        entry="ligerprof.kernels.rms.triton:rms_norm",
+        reference=_REFERENCE,
+        slot="rms",
+        memory=_memory,
+        applies=applies("rms"),
+        unavailable_reason=triton_unavailable_reason,
+    ),
+    KernelSpec(
+        name="rms",
+        provider="torch",
+        title="RMSNorm in plain torch, upcast to fp32",
+        entry=_REFERENCE,
+        reference=_REFERENCE,
+        slot="rms",
+        memory=_reference_memory,
+        applies=applies("rms"),
+        unavailable_reason=never_unavailable,
+    ),
+)

@@ -1,0 +1,166 @@
+"""RMSNorm in Triton: fp32 math, one rounding; backward walks the rows in a few programs with a row of sums each.
+
+N rows, D columns, P programs.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ligerprof.errors import KernelInputError
+from ligerprof.kernels.device import on_device, sm_count
+from ligerprof.kernels.rows.plan import plan_rows
+from ligerprof.kernels.rows.triton import add_partial_sums, as_rows
+
+# tiles that backward reads ahead
+_STAGES = 2
+
+
+@triton.jit
+def _rms_fwd_kernel(
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    rstd_ptr,
+    x_stride,
+    rows,
+    columns,
+    eps,
+    offset,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    in_row = column < columns
+    mask = (row < rows)[:, None] & in_row[None, :]
+    row64 = row.to(tl.int64)[:, None]
+    x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32) + tl.cast(offset, tl.float32)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / columns + tl.cast(eps, tl.float32))
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    y = x * rstd[:, None] * weight[None, :]
+    tl.store(y_ptr + row64 * columns + column[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rms_bwd_kernel(
+    dy_ptr,
+    x_ptr,
+    weight_ptr,
+    rstd_ptr,
+    dx_ptr,
+    partial_ptr,
+    dy_stride,
+    x_stride,
+    rows,
+    columns,
+    offset,
+    WEIGHT_GRAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    column = tl.arange(0, BLOCK)
+    in_row = column < columns
+    weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32) + tl.cast(offset, tl.float32)
+    weight_grad = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    for start in tl.range(first, rows, step, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & in_row[None, :]
+        row64 = row.to(tl.int64)[:, None]
+        x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row64 * dy_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
+        normed = x * rstd
+        weighted = dy * weight[None, :]
+        along = tl.sum(normed * weighted, axis=1)[:, None] / columns
+        dx = rstd * (weighted - normed * along)
+        tl.store(dx_ptr + row64 * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if WEIGHT_GRAD:
+            weight_grad += dy * normed
+    if WEIGHT_GRAD:
+        tl.store(partial_ptr + tl.program_id(0) * columns + column, tl.sum(weight_grad, axis=0), mask=in_row)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        x_ND = as_rows(x)
+        (rows, columns), y = x_ND.shape, torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rstd_N = torch.empty(rows, dtype=torch.float32, device=x.device)
+        plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(x.device))
+        with on_device(x):
+            _rms_fwd_kernel[(triton.cdiv(rows, plan.tile_rows),)](
+                x_ND,
+                weight,
+                y,
+                rstd_N,
+                x_ND.stride(0),
+                rows,
+                columns,
+                eps,
+                offset,
+                ROWS=plan.tile_rows,
+                BLOCK=plan.block,
+                num_warps=plan.warps,
+            )
+        ctx.offset, ctx.shape = offset, x.shape
+        ctx.save_for_backward(x_ND, weight, rstd_N)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, weight, rstd_N = ctx.saved_tensors
+        dy_ND = as_rows(grad)
+        (rows, columns), device = x_ND.shape, x_ND.device
+        dx = torch.empty(ctx.shape, dtype=x_ND.dtype, device=device)
+        weight_grad = torch.empty(columns, dtype=weight.dtype, device=device) if ctx.needs_input_grad[1] else None
+        plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(device))
+        partial = rstd_N
+        if weight_grad is not None:
+            partial = torch.empty(1, plan.programs, columns, dtype=torch.float32, device=device)
+        with on_device(x_ND):
+            _rms_bwd_kernel[(plan.programs,)](
+                dy_ND,
+                x_ND,
+                weight,
+                rstd_N,
+                dx,
+                partial,
+                dy_ND.stride(0),
+                x_ND.stride(0),
+                rows,
+                columns,
+                ctx.offset,
+                WEIGHT_GRAD=weight_grad is not None,
+                ROWS=plan.tile_rows,
+                BLOCK=plan.block,
+                STAGES=_STAGES,
+                num_warps=plan.warps,
+            )
+        if weight_grad is not None:
+            add_partial_sums(partial, weight_grad)
+        return dx, weight_grad, None, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """X / rms(x) * (weight + offset) over the last axis, in x's dtype.
+
+    Args:
+        offset: 1.0 for Gemma, whose weights are stored as the difference from one.
+
+    Raises:
+        KernelInputError: shapes that do not go together, or rows too long.
+    """
+    if weight.shape != x.shape[-1:]:
+        raise KernelInputError(f"rms: a weight of {tuple(weight.shape)} does not go with rows of {x.shape[-1]}.")
+    return _RMSNorm.apply(x, weight, eps, offset)  # type: ignore[no-any-return]

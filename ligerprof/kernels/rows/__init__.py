@@ -1,0 +1,1 @@
+"""What the kernels that reduce row by row share."""

@@ -1,0 +1,46 @@
+"""How rows that are reduced one by one are spread over programs: the one rule for norm kernels and estimator."""
+
+from dataclasses import dataclass
+
+from ligerprof.errors import KernelInputError
+
+# elements a program holds at a time: narrow rows share a program
+_TILE_ELEMENTS = 4096
+_ELEMENTS_PER_WARP = 512
+_MIN_WARPS, _MAX_WARPS = 4, 32
+MAX_COLUMNS = 65536
+
+# backward walks the rows in this many programs a multiprocessor: enough reads in flight, few partial sums
+_PROGRAMS_PER_SM = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowPlan:
+    """One launch over rows.
+
+    Attributes:
+        block: columns of a tile, a power of two not below the row's.
+        tile_rows: rows of a tile.
+        warps: warps a program.
+        programs: programs of the backward launch, each with one row of partial sums.
+    """
+
+    block: int
+    tile_rows: int
+    warps: int
+    programs: int
+
+
+def plan_rows(*, rows: int, columns: int, sm_count: int) -> RowPlan:
+    """Choose tiles and programs for `rows` rows of `columns` elements.
+
+    Raises:
+        KernelInputError: rows too long for one program.
+    """
+    if columns > MAX_COLUMNS:
+        raise KernelInputError(f"a norm over {columns} columns: the kernel takes up to {MAX_COLUMNS}.")
+    block = 1 << (columns - 1).bit_length()
+    tile_rows = max(1, _TILE_ELEMENTS // block)
+    warps = min(max(tile_rows * block // _ELEMENTS_PER_WARP, _MIN_WARPS), _MAX_WARPS)
+    tiles = -(-rows // tile_rows)
+    return RowPlan(block=block, tile_rows=tile_rows, warps=warps, programs=min(tiles, _PROGRAMS_PER_SM * sm_count))
