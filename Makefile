@@ -17,7 +17,7 @@ PYTEST_ARGS ?= -n 2
 
 help:
 	@echo "make step      profile a training step: ligerprof step $(STEP_ARGS)"
-	@echo "make install   install the package, its extras for tests and TensorBoard, and the linters into $(VENV)"
+	@echo "make install   install the package, every extra that tests need, and the linters into $(VENV)"
 	@echo "make test      run the tests that need no GPU"
 	@echo "make check     ruff, formatting and mypy"
 	@echo "make format    let ruff rewrite what it can"
@@ -54,5 +54,5 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(EVERYTHING): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[tensorboard,peft,test,dev]'
+	$(PIP_INSTALL) --editable '.[tensorboard,peft,peers,test,dev]'
 	touch $(RUNTIME) $@
