@@ -64,7 +64,7 @@ class Environment:
 
     Attributes:
         packages: in the order of pyproject.toml; empty where ligerprof runs uninstalled.
-        cuda: the CUDA version torch was built for, None without one.
+        cuda: the CUDA version torch was built for; None without a GPU, and on AMD's.
         no_gpu_reason: why no GPU is seen, None where one is.
     """
 
@@ -78,13 +78,13 @@ class Environment:
 
 def read_environment() -> Environment:
     """Look at what is installed and, where torch is, at the GPUs."""
-    cuda, gpus, reason = _read_gpus()
+    reason = no_gpu_reason()
     return Environment(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         packages=tuple(_read_packages()),
-        cuda=cuda,
-        gpus=gpus,
+        cuda=_cuda_version() if reason is None else None,
+        gpus=_read_gpus() if reason is None else (),
         no_gpu_reason=reason,
     )
 
@@ -122,18 +122,28 @@ def _installed_version(name: str) -> str | None:
         return None
 
 
-def _read_gpus() -> tuple[str | None, tuple[GpuHere, ...], str | None]:
+def no_gpu_reason() -> str | None:
+    """Why torch can use no GPU here, or None where it can."""
     try:
         import torch
     # a torch whose libraries do not load raises OSError
     except (ImportError, OSError) as error:
-        return None, (), f"torch cannot be imported: {error}"
-    cuda = torch.version.cuda
-    if cuda is None:
-        return None, (), f"torch {torch.__version__} is built without CUDA"
-    if not torch.cuda.is_available():
-        return cuda, (), "torch finds no CUDA device or driver"
-    return cuda, tuple(_gpu_here(index) for index in range(torch.cuda.device_count())), None
+        return f"torch cannot be imported: {error}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    return None if torch.cuda.is_available() else "torch finds no CUDA device or driver"
+
+
+def _read_gpus() -> tuple[GpuHere, ...]:
+    import torch
+
+    return tuple(_gpu_here(index) for index in range(torch.cuda.device_count()))
+
+
+def _cuda_version() -> str | None:
+    import torch
+
+    return torch.version.cuda
 
 
 def _gpu_here(index: int) -> GpuHere:

@@ -9,6 +9,7 @@ from ligerprof.kernels.registry import KernelRegistry
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
+from ligerprof.reports.env import no_gpu_reason
 from ligerprof.reports.listing import add_listing_row, listing_table
 
 if TYPE_CHECKING:
@@ -56,17 +57,23 @@ class KernelListing:
 
 def list_states(registry: KernelRegistry, model: ModelSpec | None) -> KernelListing:
     """Ask every kernel whether it fits the model and what keeps it from running here."""
+    no_gpu = no_gpu_reason()
     states = (
         KernelState(
             kernel=kernel,
             inapplicable=kernel.applies(model) if model is not None else None,
-            unavailable={kind: kernel.unavailable_reason(kind) for kind in DEVICE_KINDS},
+            unavailable={kind: _unavailable_reason(kernel, kind, no_gpu) for kind in DEVICE_KINDS},
         )
         for kernel in registry.kernels
     )
     return KernelListing(
         model=model, kernels=tuple(states), broken={plugin.entry_point: plugin.reason for plugin in registry.broken}
     )
+
+
+def _unavailable_reason(kernel: KernelSpec, kind: str, no_gpu: str | None) -> str | None:
+    # plain torch runs on CUDA wherever there is a GPU: a kernel need not know whether there is
+    return no_gpu if kind == "cuda" and no_gpu is not None else kernel.unavailable_reason(kind)
 
 
 def kernels_json(listing: KernelListing) -> dict[str, Any]:
