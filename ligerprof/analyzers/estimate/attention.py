@@ -69,8 +69,15 @@ def _repeat_heads(context: Context, item: Value) -> Value:
 
 
 def _copy(context: Context, item: Value) -> Value:
-    """`contiguous()` of a transposed tensor; its gradient is a view."""
+    """`reshape` of heads apart for bmm: a copy, whose gradient is a view; of one sequence it is a view itself."""
+    if context.recipe.batch == 1:
+        return context.tape.name(item)
     return context.tape.run(Operation(elements=item.elements, width=item.width, passes=(item,)))
+
+
+def _apart(context: Context, item: Value) -> Value:
+    """Key or value for bmm: repeated heads lie apart already."""
+    return _copy(context, item) if context.spec.heads == context.spec.kv_heads else context.tape.name(item)
 
 
 def _score_product(context: Context, query: Value, key: Value) -> Value:
@@ -104,17 +111,23 @@ def _weighted_sum(context: Context, probabilities: Value, value: Value) -> Value
 
 
 def _softmax(context: Context, scores: Value) -> Value:
-    """Softmax in fp32 of fp32 scores: keeps its output."""
+    """Keeps its output."""
     return context.tape.run(
         Operation(
             elements=scores.elements,
-            width=FP32_BYTES,
+            width=scores.width,
             inputs=(scores,),
             saves_output=True,
             role=_SCORES,
             gradient_role=_SCORES,
         )
     )
+
+
+def _softmax_width(context: Context, scores: Value) -> int:
+    """fp32, by request or by autocast; GPT-2's code asks for no dtype."""
+    asks = context.spec.model_type != "gpt2" or context.half_bytes is not None
+    return FP32_BYTES if asks else scores.width
 
 
 def _cast_scores(context: Context, scores: Value, width: int) -> Value:
@@ -126,19 +139,19 @@ def _cast_scores(context: Context, scores: Value, width: int) -> Value:
 
 
 def _eager(context: Context, query: Value, key: Value, value: Value, drop: float) -> tuple[Value, Value]:
-    """eager_attention_forward: scores, scaling, mask, fp32 softmax and cast, each a new tensor."""
+    """eager_attention_forward: scores, scaling, mask, softmax and cast, each a new tensor."""
     tape = context.tape
     keys, values = _repeat_heads(context, key), _repeat_heads(context, value)
     read_query, read_key = context.autocast(query), context.autocast(keys)
-    copied = _copy(context, read_query)
-    product = _score_product(context, copied, read_key)
-    tape.release(copied, read_query, read_key)
+    copied, copied_key = _copy(context, read_query), _apart(context, read_key)
+    product = _score_product(context, copied, copied_key)
+    tape.release(copied, copied_key, read_query, read_key)
     scores = scale(context, product, role=_SCORES)
     tape.release(product)
     scores = _softcap_scores(context, scores)
     masked = _add_mask(context, scores)
     tape.release(scores)
-    wide = _cast_scores(context, masked, FP32_BYTES)
+    wide = _cast_scores(context, masked, _softmax_width(context, masked))
     sharp = _softmax(context, wide)
     tape.release(wide)
     probabilities = _cast_scores(context, sharp, query.width)
@@ -146,8 +159,9 @@ def _eager(context: Context, query: Value, key: Value, value: Value, drop: float
     dropped = dropout(context, probabilities, drop)
     tape.release(probabilities)
     read, read_values = _cast_scores(context, dropped, context.half_bytes or dropped.width), context.autocast(values)
-    output = _weighted_sum(context, read, read_values)
-    tape.release(read, read_values, keys, values)
+    copied_values = _apart(context, read_values)
+    output = _weighted_sum(context, read, copied_values)
+    tape.release(read, read_values, copied_values, keys, values)
     return output, dropped
 
 

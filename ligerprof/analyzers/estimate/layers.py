@@ -3,7 +3,7 @@
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
 from ligerprof.analyzers.estimate.norms import norm
-from ligerprof.analyzers.estimate.operations import add, dropout, linear, multiply, scale, unary
+from ligerprof.analyzers.estimate.operations import add, dropout, linear, multiply, renamed, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.roles import Role
 
@@ -22,24 +22,19 @@ def _llama_layer(context: Context, value: Value, name: str, output_role: Role) -
     attended, probabilities = _llama_attention(context, normed, f"{name}.self_attn")
     tape.release(normed)
     if four_norms:
-        attended = _renamed(context, attended, norm(context, attended, f"{name}.post_attention_layernorm"))
+        attended = renamed(context, attended, norm(context, attended, f"{name}.post_attention_layernorm"))
     middle = add(context, value, attended)
     tape.release(attended)
     normed = norm(context, middle, f"{name}.{'pre_feedforward' if four_norms else 'post_attention'}_layernorm")
     fed = _gated_mlp(context, normed, f"{name}.mlp")
     tape.release(normed)
     if four_norms:
-        fed = _renamed(context, fed, norm(context, fed, f"{name}.post_feedforward_layernorm"))
+        fed = renamed(context, fed, norm(context, fed, f"{name}.post_feedforward_layernorm"))
     output = add(context, middle, fed, role=output_role)
     tape.release(fed, middle)
     if probabilities is not None:
         tape.release(probabilities)
     return output
-
-
-def _renamed(context: Context, old: Value, new: Value) -> Value:
-    context.tape.release(old)
-    return new
 
 
 def project(context: Context, value: Value, name: str) -> Value:
@@ -51,10 +46,10 @@ def _llama_attention(context: Context, value: Value, name: str) -> tuple[Value, 
     tape = context.tape
     query, key, values = (project(context, value, f"{name}.{part}_proj") for part in "qkv")
     if f"{name}.q_norm.weight" in context.weights:
-        query = _renamed(
+        query = renamed(
             context, query, norm(context, query, f"{name}.q_norm", rows=context.tokens * context.spec.heads)
         )
-        key = _renamed(context, key, norm(context, key, f"{name}.k_norm", rows=context.tokens * context.spec.kv_heads))
+        key = renamed(context, key, norm(context, key, f"{name}.k_norm", rows=context.tokens * context.spec.kv_heads))
     turned_query, turned_key = rotate(context, query, value.width), rotate(context, key, value.width)
     tape.release(query, key)
     attended, probabilities = attend(context, turned_query, turned_key, values, 0.0)
@@ -163,13 +158,14 @@ def _gelu_new(context: Context, value: Value) -> Value:
             backward_scratch_bytes=2 * wide.size_bytes,
         )
     )
-    term = scale(context, cube)
-    total = add(context, value, term)
-    argument = scale(context, total)
-    bent = unary(context, argument, saves_output=True)
+    term = renamed(context, cube, scale(context, cube))
+    total = renamed(context, term, add(context, value, term))
+    argument = renamed(context, total, scale(context, total))
+    bent = renamed(context, argument, unary(context, argument, saves_output=True))
     shifted = tape.run(Operation(elements=bent.elements, width=bent.width, passes=(bent,)))
+    tape.release(wide, bent)
     output = _times_wider(context, half, shifted)
-    tape.release(half, wide, cube, term, total, argument, bent, shifted)
+    tape.release(half, shifted)
     return output
 
 

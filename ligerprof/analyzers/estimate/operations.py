@@ -144,3 +144,9 @@ def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
             backward_scratch_bytes=value.elements * width if weight.needs_gradient else 0,
         )
     )
+
+
+def renamed(context: Context, old: Value, new: Value) -> Value:
+    """`x = f(x)`: the variable lets go of the old tensor."""
+    context.tape.release(old)
+    return new

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES
-from ligerprof.analyzers.estimate.meter import rounding_bytes
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.snapshots.allocator import CachingAllocator
 
 # states as large as the trainable weights, in their dtype
 _MOMENTS: Mapping[str, int] = {"adamw-fused": 2, "adamw-foreach": 2, "sgd": 0, "none": 0}
@@ -46,22 +46,30 @@ def static_bytes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> StaticByt
     # the fused optimizer keeps its step counters on the GPU
     steps = [FP32_BYTES for _ in trainable] if recipe.optimizer == "adamw-fused" else []
     foreach = trainable if recipe.optimizer == "adamw-foreach" else []
+    allocator = CachingAllocator()
     return StaticBytes(
-        weights=sum_blocks(Role.PARAMETERS, (weight.size_bytes for weight in weights)),
-        optimizer=sum_blocks(Role.OPTIMIZER_STATES, [*states, *steps]),
-        foreach=sum_blocks(Role.OPTIMIZER_TEMPORARIES, foreach),
+        weights=_allocate(allocator, Role.PARAMETERS, [weight.size_bytes for weight in weights]),
+        optimizer=_allocate(allocator, Role.OPTIMIZER_STATES, [*states, *steps]),
+        foreach=_allocate(allocator, Role.OPTIMIZER_TEMPORARIES, foreach),
     )
+
+
+def _allocate(allocator: CachingAllocator, role: Role, sizes: list[int]) -> dict[Role, int]:
+    """Requested bytes under `role`, and what their blocks take beyond that.
+
+    These blocks come one after another and stay, so the allocator's rules tell exactly which
+    of them it rounds up and which it does not split.
+    """
+    before_bytes = allocator.allocated_bytes
+    for size_bytes in sizes:
+        allocator.malloc(size_bytes)
+    requested_bytes = sum(sizes)
+    return {role: requested_bytes, Role.ALLOCATOR_ROUNDING: allocator.allocated_bytes - before_bytes - requested_bytes}
 
 
 def moment_count(recipe: TrainingRecipe) -> int:
     """Optimizer states as large as the trainable weights."""
     return _MOMENTS[recipe.optimizer]
-
-
-def sum_blocks(role: Role, sizes: Iterable[int]) -> dict[Role, int]:
-    """Requested bytes under `role`, and what rounding each block adds."""
-    requested = list(sizes)
-    return {role: sum(requested), Role.ALLOCATOR_ROUNDING: sum(rounding_bytes(size) for size in requested)}
 
 
 def input_sizes(recipe: TrainingRecipe) -> Iterator[int]:
