@@ -126,12 +126,17 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert heavy_modules_after(*arguments) == (0, [])
 
 
+SNAPSHOTS = "tests/data/snapshots"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["models"],
         ["estimate"],
         ["estimate", "--json", "--liger", "all", "--no-checkpointing"],
+        ["explain", f"{SNAPSHOTS}/hf-ckpt-4x1024.pickle.xz"],
+        ["compare", f"{SNAPSHOTS}/hf-ckpt-4x1024.pickle.xz", f"{SNAPSHOTS}/liger-flce-ckpt-4x1024.pickle.xz"],
     ],
     ids=" ".join,
 )
