@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.stamping import Stamper
-from ligerprof.runs.training import Trainer, build_model, make_batch, make_optimizer, train_step
+from ligerprof.runs.training import Trainer, built_model, make_batch, make_optimizer, train_step
 
 _MAX_EVENTS = 2_000_000
 _REPORTED_PACKAGES = ("torch", "triton", "transformers", "peft", "liger_kernel")
@@ -36,13 +36,15 @@ def measure_step(recipe: TrainingRecipe, *, trace_directory: Path | None, progre
     """
     if not torch.cuda.is_available():
         raise MissingDependencyError("no CUDA device here. Use --device simulated.")
-    session = _Session(recipe, progress)
+    with ExitStack() as cleanup:
+        return _measure(_Session(recipe, progress, cleanup), trace_directory)
+
+
+def _measure(session: "_Session", trace_directory: Path | None) -> StepOutcome:
     try:
         with session.recorded():
             session.build()
-            for number in range(1, recipe.warmup + 2):
-                progress(f"step {number} of {recipe.warmup + 1}, recorded")
-                session.run(number)
+            session.run_recorded()
         session.count()
         session.time()
         if trace_directory is not None:
@@ -98,8 +100,8 @@ class _Unobserved:
 class _Session:
     """What one measurement holds between its passes."""
 
-    def __init__(self, recipe: TrainingRecipe, progress: Progress) -> None:
-        self._recipe, self._progress = recipe, progress
+    def __init__(self, recipe: TrainingRecipe, progress: Progress, cleanup: ExitStack) -> None:
+        self._recipe, self._progress, self._cleanup = recipe, progress, cleanup
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._limit_bytes = _limit_memory(recipe, self._device)
         torch.cuda.empty_cache()
@@ -138,7 +140,7 @@ class _Session:
         recipe = self._recipe
         self._progress(f"building {recipe.spec.name}")
         torch.manual_seed(0)
-        model = build_model(recipe, self._device)
+        model = self._cleanup.enter_context(built_model(recipe, self._device))
         if self._stamper is not None:
             self._stamper.attach(model)
         scaler = torch.amp.GradScaler("cuda") if recipe.autocast == "float16" else None
@@ -146,8 +148,14 @@ class _Session:
         self._trainer = Trainer(recipe=recipe, model=model, optimizer=optimizer, scaler=scaler, device_type="cuda")
         self._batch = make_batch(recipe, self._device)
 
-    def run(self, number: int) -> None:
-        """Run training step `number`, counting by phase, with stamps while they are on."""
+    def run_recorded(self) -> None:
+        """Run the warm-up and the profiled step."""
+        last = self._recipe.warmup + 1
+        for number in range(1, last + 1):
+            self._progress(f"step {number} of {last}, recorded")
+            self._run(number)
+
+    def _run(self, number: int) -> None:
         counters = _PhaseCounters(self._base_bytes, lambda phase: self._enter(number, phase))
         if self._stamper is not None:
             counters.label_loss = self._stamper.label_rest

@@ -1,7 +1,7 @@
 """One training step of a recipe: the same code on a GPU and on fake tensors."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,10 +46,17 @@ class Trainer:
     device_type: str
 
 
-def build_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
-    """Make the transformers model of a recipe on a device, in training mode, adapters included.
+@contextmanager
+def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Module]:
+    """The transformers model of a recipe on a device, in training mode, with its kernels and adapters.
+
+    Kernels patch modules of transformers too: they are taken out at the end.
+
+    Args:
+        device: a CUDA device, or the CPU under the simulator.
 
     Raises:
+        KernelUnavailableError: a kernel that cannot run there.
         MissingDependencyError: LoRA without peft.
         UnknownModelError: transformers has no such causal language model.
     """
@@ -60,13 +67,40 @@ def build_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     else:
         with device:
             model = model_class._from_config(config, **settings)
+    with _kernels_in(model, recipe, "cuda" if device.type == "cuda" else "simulated"):
+        yield _prepared(model, recipe)
+
+
+def _kernels_in(model: Any, recipe: TrainingRecipe, device_kind: str) -> AbstractContextManager[Any]:
+    if not recipe.kernels:
+        return nullcontext()
+    from ligerprof.kernels import apply
+
+    return apply(
+        model,
+        "+".join(recipe.kernels),
+        provider=recipe.provider,
+        flce_budget=recipe.flce_budget,
+        device_kind=device_kind,
+    )
+
+
+def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
     if recipe.lora is not None:
         model = _with_lora(model, recipe.lora, recipe.checkpointing)
     if recipe.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": recipe.reentrant})
+        _checkpoint_layers(model, {"use_reentrant": recipe.reentrant})
     model.train()
     trained: nn.Module = model
     return trained
+
+
+def _checkpoint_layers(model: Any, settings: dict[str, bool]) -> None:
+    # transformers 5.2x renames it, and warns where the older name is called
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
 def _architecture(spec: ModelSpec) -> tuple[Any, Any]:

@@ -8,10 +8,9 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ligerprof.errors import KernelUnavailableError
 from ligerprof.recipe import TrainingRecipe, require_built
 from ligerprof.roles import Phase
 from ligerprof.runs.outcome import OutOfMemory, StepOutcome
@@ -19,7 +18,7 @@ from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.runs.simulated.patches import simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.stamping import Stamper
-from ligerprof.runs.training import Trainer, build_model, make_batch, make_optimizer, train_step
+from ligerprof.runs.training import Trainer, built_model, make_batch, make_optimizer, train_step
 from ligerprof.snapshots.allocator import AllocatorFullError
 from ligerprof.snapshots.allocator_settings import parse_allocator_settings
 
@@ -93,8 +92,6 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
         KernelUnavailableError: kernels that cannot be simulated.
     """
     require_built(recipe, command="simulate")
-    if recipe.kernels:
-        raise KernelUnavailableError("kernels cannot be simulated yet. Use --liger none.")
     return _Simulation(recipe, record=record, progress=progress or _silent).run()
 
 
@@ -122,7 +119,7 @@ class _Simulation:
         try:
             with simulated_process(self._recipe.gpu_spec, recorder), FakeTensorMode(), recorder:
                 try:
-                    self._train()
+                    self._build_and_train()
                 except AllocatorFullError as error:
                     # the failed call's frames still hold what was alive
                     self._take_snapshot()
@@ -132,11 +129,13 @@ class _Simulation:
                 gc.enable()
         return self._outcome(oom)
 
-    def _train(self) -> None:
+    def _build_and_train(self) -> None:
+        self._progress(f"building {self._recipe.spec.name} on a simulated {self._recipe.gpu_spec.title}")
+        with built_model(self._recipe, torch.device("cpu")) as model:
+            self._train(model)
+
+    def _train(self, model: nn.Module) -> None:
         recipe = self._recipe
-        cpu = torch.device("cpu")
-        self._progress(f"building {recipe.spec.name} on a simulated {recipe.gpu_spec.title}")
-        model = build_model(recipe, cpu)
         self._meter.stamper.attach(model)
         trainer = Trainer(
             recipe=recipe,
@@ -145,7 +144,7 @@ class _Simulation:
             scaler=torch.amp.GradScaler("cpu") if recipe.precision.endswith("fp16") and recipe.autocast else None,
             device_type="cpu",
         )
-        batch = make_batch(recipe, cpu)
+        batch = make_batch(recipe, torch.device("cpu"))
         for step in range(1, self._steps + 1):
             self._progress(f"simulating step {step} of {self._steps}")
             self._step = step

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.gpus import GpuSpec
+from ligerprof.kernels.device import standing_for
 from ligerprof.runs.simulated import composites
 from ligerprof.runs.simulated.attention import attention_for
 from ligerprof.runs.simulated.recorder import StorageRecorder
@@ -39,6 +40,13 @@ def _is_never_tracing(_tensor: Any = None) -> bool:
     return False
 
 
+def _launches_nothing(_kernel: Any, _grid: Any) -> Callable[..., None]:
+    def launch(*_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    return launch
+
+
 def _gradients_are_finite(_scaler: Any, optimizer: Any, _state: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
 
@@ -67,6 +75,9 @@ def simulated_process(gpu: GpuSpec, recorder: StorageRecorder) -> Iterator[None]
         stack.enter_context(mock.patch.object(masking, "find_packed_sequence_indices", nothing_is_packed))
         # a scaler that finds infinities skips the step: simulated gradients have none
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _gradients_are_finite))
+        # Triton kernels allocate nothing: a step holds the same memory without their launches
+        stack.enter_context(mock.patch("triton.runtime.jit.KernelInterface.__getitem__", _launches_nothing))
+        stack.enter_context(standing_for(sm_count=gpu.sm_count))
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
         composites.register(library, attention_for(gpu))
