@@ -139,9 +139,8 @@ class _Context:
 
     def _lifetime(self, block: int) -> Iterator[tuple[Trait, bool]]:
         made, freed = int(self._replayed.allocated_by[block]), int(self._replayed.freed_by[block])
-        runs = self._timeline.runs
-        made_run = int(runs[made]) if made >= 0 else -1
-        freed_run = int(runs[freed]) if freed >= 0 else None
+        made_run = self._timeline.run_at(made)
+        freed_run = self._timeline.run_at(freed) if freed >= 0 else None
         yield Trait.NEVER_FREED, freed_run is None
         yield Trait.DIES_IN_PHASE, freed_run == made_run
         yield Trait.OUTLIVES_PHASE, (self._timeline.last_run if freed_run is None else freed_run) > made_run
@@ -201,8 +200,8 @@ class _Context:
 
     def _is_after_layers(self, block: int) -> bool:
         """Whether no checkpointed layer allocated after this block in its run: the last layer made it."""
-        run = self._timeline.runs[int(self._replayed.allocated_by[block])]
-        return self._last_checkpointed_block.get(int(run), -1) <= block
+        run = self._timeline.run_at(int(self._replayed.allocated_by[block]))
+        return self._last_checkpointed_block.get(run, -1) <= block
 
     @cached_property
     def _weight_sizes(self) -> frozenset[int]:
@@ -257,11 +256,11 @@ class _Context:
     @cached_property
     def _last_checkpointed_block(self) -> dict[int, int]:
         """The last block that a checkpointed layer made, by run."""
-        runs, made = self._timeline.runs, self._replayed.allocated_by
+        made = self._replayed.allocated_by
         return {
-            int(runs[int(made[block])]): block
+            self._timeline.run_at(int(made[block])): block
             for block, call in self._forward_calls
-            if int(made[block]) >= 0 and _CHECKPOINT.search(call.stack.text)
+            if _CHECKPOINT.search(call.stack.text)
         }
 
     @cached_property

@@ -1,6 +1,6 @@
 """Decide which phase of training each event belongs to: by our stamps, or else by stacks and annotations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,10 @@ class Timeline:
         """The phase of an event; None before the recording or where it is unknown."""
         code = int(self.codes[event]) if event >= 0 else _UNKNOWN
         return _PHASES[code] if code != _UNKNOWN else None
+
+    def run_at(self, event: int) -> int:
+        """The run of an event, -1 before the recording."""
+        return int(self.runs[event]) if event >= 0 else _UNKNOWN
 
     def events_of(self, phase: Phase, step: int | None = None) -> Codes:
         """Indices of the events of a phase, of one stamped step or of all."""
@@ -94,7 +98,7 @@ def _from_stacks(replayed: Replay, stacks: Stacks) -> Codes:
     for event_index in replayed.allocated_by.tolist():
         if event_index < 0:
             continue
-        stack = stacks.of(replayed.trace[event_index].get("frames") or ())
+        stack = stacks.of(replayed.frames_at(event_index))
         any_python = any_python or bool(stack.calls)
         if not stack.calls and not stack.native:
             bare.append(event_index)
@@ -108,19 +112,31 @@ def _from_stacks(replayed: Replay, stacks: Stacks) -> Codes:
 
 def _annotate(codes: Codes, replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> None:
     """Mark the events between the annotations that torch's optimizers leave."""
-    times = np.array([event.get("time_us", 0) if type(event.get("time_us")) is int else 0 for event in replayed.trace])
+    ranges = list(_optimizer_ranges(annotations, replayed.device))
+    if not ranges:
+        return
+    times = np.array([_microseconds(event.get("time_us")) for event in replayed.trace], dtype=np.int64)
+    for phase, start, end in ranges:
+        codes[(times >= start) & (times <= end)] = _CODES[phase]
+
+
+def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> Iterator[tuple[Phase, int, int]]:
+    """Times between which an optimizer stepped or dropped the gradients."""
     starts: dict[str, int] = {}
     for note in annotations:
-        name, stage, time = note.get("name"), note.get("stage"), note.get("time_us")
-        if not isinstance(name, str) or type(time) is not int or note.get("device", replayed.device) != replayed.device:
+        name, stage, time = note.get("name"), note.get("stage"), _microseconds(note.get("time_us"))
+        if not isinstance(name, str) or not name.startswith((_STEP_ANNOTATION, _ZERO_ANNOTATION)):
             continue
-        if not name.startswith((_STEP_ANNOTATION, _ZERO_ANNOTATION)):
+        if note.get("device", device) != device:
             continue
         if stage == "START":
             starts[name] = time
         elif stage == "END" and name in starts:
-            phase = Phase.OPTIMIZER if name.startswith(_STEP_ANNOTATION) else Phase.OUTSIDE
-            codes[(times >= starts.pop(name)) & (times <= time)] = _CODES[phase]
+            yield Phase.OPTIMIZER if name.startswith(_STEP_ANNOTATION) else Phase.OUTSIDE, starts.pop(name), time
+
+
+def _microseconds(time: Any) -> int:
+    return time if type(time) is int and 0 <= time < 2**62 else 0
 
 
 def _carried_on(codes: Codes) -> Codes:

@@ -62,7 +62,9 @@ class Snapshot:
             segments=_list_of(values, "segments", dict, source),
             device_traces=traces,
             settings=settings if isinstance(settings, dict) else {},
-            annotations=annotations if isinstance(annotations, list) else (),
+            annotations=[note for note in annotations if isinstance(note, dict)]
+            if isinstance(annotations, list)
+            else (),
         )
 
     @property

@@ -67,10 +67,11 @@ class Replay:
     def frames_of(self, block: int) -> Sequence[Mapping[str, Any]]:
         """The stack that asked for a block, innermost frame first; empty where none was recorded."""
         event = int(self.allocated_by[block])
-        frames = self.older_blocks[block].frames if event == _NOT_IN_TRACE else self.trace[event].get("frames", ())
-        if not isinstance(frames, list) or not set(map(type, frames)) <= {dict}:
-            return ()
-        return frames
+        return _checked_frames(self.older_blocks[block].frames) if event == _NOT_IN_TRACE else self.frames_at(event)
+
+    def frames_at(self, event: int) -> Sequence[Mapping[str, Any]]:
+        """The stack of an event; empty where none was recorded."""
+        return _checked_frames(self.trace[event].get("frames"))
 
     def stamp_of(self, event: int) -> Stamp | None:
         """Our own stamp on an event, None where it has none."""
@@ -212,6 +213,10 @@ class _Run:
             verified=verified,
             mismatches=self.mismatches,
         )
+
+
+def _checked_frames(frames: Any) -> Sequence[Mapping[str, Any]]:
+    return frames if isinstance(frames, list) and set(map(type, frames)) <= {dict} else ()
 
 
 def _column(values: list[int]) -> Int64s:

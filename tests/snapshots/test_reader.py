@@ -1,0 +1,200 @@
+import gzip
+import lzma
+import pickle
+import random
+import struct
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ligerprof.errors import LigerprofError, SnapshotFormatError
+from ligerprof.snapshots.reader import Snapshot, load_plain_data, read_snapshot
+from tests.snapshots.programs import random_program
+
+RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"
+EVENTS = {
+    "hf-ckpt-4x1024": 15653,
+    "liger-flce-ckpt-4x1024": 16283,
+    "hf-nockpt-8x1024": 12711,
+    "hf-4.45-ckpt-4x1024": 16769,
+    "zero3-offload-4x1024": 38341,
+}
+PROTOCOL_4 = b"\x80\x04"
+
+
+def small_values() -> dict[str, Any]:
+    values = random_program(11, events=40).snapshot()
+    stack = [
+        {"name": "forward", "filename": "modeling.py", "line": 70000},
+        {"name": "é" * 200, "filename": "", "line": 0},
+    ]
+    for index, event in enumerate(values["device_traces"][0]):
+        event.update(frames=stack[index % 2 :], time_us=2**50 + index, user_metadata="", pool_id=(0, index))
+    values["allocator_settings"]["garbage_collection_threshold"] = 0.5
+    return values
+
+
+@pytest.mark.parametrize("name", sorted(EVENTS))
+def test_reads_recordings_as_they_are(name: str) -> None:
+    path = RECORDINGS / f"{name}.pickle.xz"
+
+    snapshot = read_snapshot(path)
+
+    raw = pickle.loads(lzma.decompress(path.read_bytes()))
+    assert len(snapshot.trace_of(0)) == EVENTS[name]
+    assert snapshot.device_traces == raw["device_traces"]
+    assert snapshot.segments == raw["segments"]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress], ids=["plain", "gzip", "xz"])
+def test_reads_every_protocol_and_packing_whatever_the_name(protocol: int, pack: Any, tmp_path: Path) -> None:
+    values = small_values()
+    path = tmp_path / "snapshot.txt"
+    path.write_bytes(pack(pickle.dumps(values, protocol)))
+
+    snapshot = read_snapshot(path)
+
+    assert snapshot.device_traces == values["device_traces"]
+    assert snapshot.settings == values["allocator_settings"]
+
+
+class Calls:
+    """Pickles to a call that would create a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.canary,))
+
+
+def hostile_pickles(canary: Path) -> dict[str, bytes]:
+    path = str(canary).encode()
+    touch = b"cpathlib\nPath.touch\n"
+    return {
+        "reduce": pickle.dumps({"segments": Calls(canary)}),
+        "reduce, protocol 2": pickle.dumps({"segments": Calls(canary)}, 2),
+        "global": PROTOCOL_4 + touch + b".",
+        "stack global": PROTOCOL_4 + b"\x8c\x02os\x8c\x06system\x93.",
+        "build": PROTOCOL_4 + touch + b"}b.",
+        "inst": PROTOCOL_4 + b"(X" + struct.pack("<I", len(path)) + path + b"ios\nmkdir\n.",
+        "obj": PROTOCOL_4 + b"(cos\nmkdir\nX" + struct.pack("<I", len(path)) + path + b"o.",
+        "newobj": PROTOCOL_4 + b"cos\nmkdir\n)\x81.",
+        "ext1": PROTOCOL_4 + b"\x82\x01.",
+        "ext4": PROTOCOL_4 + b"\x84\x01\x00\x00\x00.",
+        "persistent": PROTOCOL_4 + b"Pid\n.",
+        "binary persistent": PROTOCOL_4 + b"}Q.",
+        "memo bomb": PROTOCOL_4 + b"}r\xff\xff\xff\x7f.",
+        "memo bomb in text": PROTOCOL_4 + b"}p2147483647\n.",
+        "long declared": PROTOCOL_4 + b"\x8b\xff\xff\xff\x7f.",
+        "text declared": PROTOCOL_4 + b"X\xff\xff\xff\x7f.",
+        "long text declared": PROTOCOL_4 + b"\x8d" + struct.pack("<Q", 2**60) + b".",
+        "bytes declared": PROTOCOL_4 + b"\x8e" + struct.pack("<Q", 2**60) + b".",
+        "bytearray declared": PROTOCOL_4 + b"\x96" + struct.pack("<Q", 2**33) + b".",
+        "frame declared": PROTOCOL_4 + b"\x95" + struct.pack("<Q", 2**60) + b"}.",
+        "decimal digits": PROTOCOL_4 + b"I" + b"9" * 100_000 + b"\n.",
+        "nested tuples that hash for ever": PROTOCOL_4 + b"}K\x01" + b"2\x86" * 60 + b"K\x01s.",
+        "protocol of the future": b"\x80\x63}.",
+        "protocol 0": b"(dp0\n.",
+        "no pickle": b"PK\x03\x04 a zip file",
+        "empty": b"",
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(hostile_pickles(Path("canary"))))
+def test_hostile_pickle_is_one_error_and_runs_nothing(kind: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(hostile_pickles(canary)[kind])
+    tracemalloc.start()
+    started = time.perf_counter()
+
+    with pytest.raises(SnapshotFormatError) as raised:
+        read_snapshot(path)
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not canary.exists()
+    assert "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert peak < 2**20
+    assert time.perf_counter() - started < 2
+
+
+def test_deep_nesting_is_no_danger() -> None:
+    depth = 200_000
+    nested = PROTOCOL_4 + b"]" * depth + b"a" * (depth - 1) + b"."
+
+    with pytest.raises(SnapshotFormatError):
+        Snapshot.from_dict(load_plain_data(nested))
+
+
+def test_file_beside_the_snapshot_is_left_alone(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(small_values()))
+    for name in (".snapshot.pickle.cache", "snapshot.pickle.cache", "__init__.py", "pickle.py"):
+        (tmp_path / name).write_bytes(pickle.dumps(Calls(canary)))
+
+    read_snapshot(path)
+
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("kind", ["gzip", "xz"])
+def test_bomb_is_refused_before_it_grows(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    bomb = PROTOCOL_4 + b"N" * (80 * 2**20)
+    path.write_bytes(gzip.compress(bomb) if kind == "gzip" else lzma.compress(bomb, preset=0))
+
+    with pytest.raises(SnapshotFormatError, match="no snapshot compresses that well"):
+        read_snapshot(path)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress], ids=["plain", "gzip", "xz"])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.7, 0.999])
+def test_file_that_was_cut_short_says_so(pack: Any, share: float, tmp_path: Path) -> None:
+    whole = pack(pickle.dumps(small_values()))
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(whole[: 10 + int(share * (len(whole) - 11))])
+
+    with pytest.raises(SnapshotFormatError, match=r"cut short|damaged|not a pickle"):
+        read_snapshot(path)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [None, [], "text", {}, {"segments": 5}, {"device_traces": [[1]]}, {"device_traces": {}}, {"segments": [[]]}],
+)
+def test_other_data_is_refused_in_one_line(values: Any) -> None:
+    with pytest.raises(SnapshotFormatError):
+        Snapshot.from_dict(load_plain_data(pickle.dumps(values)))
+
+
+def test_unreadable_path_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotFormatError, match="cannot be read"):
+        read_snapshot(tmp_path / "missing.pickle")
+
+
+def test_devices_are_those_with_events_or_segments() -> None:
+    values = {"device_traces": [[], [{"action": "snapshot"}]], "segments": [{"device": 3}]}
+
+    assert Snapshot.from_dict(values).devices == (1, 3)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_damaged_bytes_give_data_or_one_error(protocol: int) -> None:
+    whole = pickle.dumps(small_values(), protocol)
+    draw = random.Random(protocol)
+    for _ in range(400):
+        damaged = bytearray(whole)
+        for _ in range(draw.choice([1, 1, 2, 8])):
+            damaged[draw.randrange(2, len(damaged))] = draw.randrange(256)
+        try:
+            load_plain_data(bytes(damaged))
+        except LigerprofError as error:
+            assert "\n" not in str(error)
