@@ -6,7 +6,7 @@ from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import step_peaks
-from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, parameter_term
+from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
 from ligerprof.errors import NotBuiltError, UnknownModelError
 from ligerprof.kernels.spec import KernelMemory
 from ligerprof.recipe import TrainingRecipe
@@ -56,9 +56,7 @@ def _require_closed_form(recipe: TrainingRecipe) -> None:
 
 
 def _terms(recipe: TrainingRecipe, planes_bytes: int) -> Iterator[Term]:
-    weights = make_weights(recipe).values()
-    trainable = sum(weight.elements for weight in weights if weight.trainable)
-    yield parameter_term(recipe, trainable, sum(weight.elements for weight in weights))
+    yield static_term(recipe, make_weights(recipe).values())
     if (checkpoints := checkpoint_term(recipe)) is not None:
         yield checkpoints
     yield logits_term(recipe, planes_bytes)

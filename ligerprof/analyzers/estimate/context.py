@@ -59,7 +59,7 @@ class Context:
         return self.cast(value, self.half_bytes or value.width)
 
     def autocast_weight(self, weight: Weight) -> Tensor:
-        """The weight as a matrix product reads it; autocast keeps its copy until it is left."""
+        """The weight as a matrix product reads it; autocast keeps the copy of one that trains until it is left."""
         if self.half_bytes is None or weight.width == self.half_bytes:
             return weight
         cast = self.tape.run(
@@ -71,7 +71,8 @@ class Context:
                 gradient_role=Role.GRADIENTS,
             )
         )
-        self.casts.append(cast)
+        if weight.trainable:
+            self.casts.append(cast)
         return cast
 
     def leave_autocast(self) -> None:

@@ -2,6 +2,7 @@
 
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.lora import add_adapter
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add, dropout, linear, multiply, renamed, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
@@ -38,8 +39,9 @@ def _llama_layer(context: Context, value: Value, name: str, output_role: Role) -
 
 
 def project(context: Context, value: Value, name: str) -> Value:
-    """A linear layer of the model, with its bias where it has one."""
-    return linear(context, value, context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias"))
+    """A linear layer of the model, with its bias and its adapter where it has them."""
+    result = linear(context, value, context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias"))
+    return add_adapter(context, value, result, name) if f"{name}.lora_A" in context.weights else result
 
 
 def _llama_attention(context: Context, value: Value, name: str) -> tuple[Value, Value | None]:

@@ -43,6 +43,7 @@ class Meter:
         self._peak_total_bytes = 0
         self._peak = dict(self._held)
         self.planes_peak_bytes = 0
+        self._library_bytes = 0
 
     @property
     def total_bytes(self) -> int:
@@ -83,6 +84,16 @@ class Meter:
         """Allocate and free at once: what an operation needs while it runs."""
         if size_bytes:
             self.drop(self.take(size_bytes, role))
+
+    def expect_library(self, size_bytes: int) -> None:
+        """The next matrix product is the first of its thread: cuBLAS takes its workspace then."""
+        self._library_bytes = size_bytes
+
+    def multiply(self) -> None:
+        """A matrix product runs."""
+        if self._library_bytes:
+            self.take(self._library_bytes, Role.LIBRARY_WORKSPACE)
+            self._library_bytes = 0
 
     def add(self, roles: Mapping[Role, int], times: int = 1) -> None:
         """Add bytes whose rounding is counted already, such as what a decoder layer leaves behind."""

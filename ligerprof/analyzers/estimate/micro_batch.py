@@ -83,6 +83,7 @@ class MicroBatch:
             self._bottom.tape.release(self._mask)
         if flowing is not None:
             self._bottom.tape.backward(self._layers[0].source, flowing, None)
+        self._bottom.tape.forget_gradients()
         for block in self._until_backward_ends:
             self._meter.drop(block)
 

@@ -22,6 +22,9 @@ def embed(context: Context, role: Role) -> tuple[Value, Value]:
         scaled = scale(context, embedded, role=role)
         context.tape.release(embedded)
         embedded = scaled
+    if context.recipe.lora is not None and context.recipe.checkpointing:
+        # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
+        embedded.needs_gradient = True
     return embedded, context.tape.name(embedded)
 
 

@@ -31,9 +31,12 @@ def linear(
             role=role,
             gradient_role=gradient_role,
             gradient_is_view=True,
+            is_product=True,
         )
     )
     context.tape.release(read)
+    if isinstance(read_weight, Value) and not weight.trainable:
+        context.tape.release(read_weight)
     return output
 
 

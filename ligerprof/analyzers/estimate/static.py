@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES
+from ligerprof.analyzers.estimate.lora import adapter_weights
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
@@ -32,10 +33,11 @@ class StaticBytes:
 def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     """Every parameter of the model by transformers' name."""
     width = DTYPE_BYTES[recipe.weight_dtype]
-    weights = {item.name: Weight(item.elements, width) for item in recipe.spec.parameters}
+    adapters = dict(adapter_weights(recipe))
+    weights = {item.name: Weight(item.elements, width, trainable=not adapters) for item in recipe.spec.parameters}
     if recipe.spec.tied_embeddings:
         weights[recipe.spec.parameters[0].name].uses = 2
-    return weights
+    return {**weights, **adapters}
 
 
 def static_bytes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> StaticBytes:

@@ -1,11 +1,12 @@
 """One training step from the first operation to the last: the highest moment of each phase."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.static import (
+    CUBLAS_THREADS,
     StaticBytes,
     input_sizes,
     make_weights,
@@ -53,7 +54,11 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelMemory], *, f
     # gradients are whole from the second micro-batch on, and no later one differs from it
     for micro_step in range(min(recipe.grad_accum, 2)):
         workspace_bytes = recipe.gpu_spec.cublas_workspace_bytes if first and micro_step == 0 else 0
-        _micro_step(meter, MicroBatch(recipe, weights, kernels, meter), workspace_bytes, peaks)
+        micro_batch = MicroBatch(recipe, weights, kernels, meter)
+        _run_phase(meter, micro_batch.forward, workspace_bytes)
+        _note(peaks, Phase.FORWARD, meter.peak())
+        _run_phase(meter, micro_batch.backward, workspace_bytes)
+        _note(peaks, Phase.BACKWARD, meter.peak())
     if recipe.optimizer != "none":
         meter.start()
         if first:
@@ -65,25 +70,18 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelMemory], *, f
 
 def _place_static(meter: Meter, recipe: TrainingRecipe, static: StaticBytes, *, first: bool) -> None:
     meter.add(static.weights)
-    if not first:
-        meter.add(static.optimizer)
     for size_bytes in input_sizes(recipe):
         meter.take(size_bytes, Role.INPUTS)
-    # one cuBLAS workspace a thread that calls it: the forward thread's, then autograd's
-    meter.add({Role.LIBRARY_WORKSPACE: recipe.gpu_spec.cublas_workspace_bytes}, times=1 if first else 2)
+    if not first:
+        meter.add(static.optimizer)
+        meter.add({Role.LIBRARY_WORKSPACE: recipe.gpu_spec.cublas_workspace_bytes}, times=CUBLAS_THREADS)
 
 
-def _micro_step(
-    meter: Meter, micro_batch: MicroBatch, workspace_bytes: int, peaks: dict[Phase, MemoryBreakdown]
-) -> None:
-    """Note the peaks of one micro-batch; the backward thread's workspace comes with its first product."""
+def _run_phase(meter: Meter, run: Callable[[], None], workspace_bytes: int) -> None:
+    """Run forward or backward; each has a thread of its own, whose first product takes a workspace."""
     meter.start()
-    micro_batch.forward()
-    _note(peaks, Phase.FORWARD, meter.peak())
-    meter.start()
-    meter.add({Role.LIBRARY_WORKSPACE: workspace_bytes})
-    micro_batch.backward()
-    _note(peaks, Phase.BACKWARD, meter.peak())
+    meter.expect_library(workspace_bytes)
+    run()
 
 
 def _note(peaks: dict[Phase, MemoryBreakdown], phase: Phase, peak: MemoryBreakdown) -> None:

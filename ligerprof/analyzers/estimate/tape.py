@@ -78,6 +78,7 @@ class Operation:
         role: who the output, what is kept, and the scratch of both passes count as.
         gradient_role: who the gradient of the output counts as, where another operation makes it.
         gradient_is_view: gradients are views (`mm(...).view`): a second one is not added in place.
+        is_product: whether cuBLAS runs it.
         in_function: a Python autograd Function: it saves after its output is made, not before.
     """
 
@@ -95,6 +96,7 @@ class Operation:
     gradient_role: Role = Role.ACTIVATIONS
     scratch_role: Role | None = None
     gradient_is_view: bool = False
+    is_product: bool = False
     in_function: bool = False
 
     @property
@@ -196,6 +198,11 @@ class Tape:
         pending = self._pending.pop(id(source), None)
         return pending.block if pending is not None else None
 
+    def forget_gradients(self) -> None:
+        """Drop gradients that nothing asks for, such as that of a frozen embedding's output."""
+        self._forget(pending.block for pending in self._pending.values())
+        self._pending.clear()
+
     def _save(self, node: _Node) -> None:
         self.saves_seen += 1
         if self._saving:
@@ -210,6 +217,8 @@ class Tape:
             output.block = self.meter.take(output.size_bytes, operation.role)
         elif operation.view_of.block is not None:
             output.block = self.meter.keep(operation.view_of.block)
+        if operation.is_product:
+            self.meter.multiply()
         self.meter.touch(operation.forward_scratch_bytes, operation.scratch_role or operation.role)
         if output.block is not None:
             self._variables.append(output.block)
@@ -253,6 +262,8 @@ class Tape:
             for item in operation.passes
             if item.needs_gradient
         ]
+        if operation.is_product:
+            self.meter.multiply()
         self.meter.touch(operation.backward_scratch_bytes, operation.scratch_role or operation.role)
         return made + passed
 

@@ -1,21 +1,25 @@
 """The headline quantities of an estimate, each the formula a person would write down."""
 
+from collections.abc import Collection
+
 from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES
 from ligerprof.analyzers.estimate.result import Term
 from ligerprof.analyzers.estimate.static import moment_count
+from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe import TrainingRecipe
 
 
-def parameter_term(recipe: TrainingRecipe, trainable_elements: int, total_elements: int) -> Term:
+def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
     """Weights of all parameters; gradients and moments of those that train."""
     width = DTYPE_BYTES[recipe.weight_dtype]
-    per_trainable = width * (1 + moment_count(recipe))
-    if trainable_elements == total_elements:
-        formula = f"{width + per_trainable} P"
-    else:
-        formula = f"{width} P + {per_trainable} P_trained"
-    size_bytes = width * total_elements + per_trainable * trainable_elements
-    return Term(name="static", formula=f"{formula}, P = {total_elements:,}", size_bytes=size_bytes)
+    copies = 1 + moment_count(recipe)
+    trained_bytes = sum(weight.size_bytes for weight in weights if weight.trainable)
+    size_bytes = sum(weight.size_bytes for weight in weights) + copies * trained_bytes
+    elements = sum(item.elements for item in recipe.spec.parameters)
+    formula = f"{width * (1 + copies)} P, P = {elements:,}"
+    if recipe.lora is not None:
+        formula = f"{width} P + {FP32_BYTES * (1 + copies)} A, P = {elements:,}, A = {trained_bytes // FP32_BYTES:,}"
+    return Term(name="static", formula=formula, size_bytes=size_bytes)
 
 
 def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
