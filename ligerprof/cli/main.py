@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("ligerprof.cli.explain", "Show who holds the peak of a memory snapshot."),
     "estimate": ("ligerprof.cli.estimate", "Predict the peak from a closed form, in milliseconds."),
     "compare": ("ligerprof.cli.compare", "Put estimates, runs and snapshots side by side."),
+    "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
     "models": ("ligerprof.cli.models", "List the models known by name."),
     "kernels": ("ligerprof.cli.kernels", "List the fused kernels and what can run here."),
     "env": ("ligerprof.cli.env", "Show versions, GPUs and what is missing."),

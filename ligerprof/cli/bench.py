@@ -1,0 +1,151 @@
+"""`ligerprof bench`: kernels side by side, timed in turns on one GPU."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ligerprof.cli.options import force_option, json_option
+from ligerprof.cli.output import print_json, say
+from ligerprof.errors import RecipeError, RunDirectoryError
+from ligerprof.runs.bench.floors import Direction
+from ligerprof.runs.bench.records import Finding, join_findings, read_lines, write_csv, write_lines
+from ligerprof.runs.bench.shapes import find_kernels, find_shapes
+
+_ALL_PASSES = "all"
+_FILE = click.Path(path_type=Path, dir_okay=False)
+RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
+
+
+@click.command(name="bench", short_help="Time kernels side by side and check them against fp64.")
+@click.argument("kernels", nargs=-1, metavar="KERNEL...")
+@click.option(
+    "--providers",
+    metavar="NAMES",
+    help="Whose kernels, joined by commas; PROVIDER:VARIANT as in ligerprof:lean, ligerprof:1GiB+fp32, liger:fp32,"
+    " cce:exact. Default: everybody.",
+)
+@click.option(
+    "--shapes",
+    default="study",
+    show_default=True,
+    metavar="NAMES",
+    help="study, paper, llama, A, B, C, or a model with its tokens such as llama3.1-8b@8192; several joined by commas.",
+)
+@click.option(
+    "--pass",
+    "passes",
+    type=click.Choice([*(direction.value for direction in Direction), _ALL_PASSES]),
+    default=_ALL_PASSES,
+    show_default=True,
+    help="What is timed; full is forward and backward in one.",
+)
+@click.option(
+    "--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True, help="Of tensors."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    help="Time for each shape and pass; ten repetitions are made however long they take.",
+)
+@click.option("--errors/--no-errors", default=True, show_default=True, help="Measure errors against fp64.")
+@click.option("--host/--no-host", default=True, show_default=True, help="Measure the host's cost of a call.")
+@click.option(
+    "--from",
+    "earlier",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    multiple=True,
+    help="Join records of an earlier bench.jsonl; may be repeated, and alone needs no GPU.",
+)
+@click.option("--csv", "csv_file", type=_FILE, help="Write every record as CSV.")
+@click.option("--figure", "figure_file", type=_FILE, help="Draw times with their quantile bands: .png, .svg or .pdf.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help=f"A folder for {RECORDS}, {TABLE} and {FIGURE}.",
+)
+@force_option
+@json_option
+def command(as_json: bool, **options: Any) -> None:
+    """Time kernels side by side and check them against fp64.
+
+    KERNEL is flce, ce, rms, add_rms, layernorm, rope, swiglu, geglu, or all. Every provider runs in turn with the
+    others and with the floor: the fused loss's three matrix products alone, or a copy of as many bytes as the
+    operation must move. A provider that cannot run is listed with the reason.
+    """
+    targets = _targets(options)
+    _refuse_overwriting(targets, force=options["force"])
+    if not options["kernels"] and not options["earlier"]:
+        raise RecipeError("bench: name a kernel such as flce, or records to show with --from FILE.")
+    from ligerprof.reports.bench import bench_json, check_figure_name, render_bench
+    from ligerprof.reports.terminal import console
+
+    if options["figure_file"] is not None:
+        check_figure_name(options["figure_file"].suffix)
+    earlier = [read_lines(path) for path in options["earlier"]]
+    findings = join_findings(*earlier, _measure(options) if options["kernels"] else [])
+    _write(findings, targets)
+    if as_json:
+        print_json(bench_json(findings))
+    else:
+        console().print(render_bench(findings))
+
+
+def _measure(options: dict[str, Any]) -> list[Finding]:
+    """Findings of this machine. Wrong names are told before torch is imported."""
+    kernels = find_kernels(options["kernels"])
+    for kernel in kernels:
+        find_shapes(kernel, options["shapes"])
+    from ligerprof.runs.bench.machine import CudaMachine
+    from ligerprof.runs.bench.session import BenchPlan, run_bench
+    from ligerprof.runs.bench.timing import Repetitions
+
+    providers = options["providers"]
+    passes = options["passes"]
+    plan = BenchPlan(
+        kernels=kernels,
+        providers=None if providers is None else tuple(name.strip() for name in providers.split(",") if name.strip()),
+        shapes=options["shapes"],
+        directions=tuple(Direction) if passes == _ALL_PASSES else (Direction(passes),),
+        dtype=options["dtype"],
+        repetitions=Repetitions(seconds=options["seconds"]),
+        errors=options["errors"],
+        host=options["host"],
+    )
+    return list(run_bench(plan, CudaMachine(), say))
+
+
+def _targets(options: dict[str, Any]) -> dict[Path, str]:
+    """Files to write, each with what goes into it."""
+    targets: dict[Path, str] = {}
+    if options["output"] is not None:
+        targets = {options["output"] / name: name for name in (RECORDS, TABLE, FIGURE)}
+    for path, what in ((options["csv_file"], TABLE), (options["figure_file"], FIGURE)):
+        if path is not None:
+            targets[path] = what
+    return targets
+
+
+def _refuse_overwriting(targets: dict[Path, str], *, force: bool) -> None:
+    standing = [path for path in targets if path.exists()]
+    if standing and not force:
+        raise RunDirectoryError(f"{standing[0]}: exists. Choose another file, or pass --force.")
+
+
+def _write(findings: Sequence[Finding], targets: dict[Path, str]) -> None:
+    from ligerprof.reports.bench import draw_bench
+
+    for path, what in targets.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if what == FIGURE:
+                draw_bench(findings).savefig(path, dpi=150)
+            else:
+                path.write_text(write_csv(findings) if what == TABLE else write_lines(findings), encoding="utf-8")
+        except OSError as error:
+            raise RunDirectoryError(f"{path}: cannot write ({error.strerror}). Choose another file.") from None
+        say(f"wrote {path}")

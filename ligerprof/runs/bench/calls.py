@@ -1,0 +1,116 @@
+"""One provider's kernel on one set of tensors: forward, backward, both, each repeatable."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ligerprof.runs.bench.floors import Direction
+from ligerprof.runs.bench.operations import Maker, Operation, Outputs, Tensors
+from ligerprof.runs.bench.providers import Provided
+from ligerprof.runs.bench.shapes import BenchShape
+from ligerprof.runs.bench.timing import Candidate
+
+_MAX_REASON = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallTensors:
+    """Inputs and the gradients that backward starts from, with copies of them: some kernels write over both."""
+
+    inputs: Tensors
+    gradients: Outputs
+    pristine_inputs: Tensors
+    pristine_gradients: Outputs
+
+    def restore(self) -> None:
+        """Bring everything back to what it was when it was made."""
+        with torch.no_grad():
+            for name, value in self.pristine_inputs.items():
+                self.inputs[name].copy_(value)
+            for gradient, value in zip(self.gradients, self.pristine_gradients, strict=True):
+                gradient.copy_(value)
+
+
+def make_tensors(operation: Operation, shape: BenchShape, maker: Maker) -> CallTensors:
+    """Random inputs, and random gradients of the outputs (one for a loss)."""
+    inputs = operation.make(shape, maker)
+    gradients = tuple(
+        maker.normal(*sizes) if sizes else torch.ones((), device=maker.device)
+        for sizes in operation.output_sizes(shape)
+    )
+    return wrap_tensors(operation, inputs, gradients)
+
+
+def wrap_tensors(operation: Operation, inputs: Tensors, gradients: Outputs) -> CallTensors:
+    """Copies beside the tensors, and gradients asked for."""
+    pristine = {name: inputs[name].clone() for name in operation.wants}
+    for name in operation.wants:
+        inputs[name].requires_grad_(True)  # noqa: FBT003 - torch's own signature
+    return CallTensors(
+        inputs=inputs,
+        gradients=gradients,
+        pristine_inputs=pristine,
+        pristine_gradients=tuple(gradient.clone() for gradient in gradients),
+    )
+
+
+class BoundCall:
+    """A kernel and what it is called on.
+
+    Attributes:
+        name: the provider's.
+    """
+
+    def __init__(self, operation: Operation, provided: Provided, tensors: CallTensors) -> None:
+        self.name = provided.name
+        self._operation, self._provided, self._tensors = operation, provided, tensors
+        self._pending: Outputs = ()
+
+    def forward(self) -> Outputs:
+        """The outputs, with the graph that backward needs."""
+        provided = self._provided
+        return self._operation.call(provided.kernel, self._tensors.inputs, provided.options)
+
+    def backward(self, outputs: Outputs) -> Outputs:
+        """Gradients of the inputs that want one; no accumulation into `.grad`."""
+        wanted = [self._tensors.inputs[name] for name in self._operation.wants]
+        gradients = [
+            gradient if gradient.dtype == output.dtype else gradient.to(output.dtype)
+            for gradient, output in zip(self._tensors.gradients, outputs, strict=True)
+        ]
+        return torch.autograd.grad(outputs, wanted, gradients)
+
+    def full(self) -> Outputs:
+        """Forward and backward: the gradients."""
+        return self.backward(self.forward())
+
+    def results(self) -> tuple[Tensor, ...]:
+        """Outputs and gradients from restored tensors, in the order of `result_names`."""
+        self._tensors.restore()
+        outputs = self.forward()
+        # some kernels write over their outputs' memory in backward
+        kept = tuple(output.detach().clone() for output in outputs)
+        return (*kept, *self.backward(outputs))
+
+    def candidate(self, direction: Direction) -> Candidate:
+        """What is timed for one direction."""
+        prepare: Callable[[], None] = self._tensors.restore
+        if direction is Direction.BACKWARD:
+            return Candidate(name=self.name, prepare=self._prepare_backward, run=self._run_backward)
+        run = self.forward if direction is Direction.FORWARD else self.full
+        return Candidate(name=self.name, prepare=prepare, run=run)
+
+    def _prepare_backward(self) -> None:
+        self._tensors.restore()
+        self._pending = self.forward()
+
+    def _run_backward(self) -> None:
+        outputs, self._pending = self._pending, ()
+        self.backward(outputs)
+
+
+def describe_failure(error: Exception) -> str:
+    """An exception in one line of bounded length."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]

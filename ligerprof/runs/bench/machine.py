@@ -1,0 +1,168 @@
+"""The device that kernels are measured on: its clock, its memory, and when the host waits for it."""
+
+import gc
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
+
+import torch
+
+from ligerprof.errors import MissingDependencyError
+from ligerprof.runs.bench.timing import Clock
+from ligerprof.units import GIB, MIB
+
+# several times any L2 cache
+_FLUSHED_BYTES = 256 * MIB
+_COPIED_BYTES = GIB
+# about a millisecond in which the host can get ahead, so that the device never waits for a launch
+_HEAD_START_CYCLES = 2_000_000
+_HOST_CALLS = 20
+_HOST_BATCHES = 11
+_PACKAGES = ("ligerprof", "torch", "triton", "liger-kernel", "cut-cross-entropy")
+
+Run = Callable[[], object]
+
+
+class Machine(Protocol):
+    """What a bench asks of a device."""
+
+    device: torch.device
+    clock: Clock
+
+    def copy(self) -> tuple[Run, int]:
+        """A large copy on the device, and the bytes it reads and writes."""
+        ...
+
+    def extra_peak_bytes(self, run: Run) -> int:
+        """The highest allocated bytes while `run` runs, beyond those before it."""
+        ...
+
+    def host_seconds(self, run: Run) -> float:
+        """The host's time for one `run`."""
+        ...
+
+    def synchronizations(self, run: Run) -> tuple[int, str | None]:
+        """How often the host waits for the device within `run`, and torch's word on the first time."""
+        ...
+
+    def release(self) -> None:
+        """Give back what no tensor holds any more."""
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Device, versions and date."""
+        ...
+
+
+class CudaClock:
+    """CUDA events around work whose inputs are not in the cache and whose launches do not wait for the host."""
+
+    def __init__(self) -> None:
+        self._scratch = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+
+    def time(self, run: Run) -> Callable[[], float]:
+        """Queue `run` behind a flush of the cache; the reader waits for its end."""
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._scratch.zero_()
+        torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+        started.record()
+        run()
+        ended.record()
+
+        def read() -> float:
+            ended.synchronize()
+            return float(started.elapsed_time(ended)) / 1000
+
+        return read
+
+    def now(self) -> float:
+        """Wall-clock seconds."""
+        return time.perf_counter()
+
+
+class CudaMachine:
+    """The current CUDA device.
+
+    Raises:
+        MissingDependencyError: there is none.
+    """
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise MissingDependencyError(
+                "bench: torch sees no CUDA device, and times of another would mean nothing."
+                " Run it on a GPU, or show earlier results with --from FILE."
+            )
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.clock: Clock = CudaClock()
+
+    def copy(self) -> tuple[Run, int]:
+        """Copy 1 GiB."""
+        source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self.device).fill_(1)
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source), 2 * _COPIED_BYTES
+
+    def extra_peak_bytes(self, run: Run) -> int:
+        """From torch's own counters."""
+        self.release()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        # held until it is counted
+        kept = run()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated()
+        del kept
+        return peak - before
+
+    def host_seconds(self, run: Run) -> float:
+        """Median over batches of calls of the time until they are launched; the device is idle before each batch."""
+        seconds = []
+        for _ in range(_HOST_BATCHES):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(_HOST_CALLS):
+                run()
+            seconds.append((time.perf_counter() - started) / _HOST_CALLS)
+        torch.cuda.synchronize()
+        return sorted(seconds)[_HOST_BATCHES // 2]
+
+    def synchronizations(self, run: Run) -> tuple[int, str | None]:
+        """Torch's own watch: set to raise, and where it raises, set to warn and counted."""
+        torch.cuda.synchronize()
+        before = torch.cuda.get_sync_debug_mode()
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            run()
+        except RuntimeError as error:
+            return self._count_waits(run), str(error).splitlines()[0]
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        return 0, None
+
+    def _count_waits(self, run: Run) -> int:
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run()
+        return max(1, sum("synchronizing CUDA operation" in str(warning.message) for warning in caught))
+
+    def release(self) -> None:
+        """Collect cycles and empty the allocator's cache."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def environment(self) -> dict[str, str]:
+        """GPU, CUDA, Python, packages, date in UTC."""
+        versions = {"cuda": str(torch.version.cuda), "python": platform.python_version()}
+        for package in _PACKAGES:
+            try:
+                versions[package] = version(package)
+            except PackageNotFoundError:
+                versions[package] = "missing"
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return {"gpu": torch.cuda.get_device_name(self.device), "date": now, **versions}

@@ -1,0 +1,179 @@
+"""Whose kernels are measured: our own, torch's, other packages' called as they call themselves, and plug-ins'."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ligerprof.errors import KernelUnavailableError, LigerprofError
+from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.patching import load_entry, require_available
+from ligerprof.kernels.registry import find_kernel, load_registry
+from ligerprof.runs.bench.operations import Kernel
+from ligerprof.units import parse_bytes
+
+_FUSED_LOSS_ONLY = ("torch-linear-ce", "cce")
+_BUDGET_WORDS = ("lean", "balanced")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provided:
+    """A kernel that can be called.
+
+    Attributes:
+        name: its provider, with a variant after a colon.
+        kernel: has the signature of the kernel's slot.
+        options: what a loss is called with.
+        budgeted: whether the options' budget decides how the fused loss is cut into chunks.
+    """
+
+    name: str
+    kernel: Kernel
+    options: LossOptions
+    budgeted: bool = False
+
+
+def provider_names(kernel: str) -> tuple[str, ...]:
+    """Everybody who may have this kernel, here or not: built in first, then plug-ins."""
+    known = ["ligerprof", "torch", "torch-compile", "torch-linear-ce", "liger", "cce"]
+    plugins = [provider for provider in load_registry().providers if provider not in known]
+    return tuple(name for name in (*known, *plugins) if kernel == "flce" or name not in _FUSED_LOSS_ONLY)
+
+
+def find_provided(
+    kernel: str, names: Sequence[str] | None, device_kind: str
+) -> tuple[list[Provided], list[tuple[str, str]]]:
+    """Look up each provider's kernel.
+
+    Args:
+        names: `PROVIDER` or `PROVIDER:VARIANT` each; None is everybody.
+        device_kind: `cuda`, or `cpu` (Triton's interpreter).
+
+    Returns:
+        What there is, and for the others their name and the reason.
+    """
+    # each look-up compiles anew: torch falls back to eager in silence once one function has met many shapes
+    torch._dynamo.reset()
+    found: list[Provided] = []
+    missing: list[tuple[str, str]] = []
+    for name in provider_names(kernel) if names is None else names:
+        try:
+            found.append(_find_one(kernel, name, device_kind))
+        except (LigerprofError, ImportError) as error:
+            missing.append((name, " ".join(str(error).split())))
+    if names is None:
+        missing += [(broken.entry_point, broken.reason) for broken in load_registry().broken]
+    return found, missing
+
+
+def _find_one(kernel: str, name: str, device_kind: str) -> Provided:
+    provider, _, variant = name.partition(":")
+    if provider in _FUSED_LOSS_ONLY and kernel != "flce":
+        raise KernelUnavailableError(f"{provider} has no {kernel}, only flce")
+    if provider in _FACTORIES:
+        function = _FACTORIES[provider](kernel, variant)
+        return Provided(name=name, kernel=function, options=LossOptions(in_place=True))
+    spec_provider = "torch" if provider == "torch-compile" else provider
+    options = _own_options(kernel, variant) if provider == "ligerprof" else _no_variant(provider, variant)
+    function = _registered(kernel, spec_provider, device_kind)
+    if provider == "torch-compile":
+        function = _compiled(function)
+    return Provided(
+        name=name, kernel=function, options=options, budgeted=kernel == "flce" and spec_provider == "ligerprof"
+    )
+
+
+def _registered(kernel: str, provider: str, device_kind: str) -> Kernel:
+    if (kernel, provider) == ("add_rms", "torch"):
+        return _add_then_norm(_registered("rms", provider, device_kind))
+    spec = find_kernel(kernel, provider)
+    require_available(spec, device_kind)
+    return load_entry(spec.entry)
+
+
+def _no_variant(provider: str, variant: str) -> LossOptions:
+    if variant:
+        raise KernelUnavailableError(f"{provider} has no variant {variant!r}. Leave ':{variant}' out.")
+    return LossOptions(in_place=True)
+
+
+def _own_options(kernel: str, variant: str) -> LossOptions:
+    """Read `lean`, `balanced`, a size, or one of them and `+fp32`."""
+    options = LossOptions(in_place=True)
+    if variant and kernel != "flce":
+        return _no_variant(f"ligerprof's {kernel}", variant)
+    for word in filter(None, variant.split("+")):
+        if word == "fp32":
+            options = dataclasses.replace(options, accumulate_fp32=True)
+        else:
+            options = dataclasses.replace(options, budget=word if word in _BUDGET_WORDS else parse_bytes(word))
+    return options
+
+
+def _add_then_norm(norm: Kernel) -> Kernel:
+    def run(hidden: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+        total = hidden + residual
+        return norm(total, weight, eps, offset), total
+
+    return run
+
+
+def _compiled(function: Kernel) -> Kernel:
+    compiled = torch.compile(function, dynamic=False)
+
+    def run(*arguments: Any) -> Any:
+        # the reference's own defaults stand for the options: they choose nothing that plain torch heeds
+        return compiled(*(value for value in arguments if not isinstance(value, LossOptions)))
+
+    return run
+
+
+def _torch_linear_ce(_kernel: str, variant: str) -> Kernel:
+    _no_variant("torch-linear-ce", variant)
+    fused = getattr(functional, "linear_cross_entropy", None)
+    if fused is None:
+        raise KernelUnavailableError(f"torch {torch.__version__} has no F.linear_cross_entropy (2.13 has)")
+    return lambda hidden, weight, labels, _options: fused(hidden, weight, labels)
+
+
+def _liger(kernel: str, variant: str) -> Kernel:
+    """liger-kernel's functions as its own modules for Llama call them."""
+    from liger_kernel import ops, transformers
+
+    if variant not in ("", "fp32") or (variant and kernel != "flce"):
+        _no_variant(f"liger's {kernel}", variant)
+    if kernel == "flce":
+        loss = transformers.LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32 if variant else None)
+        return lambda hidden, weight, labels, _options: loss(weight, hidden, labels)
+    kernels: dict[str, Callable[[], Kernel]] = {
+        "ce": lambda: _without_options(transformers.LigerCrossEntropyLoss()),
+        "rms": lambda: ops.LigerRMSNormFunction.apply,
+        "add_rms": lambda: ops.LigerFusedAddRMSNormFunction.apply,
+        "layernorm": lambda: ops.LigerLayerNormFunction.apply,
+        "rope": lambda: ops.LigerRopeFunction.apply,
+        "swiglu": lambda: ops.LigerSiLUMulFunction.apply,
+        "geglu": lambda: ops.LigerGELUMulFunction.apply,
+    }
+    return kernels[kernel]()
+
+
+def _without_options(loss: Kernel) -> Kernel:
+    return lambda values, labels, _options: loss(values, labels)
+
+
+def _cce(_kernel: str, variant: str) -> Kernel:
+    from cut_cross_entropy import linear_cross_entropy
+
+    name = f"cce_{variant}" if variant else "cce"
+    return lambda hidden, weight, labels, _options: linear_cross_entropy(hidden, weight, labels, impl=name)
+
+
+_FACTORIES: dict[str, Callable[[str, str], Kernel]] = {
+    "torch-linear-ce": _torch_linear_ce,
+    "liger": _liger,
+    "cce": _cce,
+}
