@@ -1,4 +1,4 @@
-from decimal import Decimal, localcontext
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -33,8 +33,7 @@ FACTORS = {
 )
 def test_sizes_are_read_exactly(digits: int, decimals: int, unit: str, blank: str) -> None:
     number = Decimal(digits).scaleb(-decimals)
-    with localcontext(prec=60):
-        size_bytes = int(number * FACTORS[unit])
+    size_bytes = digits * FACTORS[unit] // 10**decimals
     text = f"{number:f}{blank}{unit}"
     if size_bytes:
         assert parse_bytes(text) == size_bytes
