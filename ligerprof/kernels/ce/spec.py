@@ -35,7 +35,8 @@ def reference_memory(shape: KernelShape) -> KernelMemory:
         saved_bytes=plane_bytes + kept_labels_bytes + _FP32_BYTES,
         forward_temporary_bytes=plane_bytes if upcast else 0,
         backward_gradient_bytes=gradient_bytes,
-        backward_temporary_bytes=2 * plane_bytes - gradient_bytes,
+        # the labels and their number go before the second plane comes
+        backward_temporary_bytes=2 * plane_bytes - gradient_bytes - kept_labels_bytes - _FP32_BYTES,
     )
 
 

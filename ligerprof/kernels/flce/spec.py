@@ -40,18 +40,20 @@ def _cast_bytes(shape: KernelShape) -> int:
 
 
 def _reference_memory(shape: KernelShape) -> KernelMemory:
-    """Plain torch: the loss over whole logits, then the two products of the linear layer's backward."""
+    """Plain torch: the loss over whole logits, whose gradients outweigh those of hidden states and head."""
     loss = ce_reference_memory(shape)
     logits_bytes = shape.tokens * shape.vocab * shape.product_bytes
-    hidden_bytes = shape.tokens * shape.hidden * shape.product_bytes
-    weight_bytes = shape.vocab * shape.hidden * shape.product_bytes if shape.head_trainable else 0
+    hidden_bytes = shape.tokens * shape.hidden * shape.activation_bytes
+    weight_bytes = shape.vocab * shape.hidden * shape.parameter_bytes if shape.head_trainable else 0
+    gradient_bytes = hidden_bytes + weight_bytes
+    loss_backward_bytes = loss.backward_gradient_bytes + loss.backward_temporary_bytes
     return KernelMemory(
         kept_inputs=("hidden", "weight"),
         output_bytes=loss.output_bytes,
         saved_bytes=loss.saved_bytes + _cast_bytes(shape),
-        forward_temporary_bytes=logits_bytes,
-        backward_gradient_bytes=hidden_bytes + weight_bytes,
-        backward_temporary_bytes=loss.backward_gradient_bytes,
+        forward_temporary_bytes=logits_bytes + loss.forward_temporary_bytes + _cast_bytes(shape) - _cast_bytes(shape),
+        backward_gradient_bytes=gradient_bytes,
+        backward_temporary_bytes=max(loss_backward_bytes - gradient_bytes, 0),
     )
 
 

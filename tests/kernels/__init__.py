@@ -1,0 +1,1 @@
+"""Kernels: outputs, gradients and bytes, in the interpreter and compiled."""

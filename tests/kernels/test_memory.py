@@ -1,0 +1,241 @@
+"""Each kernel's stated bytes against the bytes it asks for, to the byte."""
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ligerprof.kernels import KERNEL_NAMES, KernelMemory, KernelShape, find_kernel
+from ligerprof.kernels.device import sm_count, standing_for
+from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.patching import load_entry
+from tests.kernels.meter import ByteMeter
+
+EPS = 1e-6
+SMALL = KernelShape(
+    tokens=22,
+    sequences=2,
+    hidden=24,
+    intermediate=200,
+    vocab=509,
+    heads=6,
+    kv_heads=2,
+    head_dim=12,
+    activation_bytes=4,
+    parameter_bytes=4,
+    sm_count=4,
+)
+LLAMA_1B = KernelShape(
+    tokens=4096,
+    sequences=4,
+    hidden=2048,
+    intermediate=8192,
+    vocab=128256,
+    heads=32,
+    kv_heads=8,
+    head_dim=64,
+    activation_bytes=2,
+    parameter_bytes=2,
+    sm_count=132,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What the meter saw of one call, in the terms of KernelMemory."""
+
+    output_bytes: int
+    kept_bytes: int
+    forward_temporary_bytes: int
+    backward_bytes: int
+
+    @classmethod
+    def stated(cls, memory: KernelMemory) -> "Measured":
+        return cls(
+            output_bytes=memory.output_bytes,
+            kept_bytes=memory.saved_bytes + memory.forward_gradient_bytes,
+            forward_temporary_bytes=memory.forward_temporary_bytes,
+            backward_bytes=memory.backward_gradient_bytes + memory.backward_temporary_bytes,
+        )
+
+
+def measure(function: Callable[..., Any], inputs: list[Tensor]) -> Measured:
+    with ByteMeter(inputs) as meter:
+        outputs = function(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        output_bytes = sum(output.untyped_storage().nbytes() for output in outputs)
+        # the interpreter leaves what it launched with in reference cycles
+        gc.collect(0)
+        kept_bytes, forward_peak_bytes = meter.live_bytes, meter.peak_bytes
+        grads = [torch.ones_like(output) for output in outputs]
+        meter.restart_peak()
+        start_bytes = meter.live_bytes
+        made = torch.autograd.grad(outputs, [value for value in inputs if value.requires_grad], grads)
+        backward_bytes = meter.peak_bytes - start_bytes
+    del made
+    return Measured(
+        output_bytes=output_bytes,
+        kept_bytes=kept_bytes - output_bytes,
+        forward_temporary_bytes=forward_peak_bytes - kept_bytes,
+        backward_bytes=backward_bytes,
+    )
+
+
+def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., Any], list[Tensor]]:
+    """How a slot is called (given its entry), and inputs of the shape's sizes and dtypes."""
+    dtypes = {2: torch.bfloat16, 4: torch.float32}
+    activation, parameter = dtypes[shape.activation_bytes], dtypes[shape.parameter_bytes]
+    seq = shape.tokens // shape.sequences
+
+    def data(*size: int, dtype: torch.dtype = activation, grad: bool = True) -> Tensor:
+        return torch.randn(size, dtype=dtype, device=device).requires_grad_(grad)
+
+    def weight(*size: int) -> Tensor:
+        return data(*size, dtype=parameter, grad=shape.head_trainable)
+
+    options = LossOptions(shift=True, budget=shape.flce_budget, in_place=True)
+    states, gates = (shape.sequences, seq, shape.hidden), (shape.sequences, seq, shape.intermediate)
+    if slot == "rms":
+        return lambda entry: lambda x, w: entry(x, w, EPS, 0.0), [data(*states), weight(shape.hidden)]
+    if slot == "layernorm":
+        parameters = [weight(shape.hidden), weight(shape.hidden)]
+        return lambda entry: lambda x, w, b: entry(x, w, b, EPS), [data(*states), *parameters]
+    if slot in ("swiglu", "geglu"):
+        return lambda entry: entry, [data(*gates), data(*gates)]
+    if slot == "rope":
+        heads = [data(shape.sequences, seq, count, shape.head_dim) for count in (shape.heads, shape.kv_heads)]
+        angles = [data(1, seq, shape.head_dim, dtype=parameter, grad=False) for _ in range(2)]
+        return lambda entry: lambda q, k, *a: entry(q.transpose(1, 2), k.transpose(1, 2), *a), [*heads, *angles]
+    labels = torch.randint(0, shape.vocab, (shape.sequences, seq), device=device)
+    if slot == "ce":
+        logits = dtypes[shape.product_bytes]
+        # the loss in place wants a tensor that is no leaf, as a head's output is none
+        given = data(shape.sequences, seq, shape.vocab, dtype=logits).clone()
+        return lambda entry: lambda x, y: entry(x, y, options), [given, labels]
+    return lambda entry: lambda x, w, y: entry(x, w, y, options), [
+        data(*states),
+        weight(shape.vocab, shape.hidden),
+        labels,
+    ]
+
+
+@contextmanager
+def launches_left_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fake tensors, and Triton launches that do nothing: what a simulation runs."""
+    import triton
+
+    with monkeypatch.context() as patch, FakeTensorMode(), standing_for(sm_count=132):
+        patch.setattr(triton.runtime.jit.KernelInterface, "__getitem__", lambda _kernel, _grid: lambda *a, **k: None)
+        yield
+
+
+def autocast(shape: KernelShape, device: str) -> Any:
+    lower = shape.product_bytes != shape.activation_bytes
+    return torch.autocast(device, torch.bfloat16) if lower else nullcontext()
+
+
+SHAPES = {
+    "small-fp32": SMALL,
+    "llama-1b-bf16": LLAMA_1B,
+    "one-sequence": dataclasses.replace(LLAMA_1B, tokens=777, sequences=1),
+    "fp32": dataclasses.replace(LLAMA_1B, activation_bytes=4, parameter_bytes=4),
+    "frozen": dataclasses.replace(LLAMA_1B, head_trainable=False),
+    "lean": dataclasses.replace(LLAMA_1B, flce_budget="lean"),
+    "bytes": dataclasses.replace(LLAMA_1B, flce_budget=700_000_000),
+    "odd-vocabulary": dataclasses.replace(LLAMA_1B, vocab=50257, hidden=1600),
+}
+MIXED = {
+    "rows-16-weights-32": dataclasses.replace(LLAMA_1B, parameter_bytes=4),
+}
+AUTOCAST = dataclasses.replace(LLAMA_1B, activation_bytes=4, parameter_bytes=4, compute_bytes=2)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("provider", ["ligerprof", "torch"])
+@pytest.mark.parametrize("slot", KERNEL_NAMES)
+def test_stated_bytes_are_asked_for_on_fake_tensors(
+    slot: str, provider: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = dataclasses.replace(SHAPES[name], sm_count=132)
+    if (slot, provider) == ("layernorm", "torch") and shape.activation_bytes == 2:
+        pytest.skip("on the CPU torch keeps a row's mean and deviation in 16 bit; the formula is the GPU's fp32")
+    check(slot, provider, shape, monkeypatch)
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(
+    ("slot", "provider"),
+    [("rms", "ligerprof"), ("rms", "torch"), ("rope", "ligerprof"), ("rope", "torch"), ("layernorm", "ligerprof")],
+)
+def test_stated_bytes_of_mixed_dtypes(slot: str, provider: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(slot, provider, MIXED[name], monkeypatch)
+
+
+@pytest.mark.parametrize("head_trainable", [True, False], ids=["trainable", "frozen"])
+@pytest.mark.parametrize(
+    ("slot", "provider"), [("flce", "ligerprof"), ("flce", "torch"), ("ce", "ligerprof"), ("ce", "torch")]
+)
+def test_stated_bytes_of_losses_under_autocast(
+    slot: str, provider: str, head_trainable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(slot, provider, dataclasses.replace(AUTOCAST, head_trainable=head_trainable), monkeypatch)
+
+
+def check(slot: str, provider: str, shape: KernelShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = find_kernel(slot, provider)
+    with launches_left_out(monkeypatch):
+        adapt, inputs = problem(slot, shape, "cpu")
+        with autocast(shape, "cpu"):
+            measured = measure(adapt(load_entry(spec.entry)), inputs)
+    assert measured == Measured.stated(spec.memory(shape))
+
+
+@pytest.mark.parametrize("slot", KERNEL_NAMES)
+def test_stated_bytes_are_asked_for_by_a_real_call(slot: str, device: torch.device) -> None:
+    shape = dataclasses.replace(SMALL, sm_count=sm_count(device))
+    spec = find_kernel(slot)
+    adapt, inputs = problem(slot, shape, device.type)
+    assert measure(adapt(load_entry(spec.entry)), inputs) == Measured.stated(spec.memory(shape))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slot", KERNEL_NAMES)
+def test_stated_peak_is_what_the_gpus_allocator_is_asked_for(slot: str) -> None:
+    """Requested bytes of the caching allocator, which no operator can hide from."""
+    spec = find_kernel(slot)
+    shape = dataclasses.replace(LLAMA_1B, sm_count=sm_count(torch.device("cuda")))
+    memory = spec.memory(shape)
+    adapt, inputs = problem(slot, shape, "cuda")
+    function = adapt(load_entry(spec.entry))
+    wanted = [value for value in inputs if value.requires_grad]
+
+    def step() -> tuple[int, int]:
+        torch.cuda.reset_peak_memory_stats()
+        start_bytes = requested_bytes("current")
+        outputs = function(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        forward_bytes = requested_bytes("peak") - start_bytes
+        grads = [torch.ones_like(output) for output in outputs]
+        torch.cuda.reset_peak_memory_stats()
+        start_bytes = requested_bytes("current")
+        torch.autograd.grad(outputs, wanted, grads)
+        return forward_bytes, requested_bytes("peak") - start_bytes
+
+    # the first step makes cuBLAS its workspaces
+    step()
+    kept_bytes = memory.output_bytes + memory.saved_bytes + memory.forward_gradient_bytes
+    assert step() == (
+        kept_bytes + memory.forward_temporary_bytes,
+        memory.backward_gradient_bytes + memory.backward_temporary_bytes,
+    )
+
+
+def requested_bytes(which: str) -> int:
+    return int(torch.cuda.memory_stats()[f"requested_bytes.all.{which}"])

@@ -1,0 +1,116 @@
+"""RMSNorm and LayerNorm against their references in fp64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from ligerprof.errors import KernelInputError
+from ligerprof.kernels.layernorm import reference as layer_reference
+from ligerprof.kernels.rms import reference as rms_reference
+from ligerprof.kernels.rows.plan import MAX_COLUMNS, plan_rows
+from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, run
+
+EPS = 1e-5
+# rows and columns that are no multiple of a block, one row, rows narrow enough to share a program, wide ones
+SHAPES = [(1, 96), (37, 130), (70, 16), (5, 2304), (3, 8200)]
+
+
+def rms(x: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:
+    from ligerprof.kernels.rms.triton import rms_norm
+
+    return rms_norm(x, weight, EPS, offset)
+
+
+def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    from ligerprof.kernels.layernorm.triton import layer_norm
+
+    return layer_norm(x, weight, bias, EPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=lambda size: str(size))
+def test_rms_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
+    inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in ((rows, columns), (columns,))))
+    grad = torch.randn(rows, columns, dtype=dtype, device=device)
+    assert_matches_fp64(rms, lambda x, w: rms_reference.rms_norm(x, w, EPS), inputs, ROUNDING[dtype], [grad])
+
+
+def test_rms_with_gemmas_offset(device: torch.device) -> None:
+    inputs = leaves(torch.randn(2, 7, 100, device=device), 0.1 * torch.randn(100, device=device))
+    assert_matches_fp64(
+        lambda x, w: rms(x, w, 1.0),
+        lambda x, w: rms_reference.rms_norm(x, w, EPS, 1.0),
+        inputs,
+        ROUNDING[torch.float32],
+    )
+
+
+def test_rms_of_16_bit_rows_with_an_fp32_weight_keeps_the_rows_dtype(device: torch.device) -> None:
+    x, weight = leaves(torch.randn(9, 64, dtype=torch.bfloat16, device=device), torch.randn(64, device=device))
+    y, x_grad, weight_grad = run(rms, [x, weight])
+    assert (y.dtype, x_grad.dtype, weight_grad.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+
+
+def test_rms_reads_strided_rows_and_strided_gradients(device: torch.device) -> None:
+    x = torch.randn(6, 3, 80, device=device)[:, :, :50].requires_grad_()
+    weight = torch.randn(50, device=device, requires_grad=True)
+    grad = torch.randn(50, 3, 6, device=device).permute(2, 1, 0)
+    assert_matches_fp64(
+        rms, lambda a, w: rms_reference.rms_norm(a, w, EPS), [x, weight], ROUNDING[torch.float32], [grad]
+    )
+
+
+@pytest.mark.parametrize("frozen", ["x", "weight"])
+def test_rms_with_a_frozen_input(frozen: str, device: torch.device) -> None:
+    x, weight = leaves(torch.randn(11, 72, device=device), torch.randn(72, device=device))
+    (x if frozen == "x" else weight).requires_grad_(False)  # noqa: FBT003
+    assert_matches_fp64(rms, lambda a, w: rms_reference.rms_norm(a, w, EPS), [x, weight], ROUNDING[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=lambda size: str(size))
+def test_layernorm_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
+    sizes = ((rows, columns), (columns,), (columns,))
+    inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in sizes))
+    grad = torch.randn(rows, columns, dtype=dtype, device=device)
+    # the mean of a row may cancel, so twice one rounding
+    assert_matches_fp64(
+        layer, lambda *given: layer_reference.layer_norm(*given, EPS), inputs, 2 * ROUNDING[dtype], [grad]
+    )
+
+
+@pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (1, 2)], ids=str)
+def test_layernorm_with_frozen_inputs(frozen: tuple[int, ...], device: torch.device) -> None:
+    inputs = leaves(*(torch.randn(size, device=device) for size in ((13, 72), (72,), (72,))))
+    for index in frozen:
+        inputs[index].requires_grad_(False)  # noqa: FBT003
+    assert_matches_fp64(
+        layer, lambda *given: layer_reference.layer_norm(*given, EPS), inputs, 2 * ROUNDING[torch.float32]
+    )
+
+
+def test_layernorm_without_a_bias(device: torch.device) -> None:
+    inputs = leaves(torch.randn(13, 72, device=device), torch.randn(72, device=device))
+    assert_matches_fp64(
+        lambda x, w: layer(x, w, None),
+        lambda x, w: layer_reference.layer_norm(x, w, None, EPS),
+        inputs,
+        2 * ROUNDING[torch.float32],
+    )
+
+
+def test_layernorm_of_rows_far_from_zero(device: torch.device) -> None:
+    inputs = leaves(
+        1000.0 + torch.randn(4, 300, device=device), torch.randn(300, device=device), torch.zeros(300, device=device)
+    )
+    # 1000 in fp32 is known to 3e-5 of the deviation
+    assert_matches_fp64(layer, lambda *given: layer_reference.layer_norm(*given, EPS), inputs, 1e-4)
+
+
+def test_rows_too_long_and_weights_that_do_not_fit_are_refused(device: torch.device) -> None:
+    with pytest.raises(KernelInputError, match="65536"):
+        plan_rows(rows=1, columns=MAX_COLUMNS + 1, sm_count=4)
+    with pytest.raises(KernelInputError, match="rms"):
+        rms(torch.zeros(2, 8, device=device), torch.zeros(7, device=device))
+    with pytest.raises(KernelInputError, match="layernorm"):
+        layer(torch.zeros(2, 8, device=device), torch.zeros(8, device=device), torch.zeros(7, device=device))
