@@ -8,7 +8,8 @@ from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
 from ligerprof.errors import NotBuiltError, UnknownModelError
-from ligerprof.kernels.spec import KernelMemory
+from ligerprof.kernels.registry import find_kernel
+from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe import TrainingRecipe
 
 
@@ -18,9 +19,10 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     Raises:
         UnknownModelError: an architecture that has no closed form.
         NotBuiltError: an option that has none yet.
+        KernelUnavailableError: a kernel that the provider does not have.
     """
     _require_closed_form(recipe)
-    kernels: Mapping[str, KernelMemory] = {}
+    kernels = _kernels(recipe)
     steady = step_peaks(recipe, kernels, first=False)
     first = step_peaks(recipe, kernels, first=True)
     static, *others = terms = tuple(_terms(recipe, steady.planes_bytes))
@@ -39,6 +41,12 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         assumed=tuple(_assumed(recipe)),
         left_out=tuple(_left_out(recipe)),
     )
+
+
+def _kernels(recipe: TrainingRecipe) -> Mapping[str, KernelSpec]:
+    """The recipe's kernels by the slot they fill."""
+    specs = [find_kernel(name, recipe.provider) for name in recipe.kernels]
+    return {spec.slot: spec for spec in specs}
 
 
 def _require_closed_form(recipe: TrainingRecipe) -> None:

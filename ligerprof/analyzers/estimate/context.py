@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.tape import Operation, Tape, Tensor, Value, Weight
-from ligerprof.kernels.spec import KernelMemory
+from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
@@ -21,7 +21,7 @@ class Context:
     Attributes:
         tape: where operations go; a checkpointed layer has its own.
         weights: every parameter by name.
-        kernels: memory of the fused kernels in place, by slot.
+        kernels: the fused kernels in place, by slot.
         mask: the attention mask, where one is made.
         casts: autocast's cache of weight copies: they live until autocast is left.
     """
@@ -29,7 +29,7 @@ class Context:
     recipe: TrainingRecipe
     tape: Tape
     weights: Mapping[str, Weight]
-    kernels: Mapping[str, KernelMemory]
+    kernels: Mapping[str, KernelSpec]
     mask: Value | None = None
     casts: list[Value] = field(default_factory=list)
 
@@ -42,6 +42,11 @@ class Context:
     def tokens(self) -> int:
         """Tokens of the micro-batch."""
         return self.recipe.tokens
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes an element of the residual stream, which has the weights' dtype."""
+        return DTYPE_BYTES[self.recipe.weight_dtype]
 
     @property
     def half_bytes(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory, share_of
 from ligerprof.analyzers.estimate.lora import add_adapter
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add, dropout, linear, multiply, renamed, scale, unary
@@ -52,7 +53,7 @@ def _llama_attention(context: Context, value: Value, name: str) -> tuple[Value, 
             context, query, norm(context, query, f"{name}.q_norm", rows=context.tokens * context.spec.heads)
         )
         key = renamed(context, key, norm(context, key, f"{name}.k_norm", rows=context.tokens * context.spec.kv_heads))
-    turned_query, turned_key = rotate(context, query, value.width), rotate(context, key, value.width)
+    turned_query, turned_key = _rotate_both(context, query, key)
     tape.release(query, key)
     attended, probabilities = attend(context, turned_query, turned_key, values, 0.0)
     output = project(context, attended, f"{name}.o_proj")
@@ -60,9 +61,27 @@ def _llama_attention(context: Context, value: Value, name: str) -> tuple[Value, 
     return output, probabilities
 
 
-def rotate(context: Context, value: Value, table_width: int) -> Value:
+def _rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
+    """apply_rotary_pos_emb, or the kernel in its place: each of the two has its share of the kernel's memory."""
+    if "rope" not in context.kernels:
+        return _rotate(context, query), _rotate(context, key)
+    memory = kernel_memory(context, "rope", query)
+    turned = [
+        call_kernel(
+            context,
+            share_of(memory, item.elements, query.elements + key.elements),
+            {"x": item},
+            elements=item.elements,
+            width=item.width,
+        )
+        for item in (query, key)
+    ]
+    return turned[0], turned[1]
+
+
+def _rotate(context: Context, value: Value) -> Value:
     """`value * cos + rotate_half(value) * sin`; the tables have the residual stream's dtype."""
-    tape, width = context.tape, max(value.width, table_width)
+    tape, width = context.tape, max(value.width, context.stream_bytes)
     upright = _times_table(context, value, width)
     half_bytes = value.size_bytes // 2
     turned = tape.run(
@@ -97,15 +116,26 @@ def _times_table(context: Context, value: Value, width: int) -> Value:
 def _gated_mlp(context: Context, value: Value, name: str) -> Value:
     """`down_proj(act(gate_proj(x)) * up_proj(x))`: SwiGLU and GeGLU."""
     tape = context.tape
-    gate = project(context, value, f"{name}.gate_proj")
-    activated = unary(context, gate)
-    tape.release(gate)
-    up = project(context, value, f"{name}.up_proj")
-    product = multiply(context, activated, up)
-    tape.release(activated, up)
+    slot = context.spec.mlp
+    if slot in context.kernels:
+        product = _fused_gate(context, value, name, slot)
+    else:
+        activated = project(context, value, f"{name}.gate_proj")
+        activated = renamed(context, activated, unary(context, activated))
+        up = project(context, value, f"{name}.up_proj")
+        product = multiply(context, activated, up)
+        tape.release(activated, up)
     output = project(context, product, f"{name}.down_proj")
     tape.release(product)
     return output
+
+
+def _fused_gate(context: Context, value: Value, name: str, slot: str) -> Value:
+    gate, up = (project(context, value, f"{name}.{part}_proj") for part in ("gate", "up"))
+    memory = kernel_memory(context, slot, gate)
+    product = call_kernel(context, memory, {"gate": gate, "up": up}, elements=gate.elements, width=gate.width)
+    context.tape.release(gate, up)
+    return product
 
 
 def _gpt2_layer(context: Context, value: Value, name: str, output_role: Role) -> Value:

@@ -1,6 +1,7 @@
 """The head and the loss: the planes of tokens times vocabulary that are alive together."""
 
 from ligerprof.analyzers.estimate.context import FP32_BYTES, INDEX_BYTES, Context
+from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
 from ligerprof.analyzers.estimate.operations import linear, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.roles import Role
@@ -10,7 +11,14 @@ _LOSS = Role.CE_TEMPORARIES
 
 def head_and_loss(context: Context, hidden: Value) -> Value:
     """The loss of the final hidden states; logits and hidden states live until the model's forward returns."""
+    if "flce" in context.kernels:
+        weight = context.weights[head_weight_name(context)]
+        return call_loss(context, kernel_memory(context, "flce", hidden, weight), hidden, weight, "hidden")
     logits = _logits(context, hidden)
+    if "ce" in context.kernels:
+        loss = call_loss(context, kernel_memory(context, "ce", logits), logits, None, "logits")
+        context.tape.release(logits)
+        return loss
     if context.recipe.loss == "hf-4.45":
         return _shifted_copy_loss(context, logits)
     return _hf_loss(context, logits)

@@ -15,7 +15,7 @@ from ligerprof.analyzers.estimate.meter import Block, Meter
 from ligerprof.analyzers.estimate.model import embed, final_norm_name, masks, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
-from ligerprof.kernels.spec import KernelMemory
+from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
 
@@ -44,7 +44,7 @@ class MicroBatch:
         self,
         recipe: TrainingRecipe,
         weights: Mapping[str, Weight],
-        kernels: Mapping[str, KernelMemory],
+        kernels: Mapping[str, KernelSpec],
         meter: Meter,
     ) -> None:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter

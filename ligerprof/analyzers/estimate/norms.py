@@ -1,8 +1,9 @@
 """Norms as transformers writes them in plain torch, or as one fused kernel."""
 
 from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.operations import row_root, scale_columns, scale_rows, square
-from ligerprof.analyzers.estimate.tape import Operation, Value, Weight
+from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
 
 _OFFSET_FAMILIES = ("gemma", "gemma2")
 
@@ -10,12 +11,24 @@ _OFFSET_FAMILIES = ("gemma", "gemma2")
 def norm(context: Context, value: Value, name: str, *, rows: int | None = None) -> Value:
     """The norm whose weight is `{name}.weight`; `rows` is the number of vectors, the tokens by default."""
     weight = context.weights[f"{name}.weight"]
+    slot = "rms" if context.spec.norm == "rms" else "layernorm"
+    if slot in context.kernels:
+        return _fused_norm(context, value, name, slot, rows)
     rows = context.tokens if rows is None else rows
     if context.spec.norm == "layer":
         return _layer_norm(context, value, weight, context.weights[f"{name}.bias"])
     if context.spec.model_type in _OFFSET_FAMILIES:
         return _gemma_rms_norm(context, value, weight, rows)
     return _llama_rms_norm(context, value, weight, rows)
+
+
+def _fused_norm(context: Context, value: Value, name: str, slot: str, rows: int | None) -> Value:
+    weight = context.weights[f"{name}.weight"]
+    inputs: dict[str, Tensor] = {"x": value, "weight": weight}
+    if (bias := context.weights.get(f"{name}.bias")) is not None:
+        inputs["bias"] = bias
+    memory = kernel_memory(context, slot, value, weight, rows=rows)
+    return call_kernel(context, memory, inputs, elements=value.elements, width=value.width)
 
 
 def _llama_rms_norm(context: Context, value: Value, weight: Weight, rows: int) -> Value:

@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.static import (
     make_weights,
     static_bytes,
 )
-from ligerprof.kernels.spec import KernelMemory
+from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 
@@ -40,7 +40,7 @@ class StepPeaks:
         return self.phases[self.phase]
 
 
-def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelMemory], *, first: bool) -> StepPeaks:
+def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, first: bool) -> StepPeaks:
     """The highest moment of each phase of a step.
 
     Args:

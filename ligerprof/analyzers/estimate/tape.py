@@ -8,6 +8,12 @@ from ligerprof.roles import Role
 
 
 @dataclass(slots=True, eq=False)
+class _Pending:
+    block: Block
+    is_view: bool
+
+
+@dataclass(slots=True, eq=False)
 class Weight:
     """A parameter. Its own bytes are static; its gradient is made in backward.
 
@@ -23,7 +29,7 @@ class Weight:
     trainable: bool = True
     uses: int = 1
     gradient: Block | None = None
-    pending: Block | None = None
+    pending: _Pending | None = None
     arrived: int = 0
 
     @property
@@ -69,6 +75,9 @@ class Operation:
         elements, width: the output.
         inputs: tensors whose gradients are new memory of their own size.
         passes: tensors that are handed the output's gradient itself, or a view of it.
+        reuses: inputs whose gradients are written over what was saved of them.
+        early: inputs whose gradients are made in the forward pass and kept, with their bytes; one
+            that is among `inputs` too gets a new gradient in backward, and the early one is dropped.
         saves: tensors autograd keeps until the backward of this operation has run.
         saves_output: whether the output is kept as well.
         extra_saved_bytes: what else is allocated and kept (statistics, dropout masks).
@@ -86,6 +95,8 @@ class Operation:
     width: int
     inputs: tuple[Tensor, ...] = ()
     passes: tuple[Tensor, ...] = ()
+    reuses: tuple[Value, ...] = ()
+    early: tuple[tuple[Tensor, int], ...] = ()
     saves: tuple[Tensor, ...] = ()
     saves_output: bool = False
     extra_saved_bytes: int = 0
@@ -102,7 +113,12 @@ class Operation:
     @property
     def saves_anything(self) -> bool:
         """Whether autograd keeps a tensor for this operation's backward."""
-        return bool(self.saves) or self.saves_output or self.extra_saved_bytes > 0
+        return bool(self.saves or self.early) or self.saves_output or self.extra_saved_bytes > 0
+
+    @property
+    def differentiable(self) -> tuple[Tensor, ...]:
+        """Every input that may be handed a gradient."""
+        return (*self.inputs, *self.passes, *self.reuses, *(item for item, _ in self.early))
 
 
 @dataclass(slots=True, eq=False)
@@ -110,12 +126,7 @@ class _Node:
     operation: Operation
     outputs: tuple[Value, ...]
     saved: list[Block] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    block: Block
-    is_view: bool
+    early: list[tuple[Tensor, Block]] = field(default_factory=list)
 
 
 class Tape:
@@ -140,7 +151,7 @@ class Tape:
 
     def run(self, operation: Operation) -> Value:
         """Run one operation; its output has one holder, the Python variable it is bound to."""
-        needs_gradient = any(item.needs_gradient for item in (*operation.inputs, *operation.passes))
+        needs_gradient = any(item.needs_gradient for item in operation.differentiable)
         output = Value(operation.elements, operation.width, needs_gradient, None, operation.gradient_role)
         node = _Node(operation, (output,))
         saves_now = needs_gradient and operation.saves_anything and not self._stopped
@@ -233,6 +244,9 @@ class Tape:
                 node.saved.append(extra)
             else:
                 self.meter.drop(extra)
+        if keeps:
+            wanted = [(item, size) for item, size in node.operation.early if item.needs_gradient]
+            node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
         if keeps and node.operation.saves_output and output.block is not None:
             node.saved.append(self.meter.keep(output.block))
 
@@ -245,13 +259,14 @@ class Tape:
     def _run_backward(self, node: _Node) -> None:
         arrived = [self._pending.pop(id(output), None) for output in node.outputs]
         incoming = [pending for pending in arrived if pending is not None]
-        delivered = self._compute_gradients(node.operation, incoming) if incoming else []
+        delivered = self._compute_gradients(node, incoming) if incoming else []
         self._forget(pending.block for pending in incoming)
         self._forget(node.saved)
         for item, pending in delivered:
             self._deliver(item, pending)
 
-    def _compute_gradients(self, operation: Operation, incoming: list[_Pending]) -> list[tuple[Tensor, _Pending]]:
+    def _compute_gradients(self, node: _Node, incoming: list[_Pending]) -> list[tuple[Tensor, _Pending]]:
+        operation = node.operation
         made = [
             (item, _Pending(self._make_gradient(item), operation.gradient_is_view))
             for item in operation.inputs
@@ -265,43 +280,58 @@ class Tape:
         if operation.is_product:
             self.meter.multiply()
         self.meter.touch(operation.backward_scratch_bytes, operation.scratch_role or operation.role)
-        return made + passed
+        reused = [
+            (item, _Pending(self.meter.keep(item.block), is_view=False))
+            for item in operation.reuses
+            if item.needs_gradient and item.block is not None
+        ]
+        return made + passed + reused + self._take_early(node)
+
+    def _take_early(self, node: _Node) -> list[tuple[Tensor, _Pending]]:
+        """Hand over the gradients made in forward; drop those that backward has replaced."""
+        replaced = [block for item, block in node.early if item in node.operation.inputs]
+        self._forget(replaced)
+        return [
+            (item, _Pending(block, is_view=False)) for item, block in node.early if item not in node.operation.inputs
+        ]
 
     def _forget(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             self.meter.drop(block)
 
     def _make_gradient(self, item: Tensor) -> Block:
-        role = Role.GRADIENTS if isinstance(item, Weight) else item.gradient_role
-        return self.meter.take(item.size_bytes, role)
+        return self.meter.take(item.size_bytes, _gradient_role(item))
 
     def _deliver(self, item: Tensor, new: _Pending) -> None:
         if isinstance(item, Weight):
-            self._deliver_to_weight(item, new.block)
+            self._deliver_to_weight(item, new)
             return
         old = self._pending.get(id(item))
-        if old is None:
-            self._pending[id(item)] = new
-        elif old.block.holders == 1 and not old.is_view:
-            # InputBuffer::accumulate adds in place where it is the only owner
-            self.meter.drop(new.block)
-        else:
-            total = self.meter.take(item.size_bytes, item.gradient_role)
-            self._forget((old.block, new.block))
-            self._pending[id(item)] = _Pending(total, is_view=False)
+        self._pending[id(item)] = new if old is None else self._sum(item, old, new)
 
-    def _deliver_to_weight(self, weight: Weight, block: Block) -> None:
+    def _deliver_to_weight(self, weight: Weight, new: _Pending) -> None:
         weight.arrived += 1
         if weight.pending is not None:
-            # the first of a tied weight's gradients is a transposed view: the sum is new memory
-            total = self.meter.take(weight.size_bytes, Role.GRADIENTS)
-            self._forget((weight.pending, block))
-            block, weight.pending = total, None
+            new = self._sum(weight, weight.pending, new)
+            weight.pending = None
         if weight.arrived < weight.uses:
-            weight.pending = block
+            weight.pending = new
             return
         weight.arrived = 0
         if weight.gradient is None:
-            weight.gradient = block
+            weight.gradient = new.block
         else:
-            self.meter.drop(block)
+            self.meter.drop(new.block)
+
+    def _sum(self, item: Tensor, old: _Pending, new: _Pending) -> _Pending:
+        """InputBuffer::accumulate: adds in place where it is the only owner of what is no view."""
+        if old.block.holders == 1 and not old.is_view:
+            self.meter.drop(new.block)
+            return old
+        total = self.meter.take(item.size_bytes, _gradient_role(item))
+        self._forget((old.block, new.block))
+        return _Pending(total, is_view=False)
+
+
+def _gradient_role(item: Tensor) -> Role:
+    return Role.GRADIENTS if isinstance(item, Weight) else item.gradient_role

@@ -1,0 +1,111 @@
+"""A fused kernel on the tape: one operation made of what the kernel's spec says about its memory."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
+from ligerprof.kernels.spec import KernelMemory, KernelShape
+from ligerprof.roles import Role
+
+
+def kernel_memory(
+    context: Context, slot: str, value: Value, weight: Weight | None = None, *, rows: int | None = None
+) -> KernelMemory:
+    """What the kernel in `slot` takes for one call on `value`.
+
+    Args:
+        weight: the kernel's own weight; without one, `parameter_bytes` is the residual stream's.
+        rows: number of vectors that are normalized, where they are not the tokens.
+    """
+    spec, recipe = context.spec, context.recipe
+    tokens = context.tokens if rows is None else rows
+    shape = KernelShape(
+        tokens=tokens,
+        sequences=recipe.batch,
+        hidden=spec.hidden_size if rows is None else value.elements // rows,
+        intermediate=spec.intermediate_size,
+        vocab=spec.vocab_size,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        activation_bytes=value.width,
+        parameter_bytes=weight.width if weight is not None else context.stream_bytes,
+        compute_bytes=context.half_bytes,
+        head_trainable=weight is not None and weight.trainable,
+        sm_count=recipe.gpu_spec.sm_count,
+        flce_budget=recipe.flce_budget,
+    )
+    return context.kernels[slot].memory(shape)
+
+
+def call_kernel(
+    context: Context, memory: KernelMemory, inputs: Mapping[str, Tensor], *, elements: int, width: int
+) -> Value:
+    """Run a kernel whose inputs have the names of its spec; its output has `elements` of `width` bytes.
+
+    Where backward makes no new memory for the gradient of an input, the gradient takes the place
+    of that input if the kernel kept it, else of the output's gradient.
+    """
+    values = tuple(item for item in inputs.values() if isinstance(item, Value))
+    weights = tuple(item for item in inputs.values() if isinstance(item, Weight))
+    kept = _kept_values(memory, inputs)
+    makes = memory.backward_gradient_bytes > sum(weight.size_bytes for weight in weights if weight.trainable)
+    return context.tape.run(
+        Operation(
+            elements=elements,
+            width=width,
+            inputs=(*values, *weights) if makes else weights,
+            reuses=() if makes else kept,
+            passes=() if makes else tuple(item for item in values if item not in kept),
+            saves=kept,
+            saves_output=memory.keeps_output,
+            extra_saved_bytes=memory.saved_bytes,
+            view_of=None if memory.output_bytes else values[0],
+            forward_scratch_bytes=memory.forward_temporary_bytes,
+            backward_scratch_bytes=memory.backward_temporary_bytes,
+            scratch_role=Role.KERNEL_WORKSPACE,
+            in_function=True,
+        )
+    )
+
+
+def call_loss(context: Context, memory: KernelMemory, value: Value, weight: Weight | None, name: str) -> Value:
+    """Run a fused loss on `value`, which its spec calls `name`; it may make gradients in its forward pass."""
+    weight_bytes = weight.size_bytes if weight is not None and weight.trainable else 0
+    early_bytes = memory.forward_gradient_bytes
+    early: tuple[tuple[Tensor, int], ...] = ((value, early_bytes - weight_bytes),) if early_bytes else ()
+    if early and weight is not None:
+        early = (*early, (weight, weight_bytes))
+    inputs: tuple[Tensor, ...] = (value,) if memory.backward_gradient_bytes else ()
+    if weight is not None and not early:
+        inputs = (*inputs, weight)
+    kept = _kept_values(memory, {name: value})
+    return context.tape.run(
+        Operation(
+            elements=1,
+            width=FP32_BYTES,
+            inputs=inputs,
+            early=early,
+            reuses=() if inputs or early else kept,
+            saves=kept,
+            extra_saved_bytes=memory.saved_bytes,
+            forward_scratch_bytes=memory.forward_temporary_bytes,
+            backward_scratch_bytes=memory.backward_temporary_bytes,
+            scratch_role=Role.KERNEL_WORKSPACE,
+            is_product=weight is not None,
+            in_function=True,
+        )
+    )
+
+
+def _kept_values(memory: KernelMemory, inputs: Mapping[str, Tensor]) -> tuple[Value, ...]:
+    return tuple(item for name, item in inputs.items() if name in memory.kept_inputs and isinstance(item, Value))
+
+
+def share_of(memory: KernelMemory, part: int, whole: int) -> KernelMemory:
+    """The share of one of several tensors that a kernel works on alike."""
+    sizes = {
+        item.name: getattr(memory, item.name) * part // whole for item in fields(memory) if item.name.endswith("_bytes")
+    }
+    return replace(memory, **sizes)
