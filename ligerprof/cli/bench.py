@@ -31,7 +31,8 @@ RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
     default="study",
     show_default=True,
     metavar="NAMES",
-    help="study, paper, llama, A, B, C, or a model with its tokens such as llama3.1-8b@8192; several joined by commas.",
+    help="study, paper, llama, A, B, C, one size such as V=32000, T=4096 or H=8192, or a model with its tokens such as"
+    " llama3.1-8b@8192; several joined by commas.",
 )
 @click.option(
     "--pass",

@@ -29,6 +29,9 @@ _COLORS = {
 }
 _OTHER_COLOR = "#cd6155"
 _VARIANT_STYLES = ("-", "--", ":", "-.")
+_MARKERS = ("s", "^", "v", "D", "P", "X")
+# how much of the place between two named shapes their points take
+_SPREAD = 0.7
 _FIGURE_SUFFIXES = (".png", ".svg", ".pdf")
 _NAMED_SIZE = re.compile(r"^(V|T|H)=\d+$")
 _AXIS_TITLES = {"V": "vocabulary", "T": "tokens of a sequence", "H": "hidden size"}
@@ -63,8 +66,8 @@ def _environments(findings: Sequence[Finding]) -> Iterable[str]:
     lines: dict[str, None] = {}
     for finding in findings:
         told = {name: text for name, text in finding.environment.items() if name not in ("gpu", "date")}
-        line = f"{finding.environment.get('gpu', 'unknown GPU')}: "
-        lines[line + ", ".join(f"{name} {text}" for name, text in told.items())] = None
+        parts = [finding.environment.get("gpu", "unknown GPU"), *(f"{name} {text}" for name, text in told.items())]
+        lines[", ".join(parts)] = None
     return lines
 
 
@@ -180,23 +183,28 @@ def check_figure_name(suffix: str) -> None:
 
 
 def draw_bench(findings: Sequence[Finding]) -> "Figure":
-    """A row of axes a kernel and dtype, one for each direction: medians over shapes in the 20 % to 80 % band."""
+    """Medians in their 20 % to 80 % band: a column each direction, a row each kernel, dtype and kind of shapes."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     times = _of_kind([finding.record for finding in findings], TimeRecord)
-    rows = dict.fromkeys((record.subject.kernel, record.subject.dtype) for record in times)
+    rows = list(dict.fromkeys(_row_of(record) for record in times)) or [("", "", "")]
     columns = [direction for direction in Direction if any(record.direction is direction for record in times)]
     with rc_context(fname=STYLE):
-        figure = Figure(figsize=(3.6 * max(len(columns), 1), 0.8 + 2.6 * max(len(rows), 1)))
-        grid = figure.subplots(max(len(rows), 1), max(len(columns), 1), squeeze=False)
-        for row_axes, (kernel, dtype) in zip(grid, rows, strict=False):
-            own = [record for record in times if (record.subject.kernel, record.subject.dtype) == (kernel, dtype)]
-            for axes, direction in zip(row_axes, columns, strict=True):
-                _draw_direction(axes, [record for record in own if record.direction is direction])
-                axes.set_title(f"{kernel} {dtype}, {direction.value}")
+        figure = Figure(figsize=(3.6 * max(len(columns), 1), 0.8 + 2.6 * len(rows)))
+        grid = figure.subplots(len(rows), max(len(columns), 1), squeeze=False)
+        for row_axes, row in zip(grid, rows, strict=True):
+            for axes, direction in zip(row_axes, columns, strict=False):
+                _draw_cell(axes, [item for item in times if _row_of(item) == row and item.direction is direction])
+                axes.set_title(f"{row[0]} {row[1]}, {direction.value}")
         _draw_legend(figure)
     return figure
+
+
+def _row_of(record: TimeRecord) -> tuple[str, str, str]:
+    """Kernel, dtype, and the size that its shapes vary (empty for named shapes)."""
+    varied = _NAMED_SIZE.match(record.subject.shape)
+    return record.subject.kernel, record.subject.dtype, varied.group(1) if varied else ""
 
 
 def _draw_legend(figure: "Figure") -> None:
@@ -204,54 +212,73 @@ def _draw_legend(figure: "Figure") -> None:
     entries: dict[str, Any] = {}
     for axes in figure.axes:
         entries |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=4, fontsize=8)
+    if entries:
+        figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=4, fontsize=8)
 
 
-def _draw_direction(axes: "Axes", records: Sequence[TimeRecord]) -> None:
+def _draw_cell(axes: "Axes", records: Sequence[TimeRecord]) -> None:
+    """Curves over a size that varies, or points side by side for shapes that have only names."""
+    if not records:
+        axes.set_axis_off()
+        return
     shapes = list(dict.fromkeys((record.subject.shape, record.subject.sizes) for record in records))
     providers = list(dict.fromkeys(record.subject.provider for record in records))
-    for provider in providers:
+    varied = _row_of(records[0])[2]
+    for number, provider in enumerate(providers):
         own = [record for record in records if record.subject.provider == provider]
-        places = [shapes.index((record.subject.shape, record.subject.sizes)) for record in own]
-        _draw_band(axes, places, own, color=_color(provider), linestyle=_line_style(provider, providers))
-    floors = {(record.subject.shape, record.subject.sizes): record.floor_seconds for record in records}
-    floor_places = [place for place, shape in enumerate(shapes) if floors[shape] is not None]
-    floor_ms = [1000 * (floors[shapes[place]] or 0.0) for place in floor_places]
-    axes.plot(floor_places, floor_ms, color="black", linewidth=0.8, linestyle=(0, (1, 2)), marker="_", label="floor")
+        shift = 0.0 if varied else _SPREAD * ((number + 0.5) / len(providers) - 0.5)
+        places = [shapes.index((record.subject.shape, record.subject.sizes)) + shift for record in own]
+        line = _line_style(provider, providers) if varied else ""
+        _draw_band(axes, places, own, color=_color(provider), linestyle=line)
+    _draw_floor(axes, shapes, records, curve=bool(varied))
     axes.set_ylabel("ms")
     axes.set_ylim(bottom=0)
-    _name_shapes(axes, shapes)
+    axes.set_xlabel(_AXIS_TITLES.get(varied, ""))
+    axes.set_xticks(
+        range(len(shapes)), [name[2:] if varied else f"{name}\n{sizes}" for name, sizes in shapes], fontsize=7
+    )
 
 
 def _draw_band(
-    axes: "Axes", places: Sequence[int], records: Sequence[TimeRecord], *, color: str, linestyle: str
+    axes: "Axes", places: Sequence[float], records: Sequence[TimeRecord], *, color: str, linestyle: str
 ) -> None:
     medians = [1000 * record.median_seconds for record in records]
     low = [1000 * record.low_seconds for record in records]
     high = [1000 * record.high_seconds for record in records]
-    bars = [[median - end for median, end in zip(medians, low, strict=True)]]
-    bars.append([end - median for median, end in zip(medians, high, strict=True)])
-    label = records[0].subject.provider
-    axes.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
-    # one shape alone has no area: its band is a bar
-    axes.errorbar(
-        places, medians, yerr=bars, color=color, linestyle=linestyle, marker="o", markersize=3, capsize=2, label=label
-    )
+    ends = [
+        [median - end for median, end in zip(medians, low, strict=True)],
+        [end - median for median, end in zip(medians, high, strict=True)],
+    ]
+    style: dict[str, Any] = {
+        "color": color,
+        "linestyle": linestyle,
+        "marker": _marker(records[0].subject.provider),
+        "markersize": 3,
+    }
+    axes.errorbar(places, medians, yerr=ends, capsize=2, label=records[0].subject.provider, **style)
+    if linestyle:
+        axes.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _name_shapes(axes: "Axes", shapes: Sequence[tuple[str, str]]) -> None:
-    varied = {name[0] for name, _ in shapes if _NAMED_SIZE.match(name)}
-    if len(varied) == 1 and all(_NAMED_SIZE.match(name) for name, _ in shapes):
-        axes.set_xlabel(_AXIS_TITLES[varied.pop()])
-        labels = [name[2:] for name, _ in shapes]
-    else:
-        labels = [f"{name}\n{sizes}" for name, sizes in shapes]
-    axes.set_xticks(range(len(shapes)), labels, fontsize=7)
-    axes.margins(x=0.1)
+def _draw_floor(axes: "Axes", shapes: Sequence[tuple[str, str]], records: Sequence[TimeRecord], *, curve: bool) -> None:
+    seconds = {(record.subject.shape, record.subject.sizes): record.floor_seconds for record in records}
+    places = [place for place, shape in enumerate(shapes) if seconds[shape] is not None]
+    values = [1000 * (seconds[shapes[place]] or 0.0) for place in places]
+    if curve:
+        axes.plot(places, values, color="black", linewidth=0.8, linestyle=(0, (1, 2)), label="floor")
+    elif places:
+        starts, stops = ([place + side * _SPREAD / 2 for place in places] for side in (-1, 1))
+        axes.hlines(values, starts, stops, color="black", linewidth=0.8, linestyle=(0, (1, 2)), label="floor")
 
 
 def _color(provider: str) -> str:
     return _COLORS.get(provider.partition(":")[0], _OTHER_COLOR)
+
+
+def _marker(provider: str) -> str:
+    """Plain providers are round; variants differ by their own name, the same in every cell."""
+    variant = provider.partition(":")[2]
+    return _MARKERS[sum(map(ord, variant)) % len(_MARKERS)] if variant else "o"
 
 
 def _line_style(provider: str, providers: Sequence[str]) -> str:

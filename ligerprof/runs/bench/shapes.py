@@ -1,6 +1,7 @@
 """Which sizes kernels are measured at: the studied ones, the Liger paper's, and those of named models."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,11 @@ _PAPER_LENGTHS = (4096, 8192, 12288, 16384)
 _PAPER_HIDDEN_SIZES = (4096, 8192, 12288, 16384)
 # the paper's gated layers are Llama 2 7B's
 _PAPER_GATED_MODEL = "llama2-7b"
+_GATED = ("swiglu", "geglu")
+_VARIED = re.compile(r"([VTH])=([1-9][0-9]{0,8})")
+# eight key heads for thirty-two query heads of 128, as in Llama 3
+_QUERIES_A_KEY = 4
+_HEADS_STEP = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +102,7 @@ def find_kernels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_shapes(kernel: str, text: str) -> tuple[BenchShape, ...]:
-    """Read `study`, `paper`, `llama`, A, B, C, or a model with `@TOKENS`; several joined by commas.
+    """Read `study`, `paper`, `llama`, A, B, C, V=…, T=…, H=…, or a model with `@TOKENS`; several joined by commas.
 
     Raises:
         RecipeError: an unknown word (UnknownModelError: one that is no model either).
@@ -115,6 +121,8 @@ def _read_word(kernel: str, word: str) -> Iterable[BenchShape]:
         return [_named(name) for name in _LLAMAS]
     if word == "paper":
         return _paper_shapes(kernel)
+    if (match := _VARIED.fullmatch(word)) is not None:
+        return [_varied(kernel, match.group(1), int(match.group(2)))]
     return [_named(word)]
 
 
@@ -138,18 +146,25 @@ def _named(word: str) -> BenchShape:
     )
 
 
+def _varied(kernel: str, letter: str, size: int) -> BenchShape:
+    """The base shape with another vocabulary (V), sequence (T, one of them) or hidden size (H)."""
+    name, base = f"{letter}={size}", _named("C")
+    if letter == "V":
+        return dataclasses.replace(base, name=name, vocab=size)
+    if letter == "T":
+        model = _named(_PAPER_GATED_MODEL) if kernel in _GATED else base
+        return dataclasses.replace(model, name=name, sequences=1, seq_len=size)
+    heads = size // base.head_dim
+    if heads * base.head_dim != size or heads % _QUERIES_A_KEY:
+        raise RecipeError(f"{name!r} is no hidden size of whole heads. Give a multiple of {_HEADS_STEP}.")
+    return dataclasses.replace(base, name=name, hidden=size, heads=heads, kv_heads=heads // _QUERIES_A_KEY)
+
+
 def _paper_shapes(kernel: str) -> list[BenchShape]:
-    """What the Liger paper varies for this kernel: the vocabulary, the sequence, or the hidden size."""
-    base = _named("C")
+    """What the Liger paper varies for this kernel."""
+    letter, sizes = "H", _PAPER_HIDDEN_SIZES
     if kernel in ("flce", "ce"):
-        return [dataclasses.replace(base, name=f"V={vocab}", vocab=vocab) for vocab in _PAPER_VOCABULARIES]
-    if kernel in ("swiglu", "geglu"):
-        gated = _named(_PAPER_GATED_MODEL)
-        return [
-            dataclasses.replace(gated, name=f"T={length}", sequences=1, seq_len=length) for length in _PAPER_LENGTHS
-        ]
-    return [
-        dataclasses.replace(base, name=f"H={hidden}", hidden=hidden, heads=heads, kv_heads=heads // 4)
-        for hidden in _PAPER_HIDDEN_SIZES
-        for heads in [hidden // base.head_dim]
-    ]
+        letter, sizes = "V", _PAPER_VOCABULARIES
+    elif kernel in _GATED:
+        letter, sizes = "T", _PAPER_LENGTHS
+    return [_varied(kernel, letter, size) for size in sizes]
