@@ -223,32 +223,27 @@ class Tape:
 
     def _make_output(self, node: _Node) -> None:
         operation, output = node.operation, node.outputs[0]
+        keeps = self._saving and output.needs_gradient
         extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
         elif operation.view_of.block is not None:
             output.block = self.meter.keep(operation.view_of.block)
+        if keeps:
+            wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
+            node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
         if operation.is_product:
             self.meter.multiply()
         self.meter.touch(operation.forward_scratch_bytes, operation.scratch_role or operation.role)
         if output.block is not None:
             self._variables.append(output.block)
-        self._save_made(node, extra)
-
-    def _save_made(self, node: _Node, extra: Block | None) -> None:
-        """Keep what the operation itself made for backward, or let it go again."""
-        output = node.outputs[0]
-        keeps = self._saving and output.needs_gradient
         if extra is not None:
-            if keeps:
-                node.saved.append(extra)
-            else:
-                self.meter.drop(extra)
-        if keeps:
-            wanted = [(item, size) for item, size in node.operation.early if item.needs_gradient]
-            node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
-        if keeps and node.operation.saves_output and output.block is not None:
+            node.saved.append(extra)
+        if operation.saves_output and output.block is not None:
             node.saved.append(self.meter.keep(output.block))
+        if not keeps:
+            self._forget(node.saved)
+            node.saved.clear()
 
     def _unwind(self) -> None:
         """The exception that ends a recomputation ends every frame with it."""
