@@ -39,10 +39,7 @@ def run(function: Callable[..., Any], inputs: Sequence[Tensor], grads: Sequence[
 def in_fp64(inputs: Sequence[Tensor]) -> list[Tensor]:
     """The same values as fp64 on the CPU, wanting gradients where the inputs do."""
     return [
-        value.detach()
-        .cpu()
-        .to(torch.float64 if value.is_floating_point() else value.dtype)
-        .requires_grad_(value.requires_grad)
+        value.detach().cpu().double().requires_grad_(value.requires_grad) if value.is_floating_point() else value.cpu()
         for value in inputs
     ]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ligerprof.errors import KernelInputError, RecipeError
 from ligerprof.kernels.ce.reference import cross_entropy as reference
-from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
 from tests.kernels.oracle import DTYPES, LOSS_ROUNDINGS, assert_matches_fp64, relative_error, run
 
 VOCAB = 1009
@@ -29,7 +29,7 @@ OPTIONS = {
 }
 
 
-def kernel(logits: Tensor, labels: Tensor, options: LossOptions = LossOptions(), num_items: Any = None) -> Tensor:
+def kernel(logits: Tensor, labels: Tensor, options: LossOptions = PLAIN_LOSS, num_items: Any = None) -> Tensor:
     from ligerprof.kernels.ce.triton import cross_entropy
 
     # a loss in place eats its leaf

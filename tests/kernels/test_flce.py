@@ -10,7 +10,7 @@ from torch.nn import functional
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.flce.reference import fused_linear_cross_entropy as reference
 from ligerprof.kernels.options import LossOptions
-from tests.kernels.oracle import DTYPES, LOSS_ROUNDINGS, assert_matches_fp64, leaves, relative_error, run
+from tests.kernels.oracle import DTYPES, LOSS_ROUNDINGS, assert_matches_fp64, in_fp64, leaves, relative_error, run
 from tests.kernels.test_ce import OPTIONS
 
 VOCAB = 509
@@ -52,7 +52,7 @@ def with_options(options: LossOptions) -> Any:
 def test_matches_fp64(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     inputs, options = problem(device, dtype, shape=shape), LossOptions(budget=SMALL_BUDGET)
     grad = torch.tensor(0.75, device=device)
-    assert_matches_fp64(lambda *g: kernel(*g, options), lambda *g: reference(*g), inputs, LOSS_ROUNDINGS[dtype], [grad])
+    assert_matches_fp64(lambda *g: kernel(*g, options), reference, inputs, LOSS_ROUNDINGS[dtype], [grad])
 
 
 def test_llamas_vocabulary(device: torch.device) -> None:
@@ -145,9 +145,7 @@ def test_autocast_computes_in_16_bit_and_sums_the_head_in_fp32(
 
 def test_accumulating_in_fp32_is_no_worse_than_in_bf16(device: torch.device) -> None:
     inputs = problem(device, torch.bfloat16, shape=(160,))
-    truth = run(
-        reference, [value.double().detach().requires_grad_(value.requires_grad) for value in inputs[:2]] + inputs[2:]
-    )
+    truth = run(reference, in_fp64(inputs))
     errors = {}
     for wide in (False, True):
         options = LossOptions(budget=SMALL_BUDGET // 2, accumulate_fp32=wide)
@@ -261,9 +259,7 @@ def test_errors_are_no_larger_than_eagers_on_sharp_logits(regime: str) -> None:
     states, weight = leaves(states.bfloat16(), weight.bfloat16())
     with torch.no_grad():
         labels = torch.multinomial((states.double() @ weight.double().t()).softmax(-1), 1).view(-1)
-    truth = run(
-        reference, [states.double().detach().requires_grad_(), weight.double().detach().requires_grad_(), labels]
-    )
+    truth = run(reference, [*leaves(states.double(), weight.double()), labels])
     ours, eager = (run(loss, [states, weight, labels]) for loss in (kernel, reference))
     for mine, theirs, right in zip(ours[1:], eager[1:], truth[1:], strict=True):
         assert relative_error(mine, right) <= 1.1 * relative_error(theirs, right)

@@ -28,7 +28,7 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=lambda size: str(size))
+@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=str)
 def test_rms_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in ((rows, columns), (columns,))))
     grad = torch.randn(rows, columns, dtype=dtype, device=device)
@@ -68,7 +68,7 @@ def test_rms_with_a_frozen_input(frozen: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=lambda size: str(size))
+@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=str)
 def test_layernorm_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     sizes = ((rows, columns), (columns,), (columns,))
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in sizes))

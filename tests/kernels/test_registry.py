@@ -1,0 +1,123 @@
+"""The registry: what is built in, what plug-ins add, and what a broken one does."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from ligerprof.errors import KernelUnavailableError
+from ligerprof.kernels import KERNEL_NAMES, KernelSpec, find_kernel, list_kernels
+from ligerprof.kernels.device import DEVICE_KINDS, triton_unavailable_reason
+from ligerprof.kernels.flce.spec import SPECS as FLCE_SPECS
+from ligerprof.kernels.patching import load_entry
+from ligerprof.kernels.registry import BUILT_IN, ENTRY_POINT_GROUP, build_registry
+
+PLUGIN = Path(__file__).parent.parent / "data" / "plugin"
+
+# what entry points of strangers may name
+GOOD = dataclasses.replace(FLCE_SPECS[0], provider="stranger")
+WORDS = ("not", "a", "kernel")
+WRONG_SLOT = dataclasses.replace(GOOD, slot="attention")
+TWIN = FLCE_SPECS[0]
+
+
+def make_kernels() -> tuple[KernelSpec, ...]:
+    return (GOOD, dataclasses.replace(GOOD, name="ce", slot="ce"))
+
+
+def fail() -> KernelSpec:
+    raise RuntimeError("no driver\nof that kind")
+
+
+def plugin(name: str) -> EntryPoint:
+    return EntryPoint(name="stranger", value=f"{__name__}:{name}", group=ENTRY_POINT_GROUP)
+
+
+def test_every_kernel_of_the_study_is_built_in_with_its_reference_beside_it() -> None:
+    for provider in ("ligerprof", "torch"):
+        assert tuple(kernel.name for kernel in BUILT_IN if kernel.provider == provider) == KERNEL_NAMES
+
+
+@pytest.mark.parametrize("kernel", BUILT_IN, ids=lambda kernel: f"{kernel.provider}-{kernel.name}")
+def test_entries_are_functions_that_import(kernel: KernelSpec) -> None:
+    assert callable(load_entry(kernel.reference))
+    if kernel.provider in ("ligerprof", "torch"):
+        assert callable(load_entry(kernel.entry))
+
+
+def test_kernels_come_in_the_order_of_the_option() -> None:
+    slots = [kernel.slot for kernel in list_kernels()]
+    assert slots == sorted(slots, key=KERNEL_NAMES.index)
+
+
+@pytest.mark.parametrize(("name", "added"), [("GOOD", 1), ("make_kernels", 2)])
+def test_a_plugin_gives_a_kernel_or_a_callable_that_makes_some(name: str, added: int) -> None:
+    registry = build_registry([plugin(name)])
+    assert len(registry.kernels) == len(BUILT_IN) + added
+    assert "stranger" in registry.providers
+    assert not registry.broken
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("WORDS", "gives str, not KernelSpec"),
+        ("WRONG_SLOT", "fills the slot 'attention'"),
+        ("fail", "RuntimeError: no driver of that kind"),
+        ("missing", "AttributeError"),
+    ],
+)
+def test_a_broken_plugin_is_listed_with_its_reason_and_takes_nothing_down(name: str, reason: str) -> None:
+    registry = build_registry([plugin(name), plugin("GOOD")])
+    assert len(registry.kernels) == len(BUILT_IN) + 1
+    assert [item.entry_point for item in registry.broken] == [f"stranger = {__name__}:{name}"]
+    assert reason in registry.broken[0].reason
+    assert "\n" not in registry.broken[0].reason
+
+
+def test_twins_are_refused() -> None:
+    with pytest.raises(KernelUnavailableError, match="two kernels are called 'flce' of provider 'ligerprof'"):
+        build_registry([plugin("TWIN")])
+
+
+def test_a_kernel_that_is_not_there_names_those_that_are() -> None:
+    with pytest.raises(KernelUnavailableError, match="provider 'nobody' has no kernel 'flce'; ligerprof, torch"):
+        find_kernel("flce", "nobody")
+
+
+def test_the_interpreter_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert "TRITON_INTERPRET=1" in (triton_unavailable_reason("cpu") or "")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert triton_unavailable_reason("cpu") is None
+    assert triton_unavailable_reason("simulated") is None
+
+
+@pytest.mark.parametrize("device_kind", DEVICE_KINDS)
+def test_plain_torch_runs_everywhere(device_kind: str) -> None:
+    assert find_kernel("flce", "torch").unavailable_reason(device_kind) is None
+
+
+def test_an_installed_plugin_is_found_and_its_kernel_runs(tmp_path: Path) -> None:
+    """The example package, installed beside this environment, in a process of its own."""
+    pytest.importorskip("hatchling", reason="the example is built with hatchling")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*install, "--target", str(tmp_path), str(PLUGIN)], check=True, timeout=120)
+    program = """
+import json, sys, torch
+from ligerprof.kernels import find_kernel
+from ligerprof.kernels.patching import load_entry
+spec = find_kernel("swiglu", "example")
+gate, up = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+right = torch.autograd.gradcheck(load_entry(spec.entry), (gate, up))
+print(json.dumps({"title": spec.title, "right": right}))
+"""
+    path = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=path, check=True, capture_output=True, text=True, timeout=120
+    )
+    assert json.loads(done.stdout) == {"title": "SwiGLU that recomputes silu(gate), in plain torch", "right": True}
