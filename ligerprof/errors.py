@@ -41,6 +41,10 @@ class RunDirectoryError(LigerprofError):
     """A run directory that exists already, or lacks a file it should have."""
 
 
+class ResultFormatError(LigerprofError):
+    """A JSON file that is not what a command of this package writes."""
+
+
 class DoesNotFitError(LigerprofError):
     """The training step needs more memory than there is."""
 

@@ -48,6 +48,7 @@ def _look_up(context: Context, name: str, role: Role, *, sequences: int | None =
             width=weight.width,
             inputs=(weight,),
             role=role,
+            scratch_role=Role.ACTIVATIONS,
             backward_scratch_bytes=_sort_bytes(tokens, weight.elements // hidden, hidden),
         )
     )

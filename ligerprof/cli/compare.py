@@ -1,0 +1,80 @@
+"""`ligerprof compare`: estimates, runs and snapshots side by side, role by role."""
+
+import json
+from pathlib import Path
+
+import click
+
+from ligerprof.analyzers.compare import Comparison, Figures, compare, figures_from_json, figures_from_peak
+from ligerprof.cli.options import json_option
+from ligerprof.cli.output import print_json
+from ligerprof.errors import ResultFormatError
+
+# no result of ours comes near
+_MAX_JSON_BYTES = 64 * 2**20
+
+
+@click.command(name="compare", short_help="Put estimates, runs and snapshots side by side.")
+@click.argument("sources", metavar="RUN|FILE…", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--reference",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="The column that errors are taken against, counted from 1.",
+)
+@json_option
+def command(sources: tuple[Path, ...], reference: int, as_json: bool) -> None:
+    """Put estimates, runs and snapshots side by side: peak, phases and roles, with the error in percent.
+
+    Each source is a directory that `ligerprof step` wrote, a file that `step`, `estimate` or
+    `explain` printed with --json, or a memory snapshot. One source alone is held against the
+    estimate or the simulation that it holds.
+    """
+    comparison = _compare(sources, reference)
+    if as_json:
+        print_json(comparison.to_json())
+        return
+    from ligerprof.reports.compare import render_comparison
+    from ligerprof.reports.terminal import console
+
+    console().print(render_comparison(comparison))
+
+
+def _compare(sources: tuple[Path, ...], reference: int) -> Comparison:
+    found = [_read(source) for source in sources]
+    columns = found[0] if len(found) == 1 else tuple(figures[0] for figures in found)
+    return compare(columns, reference=reference - 1)
+
+
+def _read(source: Path) -> tuple[Figures, ...]:
+    if source.is_dir():
+        from ligerprof.runs.directory import read_result
+
+        return figures_from_json(read_result(source), str(source))
+    if _is_json(source):
+        return figures_from_json(_read_json(source), str(source))
+    from ligerprof.analyzers.explain import explain
+
+    return (figures_from_peak(explain(source), str(source)),)
+
+
+def _is_json(path: Path) -> bool:
+    """Whether the file starts as a JSON object does; no snapshot, packed or not, starts so."""
+    if path.suffix == ".json":
+        return True
+    with path.open("rb") as file:
+        return file.read(64).lstrip()[:1] == b"{"
+
+
+def _read_json(path: Path) -> object:
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ResultFormatError(f"{path}: larger than any result. Give what step, estimate or explain wrote.")
+        values: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResultFormatError(
+            f"{path}: not readable as JSON ({str(error)[:80]}). Give what step, estimate or explain wrote."
+        ) from None
+    return values

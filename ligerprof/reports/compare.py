@@ -1,0 +1,42 @@
+"""What `ligerprof compare` prints: peak, phases and roles of every source, with the distance from one of them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ligerprof.analyzers.compare import Comparison, Figures
+from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def render_comparison(comparison: Comparison) -> "RenderableType":
+    """Lay out a comparison; a line for each source says what its column is."""
+    from rich.console import Group
+    from rich.text import Text
+
+    titles = column_titles(comparison)
+    columns = tuple(zip(titles, comparison.columns, strict=True))
+    phases = [PhasesColumn(title=title, phases=item.phases, peak_bytes=item.peak_bytes) for title, item in columns]
+    roles = [RolesColumn(title=title, roles=item.roles) for title, item in columns]
+    return Group(
+        *(Text(f"{title}: {item.source}") for title, item in columns),
+        Text(f"error: against {titles[comparison.reference]}"),
+        phases_table(phases, reference=comparison.reference),
+        roles_table(roles, reference=comparison.reference),
+    )
+
+
+def column_titles(comparison: Comparison) -> list[str]:
+    """A short name for each column: its backend, with its source's name or number where that is not enough."""
+    backends = [column.backend for column in comparison.columns]
+    if len(set(backends)) == len(backends):
+        return list(backends)
+    names = [f"{_short_name(column)} {column.backend}" for column in comparison.columns]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{index} {column.backend}" for index, column in enumerate(comparison.columns, 1)]
+
+
+def _short_name(column: Figures) -> str:
+    return Path(column.source.partition(" (")[0]).name.partition(".")[0]
