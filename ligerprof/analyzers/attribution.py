@@ -130,6 +130,7 @@ class _Context:
             for trait, holds in (
                 *self._lifetime(block),
                 *self._size(block, call, phase),
+                *self._call_traits(block, call),
                 *self._place(block, call, phase),
             )
             if holds
@@ -164,7 +165,7 @@ class _Context:
         yield Trait.SMALL, size * _SMALL_SHARE < self._peak_bytes
         yield Trait.PLANE_SIZED, size in self._planes
         yield Trait.SHIFTED_PLANE_SIZED, any(_is_shifted(size, plane) for plane in self._planes)
-        yield Trait.FIRST_OF_CALL, self._is_first_of_call(block, call)
+        yield Trait.HEAD_WEIGHT_SIZED, size in self._head_weight_sizes
         if size in self._score_sizes:
             module = call.stamp.module if call.stamp else ""
             node = call.stamp.node if call.stamp else call.stack.node
@@ -172,12 +173,23 @@ class _Context:
             behind = phase is Phase.BACKWARD and _SCORE_NODES.search(node) and (not module or module.endswith("attn"))
             yield Trait.ATTENTION_SCORES, eager or bool(behind)
 
-    def _is_first_of_call(self, block: int, call: _Call) -> bool:
-        """Whether the same call went on to allocate after this, and had not before."""
-        before, following = block - 1, block + 1
-        if following >= len(self._replayed.allocated_by) or not call.same_as(self._attribution.call(following)):
-            return False
-        return before < 0 or not call.same_as(self._attribution.call(before))
+    def _position_in_call(self, block: int, call: _Call) -> tuple[int, int]:
+        """How many blocks the same call made before this one, and how many in all."""
+        first, last, made = block, block, len(self._replayed.allocated_by)
+        while first > 0 and call.same_as(self._attribution.call(first - 1)):
+            first -= 1
+        while last + 1 < made and call.same_as(self._attribution.call(last + 1)):
+            last += 1
+        return block - first, last - first + 1
+
+    def _call_traits(self, block: int, call: _Call) -> Iterator[tuple[Trait, bool]]:
+        """Where a block stands among those of its call: autocast casts arguments from the last to the first."""
+        if call.stack.calls or call.stamp is not None or call.stack.node:
+            index, count = self._position_in_call(block, call)
+            yield Trait.FIRST_OF_CALL, index == 0 and count > 1
+            # a linear layer's input is its first argument, Conv1D's that of addmm the second of three
+            cast_input = 1 if "pytorch_utils.py:forward" in call.stack.text else count - 2
+            yield Trait.CAST_ARGUMENT, index < count - 1 and (count == 2 or index != cast_input)
 
     def _place(self, block: int, call: _Call, phase: Phase | None) -> Iterator[tuple[Trait, bool]]:
         stack, stamp = call.stack, call.stamp
@@ -210,6 +222,16 @@ class _Context:
         return frozenset(int(self._replayed.requested_bytes[block]) for block in build)
 
     @cached_property
+    def _head_weight_sizes(self) -> frozenset[int]:
+        """Sizes of embeddings, which the head's weight shares; of the largest weight where none was seen to be made."""
+        build = [block for block in self._live if self._attribution.phase(block) is Phase.BUILD]
+        sizes = [int(self._replayed.requested_bytes[block]) for block in build if self._makes_embedding(block)]
+        return frozenset(sizes or sorted(self._weight_sizes)[-1:])
+
+    def _makes_embedding(self, block: int) -> bool:
+        return "nn/modules/sparse.py:__init__" in self._attribution.call(block).stack.text
+
+    @cached_property
     def _all_calls(self) -> list[_Call]:
         return [self._attribution.call(block) for block in range(len(self._replayed.allocated_by))]
 
@@ -227,8 +249,7 @@ class _Context:
         """Sizes of the logits: the head's output, its upcast, and its halved copy."""
         outputs: set[int] = set()
         for index, (block, call) in enumerate(self._forward_calls):
-            in_head = call.stamp.module.endswith(_HEADS) if call.stamp else call.stack.in_head
-            if not in_head:
+            if not _is_head_output(call):
                 continue
             following = self._forward_calls[index + 1][1] if index + 1 < len(self._forward_calls) else None
             # the last allocation of the head's call is its output
@@ -284,6 +305,13 @@ class _Context:
         heads = [module for module in self._modules if module.endswith(_HEADS)]
         around = {".".join(head.split(".")[:depth]) for head in heads for depth in range(head.count(".") + 2)}
         return frozenset({"", "loss"} | around) - self._bodies
+
+
+def _is_head_output(call: _Call) -> bool:
+    """Whether the head's own matrix product ran, no fused loss in its place."""
+    if call.stamp is None or not call.stamp.module:
+        return call.stack.in_head
+    return call.stamp.module.endswith(_HEADS) and (not call.stack.calls or call.stack.in_linear)
 
 
 def _is_shifted(size: int, plane: int) -> bool:

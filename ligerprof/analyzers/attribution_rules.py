@@ -17,6 +17,7 @@ class Trait(Enum):
     # size
     WEIGHT_SIZED = auto()
     HALF_WEIGHT_SIZED = auto()
+    HEAD_WEIGHT_SIZED = auto()
     PLANE_SIZED = auto()
     SHIFTED_PLANE_SIZED = auto()
     WORKSPACE_SIZED = auto()
@@ -31,6 +32,7 @@ class Trait(Enum):
     IN_LOSS_AREA = auto()
     IN_MODEL_BODY = auto()
     FIRST_OF_CALL = auto()
+    CAST_ARGUMENT = auto()
     DIES_IN_CALL = auto()
     ATTENTION_SCORES = auto()
 
@@ -93,7 +95,7 @@ _OPTIMIZER, _OUTSIDE = Phase.OPTIMIZER, Phase.OUTSIDE
 _FUSED_LOSS = r"fused_linear_cross_entropy|ligerprof/kernels/flce/|cut_cross_entropy/"
 _FUSED_CE = r"liger_kernel/ops/cross_entropy\.py|ligerprof/kernels/ce/"
 _LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
-_LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$"
+_LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
 
 RULES: tuple[Rule, ...] = (
     # libraries: named by C++ frames, or by a known size that is taken once and never given back
@@ -137,18 +139,18 @@ RULES: tuple[Rule, ...] = (
         role=Role.GRADIENTS,
         phases=(_FORWARD,),
         stack=_FUSED_LOSS,
-        has=(Trait.WEIGHT_SIZED,),
+        has=(Trait.HEAD_WEIGHT_SIZED,),
         lacks=(Trait.DIES_IN_PHASE,),
     ),
     Rule(role=Role.KERNEL_WORKSPACE, phases=(_FORWARD,), stack=_FUSED_LOSS, lacks=(Trait.OUTLIVES_PHASE,)),
     Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_FUSED_LOSS, has=(Trait.SMALL,)),
     Rule(role=Role.ACTIVATIONS, phases=(_FORWARD,), stack=_FUSED_LOSS),
     Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_FUSED_CE),
-    # autocast's copies of weights: a linear layer's arguments are cast from the last to the first
+    # autocast's copies of weights and biases
     Rule(
         role=Role.WEIGHT_CASTS,
         stack=_LINEAR,
-        has=(Trait.HALF_WEIGHT_SIZED, Trait.FIRST_OF_CALL),
+        has=(Trait.HALF_WEIGHT_SIZED, Trait.CAST_ARGUMENT),
         lacks=(Trait.NEVER_FREED,),
     ),
     # the loss in forward
@@ -187,6 +189,21 @@ RULES: tuple[Rule, ...] = (
     Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), node=r"^Embedding|AccumulateGrad", has=(Trait.WEIGHT_SIZED,)),
     Rule(
         role=Role.GRADIENTS, phases=(_BACKWARD,), has=(Trait.WEIGHT_SIZED, Trait.NEVER_FREED), lacks=(Trait.RECOMPUTED,)
+    ),
+    # a matrix product's backward makes the weight's gradient first; autocast's is in 16 bit and soon cast
+    Rule(
+        role=Role.GRADIENTS,
+        phases=(_BACKWARD,),
+        node=r"^(?:Mm|Addmm|Bmm)Backward",
+        has=(Trait.WEIGHT_SIZED, Trait.FIRST_OF_CALL),
+        lacks=(Trait.RECOMPUTED,),
+    ),
+    Rule(
+        role=Role.GRADIENTS,
+        phases=(_BACKWARD,),
+        node=r"^(?:Mm|Addmm|Bmm)Backward",
+        has=(Trait.HALF_WEIGHT_SIZED, Trait.FIRST_OF_CALL),
+        lacks=(Trait.RECOMPUTED,),
     ),
     # attention, forward, recomputed and backward
     Rule(role=Role.ATTENTION_TEMPORARIES, has=(Trait.ATTENTION_SCORES,)),

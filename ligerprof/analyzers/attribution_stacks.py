@@ -15,8 +15,12 @@ _MAIN_ROOTS = frozenset({"<module>", "_bootstrap", "_run_module_as_main", "_run_
 _LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|accelerate|peft)/|/liger_kernel/ops/|/ligerprof/runs/")
 _PLUMBING = re.compile(
     r"(?:^|/)torch/(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
+    r"|ligerprof/kernels/\w+\.py"
 )
-_OPTIMIZER_FILE = re.compile(r"/optim/|/optim_|optimizer|galore|deepspeed/ops/|/clip_grad\.py|/grad_scaler\.py")
+_COMMON_NAMES = frozenset({"__init__.py", "triton.py", "reference.py", "ops.py", "utils.py", "layer.py", "main.py"})
+_OPTIMIZER_FILE = re.compile(
+    r"/optim/|/optim_|optimizer|galore|deepspeed/(?:ops|runtime)/|/clip_grad\.py|/grad_scaler\.py"
+)
 _OPTIMIZER_CALLS = frozenset({"step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "_init_group"})
 _BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", "_engine_run_backward"})
 _BUILD_CALLS = re.compile(r"__init__|_apply|convert|from_pretrained|load_state_dict|_load_.*|initialize|empty_init")
@@ -83,9 +87,14 @@ class Stack:
         return self.calls
 
     @property
+    def in_linear(self) -> bool:
+        """Whether the model called a linear layer, and nothing of its own inside."""
+        return any(call.file.endswith("nn/modules/linear.py") for call in self.below_model)
+
+    @property
     def in_head(self) -> bool:
         """Whether a linear layer ran that the outermost forward method called: the language model's head."""
-        return self.model_depth == 1 and any(call.file.endswith("nn/modules/linear.py") for call in self.below_model)
+        return self.model_depth == 1 and self.in_linear
 
     @property
     def recomputes(self) -> bool:
@@ -123,7 +132,10 @@ def _is_model_forward(call: Call) -> bool:
 
 
 def _short(call: Call) -> str:
-    return f"{call.file.rpartition('/')[2]}:{call.line} {call.function}"
+    folder, _, file = call.file.rpartition("/")
+    # a kernel's files all have the same names; its folder tells it
+    place = f"{folder.rpartition('/')[2]}/{file}" if file in _COMMON_NAMES else file
+    return f"{place}:{call.line} {call.function}"
 
 
 class Stacks:
