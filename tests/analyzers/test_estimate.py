@@ -1,0 +1,213 @@
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ligerprof.analyzers.estimate import estimate, micro_batch
+from ligerprof.errors import NotBuiltError, RecipeError, UnknownModelError
+from ligerprof.kernels.selection import select_kernels
+from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import STEP_PHASES, Phase, Role
+
+PRECISIONS = ("amp", "amp-fp16", "bf16", "fp16", "fp32")
+LAYER_KERNELS = ("rope", "rms", "swiglu", "geglu", "layernorm")
+# what a person may wait for; the closed form takes a few milliseconds on an idle machine
+SECONDS_AN_ESTIMATE = 0.5
+
+
+@st.composite
+def specs(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) -> ModelSpec:
+    family = draw(st.sampled_from(["llama", "qwen3", "qwen2", "gemma", "gemma2", "gpt2"]))
+    kv_heads, repeat = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    heads = kv_heads if family == "gpt2" else kv_heads * repeat
+    head_dim = draw(st.sampled_from([8, 64, 80]))
+    config: dict[str, Any] = {
+        "model_type": family,
+        "hidden_size": heads * head_dim,
+        "intermediate_size": draw(st.integers(1, 300)) * 8,
+        "num_hidden_layers": draw(st.integers(1, 5) if layers is None else layers),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": draw(st.integers(2, 40_000)),
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": draw(st.booleans()),
+    }
+    return spec_from_config(config, name=f"made-{family}")
+
+
+@st.composite
+def recipes(draw: st.DrawFn, spec: st.SearchStrategy[ModelSpec] | None = None) -> TrainingRecipe:
+    model = draw(specs() if spec is None else spec)
+    checkpointing = draw(st.booleans())
+    return TrainingRecipe(
+        model=model,
+        batch=draw(st.integers(1, 6)),
+        seq=draw(st.integers(1, 700)),
+        grad_accum=draw(st.integers(1, 3)),
+        padding=draw(st.sampled_from([0.0, 0.25])),
+        liger=draw(st.sampled_from(["none", "all", "no-flce", "ce"])),
+        precision=draw(st.sampled_from(PRECISIONS)),
+        checkpointing=checkpointing,
+        reentrant=checkpointing and draw(st.booleans()),
+        optimizer=draw(st.sampled_from(["adamw-fused", "adamw-foreach", "sgd", "none"])),
+        attention=draw(st.sampled_from(["sdpa", "eager"])),
+        lora=draw(st.sampled_from([None, 4])) if model.model_type != "gpt2" else None,
+    )
+
+
+def peak(recipe: TrainingRecipe, **changes: Any) -> int:
+    return estimate(dataclasses.replace(recipe, **changes)).peak_bytes
+
+
+@given(recipe=recipes())
+@settings(max_examples=60, deadline=None)
+def test_roles_add_up_and_the_peak_is_the_highest_phase(recipe: TrainingRecipe) -> None:
+    estimated = estimate(recipe)
+    assert estimated.roles.total_bytes == estimated.peak_bytes
+    assert all(size_bytes >= 0 for size_bytes in estimated.roles.roles.values())
+    assert estimated.peak_bytes == max(estimated.phases.values()) == estimated.phases[estimated.peak_phase]
+    steps = STEP_PHASES if recipe.optimizer != "none" else (Phase.FORWARD, Phase.BACKWARD)
+    assert tuple(estimated.phases) == steps
+
+
+@given(recipe=recipes())
+@settings(max_examples=40, deadline=None)
+def test_a_larger_batch_or_a_longer_sequence_never_takes_less(recipe: TrainingRecipe) -> None:
+    assert peak(recipe, batch=recipe.batch + 1) >= peak(recipe)
+    assert peak(recipe, seq=2 * recipe.seq) >= peak(recipe)
+
+
+@given(recipe=recipes())
+@settings(max_examples=40, deadline=None)
+def test_accumulating_never_takes_less_and_a_third_micro_batch_changes_nothing(recipe: TrainingRecipe) -> None:
+    assert peak(recipe, grad_accum=2) >= peak(recipe, grad_accum=1)
+    assert peak(recipe, grad_accum=3) == peak(recipe, grad_accum=2)
+
+
+@given(recipe=recipes())
+@settings(max_examples=60, deadline=None)
+def test_a_kernel_inside_a_layer_never_raises_the_peak(recipe: TrainingRecipe) -> None:
+    applying = set(select_kernels("all", recipe.spec)) & set(LAYER_KERNELS)
+    # rows of partial sums, a program's for each multiprocessor, are all that a fused norm adds
+    sums_bytes = 2 * recipe.gpu_spec.sm_count * recipe.spec.hidden_size * 4 * 4 + 64 * 512
+    for kernel in applying:
+        assert peak(recipe, liger=kernel) <= peak(recipe, liger="none") + sums_bytes, kernel
+
+
+@given(recipe=recipes(specs(layers=st.integers(4, 9))))
+@settings(max_examples=40, deadline=None)
+def test_one_middle_layer_stands_exactly_for_all(recipe: TrainingRecipe) -> None:
+    collapsed = estimate(recipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(micro_batch, "_explicit_layers", lambda layers: tuple((index, 1) for index in range(layers)))
+        every_layer = estimate(recipe)
+    assert collapsed == every_layer
+
+
+def llama(layers: int) -> ModelSpec:
+    config = {
+        **CONFIGS["llama3.2-1b"],
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "num_hidden_layers": layers,
+    }
+    return spec_from_config(config, name="llama")
+
+
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "saved_bytes"),
+    [
+        # the formulas of docs/estimator.md, for one token and layer; H = 1024, nh d = H, nkv d = H / 4, F = 2816
+        ("bf16", False, 16 * 1024 + 4 * 1024 + 4 * 256 + 4 * 16 + 8 * 2816 + 8),
+        ("amp", False, 26 * 1024 + 4 * 1024 + 4 * 256 + 4 * 16 + 8 * 2816 + 8),
+        ("bf16", True, 2 * 1024),
+        ("amp", True, 4 * 1024),
+    ],
+)
+def test_a_layer_keeps_what_the_formula_says(precision: str, checkpointing: bool, saved_bytes: int) -> None:
+    def activations(layers: int) -> int:
+        recipe = TrainingRecipe(
+            model=llama(layers), batch=4, seq=1024, precision=precision, checkpointing=checkpointing, optimizer="sgd"
+        )
+        roles = estimate(recipe).roles
+        return roles[Role.ACTIVATIONS] + roles[Role.CHECKPOINTS]
+
+    tokens = 4 * 1024
+    # seed and offset of attention's dropout are 16 bytes a layer, whatever the tokens
+    assert activations(7) - activations(6) == tokens * saved_bytes + (0 if checkpointing else 16)
+
+
+@pytest.mark.parametrize(("precision", "bytes_a_parameter"), [("amp", 16), ("fp32", 16), ("bf16", 8), ("fp16", 8)])
+def test_static_bytes_are_so_many_for_each_parameter(precision: str, bytes_a_parameter: int) -> None:
+    estimated = estimate(TrainingRecipe(precision=precision))
+    assert estimated.static_bytes == bytes_a_parameter * 1_235_814_400
+    assert estimated.terms[0].formula == f"{bytes_a_parameter} P, P = 1,235,814,400"
+
+
+def test_checkpoints_are_the_input_of_every_layer() -> None:
+    assert estimate(TrainingRecipe(precision="amp")).checkpoint_bytes == 4 * 1024 * 2048 * 16 * 4
+    assert estimate(TrainingRecipe(precision="bf16")).roles[Role.CHECKPOINTS] == 4 * 1024 * 2048 * 16 * 2
+    assert estimate(TrainingRecipe(checkpointing=False)).checkpoint_bytes == 0
+
+
+def test_losses_differ_in_their_planes() -> None:
+    plane_bytes, shifted_bytes = 4 * 1024 * 128256 * 4, 4 * 1023 * 128256 * 4
+    of_4_45 = estimate(TrainingRecipe(precision="bf16", loss="hf-4.45"))
+    assert of_4_45.roles[Role.LOGITS] == plane_bytes
+    assert of_4_45.roles[Role.SHIFT_LOGITS] == shifted_bytes
+    # beside the log-probabilities, the loss and the number of labels
+    assert of_4_45.roles[Role.CE_TEMPORARIES] == shifted_bytes + 8
+    assert of_4_45.logits_bytes == pytest.approx(3 * plane_bytes, rel=1e-3)
+    assert estimate(TrainingRecipe(liger="flce")).logits_bytes < plane_bytes // 1000
+
+
+def test_a_larger_workspace_of_the_fused_loss_shows() -> None:
+    lean = estimate(TrainingRecipe(liger="flce", flce_budget="lean", precision="bf16", checkpointing=False))
+    generous = estimate(TrainingRecipe(liger="flce", flce_budget=2**30, precision="bf16", checkpointing=False))
+    assert generous.phases[Phase.FORWARD] > lean.phases[Phase.FORWARD]
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_every_named_model_answers_at_once(model: str) -> None:
+    start = time.perf_counter()
+    estimated = estimate(TrainingRecipe(model=model, batch=1, seq=512))
+    assert time.perf_counter() - start < SECONDS_AN_ESTIMATE
+    assert estimated.peak_bytes > estimated.static_bytes
+
+
+def test_an_unknown_architecture_is_one_clear_line() -> None:
+    config = {**CONFIGS["tiny"], "model_type": "mamba9"}
+    with pytest.raises(UnknownModelError, match=r"no closed form for model_type 'mamba9'.*--device simulated") as error:
+        estimate(TrainingRecipe(model=spec_from_config(config, name="strange")))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"qlora": 8}, NotBuiltError, "--qlora has no closed form yet"),
+        ({"optimizer": "galore"}, NotBuiltError, "--optimizer galore has no closed form yet"),
+        ({"model": "gpt2-xl", "lora": 8}, RecipeError, "gpt2-xl has none of them"),
+    ],
+)
+def test_what_is_not_covered_is_said_in_a_line(changes: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        estimate(TrainingRecipe(**changes))
+
+
+def test_json_has_the_contract_s_keys() -> None:
+    values = estimate(TrainingRecipe(model="tiny", seq=64)).to_json()
+    assert (values["schema"], values["kind"]) == (1, "estimate")
+    contract = {"peak_bytes", "peak_phase", "phases", "static_bytes", "logits_bytes", "roles", "assumed", "left_out"}
+    assert contract <= set(values)
+    assert set(values["phases"]) == {"forward", "backward", "optimizer"}
+    assert set(values["roles"]) == {role.value for role in Role}
+    assert sum(values["roles"].values()) == values["peak_bytes"]

@@ -1,0 +1,78 @@
+"""Estimates against steps measured on one H200; docs/estimator.md quotes the tolerances."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import Phase
+
+TRUTH = Path(__file__).parents[1] / "data" / "truth"
+ROWS = [json.loads(line) for line in (TRUTH / "h200-steps.jsonl").read_text(encoding="utf-8").splitlines()]
+
+# |estimate / measured - 1| of the steady step's peak
+PLAIN_TOLERANCE = 0.01
+TRANSFORMERS_4_45_TOLERANCE = 0.001
+LIGER_KERNEL_TOLERANCE = 0.002
+# the same of each phase, and of the first step's peak, on plain transformers
+PHASE_TOLERANCE = 0.01
+FIRST_STEP_TOLERANCE = 0.01
+MEDIAN_TOLERANCE = 0.0001
+
+
+def recipe_of(row: dict[str, Any]) -> TrainingRecipe:
+    model = str(TRUTH / "odd-llama" / "config.json") if row["model"] == "odd" else row["model"]
+    return TrainingRecipe(
+        model=model,
+        provider=row["provider"] or "ligerprof",
+        **{
+            key: row[key]
+            for key in ("liger", "precision", "checkpointing", "optimizer", "attention", "loss", "batch", "seq")
+        },
+    )
+
+
+def name_of(row: dict[str, Any]) -> str:
+    checkpointing = "checkpointed" if row["checkpointing"] else "whole"
+    parts = [row["model"], row["precision"], row["attention"], checkpointing, row["optimizer"], row["loss"]]
+    return "-".join([*parts, f"{row['batch']}x{row['seq']}", row["provider"] or "plain", row["liger"]])
+
+
+def plain(row: dict[str, Any]) -> bool:
+    return row["provider"] is None
+
+
+def tolerance_of(row: dict[str, Any]) -> float:
+    if row["loss"] == "hf-4.45":
+        return TRANSFORMERS_4_45_TOLERANCE
+    return PLAIN_TOLERANCE if plain(row) else LIGER_KERNEL_TOLERANCE
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_peak_is_within_its_tolerance(row: dict[str, Any]) -> None:
+    assert estimate(recipe_of(row)).peak_bytes == pytest.approx(row["peak_bytes"], rel=tolerance_of(row))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if plain(row)], ids=name_of)
+def test_phases_are_within_their_tolerance(row: dict[str, Any]) -> None:
+    phases = estimate(recipe_of(row)).phases
+    assert {phase.value for phase in phases} == set(row["phases"])
+    for word, measured_bytes in row["phases"].items():
+        assert phases[Phase(word)] == pytest.approx(measured_bytes, rel=PHASE_TOLERANCE), word
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if plain(row)], ids=name_of)
+def test_first_step_is_within_its_tolerance(row: dict[str, Any]) -> None:
+    # what cuBLAS held before the row began, the row's own first step did not have to take
+    held_before_bytes = row["library_workspace_at_start_bytes"]
+    estimated_bytes = estimate(recipe_of(row)).first_step_peak_bytes
+    low, high = estimated_bytes, estimated_bytes + held_before_bytes
+    assert low * (1 - FIRST_STEP_TOLERANCE) <= row["first_step_peak_bytes"] <= high * (1 + FIRST_STEP_TOLERANCE)
+
+
+def test_median_error_on_plain_transformers_is_tiny() -> None:
+    errors = sorted(abs(estimate(recipe_of(row)).peak_bytes / row["peak_bytes"] - 1) for row in ROWS if plain(row))
+    assert errors[len(errors) // 2] <= MEDIAN_TOLERANCE
