@@ -191,7 +191,7 @@ def draw_bench(findings: Sequence[Finding]) -> "Figure":
     rows = list(dict.fromkeys(_row_of(record) for record in times)) or [("", "", "")]
     columns = [direction for direction in Direction if any(record.direction is direction for record in times)]
     with rc_context(fname=STYLE):
-        figure = Figure(figsize=(3.6 * max(len(columns), 1), 0.8 + 2.6 * len(rows)))
+        figure = Figure(figsize=(4.4 * max(len(columns), 1), 0.8 + 2.6 * len(rows)))
         grid = figure.subplots(len(rows), max(len(columns), 1), squeeze=False)
         for row_axes, row in zip(grid, rows, strict=True):
             for axes, direction in zip(row_axes, columns, strict=False):
@@ -235,7 +235,7 @@ def _draw_cell(axes: "Axes", records: Sequence[TimeRecord]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel(_AXIS_TITLES.get(varied, ""))
     axes.set_xticks(
-        range(len(shapes)), [name[2:] if varied else f"{name}\n{sizes}" for name, sizes in shapes], fontsize=7
+        range(len(shapes)), [name[2:] if varied else f"{name}\n{sizes}" for name, sizes in shapes], fontsize=6.5
     )
 
 

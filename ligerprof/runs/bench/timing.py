@@ -63,8 +63,8 @@ def summarize(seconds: Sequence[float]) -> Quantiles:
 def time_in_turns(candidates: Sequence[Candidate], clock: Clock, repetitions: Repetitions) -> Mapping[str, Quantiles]:
     """Time candidates round by round, each once a round.
 
-    A clock that drifts, or a chip that warms up, then slows all of them alike. Each round starts with the next
-    candidate, and runs the other way round every other turn, so that none always follows the same neighbour.
+    A clock that drifts, or a chip that warms up, then slows all of them alike. Every other round runs the other way
+    round, and every second one starts with the next candidate, so that none always follows the same neighbour.
     """
     samples: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     for number in range(WARM_UP_ROUNDS):
@@ -79,7 +79,7 @@ def time_in_turns(candidates: Sequence[Candidate], clock: Clock, repetitions: Re
 
 def turn_order(count: int, number: int) -> list[int]:
     """Whose turn it is in round `number`."""
-    order = [(number + place) % count for place in range(count)]
+    order = [(number // 2 + place) % count for place in range(count)]
     return order[::-1] if number % 2 else order
 
 
