@@ -1,7 +1,7 @@
 """Attention as transformers calls it: fused by the GPU's library, composed in fp32, or written out (eager)."""
 
 from ligerprof.analyzers.estimate.context import FP32_BYTES, INDEX_BYTES, Context, is_eager
-from ligerprof.analyzers.estimate.operations import add, dropout, scale, unary
+from ligerprof.analyzers.estimate.operations import dropout, renamed, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.roles import Role
 
@@ -18,12 +18,18 @@ def attend(context: Context, query: Value, key: Value, value: Value, drop: float
     """
     if is_eager(context.recipe):
         return _eager(context, query, key, value, drop)
-    half = context.half_bytes is not None or query.width < FP32_BYTES
-    if half and context.recipe.gpu_spec.compute_capability >= (8, 0):
-        return _fused(context, query, key, value), None
-    if context.spec.heads == context.spec.kv_heads:
-        return _fused(context, query, key, value), None
-    return _composed(context, query, key, value), None
+    reads = tuple(context.autocast(item) for item in (query, key, value))
+    run = _fused if _has_fused_kernel(context, reads[0]) else _composed
+    output = run(context, *reads)
+    context.tape.release(*reads)
+    return output, None
+
+
+def _has_fused_kernel(context: Context, query: Value) -> bool:
+    """Whether the GPU's library has one: in 16 bits from Ampere on, else where no heads are grouped."""
+    half = query.width < FP32_BYTES
+    grouped = context.spec.heads != context.spec.kv_heads and context.mask is None
+    return not grouped or (half and context.recipe.gpu_spec.compute_capability >= (8, 0))
 
 
 def _score_elements(context: Context) -> int:
@@ -34,20 +40,22 @@ def _fused(context: Context, query: Value, key: Value, value: Value) -> Value:
     """cuDNN's, flash or memory-efficient attention: keeps its inputs, its output and one fp32 sum a row.
 
     Its gradient works on an fp32 copy of the query's gradient and one fp32 number a row, and
-    where key and value have fewer heads, on theirs for every query head.
+    where key and value have fewer heads, on theirs for every query head. With a mask
+    transformers repeats the heads itself, and torch makes a mask of numbers for each layer.
     """
-    tape = context.tape
-    reads = tuple(context.autocast(item) for item in (query, key, value))
+    tape, masked = context.tape, context.mask is not None
+    keys, values = (_repeat_heads(context, item) if masked else tape.name(item) for item in (key, value))
+    bias = _additive_mask(context, query)
     rows = context.tokens * context.spec.heads
-    scratch_bytes = (reads[0].elements + rows) * FP32_BYTES + _FUSED_WORKSPACE_BYTES
-    if context.spec.kv_heads != context.spec.heads:
-        scratch_bytes += 2 * reads[0].size_bytes
+    scratch_bytes = (query.elements + rows) * FP32_BYTES + _FUSED_WORKSPACE_BYTES
+    if keys.elements != query.elements:
+        scratch_bytes += 2 * query.size_bytes
     output = tape.run(
         Operation(
             elements=query.elements,
-            width=reads[0].width,
-            inputs=reads,
-            saves=reads,
+            width=query.width,
+            inputs=(query, keys, values),
+            saves=(query, keys, values, *bias),
             saves_output=True,
             # the log-sum-exp of each row; seed and offset of dropout
             extra_saved_bytes=rows * FP32_BYTES + 2 * INDEX_BYTES,
@@ -56,8 +64,16 @@ def _fused(context: Context, query: Value, key: Value, value: Value) -> Value:
             scratch_role=_SCORES,
         )
     )
-    tape.release(*reads)
+    tape.release(keys, values, *bias)
     return output
+
+
+def _additive_mask(context: Context, query: Value) -> tuple[Value, ...]:
+    """`convert_boolean_attn_mask`: zero where a token may be seen, minus infinity elsewhere."""
+    if context.mask is None:
+        return ()
+    elements = context.tokens * context.recipe.seq
+    return (context.tape.run(Operation(elements=elements, width=query.width, role=_SCORES)),)
 
 
 def _repeat_heads(context: Context, item: Value) -> Value:
@@ -118,6 +134,8 @@ def _softmax(context: Context, scores: Value) -> Value:
             width=scores.width,
             inputs=(scores,),
             saves_output=True,
+            # softmax_backward_cuda_out multiplies gradient and output first
+            backward_scratch_bytes=scores.size_bytes,
             role=_SCORES,
             gradient_role=_SCORES,
         )
@@ -194,23 +212,21 @@ def _add_mask(context: Context, scores: Value) -> Value:
 
 
 def _composed(context: Context, query: Value, key: Value, value: Value) -> Value:
-    """`_scaled_dot_product_attention_math`, what CUDA runs for fp32 with grouped heads.
+    """`_scaled_dot_product_attention_math`, what CUDA runs where no fused kernel groups heads: all in fp32.
 
-    Query and key are scaled by the fourth root first; the softmax is kept in full.
+    Query and key are scaled by the fourth root first; the mask is added in place, and the
+    softmax is kept in full.
     """
     tape = context.tape
-    scaled_query = scale(context, query)
-    mask = tape.run(Operation(elements=context.recipe.seq**2, width=query.width, role=_SCORES))
-    keys, values = _repeat_heads(context, key), _repeat_heads(context, value)
-    scaled_key = scale(context, keys)
-    tape.release(keys)
+    wide_query, wide_key, wide_value = (context.cast(item, FP32_BYTES) for item in (query, key, value))
+    scaled_query = scale(context, wide_query)
+    mask = tape.run(Operation(elements=context.recipe.seq**2, width=FP32_BYTES, role=_SCORES))
+    keys, values = _repeat_heads(context, wide_key), _repeat_heads(context, wide_value)
+    scaled_key = renamed(context, keys, scale(context, keys))
     copied = _copy(context, scaled_query)
-    product = _score_product(context, copied, scaled_key)
-    tape.release(copied)
-    masked = add(context, product, mask, role=_SCORES)
-    tape.release(product)
-    probabilities = _softmax(context, masked)
-    tape.release(masked)
-    output = _weighted_sum(context, probabilities, values)
-    tape.release(values, scaled_query, scaled_key, mask, probabilities)
+    scores = renamed(context, copied, _score_product(context, copied, scaled_key))
+    probabilities = renamed(context, scores, _softmax(context, scores))
+    wide_output = _weighted_sum(context, probabilities, values)
+    output = context.cast(wide_output, query.width)
+    tape.release(wide_query, wide_key, wide_value, values, scaled_query, scaled_key, mask, probabilities, wide_output)
     return output
