@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 
 from ligerprof.roles import Phase, Role
 
@@ -233,6 +234,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+@lru_cache(maxsize=100_000)
 def role_of(facts: Facts, rules: tuple[Rule, ...] = RULES) -> Role:
     """The role of the first rule that matches; unattributed where none does."""
     return next((rule.role for rule in rules if rule.matches(facts)), Role.UNATTRIBUTED)

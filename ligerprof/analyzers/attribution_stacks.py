@@ -13,6 +13,7 @@ _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
 # Python frames of the thread that runs the training script end in one of these; autograd's threads do not
 _MAIN_ROOTS = frozenset({"<module>", "_bootstrap", "_run_module_as_main", "_run_code", "run_module"})
 _LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|accelerate|peft)/|/liger_kernel/ops/|/ligerprof/runs/")
+# calls that pass on to the ones that say more
 _PLUMBING = re.compile(
     r"(?:^|/)torch/(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
     r"|ligerprof/kernels/\w+\.py"
@@ -35,27 +36,12 @@ class Call(NamedTuple):
     function: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Stack:
     """The Python calls of an allocation, innermost first, and the C++ functions between and below them."""
 
     calls: tuple[Call, ...]
     native: tuple[str, ...]
-
-    @classmethod
-    def of(cls, frames: Sequence[Mapping[str, Any]]) -> "Stack":
-        """Tell Python's frames from C++'s; frames without names are left out."""
-        calls: list[Call] = []
-        native: list[str] = []
-        for frame in frames:
-            file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
-            if not isinstance(file, str) or not isinstance(name, str):
-                continue
-            if _NATIVE_FILE.fullmatch(file):
-                native.append(name)
-            else:
-                calls.append(Call(file, line if isinstance(line, int) else 0, name))
-        return cls(calls=tuple(calls), native=tuple(native))
 
     @cached_property
     def text(self) -> str:
@@ -74,9 +60,16 @@ class Stack:
         return match.group(1) if match else ""
 
     @cached_property
-    def model_depth(self) -> int:
-        """How many forward methods of the model itself are on the stack: 1 in the outermost."""
-        return sum(_is_model_forward(call) for call in self.calls)
+    def model_calls(self) -> tuple[Call, ...]:
+        """The forward methods of the model itself, the outermost first."""
+        return tuple(call for call in reversed(self.calls) if _is_model_forward(call))
+
+    @cached_property
+    def build_calls(self) -> tuple[Call, ...]:
+        """The constructors of the model itself, the outermost first."""
+        return tuple(
+            call for call in reversed(self.calls) if call.function == "__init__" and not _LIBRARY.search(call.file)
+        )
 
     @cached_property
     def below_model(self) -> tuple[Call, ...]:
@@ -86,7 +79,7 @@ class Stack:
                 return self.calls[:index]
         return self.calls
 
-    @property
+    @cached_property
     def in_linear(self) -> bool:
         """Whether the model called a linear layer, and nothing of its own inside."""
         return any(call.file.endswith("nn/modules/linear.py") for call in self.below_model)
@@ -94,9 +87,9 @@ class Stack:
     @property
     def in_head(self) -> bool:
         """Whether a linear layer ran that the outermost forward method called: the language model's head."""
-        return self.model_depth == 1 and self.in_linear
+        return len(self.model_calls) == 1 and self.in_linear
 
-    @property
+    @cached_property
     def recomputes(self) -> bool:
         """Whether a checkpointed forward ran again inside backward."""
         return _RECOMPUTE.search(self.text) is not None
@@ -105,7 +98,8 @@ class Stack:
     def shown(self) -> str:
         """`file:line function` of the call that says most, else the autograd node, else ""."""
         call = next((call for call in self.calls if not _PLUMBING.search(call.file)), None)
-        if call is None or (self.node and self.calls[-1].function not in _MAIN_ROOTS and not self.recomputes):
+        in_autograd = bool(self.node) and self.calls[-1:] and self.calls[-1].function not in _MAIN_ROOTS
+        if call is None or (in_autograd and not self.recomputes):
             return self.node or (_short(self.calls[0]) if self.calls else "")
         return _short(call)
 
@@ -113,7 +107,7 @@ class Stack:
     def phase(self) -> Phase | None:
         """The part of training that asked, None where the stack does not say."""
         if not self.calls:
-            return self._native_phase()
+            return Phase.BACKWARD if "torch::autograd::Engine" in self.native_text else None
         names = {call.function for call in self.calls}
         if names & _BACKWARD_CALLS or self.calls[-1].function not in _MAIN_ROOTS:
             return Phase.BACKWARD
@@ -123,8 +117,39 @@ class Stack:
             return Phase.FORWARD
         return Phase.BUILD if any(_BUILD_CALLS.fullmatch(name) for name in names) else Phase.OUTSIDE
 
-    def _native_phase(self) -> Phase | None:
-        return Phase.BACKWARD if "torch::autograd::Engine" in self.native_text else None
+
+class StackReader:
+    """Makes stacks of frames, reading each frame that a file shares between stacks once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Call | str | None] = {}
+
+    def read(self, frames: Sequence[Mapping[str, Any]]) -> Stack:
+        """Tell Python's calls from C++'s functions; frames without names are left out.
+
+        Args:
+            frames: as a snapshot has them; they must live as long as the reader.
+        """
+        calls: list[Call] = []
+        native: list[str] = []
+        for frame in frames:
+            if id(frame) not in self._known:
+                self._known[id(frame)] = _read_frame(frame)
+            known = self._known[id(frame)]
+            if isinstance(known, Call):
+                calls.append(known)
+            elif known is not None:
+                native.append(known)
+        return Stack(calls=tuple(calls), native=tuple(native))
+
+
+def _read_frame(frame: Mapping[str, Any]) -> Call | str | None:
+    file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
+    if not isinstance(file, str) or not isinstance(name, str):
+        return None
+    if _NATIVE_FILE.fullmatch(file):
+        return name
+    return Call(file, line if isinstance(line, int) else 0, name)
 
 
 def _is_model_forward(call: Call) -> bool:
@@ -136,19 +161,3 @@ def _short(call: Call) -> str:
     # a kernel's files all have the same names; its folder tells it
     place = f"{folder.rpartition('/')[2]}/{file}" if file in _COMMON_NAMES else file
     return f"{place}:{call.line} {call.function}"
-
-
-class Stacks:
-    """Stacks by the frames object that a file shares between events."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[object, Stack]] = {}
-
-    def of(self, frames: Sequence[Mapping[str, Any]]) -> Stack:
-        """The stack of frames, read once."""
-        known = self._known.get(id(frames))
-        if known is None:
-            # the frames are kept, so that their id stays theirs
-            known = (frames, Stack.of(frames))
-            self._known[id(frames)] = known
-        return known[1]

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ligerprof.analyzers.attribution_stacks import Stacks
+from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.roles import Phase
+from ligerprof.snapshots.events import Event
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
 
 _PHASES = tuple(Phase)
 _CODES = {phase: code for code, phase in enumerate(_PHASES)}
 _UNKNOWN = -1
+_STEP_LIMIT = 2**31
 _STEP_ANNOTATION, _ZERO_ANNOTATION = "Optimizer.step#", "Optimizer.zero_grad#"
 
 Codes = npt.NDArray[np.int64]
@@ -58,55 +60,45 @@ class Timeline:
         return int(self.runs[-1]) if len(self.runs) else 0
 
 
-def make_timeline(replayed: Replay, stacks: Stacks, annotations: Sequence[Mapping[str, Any]]) -> Timeline:
+def make_timeline(replayed: Replay, requests: Requests, annotations: Sequence[Mapping[str, Any]]) -> Timeline:
     """Work out the phases of a replayed device's events."""
-    stamps = _stamps(replayed)
-    if any(stamp is not None for stamp in stamps):
-        codes, steps = _from_stamps(stamps)
+    stamped = _from_stamps(replayed.trace)
+    if stamped is not None:
+        codes, steps = stamped
         return Timeline(codes=codes, runs=_runs(codes, steps), steps=steps, stamped=True)
-    codes = _from_stacks(replayed, stacks)
+    codes = _from_stacks(replayed, requests)
     _annotate(codes, replayed, annotations)
     steps = np.zeros(len(codes), dtype=np.int64)
     return Timeline(codes=codes, runs=_runs(codes, steps), steps=steps, stamped=False)
 
 
-def _stamps(replayed: Replay) -> list[Stamp | None]:
-    known: dict[str, Stamp | None] = {}
-    stamps: list[Stamp | None] = []
-    for event in replayed.trace:
-        text = event.get("user_metadata")
-        if not isinstance(text, str) or not text:
-            stamps.append(None)
-            continue
-        if text not in known:
-            known[text] = Stamp.parse(text)
-        stamps.append(known[text])
-    return stamps
+def _from_stamps(trace: Sequence[Event]) -> tuple[Codes, Codes] | None:
+    """Phases and steps as our stamps say, carried on over events without; None where no event has one."""
+    texts = [event.get("user_metadata") for event in trace]
+    stamps = {text: Stamp.parse(text) for text in {text for text in texts if isinstance(text, str)}}
+    known = {
+        text: (_CODES[stamp.phase], stamp.step)
+        for text, stamp in stamps.items()
+        if stamp is not None and stamp.step < _STEP_LIMIT
+    }
+    if not known:
+        return None
+    pairs = [known.get(text, (_UNKNOWN, _UNKNOWN)) if isinstance(text, str) else (_UNKNOWN, _UNKNOWN) for text in texts]
+    columns = np.array(pairs, dtype=np.int64)
+    return _carried_on(columns[:, 0]), np.maximum(_carried_on(columns[:, 1]), 0)
 
 
-def _from_stamps(stamps: Sequence[Stamp | None]) -> tuple[Codes, Codes]:
-    codes = [_UNKNOWN if stamp is None else _CODES[stamp.phase] for stamp in stamps]
-    steps = [_UNKNOWN if stamp is None else stamp.step for stamp in stamps]
-    return _carried_on(np.array(codes, dtype=np.int64)), np.maximum(_carried_on(np.array(steps, dtype=np.int64)), 0)
-
-
-def _from_stacks(replayed: Replay, stacks: Stacks) -> Codes:
+def _from_stacks(replayed: Replay, requests: Requests) -> Codes:
     """The phase of allocations, carried on over what follows them."""
+    stacks = [kind.stack for kind in requests.kinds]
+    # with Python stacks alone, autograd's threads are those that have none
+    silent = Phase.BACKWARD if any(stack.calls for stack in stacks) else None
+    phases = [stack.phase if stack.calls or stack.native else silent for stack in stacks]
+    by_kind = np.array([_UNKNOWN if phase is None else _CODES[phase] for phase in phases], dtype=np.int64)
     codes = np.full(len(replayed.trace), _UNKNOWN, dtype=np.int64)
-    any_python = False
-    bare: list[int] = []
-    for event_index in replayed.allocated_by.tolist():
-        if event_index < 0:
-            continue
-        stack = stacks.of(replayed.frames_at(event_index))
-        any_python = any_python or bool(stack.calls)
-        if not stack.calls and not stack.native:
-            bare.append(event_index)
-        elif stack.phase is not None:
-            codes[event_index] = _CODES[stack.phase]
-    if any_python:
-        # with Python stacks alone, autograd's threads are those that have none
-        codes[bare] = _CODES[Phase.BACKWARD]
+    within = replayed.allocated_by >= 0
+    if len(by_kind):
+        codes[replayed.allocated_by[within]] = by_kind[requests.kind_of[within]]
     return _join_loss(_carried_on(codes))
 
 
@@ -115,9 +107,12 @@ def _annotate(codes: Codes, replayed: Replay, annotations: Sequence[Mapping[str,
     ranges = list(_optimizer_ranges(annotations, replayed.device))
     if not ranges:
         return
-    times = np.array([_microseconds(event.get("time_us")) for event in replayed.trace], dtype=np.int64)
+    # clocks of several threads may run back a little; ranges are cut out of the rising times
+    times = np.maximum.accumulate(
+        np.array([_microseconds(event.get("time_us")) for event in replayed.trace], dtype=np.int64)
+    )
     for phase, start, end in ranges:
-        codes[(times >= start) & (times <= end)] = _CODES[phase]
+        codes[np.searchsorted(times, start, "left") : np.searchsorted(times, end, "right")] = _CODES[phase]
 
 
 def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> Iterator[tuple[Phase, int, int]]:

@@ -1,0 +1,225 @@
+"""Work out what the rules ask about a block: how long it lived, what its size equals, where it was made."""
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+
+from ligerprof.analyzers.attribution_requests import Request, Requests
+from ligerprof.analyzers.attribution_rules import Facts, Trait
+from ligerprof.analyzers.attribution_timeline import Timeline
+from ligerprof.roles import Phase
+from ligerprof.snapshots.replay import Int64s, Replay
+from ligerprof.units import MIB
+
+# what cuBLAS takes by default: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)
+_WORKSPACE_SIZES = frozenset({32 * MIB, 8519680})
+_SMALL_SHARE = 10_000
+_BODY = re.compile(r"^(.*?)\.?(?:layers|h|blocks)\.\d+$")
+_HEADS = ("lm_head", "embed_out")
+_EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
+_EMBEDDING_CALL = "nn/modules/sparse.py:forward"
+_CHECKPOINT_CALL = "torch/utils/checkpoint.py:"
+_SOFTMAX = re.compile(r"functional\.py:softmax\n(?:.*\n)*?.*:eager_attention_forward$", re.MULTILINE)
+_SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
+
+
+class FactFinder:
+    """Facts on the blocks that are alive at one moment.
+
+    Args:
+        live: their indices.
+        peak_bytes: allocated bytes at that moment.
+    """
+
+    def __init__(self, replayed: Replay, requests: Requests, timeline: Timeline, live: Int64s, peak_bytes: int) -> None:
+        self._requests = requests
+        self._timeline = timeline
+        self._live: list[int] = live.tolist()
+        self._peak_bytes = peak_bytes
+        self._sizes: list[int] = replayed.requested_bytes.tolist()
+        self._made: list[int] = replayed.allocated_by.tolist()
+        self._freed: list[int] = replayed.freed_by.tolist()
+        self._static: dict[int, frozenset[Trait]] = {}
+
+    def facts(self, block: int) -> Facts:
+        """What the rules look at."""
+        request, phase = self._requests.of(block), self.phase(block)
+        traits = {trait for trait, holds in self._varying(block, request, phase) if holds}
+        return Facts(
+            phase=phase,
+            stack=request.stack.text,
+            native=request.stack.native_text,
+            node=request.node,
+            traits=self._place_traits(block, request) | traits,
+        )
+
+    def phase(self, block: int) -> Phase | None:
+        """The phase a block was made in; that of its stack where it is older than the recording."""
+        event = self._made[block]
+        return self._timeline.phase_at(event) if event >= 0 else self._requests.of(block).stack.phase
+
+    def _varying(self, block: int, request: Request, phase: Phase | None) -> Iterator[tuple[Trait, bool]]:
+        yield from self._lifetime(block)
+        yield from self._size(block)
+        yield from self._call(block, request)
+        size = self._sizes[block]
+        if size in self._score_sizes:
+            behind = phase is Phase.BACKWARD and _SCORE_NODES.search(request.node) is not None
+            in_attention = not request.module or request.module.endswith("attn")
+            yield Trait.ATTENTION_SCORES, _is_eager(request) or (behind and in_attention)
+        if phase is not Phase.FORWARD and not self._has_modules(request):
+            return
+        yield Trait.IN_LOSS_AREA, self._in_loss_area(request)
+        if not self._has_modules(request):
+            yield Trait.AFTER_LAYERS, self._is_after_layers(block)
+
+    def _lifetime(self, block: int) -> Iterator[tuple[Trait, bool]]:
+        freed, made_run = self._freed[block], self._timeline.run_at(self._made[block])
+        freed_run = self._timeline.run_at(freed) if freed >= 0 else None
+        yield Trait.NEVER_FREED, freed_run is None
+        yield Trait.DIES_IN_PHASE, freed_run == made_run
+        yield Trait.OUTLIVES_PHASE, (self._timeline.last_run if freed_run is None else freed_run) > made_run
+        yield Trait.DIES_IN_CALL, 0 <= freed < int(self._requests.next_call[block])
+
+    def _size(self, block: int) -> Iterator[tuple[Trait, bool]]:
+        size = self._sizes[block]
+        yield Trait.WEIGHT_SIZED, size in self._weight_sizes
+        yield Trait.HALF_WEIGHT_SIZED, 2 * size in self._weight_sizes
+        yield Trait.HEAD_WEIGHT_SIZED, size in self._head_weight_sizes
+        yield Trait.WORKSPACE_SIZED, size in _WORKSPACE_SIZES
+        yield Trait.SMALL, size * _SMALL_SHARE < self._peak_bytes
+        yield Trait.PLANE_SIZED, size in self._planes
+        yield Trait.SHIFTED_PLANE_SIZED, any(_is_shifted(size, plane) for plane in self._planes)
+
+    def _call(self, block: int, request: Request) -> Iterator[tuple[Trait, bool]]:
+        """Where a block stands among those of its call: autocast casts arguments from the last to the first."""
+        if not request.is_known:
+            return
+        index, count = int(self._requests.place[block]), int(self._requests.count[block])
+        yield Trait.FIRST_OF_CALL, index == 0 and count > 1
+        # a linear layer's input is its first argument; Conv1D's is that of addmm, the second of three
+        cast_input = 1 if "pytorch_utils.py:forward" in request.stack.text else count - 2
+        yield Trait.CAST_ARGUMENT, index < count - 1 and (count == 2 or index != cast_input)
+
+    def _place_traits(self, block: int, request: Request) -> frozenset[Trait]:
+        kind = int(self._requests.kind_of[block])
+        if kind not in self._static:
+            self._static[kind] = frozenset(trait for trait, holds in self._place(request) if holds)
+        return self._static[kind]
+
+    def _place(self, request: Request) -> Iterator[tuple[Trait, bool]]:
+        stack, module = request.stack, request.module
+        yield Trait.CHECKPOINTING, self._checkpointing
+        yield Trait.RECOMPUTED, request.recomputes
+        yield Trait.IN_EMBEDDING, module.endswith(_EMBEDDINGS) or _EMBEDDING_CALL in stack.text
+        if self._has_modules(request):
+            yield Trait.IN_LAYER, request.layer is not None
+            yield Trait.AFTER_LAYERS, request.layer is not None and request.layer == self._last_layer
+            yield Trait.IN_MODEL_BODY, module in self._bodies
+            yield Trait.IN_HEAD, module.endswith(_HEADS)
+        else:
+            yield Trait.IN_LAYER, _CHECKPOINT_CALL in stack.text
+            yield Trait.IN_MODEL_BODY, len(stack.model_calls) == 2 and not stack.below_model
+            yield Trait.IN_HEAD, stack.in_head
+
+    def _has_modules(self, request: Request) -> bool:
+        """Whether the stamps of this recording name modules."""
+        return request.stamp is not None and len(self._modules) > 1
+
+    def _in_loss_area(self, request: Request) -> bool:
+        """Whether the model itself asked, its head, or the loss, and none of its other parts."""
+        if self._has_modules(request):
+            return request.module in self._loss_modules
+        return len(request.stack.model_calls) <= 1
+
+    def _is_after_layers(self, block: int) -> bool:
+        """Whether no checkpointed layer allocated after this block in its run: the last layer made it."""
+        return self._last_checkpointed.get(self._timeline.run_at(self._made[block]), -1) <= block
+
+    @cached_property
+    def _built(self) -> list[int]:
+        return [block for block in self._live if self.phase(block) is Phase.BUILD]
+
+    @cached_property
+    def _weight_sizes(self) -> frozenset[int]:
+        """Sizes of what was made while the model was built."""
+        return frozenset(self._sizes[block] for block in self._built)
+
+    @cached_property
+    def _head_weight_sizes(self) -> frozenset[int]:
+        """Sizes of embeddings, which the head's weight shares; of the largest weight where none was seen to be made."""
+        made = "nn/modules/sparse.py:__init__"
+        sizes = [self._sizes[block] for block in self._built if made in self._requests.of(block).stack.text]
+        return frozenset(sizes or sorted(self._weight_sizes)[-1:])
+
+    @cached_property
+    def _planes(self) -> frozenset[int]:
+        """Sizes of the logits, which the head's call makes last, and of their upcast."""
+        is_output = [_is_head_output(kind) for kind in self._requests.kinds]
+        outputs = {self._sizes[block] for block in self._blocks_of(is_output) if self._is_last_of_call(block)}
+        return frozenset(outputs | {2 * size for size in outputs})
+
+    @cached_property
+    def _score_sizes(self) -> frozenset[int]:
+        """Sizes of eager attention's score matrices, in either precision."""
+        is_softmax = [_SOFTMAX.search(kind.stack.text) is not None for kind in self._requests.kinds]
+        sizes = {self._sizes[block] for block in self._blocks_of(is_softmax)}
+        return frozenset(sizes | {2 * size for size in sizes} | {size // 2 for size in sizes})
+
+    @cached_property
+    def _last_checkpointed(self) -> dict[int, int]:
+        """The last block that a checkpointed layer made in each run of forward."""
+        through = [_CHECKPOINT_CALL in kind.stack.text for kind in self._requests.kinds]
+        return {self._timeline.run_at(self._made[block]): block for block in self._blocks_of(through)}
+
+    def _blocks_of(self, chosen: list[bool]) -> list[int]:
+        """Blocks made in forward by the kinds of request that are chosen."""
+        if not any(chosen):
+            return []
+        kinds = {kind for kind, holds in enumerate(chosen) if holds}
+        of_kind = (block for block, kind in enumerate(self._requests.kind_of.tolist()) if kind in kinds)
+        return [block for block in of_kind if self.phase(block) is Phase.FORWARD]
+
+    def _is_last_of_call(self, block: int) -> bool:
+        return int(self._requests.place[block]) == int(self._requests.count[block]) - 1
+
+    @cached_property
+    def _checkpointing(self) -> bool:
+        return any(kind.recomputes or _CHECKPOINT_CALL in kind.stack.text for kind in self._requests.kinds)
+
+    @cached_property
+    def _modules(self) -> frozenset[str]:
+        return frozenset(kind.module for kind in self._requests.kinds if kind.stamp)
+
+    @cached_property
+    def _last_layer(self) -> int:
+        return max((kind.layer for kind in self._requests.kinds if kind.layer is not None), default=-1)
+
+    @cached_property
+    def _bodies(self) -> frozenset[str]:
+        """Modules that hold the decoder layers."""
+        found = (_BODY.match(module) for module in self._modules)
+        return frozenset(match.group(1) for match in found if match)
+
+    @cached_property
+    def _loss_modules(self) -> frozenset[str]:
+        """The head, the modules around it, and the loss."""
+        heads = [module for module in self._modules if module.endswith(_HEADS)]
+        around = {".".join(head.split(".")[:depth]) for head in heads for depth in range(head.count(".") + 2)}
+        return frozenset({"", "loss"} | around) - self._bodies
+
+
+def _is_eager(request: Request) -> bool:
+    return "eager_attention_forward" in request.stack.text
+
+
+def _is_head_output(request: Request) -> bool:
+    """Whether the head's own matrix product ran, no fused loss in its place."""
+    if not request.module:
+        return request.stack.in_head
+    return request.module.endswith(_HEADS) and (not request.stack.calls or request.stack.in_linear)
+
+
+def _is_shifted(size: int, plane: int) -> bool:
+    """Whether `size` is `plane` less one token of each sequence."""
+    return plane // 2 < size < plane and plane % (plane - size) == 0

@@ -1,0 +1,165 @@
+"""Tell which decoder layer a block belongs to where no stamp names its module: by the order in which layers run."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ligerprof.analyzers.attribution_requests import Requests
+from ligerprof.analyzers.attribution_stacks import Call
+from ligerprof.analyzers.attribution_timeline import Timeline
+from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.replay import Replay
+
+Chain = tuple[Call, ...]
+
+# how deep in the calls of a model its loop over the layers may be
+_DEEPEST_LOOP = 5
+
+
+def find_layers(replayed: Replay, requests: Requests, timeline: Timeline, roles: Mapping[int, Role]) -> dict[int, int]:
+    """Layers of those blocks of `roles` for which they can be told.
+
+    A loop over layers shows in the stacks: one call repeats, and under it the lines of the
+    layer's own code begin again each time. Constructors give the layers of the weights,
+    forward methods those of what forward keeps, recomputations, which run from the last layer
+    to the first, those of backward. Optimizer states follow the weights in their order;
+    gradients come layer by layer, in sizes that make up a layer's weights.
+    """
+    by_role: dict[Role, list[int]] = defaultdict(list)
+    for block, role in roles.items():
+        by_role[role].append(block)
+    layers = {block: layer for block in roles if (layer := requests.of(block).layer) is not None}
+    if not any(kind.layer is not None for kind in requests.kinds):
+        layers.update(_layers_in_passes(replayed, requests, timeline, roles))
+    sizes: list[int] = replayed.requested_bytes.tolist()
+    weights = by_role[Role.PARAMETERS]
+    layers.update(_loop(weights, [requests.of(block).stack.build_calls for block in weights]))
+    layers.update(_layers_of_states(by_role[Role.OPTIMIZER_STATES], weights, layers, requests, sizes))
+    gradients = [block for block in by_role[Role.GRADIENTS] if block not in layers]
+    layers.update(_layers_of_gradients(gradients, weights, layers, sizes))
+    # a library keeps its workspace for all layers, whichever was the first to need it
+    return {block: layer for block, layer in layers.items() if roles[block] is not Role.LIBRARY_WORKSPACE}
+
+
+def _loop(blocks: Sequence[int], chains: Sequence[Chain]) -> dict[int, int]:
+    """How often the loop over the layers had run before each block that it made.
+
+    Args:
+        blocks: in the order they were made.
+        chains: the model's calls behind each, the outermost first.
+    """
+    best: list[tuple[int, int]] = []
+    rounds = 0
+    for depth in range(_DEEPEST_LOOP):
+        under: dict[Chain, list[tuple[int, int]]] = defaultdict(list)
+        for block, chain in zip(blocks, chains, strict=True):
+            if len(chain) > depth:
+                under[chain[:depth]].append((block, chain[depth].line))
+        for made in under.values():
+            counted = list(_count_rounds(made))
+            # loops inside a layer run as often as the one over the layers: the outermost counts
+            if counted[-1][1] > rounds:
+                best, rounds = counted, counted[-1][1]
+    return dict(best)
+
+
+def _count_rounds(made: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Blocks with the number of times that the first line came again after later ones."""
+    first = made[0][1]
+    current, rounds = first, 0
+    for block, line in made:
+        if line == first and current > first:
+            rounds += 1
+        current = line
+        yield block, rounds
+
+
+def _layers_in_passes(
+    replayed: Replay, requests: Requests, timeline: Timeline, roles: Mapping[int, Role]
+) -> dict[int, int]:
+    """Layers of what forward and backward made, run by run."""
+    layers: dict[int, int] = {}
+    made = replayed.allocated_by.tolist()
+    wanted = {timeline.run_at(made[block]) for block in roles}
+    last_layer = 0
+    for blocks in _blocks_by_run(replayed, timeline):
+        phase = timeline.phase_at(made[blocks[0]])
+        if phase is Phase.FORWARD:
+            found = _loop(blocks, [requests.of(block).stack.model_calls for block in blocks])
+            last_layer = max(found.values(), default=last_layer)
+        elif phase is Phase.BACKWARD:
+            found = _layers_in_backward(blocks, requests, last_layer)
+        else:
+            continue
+        if timeline.run_at(made[blocks[0]]) in wanted:
+            layers.update((block, layer) for block, layer in found.items() if block in roles)
+    return layers
+
+
+def _blocks_by_run(replayed: Replay, timeline: Timeline) -> Iterator[list[int]]:
+    within = np.flatnonzero(replayed.allocated_by >= 0)
+    if not len(within):
+        return
+    runs = timeline.runs[replayed.allocated_by[within]]
+    for blocks in np.split(within, np.flatnonzero(np.diff(runs)) + 1):
+        yield blocks.tolist()
+
+
+def _layers_in_backward(blocks: Sequence[int], requests: Requests, last_layer: int) -> dict[int, int]:
+    """Recomputed layers count down; what backward makes after one belongs to it, up to the embedding."""
+    again = [block for block in blocks if requests.of(block).recomputes]
+    if not again:
+        return {}
+    rounds = _loop(again, [requests.of(block).stack.model_calls for block in again])
+    layers: dict[int, int] = {}
+    current: int | None = None
+    for block in blocks:
+        if block in rounds:
+            current = last_layer - rounds[block]
+        if current is not None and current >= 0 and not requests.of(block).node.startswith("Embedding"):
+            layers[block] = current
+    return layers
+
+
+def _layers_of_states(
+    states: Sequence[int], weights: Sequence[int], layers: Mapping[int, int], requests: Requests, sizes: Sequence[int]
+) -> dict[int, int]:
+    """An optimizer makes one kind of state for each weight in turn, as large as the weight."""
+    by_maker: dict[str, list[int]] = defaultdict(list)
+    for block in states:
+        by_maker[requests.of(block).shown].append(block)
+    found: dict[int, int] = {}
+    for made in by_maker.values():
+        left = iter(weights)
+        for block in made:
+            weight = next((weight for weight in left if sizes[weight] == sizes[block]), None)
+            if weight is None:
+                break
+            if weight in layers:
+                found[block] = layers[weight]
+    return found
+
+
+def _layers_of_gradients(
+    gradients: Sequence[int], weights: Sequence[int], layers: Mapping[int, int], sizes: Sequence[int]
+) -> dict[int, int]:
+    """Gradients complete one layer after the other, from the last to the first."""
+    outside = {sizes[weight] for weight in weights if weight not in layers}
+    missing: dict[int, Counter[int]] = defaultdict(Counter)
+    for weight in weights:
+        if weight in layers and sizes[weight] not in outside:
+            missing[layers[weight]][sizes[weight]] += 1
+    found: dict[int, int] = {}
+    for block in gradients:
+        # sizes that occur outside of the layers too cannot be told apart
+        if sizes[block] in outside or not missing:
+            continue
+        layer = max(missing)
+        if not missing[layer][sizes[block]]:
+            break
+        found[block] = layer
+        missing[layer][sizes[block]] -= 1
+        if not +missing[layer]:
+            del missing[layer]
+    return found
