@@ -144,18 +144,24 @@ class MicroBatch:
         return flowing[0]
 
     def _recompute_and_backward(self, layer: _Layer, gradient: Block) -> Block | None:
-        """torch.utils.checkpoint: run the layer again, then its backward.
+        """torch.utils.checkpoint: run the layer again when its backward first needs a saved tensor.
 
-        The reentrant kind runs it to the end and holds its output; the other stops at the last
-        tensor that backward needs.
+        That run stops at the last tensor that backward needs. The reentrant kind runs the layer
+        again before its backward begins, to the end, and holds its output.
         """
-        saves = None if self._recipe.reentrant else layer.context.tape.saves_seen
-        context = self._new_context(Tape(self._meter, stop_after_saves=saves))
+        first_pass = layer.context.tape
+        reentrant = self._recipe.reentrant
+        if not reentrant:
+            first_pass.start_backward(layer.output, gradient)
+        context = self._new_context(Tape(self._meter, stop_after_saves=None if reentrant else first_pass.saves_seen))
         output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
         context.leave_autocast()
-        flowing = context.tape.backward(output, gradient, layer.source)
-        context.tape.release(output)
-        return flowing
+        if reentrant:
+            flowing = context.tape.backward(output, gradient, layer.source)
+            context.tape.release(output)
+            return flowing
+        context.tape.take_over(first_pass)
+        return context.tape.finish_backward(layer.source)
 
 
 def _explicit_layers(layers: int) -> tuple[tuple[int, int], ...]:

@@ -162,7 +162,7 @@ class Tape:
             self._make_output(node)
         if saves_now and self._stopped:
             self._unwind()
-        if needs_gradient and self._saving:
+        if needs_gradient:
             self._nodes.append(node)
         return output
 
@@ -173,7 +173,7 @@ class Tape:
         )
         for output in outputs:
             self.name(output)
-        if value.needs_gradient and self._saving:
+        if value.needs_gradient:
             operation = Operation(elements=value.elements, width=value.width, inputs=(value,))
             self._nodes.append(_Node(operation, outputs))
         return outputs
@@ -203,7 +203,27 @@ class Tape:
         Returns:
             The gradient of `source`, held once; None where it needs none.
         """
+        self.start_backward(output, gradient)
+        return self.finish_backward(source)
+
+    def start_backward(self, output: Value, gradient: Block) -> None:
+        """Walk backwards up to the first operation that needs something saved."""
         self._pending[id(output)] = _Pending(gradient, is_view=False)
+        while self._nodes and not self._nodes[-1].operation.saves_anything:
+            self._run_backward(self._nodes.pop())
+
+    def take_over(self, first_pass: "Tape") -> None:
+        """Go on where the backward of the pass that this one repeats has stopped."""
+        del self._nodes[len(first_pass._nodes) :]
+        again = {
+            id(old): id(new)
+            for ours, theirs in zip(self._nodes, first_pass._nodes, strict=True)
+            for new, old in zip(ours.outputs, theirs.outputs, strict=True)
+        }
+        self._pending = {again.get(key, key): pending for key, pending in first_pass._pending.items()}
+
+    def finish_backward(self, source: Value | None) -> Block | None:
+        """Walk the rest of the way; the gradient of `source`, held once, or None where it needs none."""
         while self._nodes:
             self._run_backward(self._nodes.pop())
         pending = self._pending.pop(id(source), None)
