@@ -1,6 +1,6 @@
 """`ligerprof estimate`: a training step's memory in closed form, the simulated step beside it on request."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -10,6 +10,7 @@ from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.reports.estimate import fits_limit, render_estimate
+from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.peak import PeakReport
@@ -22,8 +23,7 @@ _SIMULATED = "simulated"
 @recipe_options
 @click.option("--simulate", is_flag=True, help="Run the simulated step as well, and show both.")
 @json_option
-@click.pass_context
-def command(ctx: click.Context, recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
+def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
     """Predict the peak of a training step from a closed form, in milliseconds and without torch.
 
     With --memory-limit the exit code is 3 where the prediction is over the limit.
@@ -35,7 +35,13 @@ def command(ctx: click.Context, recipe: TrainingRecipe, simulate: bool, as_json:
     else:
         _print(recipe, estimated, simulated)
     if not fits_limit(recipe, estimated):
-        ctx.exit(DoesNotFitError.exit_code)
+        _refuse(recipe, estimated)
+
+
+def _refuse(recipe: TrainingRecipe, estimated: MemoryEstimate) -> NoReturn:
+    needed = format_bytes(max(estimated.peak_bytes, estimated.first_step_peak_bytes))
+    limit = format_bytes(recipe.memory_limit_bytes or 0)
+    raise DoesNotFitError(f"the estimate of {needed} is over --memory-limit {limit}.")
 
 
 def _simulate(recipe: TrainingRecipe) -> "tuple[StepOutcome, PeakReport]":

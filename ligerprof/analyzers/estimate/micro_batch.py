@@ -74,7 +74,7 @@ class MicroBatch:
 
     def backward(self) -> None:
         """Walk back from the loss; what is left are the gradients of the weights."""
-        gradient = self._meter.take(FP32_BYTES, Role.CE_TEMPORARIES)
+        gradient = self._meter.take(FP32_BYTES, Role.OTHER)
         flowing = self._top.tape.backward(self._loss, gradient, self._layers[-1].output)
         self._top.tape.release(self._loss)
         for layer in reversed(self._layers):

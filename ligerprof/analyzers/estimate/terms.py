@@ -37,6 +37,8 @@ def logits_term(recipe: TrainingRecipe, planes_bytes: int) -> Term:
     """The planes of tokens times vocabulary that are alive together, in units of one in fp32."""
     spec = recipe.spec
     plane_bytes = recipe.tokens * spec.vocab_size * FP32_BYTES
-    planes = f"{planes_bytes / plane_bytes:.3g} x B T V 4" if planes_bytes >= plane_bytes // 2 else "no plane is made"
+    if planes_bytes < plane_bytes // 2:
+        return Term(name="logits", formula="no plane is whole: the fused loss works in chunks", size_bytes=planes_bytes)
+    planes = f"{planes_bytes / plane_bytes:.3g} x B T V 4"
     formula = f"{planes}, B T V 4 = {recipe.batch} x {recipe.seq} x {spec.vocab_size} x 4"
     return Term(name="logits", formula=formula, size_bytes=planes_bytes)

@@ -1,0 +1,116 @@
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.cli.main import main
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import Role
+from tests.golden import assert_matches_golden
+
+GOLDEN = Path(__file__).parent / "golden"
+# the product's promise for the whole process on an idle machine, and what a busy one may take
+PROCESS_SECONDS = 0.3
+BUSY_FACTOR = 10
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["estimate", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_json_is_what_the_library_returns() -> None:
+    code, stdout, stderr = run("--json", "--precision", "bf16", "--liger", "flce", "--batch", "2")
+
+    assert (code, stderr) == (0, "")
+    recipe = TrainingRecipe(precision="bf16", liger="flce", batch=2)
+    assert json.loads(stdout) == estimate(recipe).to_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("estimate_default", []),
+        ("estimate_lora_flce", ["--model", "llama3-8b", "--lora", "16", "--liger", "flce", "--precision", "bf16"]),
+        ("estimate_limit", ["--memory-limit", "24GiB", "--gpu", "rtx4090", "--loss", "hf-4.45"]),
+    ],
+)
+def test_printed_estimate_is_the_golden_one(name: str, arguments: list[str]) -> None:
+    code, stdout, stderr = run(*arguments)
+
+    assert (code, stderr) == (0, "")
+    assert max(map(len, stdout.splitlines())) <= 100
+    assert_matches_golden(stdout, GOLDEN / f"{name}.txt")
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+def test_over_the_limit_still_prints_and_ends_in_3(as_json: list[str]) -> None:
+    code, stdout, stderr = run("--memory-limit", "20GiB", *as_json)
+
+    assert code == 3
+    assert "peak" in stdout
+    assert stderr == "Error: the estimate of 21.68 GiB is over --memory-limit 20.00 GiB.\n"
+
+
+def test_within_the_limit_ends_in_0() -> None:
+    code, stdout, _ = run("--memory-limit", "22GiB")
+
+    assert code == 0
+    assert "It fits in 22.00 GiB." in stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--model", "nonesuch"], 2, "unknown model 'nonesuch'"),
+        (["--liger", "flce", "--loss", "hf-4.45"], 2, "replace the same loss"),
+        (["--qlora", "8"], 1, "estimate: --qlora has no closed form yet"),
+        (["--liger", "swiglu", "--provider", "nobody"], 1, "provider 'nobody' has no kernel 'swiglu'"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(arguments: list[str], code: int, text: str) -> None:
+    ended, stdout, stderr = run(*arguments)
+
+    assert (ended, stdout) == (code, "")
+    assert text in stderr
+    assert stderr.count("\n") == 1
+
+
+def test_the_whole_process_is_quick_and_free_of_torch() -> None:
+    code = (
+        "import sys\n"
+        "from ligerprof.cli.main import main\n"
+        "main(['estimate', '--liger', 'all'], standalone_mode=False)\n"
+        "heavy = {'torch', 'triton', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    seconds = time.perf_counter() - start
+
+    assert done.returncode == 0, done.stderr
+    assert seconds < BUSY_FACTOR * PROCESS_SECONDS
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_simulate_puts_the_simulated_step_beside() -> None:
+    arguments = ("--simulate", "--model", "tiny", "--seq", "64", "--precision", "bf16")
+    code, stdout, _ = run(*arguments, "--json")
+
+    assert code == 0
+    values = json.loads(stdout)
+    simulated = values["simulated"]
+    assert sum(simulated["roles"].values()) == simulated["peak_bytes"]
+    assert set(simulated["roles"]) == {role.value for role in Role}
+    assert values["error_ratio"] == values["peak_bytes"] / simulated["peak_bytes"] - 1
+    assert abs(values["error_ratio"]) < 0.01
+
+    code, stdout, _ = run(*arguments)
+    assert code == 0
+    assert "estimated, MiB" in stdout
+    assert "simulated, MiB" in stdout
