@@ -68,21 +68,23 @@ class Requests:
 
     def __init__(self, replayed: Replay) -> None:
         self.kinds: list[Request] = []
-        self.kind_of = self._tell_apart(replayed)
+        self._kinds_by_block = self._tell_apart(replayed)
+        self.kind_of = np.array(self._kinds_by_block, dtype=np.int64)
         self.place, self.count, self.next_call = self._group(replayed)
 
     def of(self, block: int) -> Request:
         """The request behind a block."""
-        return self.kinds[int(self.kind_of[block])]
+        return self.kinds[self._kinds_by_block[block]]
 
-    def _tell_apart(self, replayed: Replay) -> Int64s:
+    def _tell_apart(self, replayed: Replay) -> list[int]:
         reader = StackReader()
         known: dict[tuple[int, object], int] = {}
         kinds: list[int] = []
         for block, event in enumerate(replayed.allocated_by.tolist()):
-            frames = replayed.frames_of(block)
-            text = replayed.trace[event].get("user_metadata") if event >= 0 else None
-            text = text if isinstance(text, str) else None
+            asked = replayed.trace[event] if event >= 0 else {"frames": replayed.frames_of(block)}
+            frames, text = asked.get("frames"), asked.get("user_metadata")
+            if not isinstance(text, str):
+                text = None
             # frames live as long as the trace does, so their ids stay theirs
             key = (id(frames) if frames else 0, text)
             kind = known.get(key)
@@ -90,7 +92,7 @@ class Requests:
                 kind = known[key] = len(self.kinds)
                 self.kinds.append(Request(stack=reader.read(frames), stamp=Stamp.parse(text) if text else None))
             kinds.append(kind)
-        return np.array(kinds, dtype=np.int64)
+        return kinds
 
     def _group(self, replayed: Replay) -> tuple[Int64s, Int64s, Int64s]:
         """Runs of blocks that one call made, each call known by stack, node and stamp."""

@@ -1,7 +1,6 @@
 """Read the stack of an allocation: which Python code asked, which autograd node ran, and in which phase of training."""
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -124,15 +123,15 @@ class StackReader:
     def __init__(self) -> None:
         self._known: dict[int, Call | str | None] = {}
 
-    def read(self, frames: Sequence[Mapping[str, Any]]) -> Stack:
-        """Tell Python's calls from C++'s functions; frames without names are left out.
+    def read(self, frames: Any) -> Stack:
+        """Tell Python's calls from C++'s functions; what is no frame, or has no names, is left out.
 
         Args:
-            frames: as a snapshot has them; they must live as long as the reader.
+            frames: as a snapshot has them, unchecked; they must live as long as the reader.
         """
         calls: list[Call] = []
         native: list[str] = []
-        for frame in frames:
+        for frame in frames if isinstance(frames, list) else ():
             if id(frame) not in self._known:
                 self._known[id(frame)] = _read_frame(frame)
             known = self._known[id(frame)]
@@ -143,7 +142,9 @@ class StackReader:
         return Stack(calls=tuple(calls), native=tuple(native))
 
 
-def _read_frame(frame: Mapping[str, Any]) -> Call | str | None:
+def _read_frame(frame: Any) -> Call | str | None:
+    if not isinstance(frame, dict):
+        return None
     file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
     if not isinstance(file, str) or not isinstance(name, str):
         return None

@@ -108,9 +108,8 @@ def _annotate(codes: Codes, replayed: Replay, annotations: Sequence[Mapping[str,
     if not ranges:
         return
     # clocks of several threads may run back a little; ranges are cut out of the rising times
-    times = np.maximum.accumulate(
-        np.array([_microseconds(event.get("time_us")) for event in replayed.trace], dtype=np.int64)
-    )
+    stated = [event.get("time_us") for event in replayed.trace]
+    times = np.maximum.accumulate(np.array([_microseconds(time) for time in stated], dtype=np.int64))
     for phase, start, end in ranges:
         codes[np.searchsorted(times, start, "left") : np.searchsorted(times, end, "right")] = _CODES[phase]
 

@@ -10,7 +10,7 @@ from ligerprof.analyzers.attribution_timeline import Timeline
 from ligerprof.analyzers.peak import BlockGroup, PeakReport
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.roles import STEP_PHASES, Phase, Role
-from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from ligerprof.snapshots.reader import Snapshot, collector_off, read_snapshot
 from ligerprof.snapshots.replay import Int64s, Replay, replay
 from ligerprof.units import format_bytes
 
@@ -28,7 +28,12 @@ def explain(source: str | Path | Snapshot, *, device_index: int | None = None, s
     Raises:
         SnapshotFormatError: no snapshot, or a device or step that is not in it.
     """
-    snapshot = source if isinstance(source, Snapshot) else read_snapshot(_snapshot_file(Path(source)))
+    with collector_off():
+        snapshot = source if isinstance(source, Snapshot) else read_snapshot(_snapshot_file(Path(source)))
+        return _explain(snapshot, device_index, step)
+
+
+def _explain(snapshot: Snapshot, device_index: int | None, step: int | None) -> PeakReport:
     replayed, notes = _choose_device(snapshot, device_index)
     attribution = Attribution(replayed, snapshot.annotations)
     window = _window(attribution.timeline, replayed, step, snapshot.source)

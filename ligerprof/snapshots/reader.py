@@ -115,7 +115,7 @@ def load_plain_data(pickled: bytes) -> Any:
     if pickled[:1] != b"\x80":
         raise SnapshotFormatError(f"not a pickle: it begins with {pickled[:8]!r}. {_WRITE_IT}")
     require_plain_data(pickled)
-    with _collector_off():
+    with collector_off():
         try:
             return _PlainUnpickler(io.BytesIO(pickled)).load()
         except SnapshotFormatError:
@@ -134,7 +134,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 @contextmanager
-def _collector_off() -> Iterator[None]:
+def collector_off() -> Iterator[None]:
     """Loading makes millions of objects and no garbage; the collector would walk them again and again."""
     was_on = gc.isenabled()
     gc.disable()

@@ -1,6 +1,6 @@
 """Replay a device's allocator events into blocks, so that allocated and reserved bytes are right at every moment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,14 +64,10 @@ class Replay:
         freed_later = (self.freed_by == _NOT_IN_TRACE) | (self.freed_by >= moment)
         return np.flatnonzero((self.allocated_by < moment) & freed_later).astype(np.int64)
 
-    def frames_of(self, block: int) -> Sequence[Mapping[str, Any]]:
-        """The stack that asked for a block, innermost frame first; empty where none was recorded."""
+    def frames_of(self, block: int) -> Any:
+        """The stack that asked for a block, as the file has it and not checked; None where it has none."""
         event = int(self.allocated_by[block])
-        return _checked_frames(self.older_blocks[block].frames) if event == _NOT_IN_TRACE else self.frames_at(event)
-
-    def frames_at(self, event: int) -> Sequence[Mapping[str, Any]]:
-        """The stack of an event; empty where none was recorded."""
-        return _checked_frames(self.trace[event].get("frames"))
+        return self.older_blocks[block].frames if event == _NOT_IN_TRACE else self.trace[event].get("frames")
 
     def stamp_of(self, event: int) -> Stamp | None:
         """Our own stamp on an event, None where it has none."""
@@ -90,7 +86,7 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     final = DeviceState.from_segments(snapshot.segments_of(device), where)
     rules = SizeRules.from_settings(snapshot.settings)
     run = _Run(DeviceState(), rules)
-    run.play(columns)
+    run.play(columns, stop_at_mismatch=True)
     complete = run.mismatches == 0 and (not snapshot.segments or run.state().same_as(final))
     if not complete:
         run = _Run(rewind(trace, columns, final, rules), rules)
@@ -104,6 +100,8 @@ class _Run:
     def __init__(self, before: DeviceState, rules: SizeRules) -> None:
         self.rules = rules
         self.space = before.space.copy()
+        self.starts, self.ends = self.space.starts, self.space.ends
+        self.rounded: dict[int, int] = {}
         self.start_reserved_bytes = before.reserved_bytes
         self.older = [before.blocks[address] for address in sorted(before.blocks)]
         # address to block index: in use, and given back but not yet free
@@ -116,7 +114,8 @@ class _Run:
         self.reserved_by: list[tuple[int, int]] = []
         self.mismatches = 0
 
-    def play(self, columns: EventColumns) -> None:
+    def play(self, columns: EventColumns, *, stop_at_mismatch: bool = False) -> None:
+        """Replay every event, or up to the first that does not fit the ones before it."""
         steps = {
             "alloc": self._alloc,
             "free_requested": self._free_requested,
@@ -126,23 +125,37 @@ class _Run:
             "segment_map": self._segment_map,
             "segment_unmap": self._segment_unmap,
         }
-        for index, action in enumerate(columns.actions):
+        index = 0
+        for action, address, size in zip(columns.actions, columns.addresses, columns.sizes, strict=True):
             step = steps.get(action)
-            if step is not None and not step(columns.addresses[index], columns.sizes[index], index):
+            if step is not None and not step(address, size, index):
                 self.mismatches += 1
+                if stop_at_mismatch:
+                    return
+            index += 1
+
+    # the three steps of every block's life are written out, not composed: a trace has a million of them
 
     def _alloc(self, address: int, size: int, index: int) -> bool:
-        block_bytes = self.rules.round_request(size)
-        free = self.space.starts.get(address, -1)
-        if free >= block_bytes and not self.rules.splits_off(block_bytes, free - block_bytes):
+        block_bytes = self.rounded.get(size)
+        if block_bytes is None:
+            block_bytes = self.rounded[size] = self.rules.round_request(size)
+        free = self.starts.pop(address, _NOT_IN_TRACE)
+        rest = free - block_bytes
+        if rest > 0 and self.rules.splits_off(block_bytes, rest):
+            self.starts[address + block_bytes] = rest
+            self.ends[address + free] = address + block_bytes
+        elif rest >= 0:
             block_bytes = free
-        fits = self.space.take(address, block_bytes)
+            del self.ends[address + free]
+        elif free >= 0:
+            self.starts[address] = free
         self.used[address] = len(self.held)
         self.requested.append(size)
         self.held.append(block_bytes)
         self.allocated_by.append(index)
         self.freed_by.append(_NOT_IN_TRACE)
-        return fits
+        return rest >= 0
 
     def _free_requested(self, address: int, _size: int, index: int) -> bool:
         block = self.used.pop(address, None)
@@ -189,12 +202,16 @@ class _Run:
     def result(self, device: int, trace: Sequence[Event], *, complete: bool, verified: bool) -> Replay:
         block_bytes, requested = _column(self.held), _column(self.requested)
         allocated_by, freed_by = _column(self.allocated_by), _column(self.freed_by)
-        waiting_at_start = [index for index, block in enumerate(self.older) if not block.allocated]
-        keep = np.setdiff1d(np.arange(len(self.held)), waiting_at_start)
+        # what waited for another stream at the start was allocated before the trace, not in it
+        keep = np.ones(len(self.held), dtype=bool)
+        keep[[index for index, block in enumerate(self.older) if not block.allocated]] = False
+        older, within = keep & (allocated_by < 0), keep & (allocated_by >= 0)
+        freed = keep & (freed_by >= 0)
         changes = np.zeros(len(trace) + 1, dtype=np.int64)
-        np.add.at(changes, allocated_by[keep] + 1, block_bytes[keep])
-        freed = keep[freed_by[keep] != _NOT_IN_TRACE]
-        np.add.at(changes, freed_by[freed] + 1, -block_bytes[freed])
+        changes[0] = block_bytes[older].sum()
+        # an event makes or frees one block
+        changes[allocated_by[within] + 1] = block_bytes[within]
+        changes[freed_by[freed] + 1] = -block_bytes[freed]
         reserved = np.zeros(len(trace) + 1, dtype=np.int64)
         reserved[0] = self.start_reserved_bytes
         for index, size in self.reserved_by:
@@ -213,10 +230,6 @@ class _Run:
             verified=verified,
             mismatches=self.mismatches,
         )
-
-
-def _checked_frames(frames: Any) -> Sequence[Mapping[str, Any]]:
-    return frames if isinstance(frames, list) and set(map(type, frames)) <= {dict} else ()
 
 
 def _column(values: list[int]) -> Int64s:

@@ -36,10 +36,10 @@ class FreeSpace:
     def give(self, start: int, size: int) -> None:
         """Add a free block and merge it with those that touch it."""
         end = start + size
-        if end not in self.borders:
-            end += self.starts.pop(end, 0)
-        if start not in self.borders:
-            start = self.ends.pop(start, start)
+        if end in self.starts and end not in self.borders:
+            end += self.starts.pop(end)
+        if start in self.ends and start not in self.borders:
+            start = self.ends.pop(start)
         self.starts[start] = end - start
         self.ends[end] = start
 
