@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-# stamps: written when an installation is through, older than the files that would change it
+# stamps: written when an installation is through; a later change of what was installed makes them stale
 RUNTIME := $(VENV)/.installed-runtime
 EVERYTHING := $(VENV)/.installed-everything
 
