@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ligerprof.snapshots.allocator_settings import AllocatorSettings
+from ligerprof.snapshots.rules import SMALL_REQUEST_BYTES
 from ligerprof.units import MIB
 
-# c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge
-BLOCK_BYTES = 512
-SMALL_BYTES = MIB
+# c10/core/AllocatorConfig.h: kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 MIN_OWN_SEGMENT_BYTES = 10 * MIB
@@ -93,31 +92,11 @@ class _Pool:
 
 def segment_bytes(rounded_bytes: int) -> int:
     """Size of the segment that is made for a block of `rounded_bytes`."""
-    if rounded_bytes <= SMALL_BYTES:
+    if rounded_bytes <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
     if rounded_bytes < MIN_OWN_SEGMENT_BYTES:
         return LARGE_SEGMENT_BYTES
     return -(-rounded_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
-
-
-def round_block_bytes(requested_bytes: int, settings: AllocatorSettings) -> int:
-    """Size of the block that a request asks for."""
-    if requested_bytes < BLOCK_BYTES:
-        return BLOCK_BYTES
-    divisions = settings.divisions_for(requested_bytes)
-    if divisions > 1 and requested_bytes > BLOCK_BYTES * divisions:
-        return _round_to_power2_division(requested_bytes, divisions)
-    return -(-requested_bytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
-def _round_to_power2_division(size_bytes: int, divisions: int) -> int:
-    floor = 1 << (size_bytes.bit_length() - 1)
-    if floor == size_bytes:
-        return size_bytes
-    step = floor >> (divisions.bit_length() - 1)
-    if step == 0:
-        return floor << 1
-    return -(-size_bytes // step) * step
 
 
 class CachingAllocator:
@@ -144,6 +123,7 @@ class CachingAllocator:
         observe: Observer | None = None,
     ) -> None:
         self._settings = settings or AllocatorSettings()
+        self._rules = self._settings.size_rules
         self._capacity_bytes = capacity_bytes
         self._limit_bytes = limit_bytes
         self._observe = observe or _ignore
@@ -164,8 +144,8 @@ class CachingAllocator:
         Raises:
             AllocatorFullError: it fits nowhere.
         """
-        size = round_block_bytes(requested_bytes, self._settings)
-        pool = self._small if size <= SMALL_BYTES else self._large
+        size = self._rules.round_request(requested_bytes)
+        pool = self._small if size <= SMALL_REQUEST_BYTES else self._large
         block = self._best_fit(pool, size) or self._new_segment_or_retry(pool, size, requested_bytes, context)
         self._split(block, size)
         block.allocated, block.requested_bytes, block.context = True, requested_bytes, context
@@ -230,7 +210,7 @@ class CachingAllocator:
 
     def _split(self, block: Block, size: int) -> None:
         rest = block.size_bytes - size
-        if not self._should_split(block, size, rest):
+        if not self._rules.splits_off(size, rest):
             return
         remainder = Block(
             address=block.address + size,
@@ -244,12 +224,6 @@ class CachingAllocator:
             block.next.previous = remainder
         block.next, block.size_bytes = remainder, size
         block.pool.insert(remainder)
-
-    def _should_split(self, block: Block, size: int, rest: int) -> bool:
-        if block.pool.small:
-            return rest >= BLOCK_BYTES
-        limit = self._settings.max_split_bytes
-        return rest > SMALL_BYTES and (limit is None or size < limit)
 
     @staticmethod
     def _absorb(block: Block, following: Block) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ligerprof.errors import NotBuiltError, RecipeError
+from ligerprof.snapshots.rules import SizeRules
 from ligerprof.units import MIB
 
 # c10/core/AllocatorConfig.h: one entry for each power of two from 1 MiB up to 32 GiB and more
@@ -46,11 +47,14 @@ class AllocatorSettings:
     garbage_collection_threshold: float = 0.0
     expandable_segments: bool = False
 
-    def divisions_for(self, size_bytes: int) -> int:
-        """Into how many steps the power of two around `size_bytes` is divided; 0 or 1 mean none."""
-        # AllocatorConfig.cpp, roundup_power2_divisions(size): the index is log2 of the size in MiB, kept in range
-        power = size_bytes.bit_length() - MIB.bit_length()
-        return self.roundup_power2_divisions[min(max(power, 0), _POWERS - 1)]
+    @property
+    def size_rules(self) -> SizeRules:
+        """How blocks are sized under these settings."""
+        return SizeRules(
+            expandable_segments=self.expandable_segments,
+            max_split_bytes=self.max_split_bytes,
+            roundup_divisions=self.roundup_power2_divisions,
+        )
 
     def to_snapshot(self) -> dict[str, Any]:
         """The `allocator_settings` of a snapshot."""

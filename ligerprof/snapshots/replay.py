@@ -125,14 +125,13 @@ class _Run:
             "segment_map": self._segment_map,
             "segment_unmap": self._segment_unmap,
         }
-        index = 0
-        for action, address, size in zip(columns.actions, columns.addresses, columns.sizes, strict=True):
+        events = zip(columns.actions, columns.addresses, columns.sizes, strict=True)
+        for index, (action, address, size) in enumerate(events):
             step = steps.get(action)
             if step is not None and not step(address, size, index):
                 self.mismatches += 1
                 if stop_at_mismatch:
                     return
-            index += 1
 
     # the three steps of every block's life are written out, not composed: a trace has a million of them
 
