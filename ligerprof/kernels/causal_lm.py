@@ -125,7 +125,7 @@ def _loss_call(given: dict[str, Any], hidden: Tensor, options: LossOptions) -> L
     labels = given["shift_labels"] if shifted else given["labels"]
     ignore_index = IGNORE_INDEX if given["ignore_index"] is None else given["ignore_index"]
     return LossCall(
-        labels=labels.view(hidden.shape[:-1]) if labels.numel() == hidden.shape[:-1].numel() else labels,
+        labels=labels.reshape(hidden.shape[:-1]) if labels.numel() == hidden.shape[:-1].numel() else labels,
         num_items=given["num_items_in_batch"],
         options=dataclasses.replace(options, shift=not shifted, ignore_index=ignore_index),
     )

@@ -13,6 +13,8 @@ from torch import nn
 
 from ligerprof.errors import KernelInputError, KernelUnavailableError
 from ligerprof.kernels.causal_lm import fused_head_forward, fused_loss_forward, loss_after_head, loss_in_head
+from ligerprof.kernels.liger.patching import patch_with_liger
+from ligerprof.kernels.liger.spec import PROVIDER as LIGER
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.plans import PatchPlan, find_plan
 from ligerprof.kernels.registry import find_kernel
@@ -59,7 +61,7 @@ class _Request:
     """What was asked for, resolved.
 
     Attributes:
-        entries: slot to the function that fills it.
+        entries: slot to the function that fills it; none for liger-kernel, which patches by itself.
     """
 
     plan: PatchPlan
@@ -138,7 +140,7 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
         plan=plan,
         kernels=names,
         provider=provider,
-        entries={spec.slot: load_entry(spec.entry) for spec in specs},
+        entries={} if provider == LIGER else {spec.slot: load_entry(spec.entry) for spec in specs},
         options=LossOptions(budget=flce_budget, in_place=True),
     )
 
@@ -183,7 +185,10 @@ def _device_kind(model: nn.Module) -> str:
 
 def _apply_to_instance(model: Any, request: _Request, patch: Patch) -> None:
     try:
-        _Patcher(model, request, patch).run()
+        if request.provider == LIGER:
+            patch.on_undo(patch_with_liger(model, request.plan, request.kernels))
+        else:
+            _Patcher(model, request, patch).run()
     except BaseException:
         patch.undo()
         raise

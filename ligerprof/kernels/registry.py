@@ -11,6 +11,7 @@ from ligerprof.kernels.ce.spec import SPECS as CE_SPECS
 from ligerprof.kernels.flce.spec import SPECS as FLCE_SPECS
 from ligerprof.kernels.geglu.spec import SPECS as GEGLU_SPECS
 from ligerprof.kernels.layernorm.spec import SPECS as LAYERNORM_SPECS
+from ligerprof.kernels.liger.spec import SPECS as LIGER_SPECS
 from ligerprof.kernels.rms.spec import SPECS as RMS_SPECS
 from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
 from ligerprof.kernels.selection import KERNEL_NAMES
@@ -27,6 +28,7 @@ BUILT_IN: tuple[KernelSpec, ...] = (
     *LAYERNORM_SPECS,
     *CE_SPECS,
     *FLCE_SPECS,
+    *LIGER_SPECS,
 )
 
 

@@ -111,7 +111,9 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
         return lambda entry: entry, [data(*gates), data(*gates)]
     if slot == "rope":
         heads = [data(shape.sequences, seq, count, shape.head_dim) for count in (shape.heads, shape.kv_heads)]
-        angles = [data(1, seq, shape.head_dim, dtype=parameter, grad=False) for _ in range(2)]
+        # both halves of a head turn by the same angles
+        half = data(1, seq, shape.head_dim // 2, grad=False).repeat(1, 1, 2)
+        angles = [half.cos().to(parameter), half.sin().to(parameter)]
         return lambda entry: lambda q, k, *a: entry(q.transpose(1, 2), k.transpose(1, 2), *a), [*heads, *angles]
     labels = torch.randint(0, shape.vocab, (shape.sequences, seq), device=device)
     if slot == "ce":

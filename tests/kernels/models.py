@@ -1,0 +1,94 @@
+"""Tiny models of every family, one training step of them, and a fingerprint that patching must not change."""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ligerprof.kernels.plans import PATCH_PLANS
+
+VOCAB = 211
+_DECODER: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 68,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {**_DECODER, "tie_word_embeddings": True},
+    "mistral": _DECODER,
+    "qwen2": _DECODER,
+    "qwen3": _DECODER,
+    "gemma": {**_DECODER, "hidden_act": "gelu_pytorch_tanh"},
+    # a low cap, so that it bends the logits of random weights
+    "gemma2": {**_DECODER, "final_logit_softcapping": 0.5, "sliding_window": 8},
+    "gpt2": {
+        "n_embd": 48,
+        "n_layer": 2,
+        "n_head": 3,
+        "vocab_size": VOCAB,
+        "n_positions": 64,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    },
+}
+
+
+def tiny_config(family: str, **more: Any) -> Any:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(family, **{**FAMILIES[family], **more})
+    config.use_cache = False
+    return config
+
+
+def tiny_model(
+    family: str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **more: Any
+) -> Any:
+    """In training mode, the same weights every time, the norms' among them random."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(family, **more), dtype=dtype)
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "ln_" in name:
+            nn.init.normal_(parameter, mean=parameter.float().mean().item(), std=0.1)
+    return model.train().to(device)
+
+
+def batch(model: nn.Module, *, sequences: int = 2, tokens: int = 9) -> dict[str, Tensor]:
+    """Tokens that are their own labels, a few of which are ignored."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, VOCAB, (sequences, tokens), generator=generator)
+    labels = ids.clone()
+    labels[0, :3] = -100
+    device = next(model.parameters()).device
+    return {"input_ids": ids.to(device), "labels": labels.to(device)}
+
+
+def train_once(model: Any, **more: Any) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of one step."""
+    model.zero_grad()
+    loss = model(**{**batch(model), **more}).loss
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), gradients
+
+
+def fingerprint(model: nn.Module) -> list[Any]:
+    """Identities of everything a patch could replace: classes, attributes, the modeling module's names."""
+    modeling = importlib.import_module(PATCH_PLANS[model.config.model_type].module)  # type: ignore[union-attr,index]
+    found: list[Any] = [(name, id(value)) for name, value in sorted(vars(modeling).items())]
+    for name, module in model.named_modules():
+        found.append((name, type(module), type(module).forward, type(module).__init__))
+        found.extend((name, key, id(value)) for key, value in vars(module).items() if key != "_parameters")
+    return found
