@@ -99,7 +99,8 @@ def table(scores: list[Score]) -> Iterator[str]:
         first = item.first_step_peak_bytes / item.row["first_step_peak_bytes"] - 1
         yield (
             f"| {row_name(item.row)} | {item.row['peak_bytes'] / 2**20:,.1f} | {item.peak_bytes / 2**20:,.1f}"
-            f" | {item.peak_error:+.4%} | {worst:+.4%} | {item.reserved_error:+.2%} | {first:+.4%} | {item.seconds:.1f} |"
+            f" | {item.peak_error:+.4%} | {worst:+.4%} | {item.reserved_error:+.2%} | {first:+.4%}"
+            f" | {item.seconds:.1f} |"
         )
 
 

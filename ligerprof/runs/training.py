@@ -8,10 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ligerprof.errors import MissingDependencyError, UnknownModelError
+from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError
 from ligerprof.models import ModelSpec
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Phase
+from ligerprof.runs.legacy_loss import use_legacy_loss
 
 LEARNING_RATE = 1e-5
 IGNORED_LABEL = -100
@@ -58,9 +59,11 @@ def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Mod
     Raises:
         KernelUnavailableError: a kernel that cannot run there.
         MissingDependencyError: LoRA without peft.
+        RecipeError: the architecture does not run with the attention asked for.
         UnknownModelError: transformers has no such causal language model.
     """
     config, model_class = _architecture(recipe.spec)
+    _require_attention(model_class, recipe)
     settings = {"dtype": getattr(torch, recipe.weight_dtype), "attn_implementation": recipe.attention}
     if recipe.spec.weights_path is not None and device.type != "cpu":
         model = model_class.from_pretrained(recipe.spec.weights_path, config=config, **settings).to(device)
@@ -69,6 +72,15 @@ def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Mod
             model = model_class._from_config(config, **settings)
     with _kernels_in(model, recipe, "cuda" if device.type == "cuda" else "simulated"):
         yield _prepared(model, recipe)
+
+
+def _require_attention(model_class: Any, recipe: TrainingRecipe) -> None:
+    # Gemma 2 has it in transformers 5.17 and not in 5.23: its scores are capped, which the fused kernels leave out
+    if recipe.attention == "sdpa" and not model_class._supports_sdpa:
+        raise RecipeError(
+            f"{recipe.spec.name}: the installed transformers runs {recipe.spec.model_type} without sdpa."
+            " Add --attention eager."
+        )
 
 
 def _kernels_in(model: Any, recipe: TrainingRecipe, device_kind: str) -> AbstractContextManager[Any]:
@@ -86,6 +98,8 @@ def _kernels_in(model: Any, recipe: TrainingRecipe, device_kind: str) -> Abstrac
 
 
 def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
+    if recipe.loss == "hf-4.45":
+        use_legacy_loss(model)
     if recipe.lora is not None:
         model = _with_lora(model, recipe.lora, recipe.checkpointing)
     if recipe.checkpointing:

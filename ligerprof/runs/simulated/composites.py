@@ -15,10 +15,10 @@ _KEY = "AutogradCPU"
 
 
 def _softmax(source: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """One fused kernel reads 16 bits and writes 32 (aten/src/ATen/native/SoftMax.cpp, softmax)."""
+    """One fused kernel reads fp16 and writes fp32; bf16 is cast first (aten/src/ATen/native/SoftMax.cpp, softmax)."""
     if dtype is None or dtype == source.dtype:
         return cast(Tensor, aten._softmax.default(source, dim, half_to_float=False))
-    if source.element_size() == 2 and dtype == torch.float32:
+    if source.dtype == torch.float16 and dtype == torch.float32:
         return cast(Tensor, aten._softmax.default(source, dim, half_to_float=True))
     return cast(Tensor, aten._softmax.default(source.to(dtype), dim, half_to_float=False))
 
@@ -27,7 +27,7 @@ def _log_softmax(source: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
     """As softmax (aten/src/ATen/native/SoftMax.cpp, log_softmax)."""
     if dtype is None or dtype == source.dtype:
         return cast(Tensor, aten._log_softmax.default(source, dim, half_to_float=False))
-    if source.element_size() == 2 and dtype == torch.float32:
+    if source.dtype == torch.float16 and dtype == torch.float32:
         return cast(Tensor, aten._log_softmax.default(source, dim, half_to_float=True))
     return cast(Tensor, aten._log_softmax.default(source.to(dtype), dim, half_to_float=False))
 

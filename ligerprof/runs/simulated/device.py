@@ -48,7 +48,7 @@ class SimulatedDevice:
         self._events: list[TraceEvent] = []
         self._tracebacks: list[tuple[EventContext, Any]] = []
         self._stamp = EventContext("")
-        self._blas_threads: set[bool] = set()
+        self._held_for_good: set[str] = set()
         self.allocator = CachingAllocator(
             settings=settings,
             capacity_bytes=limits.capacity_bytes,
@@ -83,11 +83,11 @@ class SimulatedDevice:
             for block in reversed(blocks):
                 self.release(block)
 
-    def ensure_blas_workspace(self, *, in_backward: bool) -> None:
-        """Take the cuBLAS workspace of the forward or the backward thread, if that has none yet."""
-        if in_backward not in self._blas_threads:
-            self._blas_threads.add(in_backward)
-            self.allocate(self.gpu.cublas_workspace_bytes)
+    def hold_for_good(self, name: str, size_bytes: int) -> None:
+        """Take a workspace that a library never gives back, once for each name."""
+        if name not in self._held_for_good:
+            self._held_for_good.add(name)
+            self.allocate(size_bytes)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything recorded so far as torch's snapshot dict."""

@@ -15,7 +15,7 @@ from ligerprof.recipe import TrainingRecipe, require_built
 from ligerprof.roles import Phase
 from ligerprof.runs.outcome import OutOfMemory, StepOutcome
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.patches import simulated_process
+from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.stamping import Stamper
 from ligerprof.runs.training import Trainer, built_model, make_batch, make_optimizer, train_step
@@ -108,6 +108,7 @@ class _Simulation:
         self._meter = _PhaseMeter(self._device)
         self._step = 0
         self._snapshot: dict[str, Any] = {}
+        self._attention: set[str] = set()
 
     def run(self) -> StepOutcome:
         recorder = StorageRecorder(self._device)
@@ -117,7 +118,7 @@ class _Simulation:
         gc.collect()
         gc.disable()
         try:
-            with simulated_process(self._recipe.gpu_spec, recorder), FakeTensorMode(), recorder:
+            with simulated_process(self._recipe.gpu_spec, recorder, self._attention), FakeTensorMode(), recorder:
                 try:
                     self._build_and_train()
                 except AllocatorFullError as error:
@@ -131,7 +132,7 @@ class _Simulation:
 
     def _build_and_train(self) -> None:
         self._progress(f"building {self._recipe.spec.name} on a simulated {self._recipe.gpu_spec.title}")
-        with built_model(self._recipe, torch.device("cpu")) as model:
+        with built_model(self._recipe, torch.device("cpu")) as model, providers_take_cpu_for_cuda():
             self._train(model)
 
     def _train(self, model: nn.Module) -> None:

@@ -1,5 +1,21 @@
-"""Everything that a simulation changes in the process, in one place; all of it is undone at the end."""
+"""Everything that a simulation changes in the process, in one place; all of it is undone at the end.
 
+| what | why |
+|---|---|
+| nn.Module._apply | fake parameters have weak references, for which Module.to's swap of tensors fails |
+| torch.utils._foreach_utils | clip_grad_norm_ asks it whether to take the foreach road, as it does on CUDA |
+| transformers.masking_utils | it takes fake tensors for tracing, and builds masks that no eager run builds |
+| torch.amp.GradScaler | it skips a step whose gradients are not finite; simulated ones have no values |
+| torch.is_autocast_enabled without a device | it means CUDA's, for which the CPU's stands |
+| triton's launches | kernels allocate nothing: running them would only need a GPU |
+| composite operators, autocast's lists | they go by the device of their inputs (composites.py, autocast.py) |
+| kernels' device queries | ours and others' ask how many multiprocessors there are, and of what generation |
+| constants "cuda" in other providers' kernels | they ask whether a tensor is on a GPU |
+"""
+
+import importlib.util
+import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -7,12 +23,66 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _foreach_utils as foreach_utils
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.kernels.device import standing_for
-from ligerprof.runs.simulated import composites
+from ligerprof.runs.simulated import autocast, composites
 from ligerprof.runs.simulated.attention import attention_for
 from ligerprof.runs.simulated.recorder import StorageRecorder
+
+# packages whose kernels are told that the CPU is their GPU
+_PROVIDERS = ("liger_kernel.ops", "cut_cross_entropy")
+
+
+@contextmanager
+def simulated_process(gpu: GpuSpec, recorder: StorageRecorder, attention_used: set[str]) -> Iterator[None]:
+    """Make this process treat fake CPU tensors as it would treat tensors on `gpu`.
+
+    Args:
+        gpu: what to stand for.
+        recorder: answers for values that fake tensors do not have.
+        attention_used: receives the names of the attention kernels that ran.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply_out_of_place))
+        stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _gradients_are_finite))
+        stack.enter_context(standing_for(sm_count=gpu.sm_count))
+        enabled = torch.is_autocast_enabled
+        stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda device="cpu": enabled(device)))
+        for context in (_foreach_as_on_cuda(), _masks_as_when_eager(recorder), _no_launches(), _device_queries(gpu)):
+            stack.enter_context(context)
+        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        stack.callback(library._destroy)
+        composites.register(library, attention_for(gpu, attention_used))
+        autocast.register(library)
+        yield
+
+
+@contextmanager
+def providers_take_cpu_for_cuda() -> Iterator[None]:
+    """Let what is imported of other providers' kernels find its tensors on a GPU."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(_PROVIDERS)]
+    codes = {function: function.__code__ for module in modules for function in _functions_of(module)}
+    for function, code in codes.items():
+        function.__code__ = _with_constant(code, "cuda", "cpu")
+    try:
+        yield
+    finally:
+        for function, code in codes.items():
+            function.__code__ = code
+
+
+def _functions_of(module: types.ModuleType) -> list[types.FunctionType]:
+    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    methods = [vars(value).values() for value in own if isinstance(value, type)]
+    found = [*own, *(getattr(item, "__func__", item) for items in methods for item in items)]
+    return [item for item in found if isinstance(item, types.FunctionType) and "cuda" in item.__code__.co_consts]
+
+
+def _with_constant(code: types.CodeType, before: str, after: str) -> types.CodeType:
+    return code.replace(co_consts=tuple(after if constant == before else constant for constant in code.co_consts))
 
 
 def _apply_out_of_place(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -32,53 +102,64 @@ def _apply_out_of_place(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse
     return self
 
 
-def _foreach_devices() -> list[str]:
-    return ["cpu", "cuda"]
-
-
-def _is_never_tracing(_tensor: Any = None) -> bool:
-    return False
-
-
-def _launches_nothing(_kernel: Any, _grid: Any) -> Callable[..., None]:
-    def launch(*_args: Any, **_kwargs: Any) -> None:
-        pass
-
-    return launch
-
-
 def _gradients_are_finite(_scaler: Any, optimizer: Any, _state: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
 
 
 @contextmanager
-def simulated_process(gpu: GpuSpec, recorder: StorageRecorder) -> Iterator[None]:
-    """Make this process treat fake CPU tensors as it would treat tensors on `gpu`."""
+def _foreach_as_on_cuda() -> Iterator[None]:
+    types_too = [*foreach_utils._foreach_supported_types, FakeTensor]
+    with (
+        mock.patch.object(foreach_utils, "_get_foreach_kernels_supported_devices", return_value=["cpu", "cuda"]),
+        mock.patch.object(foreach_utils, "_foreach_supported_types", types_too),
+    ):
+        yield
+
+
+@contextmanager
+def _masks_as_when_eager(recorder: StorageRecorder) -> Iterator[None]:
     import transformers.masking_utils as masking
 
-    with ExitStack() as stack:
-        # fake parameters have weak references, for which Module.to's swap of tensors fails
-        stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply_out_of_place))
-        # clip_grad_norm_ and optimizers take the foreach road on CUDA
-        stack.enter_context(
-            mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", _foreach_devices)
-        )
-        # fake tensors count as tracing, for which a mask is built that no eager run builds
-        stack.enter_context(mock.patch.object(masking, "is_tracing", _is_never_tracing))
-        # positions run through: what it computes is allocated, and the answer is that nothing is packed
-        find_packed = masking.find_packed_sequence_indices
+    find_packed = masking.find_packed_sequence_indices
 
-        def nothing_is_packed(position_ids: Tensor) -> Tensor | None:
-            with recorder.answering(truth=True):
-                return find_packed(position_ids)
+    def nothing_is_packed(position_ids: Tensor) -> Any:
+        # what it computes is allocated; positions run through, so that the answer is no
+        with recorder.answering(truth=True):
+            return find_packed(position_ids)
 
-        stack.enter_context(mock.patch.object(masking, "find_packed_sequence_indices", nothing_is_packed))
-        # a scaler that finds infinities skips the step: simulated gradients have none
-        stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _gradients_are_finite))
-        # Triton kernels allocate nothing: a step holds the same memory without their launches
-        stack.enter_context(mock.patch("triton.runtime.jit.KernelInterface.__getitem__", _launches_nothing))
-        stack.enter_context(standing_for(sm_count=gpu.sm_count))
-        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        stack.callback(library._destroy)
-        composites.register(library, attention_for(gpu))
+    with (
+        mock.patch.object(masking, "is_tracing", return_value=False),
+        mock.patch.object(masking, "find_packed_sequence_indices", nothing_is_packed),
+    ):
+        yield
+
+
+@contextmanager
+def _no_launches() -> Iterator[None]:
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime.jit import KernelInterface
+
+    def launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
+        return lambda *_args, **_kwargs: None
+
+    with mock.patch.object(KernelInterface, "__getitem__", launcher):
+        yield
+
+
+@contextmanager
+def _device_queries(gpu: GpuSpec) -> Iterator[None]:
+    properties = types.SimpleNamespace(
+        name=gpu.title,
+        major=gpu.compute_capability[0],
+        minor=gpu.compute_capability[1],
+        multi_processor_count=gpu.sm_count,
+        max_threads_per_multi_processor=gpu.max_threads_per_sm,
+        total_memory=gpu.memory_bytes,
+    )
+    with (
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=gpu.compute_capability),
+    ):
         yield

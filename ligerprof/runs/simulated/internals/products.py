@@ -8,20 +8,36 @@ from ligerprof.runs.simulated.internals.call import Call, Internal
 
 aten = torch.ops.aten
 
+# parseCUDABlasLtWorkspaceSize: 1024 KiB where CUBLASLT_WORKSPACE_SIZE is not set; measured on one H200 with torch 2.11
+_LT_WORKSPACE_BYTES = 1024 * 1024
+
 
 def _product(call: Call) -> Any:
-    """Takes the thread's workspace after its result (aten/src/ATen/cuda/CublasHandlePool.cpp, getCUDABlasWorkspace).
+    """Takes the thread's workspace after its result (aten/src/ATen/cuda/CublasHandlePool.cpp, setWorkspaceForHandle).
 
     A GPU's backward runs in autograd's own thread, which has its own handle and so its own workspace.
     """
     result = call.run()
-    call.device.ensure_blas_workspace(in_backward=torch._C._current_graph_task_id() != -1)
+    _hold(call, "cublas", call.device.gpu.cublas_workspace_bytes)
     return result
+
+
+def _product_and_bias(call: Call) -> Any:
+    """A bias that is a vector goes through cuBLASLt, which takes a second workspace (getCUDABlasLtWorkspace)."""
+    result = _product(call)
+    if call.args[0].dim() == 1:
+        _hold(call, "cublaslt", _LT_WORKSPACE_BYTES)
+    return result
+
+
+def _hold(call: Call, library: str, size_bytes: int) -> None:
+    thread = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+    call.device.hold_for_good(f"{library} {thread}", size_bytes)
 
 
 PRODUCT_INTERNALS: dict[Any, Internal] = {
     aten.mm.default: _product,
     aten.bmm.default: _product,
-    aten.addmm.default: _product,
+    aten.addmm.default: _product_and_bias,
     aten.baddbmm.default: _product,
 }

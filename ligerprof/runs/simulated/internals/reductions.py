@@ -24,7 +24,7 @@ _MIN_VALUES = 16
 _MAX_VALUES = 256
 # input_vec_size: ReduceSumProdKernel.cu asks for 8 of 16-bit elements, all others take vt0
 _VECTOR = 4
-_VECTOR_16_BIT_SUM = 8
+SUM_VECTOR_16_BIT = 8
 _MIN_VECTORIZED = 128
 _LARGEST_OFFSET = 2**31 - 1
 
@@ -160,11 +160,13 @@ def split_to_32_bit(axes: Axes) -> list[Axes]:
     return [piece for half in halves for piece in split_to_32_bit(half)]
 
 
-def reduce_temporaries(call: Call, source: Tensor, dims: Sequence[int], *, vector: int = _VECTOR) -> None:
+def reduce_temporaries(
+    call: Call, source: Tensor, dims: Sequence[int], *, vector: int = _VECTOR, accumulator_bytes: int | None = None
+) -> None:
     """Hold and drop the workspaces of one reduction, once for each 32-bit piece (gpu_reduce_kernel)."""
     if source.dim() == 0 or source.numel() == 0:
         return
-    accumulator = 4 if source.element_size() <= 4 else 8
+    accumulator = accumulator_bytes or max(source.element_size(), 4)
     for piece in split_to_32_bit(axes_of(source, dims)):
         partial, semaphores = workspace_bytes(piece, accumulator_bytes=accumulator, vector=vector, gpu=call.device.gpu)
         call.device.touch(partial, semaphores)
@@ -172,15 +174,18 @@ def reduce_temporaries(call: Call, source: Tensor, dims: Sequence[int], *, vecto
 
 def _sum(call: Call) -> Any:
     source, dims = call.args[0], call.argument(1, "dim") if call.func is aten.sum.dim_IntList else None
-    vector = _VECTOR_16_BIT_SUM if source.element_size() == 2 else _VECTOR
+    vector = SUM_VECTOR_16_BIT if source.element_size() == 2 else _VECTOR
     result = call.run()
+    if source.dtype != result.dtype and not (source.element_size() == 2 and result.dtype == torch.float32):
+        # make_reduction_from_ty (ReduceOpsUtils.h) casts all but 16 bits that are summed in fp32
+        call.device.touch(source.numel() * result.element_size())
     reduce_temporaries(call, source, dims or (), vector=vector)
     return result
 
 
 def _over_dims(call: Call) -> Any:
     result = call.run()
-    reduce_temporaries(call, call.args[0], call.argument(1, "dim") or ())
+    reduce_temporaries(call, call.args[0], _dims(call.argument(1, "dim")))
     return result
 
 
@@ -190,9 +195,40 @@ def _over_all(call: Call) -> Any:
     return result
 
 
+def _vector_norm(call: Call) -> Any:
+    """aten/src/ATen/native/cuda/ReduceNormKernel.cu accumulates in fp32."""
+    result = call.run()
+    reduce_temporaries(call, call.args[0], _dims(call.argument(2, "dim")))
+    return result
+
+
+def _extreme(call: Call) -> Any:
+    """Accumulated in the type of the input (ReduceLogicKernel.cu, ReduceMaxValuesKernel.cu, ReduceMinValuesKernel.cu)."""
+    source = call.args[0]
+    result = call.run()
+    dims = _dims(call.argument(1, "dim")) if len(call.func._schema.arguments) > 1 else ()
+    accumulator = 1 if call.func in _TRUTHS else source.element_size()
+    reduce_temporaries(call, source, dims, accumulator_bytes=accumulator)
+    return result
+
+
+def _dims(value: Any) -> Sequence[int]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+_TRUTHS = frozenset({aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims})
+
 REDUCTION_INTERNALS: dict[Any, Internal] = {
     aten.sum.dim_IntList: _sum,
     aten.sum.default: _sum,
     aten.mean.dim: _over_dims,
     aten.mean.default: _over_all,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.amax.default: _extreme,
+    aten.amin.default: _extreme,
+    aten.max.default: _extreme,
+    aten.min.default: _extreme,
+    **dict.fromkeys(_TRUTHS, _extreme),
 }
