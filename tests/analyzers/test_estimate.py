@@ -147,6 +147,15 @@ def test_a_layer_keeps_what_the_formula_says(precision: str, checkpointing: bool
     assert activations(7) - activations(6) == tokens * saved_bytes + (0 if checkpointing else 16)
 
 
+def test_the_written_formula_of_the_loss_is_the_count() -> None:
+    estimated = estimate(TrainingRecipe(precision="bf16", checkpointing=False, optimizer="adamw-foreach"))
+    parameters, tokens, vocab, hidden, layers = 1_235_814_400, 4 * 1024, 128256, 2048, 16
+    layer_bytes = 16 * hidden + 4 * 2048 + 4 * 512 + 4 * 32 + 8 * 8192 + 8
+    written = 6 * parameters + tokens * (layers * layer_bytes + 8 * hidden + 12 * vocab) + 2 * 32 * 2**20
+    assert estimated.peak_phase is Phase.BACKWARD
+    assert written == pytest.approx(estimated.peak_bytes, rel=0.001)
+
+
 @pytest.mark.parametrize(("precision", "bytes_a_parameter"), [("amp", 16), ("fp32", 16), ("bf16", 8), ("fp16", 8)])
 def test_static_bytes_are_so_many_for_each_parameter(precision: str, bytes_a_parameter: int) -> None:
     estimated = estimate(TrainingRecipe(precision=precision))
