@@ -1,19 +1,19 @@
 """Decide which block an allocation gets, as torch's CUDA caching allocator does.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp (native backend, one device, one stream): sizes are rounded
-up, small and large blocks come from pools of their own, the best fit is taken and split, freed neighbours merge, and
-what fits nowhere gets a new segment.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp (native backend, one device, one stream): sizes are rounded up,
+small and large blocks come from pools of their own, the best fit is taken and split, freed neighbours merge, and what
+fits nowhere gets a new segment, after a retry without what is cached.
 """
 
-import bisect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from ligerprof.snapshots.allocator_settings import AllocatorSettings
+from ligerprof.snapshots.blocks import Block, Pool
+from ligerprof.snapshots.expandable import ExpandableSegment
 from ligerprof.snapshots.rules import SMALL_REQUEST_BYTES
 from ligerprof.units import MIB
 
-# c10/core/AllocatorConfig.h: kSmallBuffer, kLargeBuffer, kMinLargeAlloc, kRoundLarge
+# c10/core/AllocatorConfig.h: kSmallBuffer, large_segment_size, kMinLargeAlloc, kRoundLarge
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 MIN_OWN_SEGMENT_BYTES = 10 * MIB
@@ -43,53 +43,6 @@ class AllocatorFullError(Exception):
         self.limit_bytes = limit_bytes
 
 
-@dataclass(eq=False, kw_only=True, slots=True)
-class Block:
-    """A piece of a segment, allocated or free; `previous` and `next` are its neighbours there.
-
-    Attributes:
-        requested_bytes: what the holder asked for; of a free block, what its last holder asked for.
-        context: what the caller gave with the allocation.
-        segment_context: what the caller gave with the allocation that made the segment.
-        freed_at: the pool's clock when the block was last put there.
-    """
-
-    address: int
-    size_bytes: int
-    pool: "_Pool"
-    previous: "Block | None" = None
-    next: "Block | None" = None
-    allocated: bool = False
-    requested_bytes: int = 0
-    context: object = None
-    segment_context: object = None
-    freed_at: int = 0
-
-    @property
-    def is_whole_segment(self) -> bool:
-        """Whether nothing else shares its segment."""
-        return self.previous is None and self.next is None
-
-
-@dataclass(eq=False, slots=True)
-class _Pool:
-    """Free blocks of one kind, sorted by (size, address)."""
-
-    small: bool
-    free: list[tuple[int, int, Block]] = field(default_factory=list)
-    clock: int = 0
-
-    def insert(self, block: Block) -> None:
-        block.freed_at = self.clock
-        bisect.insort(self.free, (block.size_bytes, block.address, block))
-
-    def remove(self, block: Block) -> None:
-        del self.free[bisect.bisect_left(self.free, (block.size_bytes, block.address))]
-
-    def first_at_least(self, size_bytes: int) -> int:
-        return bisect.bisect_left(self.free, (size_bytes,))
-
-
 def segment_bytes(rounded_bytes: int) -> int:
     """Size of the segment that is made for a block of `rounded_bytes`."""
     if rounded_bytes <= SMALL_REQUEST_BYTES:
@@ -112,6 +65,8 @@ class CachingAllocator:
         allocated_bytes: in blocks that are held, as torch.cuda.memory_allocated() counts.
         requested_bytes: asked for by those who hold them.
         reserved_bytes: in segments.
+        highest_allocated_bytes: the most that was ever allocated.
+        highest_reserved_bytes: the most that was ever reserved.
     """
 
     def __init__(
@@ -123,15 +78,24 @@ class CachingAllocator:
         observe: Observer | None = None,
     ) -> None:
         self._settings = settings or AllocatorSettings()
-        self._rules = self._settings.size_rules
-        self._capacity_bytes = capacity_bytes
+        self._ceiling = min((bound for bound in (capacity_bytes, limit_bytes) if bound is not None), default=None)
         self._limit_bytes = limit_bytes
         self._observe = observe or _ignore
-        self._small, self._large = _Pool(small=True), _Pool(small=False)
+        self._small, self._large = Pool(small=True), Pool(small=False)
         self._heads: dict[int, Block] = {}
         self._next_address = _TOP_ADDRESS
+        self._expandable = self._make_expandable() if self._settings.rules.expandable_segments else {}
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = 0
+        self.highest_allocated_bytes = self.highest_reserved_bytes = 0
         self.reset_peaks()
+
+    def _make_expandable(self) -> dict[bool, ExpandableSegment]:
+        return {
+            pool.small: ExpandableSegment(
+                pool, page_bytes=SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES, account=self._account
+            )
+            for pool in (self._small, self._large)
+        }
 
     def reset_peaks(self) -> None:
         """Start new peaks from what is held now."""
@@ -144,14 +108,17 @@ class CachingAllocator:
         Raises:
             AllocatorFullError: it fits nowhere.
         """
-        size = self._rules.round_request(requested_bytes)
+        size = self._settings.rules.round_request(requested_bytes)
         pool = self._small if size <= SMALL_REQUEST_BYTES else self._large
-        block = self._best_fit(pool, size) or self._new_segment_or_retry(pool, size, requested_bytes, context)
-        self._split(block, size)
+        block = self._best_fit(pool, size) or self._new_block_or_retry(pool, size, requested_bytes, context)
+        rest = block.size_bytes - size
+        if self._settings.rules.splits_off(size, rest):
+            pool.insert(block.split(size))
         block.allocated, block.requested_bytes, block.context = True, requested_bytes, context
         self.allocated_bytes += block.size_bytes
         self.requested_bytes += requested_bytes
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self.highest_allocated_bytes = max(self.highest_allocated_bytes, self.allocated_bytes)
         self._observe("alloc", block.address, requested_bytes, context)
         return block
 
@@ -162,36 +129,34 @@ class CachingAllocator:
         self.allocated_bytes -= block.size_bytes
         self.requested_bytes -= block.requested_bytes
         block.allocated = False
-        following = block.next
-        if following is not None and not following.allocated:
-            block.pool.remove(following)
-            self._absorb(block, following)
-        before = block.previous
-        if before is not None and not before.allocated:
-            block.pool.remove(before)
-            self._absorb(before, block)
-            block = before
-        block.pool.insert(block)
+        block.pool.insert(block.pool.merged(block))
 
     def empty_cache(self, context: object = None) -> None:
-        """Give back every segment that holds nothing."""
+        """Give back every segment that holds nothing, and free pages of expandable ones."""
         for pool in (self._large, self._small):
-            for _, _, block in [entry for entry in pool.free if entry[2].is_whole_segment]:
-                self._release(block, context)
+            if pool.small in self._expandable:
+                self._expandable[pool.small].unmap_free_pages(context)
+            else:
+                for _, _, block in [entry for entry in pool.free if entry[2].is_whole_segment]:
+                    self._release(block, context)
 
     def segments(self) -> Iterator[list[Block]]:
-        """The blocks of each segment, segments in order of address."""
-        for address in sorted(self._heads):
-            blocks = []
-            block: Block | None = self._heads[address]
-            while block is not None:
-                blocks.append(block)
-                block = block.next
+        """The mapped blocks of each segment, segments in order of address."""
+        for head in sorted((*self._heads.values(), *self._expandable_heads()), key=lambda block: block.address):
+            blocks = [head]
+            while (following := blocks[-1].next) is not None and following.mapped:
+                blocks.append(following)
             yield blocks
 
-    def _best_fit(self, pool: _Pool, size: int) -> Block | None:
+    def _expandable_heads(self) -> Iterator[Block]:
+        for segment in self._expandable.values():
+            yield from segment.heads()
+
+    def _best_fit(self, pool: Pool, size: int) -> Block | None:
         pool.clock += 1
         index = pool.first_at_least(size)
+        if self._expandable:
+            index = pool.skip_to_less_room(index)
         if index == len(pool.free):
             return None
         block = pool.free[index][2]
@@ -201,82 +166,68 @@ class CachingAllocator:
         return block
 
     def _may_serve(self, block: Block, size: int) -> bool:
-        limit = self._settings.max_split_bytes
+        limit = self._settings.rules.max_split_bytes
         if limit is None:
             return True
         if size < limit:
             return block.size_bytes < limit
         return block.size_bytes < size + self._settings.max_non_split_rounding_bytes
 
-    def _split(self, block: Block, size: int) -> None:
-        rest = block.size_bytes - size
-        if not self._rules.splits_off(size, rest):
-            return
-        remainder = Block(
-            address=block.address + size,
-            size_bytes=rest,
-            pool=block.pool,
-            previous=block,
-            next=block.next,
-            segment_context=block.segment_context,
-        )
-        if block.next is not None:
-            block.next.previous = remainder
-        block.next, block.size_bytes = remainder, size
-        block.pool.insert(remainder)
-
-    @staticmethod
-    def _absorb(block: Block, following: Block) -> None:
-        block.size_bytes += following.size_bytes
-        block.next = following.next
-        if block.next is not None:
-            block.next.previous = block
-
-    def _new_segment_or_retry(self, pool: _Pool, size: int, requested_bytes: int, context: object) -> Block:
+    def _new_block_or_retry(self, pool: Pool, size: int, requested_bytes: int, context: object) -> Block:
         self._collect_garbage(context)
-        wanted = segment_bytes(size)
-        block = self._new_segment(pool, wanted, context)
+        block = self._new_block(pool, size, context)
         if block is None and self._release_oversized(pool, size, context):
-            block = self._new_segment(pool, wanted, context)
+            block = self._new_block(pool, size, context)
         if block is None:
             self.empty_cache(context)
-            block = self._new_segment(pool, wanted, context)
+            block = self._new_block(pool, size, context)
         if block is None:
             self._observe("oom", 0, requested_bytes, context)
             raise AllocatorFullError(
                 requested_bytes=requested_bytes,
                 allocated_bytes=self.allocated_bytes,
                 reserved_bytes=self.reserved_bytes,
-                limit_bytes=self._ceiling() or 0,
+                limit_bytes=self._ceiling or 0,
             )
         return block
 
-    def _ceiling(self) -> int | None:
-        ceilings = [bound for bound in (self._capacity_bytes, self._limit_bytes) if bound is not None]
-        return min(ceilings, default=None)
-
-    def _new_segment(self, pool: _Pool, wanted: int, context: object) -> Block | None:
-        ceiling = self._ceiling()
-        if ceiling is not None and self.reserved_bytes + wanted > ceiling:
+    def _new_block(self, pool: Pool, size: int, context: object) -> Block | None:
+        wanted = segment_bytes(size)
+        if not self._has_room(wanted):
             return None
+        if pool.small in self._expandable:
+            return self._expandable[pool.small].grow(size, context)
         self._next_address -= wanted
         block = Block(address=self._next_address, size_bytes=wanted, pool=pool, segment_context=context)
         self._heads[block.address] = block
-        self.reserved_bytes += wanted
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        self._observe("segment_alloc", block.address, wanted, context)
+        self._account("segment_alloc", block.address, wanted, context)
         return block
+
+    def _has_room(self, wanted: int) -> bool:
+        return self._ceiling is None or self.reserved_bytes + wanted <= self._ceiling
+
+    def _account(self, action: str, address: int, size: int, context: object) -> bool:
+        """Count memory that comes from or goes to the driver; False where there is none left."""
+        if action in ("segment_alloc", "segment_map"):
+            if not self._has_room(size):
+                return False
+            self.reserved_bytes += size
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+            self.highest_reserved_bytes = max(self.highest_reserved_bytes, self.reserved_bytes)
+        else:
+            self.reserved_bytes -= size
+        self._observe(action, address, size, context)
+        return True
 
     def _release(self, block: Block, context: object) -> None:
         block.pool.remove(block)
         del self._heads[block.address]
-        self.reserved_bytes -= block.size_bytes
-        self._observe("segment_free", block.address, block.size_bytes, context)
+        self._account("segment_free", block.address, block.size_bytes, context)
 
-    def _release_oversized(self, pool: _Pool, size: int, context: object) -> bool:
+    def _release_oversized(self, pool: Pool, size: int, context: object) -> bool:
         """Give back blocks too large to split, as release_available_cached_blocks does; True where enough went."""
-        limit = self._settings.max_split_bytes
-        if limit is None:
+        limit = self._settings.rules.max_split_bytes
+        if limit is None or self._expandable:
             return False
         wanted = max(size, limit)
         index = pool.first_at_least(wanted)
@@ -294,18 +245,21 @@ class CachingAllocator:
     def _collect_garbage(self, context: object) -> None:
         """Give back the older half of free large segments, as garbage_collect_cached_blocks does."""
         threshold = self._settings.garbage_collection_threshold
-        if self._limit_bytes is None or threshold == 0.0:
+        if self._limit_bytes is None or threshold == 0.0 or self._expandable:
             return
         target = self.reserved_bytes - int(threshold * self._limit_bytes)
         whole = [entry[2] for entry in self._large.free if entry[2].is_whole_segment]
         while target > 0 and whole:
             ages = [self._large.clock - block.freed_at for block in whole]
             average = sum(ages) / len(ages)
-            old = [block for block, age in zip(whole, ages, strict=True) if age >= average]
-            for block in old:
+            kept = []
+            for block, age in zip(whole, ages, strict=True):
+                if age < average:
+                    kept.append(block)
+                    continue
                 self._release(block, context)
                 target -= block.size_bytes
-            whole = [block for block in whole if block not in old]
+            whole = kept
 
 
 def _ignore(_action: str, _address: int, _size_bytes: int, _context: object) -> None:

@@ -1,7 +1,7 @@
 """Read PYTORCH_CUDA_ALLOC_CONF as torch's allocator reads it; refuse what the model does not cover."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ligerprof.errors import NotBuiltError, RecipeError
@@ -32,43 +32,30 @@ class AllocatorSettings:
 
     Attributes:
         text: the settings as given.
-        max_split_bytes: blocks of this size and larger are never split; None splits all.
+        rules: how sizes are rounded and blocks split.
         max_non_split_rounding_bytes: how much larger than asked an unsplit block may be.
-        roundup_power2_divisions: for each power of two from 1 MiB on, into how many steps sizes are rounded; 0 rounds
-            to 512 bytes.
         garbage_collection_threshold: share of the memory limit above which old free segments are given back; 0 never.
-        expandable_segments: one segment a pool that grows, instead of one for each need.
     """
 
     text: str = ""
-    max_split_bytes: int | None = None
+    rules: SizeRules = field(default_factory=SizeRules)
     max_non_split_rounding_bytes: int = _LARGE_SEGMENT_BYTES
-    roundup_power2_divisions: tuple[int, ...] = (0,) * _POWERS
     garbage_collection_threshold: float = 0.0
-    expandable_segments: bool = False
-
-    @property
-    def size_rules(self) -> SizeRules:
-        """How blocks are sized under these settings."""
-        return SizeRules(
-            expandable_segments=self.expandable_segments,
-            max_split_bytes=self.max_split_bytes,
-            roundup_divisions=self.roundup_power2_divisions,
-        )
 
     def to_snapshot(self) -> dict[str, Any]:
         """The `allocator_settings` of a snapshot."""
         return {
             "PYTORCH_CUDA_ALLOC_CONF": self.text,
-            "max_split_size": -1 if self.max_split_bytes is None else self.max_split_bytes,
+            "max_split_size": -1 if self.rules.max_split_bytes is None else self.rules.max_split_bytes,
             "garbage_collection_threshold": self.garbage_collection_threshold,
-            "expandable_segments": self.expandable_segments,
+            "expandable_segments": self.rules.expandable_segments,
             "pinned_num_register_threads": 1,
             "release_lock_on_cudamalloc": False,
             "pinned_use_cuda_host_register": False,
             "graph_capture_record_stream_reuse": False,
             "roundup_power2_divisions": {
-                str(2**power): divisions for power, divisions in enumerate(self.roundup_power2_divisions)
+                str(2**power): divisions
+                for power, divisions in enumerate(self.rules.roundup_divisions or (0,) * _POWERS)
             },
         }
 
@@ -82,21 +69,24 @@ def parse_allocator_settings(text: str | None) -> AllocatorSettings:
     """
     settings = AllocatorSettings(text=text or "")
     for key, value in _entries(text or ""):
-        if key == "max_split_size_mb":
-            settings = replace(settings, max_split_bytes=_mib(key, value, above_mib=20))
-        elif key == "max_non_split_rounding_mb":
+        if key == "max_non_split_rounding_mb":
             settings = replace(settings, max_non_split_rounding_bytes=_mib(key, value, above_mib=20))
         elif key == "garbage_collection_threshold":
             settings = replace(settings, garbage_collection_threshold=_share(key, value))
-        elif key == "expandable_segments":
-            settings = replace(settings, expandable_segments=_truth(key, value))
-            if settings.expandable_segments:
-                raise NotBuiltError("--alloc-conf: expandable_segments is not modelled yet. Leave it out.")
-        elif key == "roundup_power2_divisions":
-            settings = replace(settings, roundup_power2_divisions=_divisions(value))
         else:
-            _refuse_unknown(key, value)
+            settings = replace(settings, rules=_changed_rules(settings.rules, key, value))
     return settings
+
+
+def _changed_rules(rules: SizeRules, key: str, value: str) -> SizeRules:
+    if key == "max_split_size_mb":
+        return replace(rules, max_split_bytes=_mib(key, value, above_mib=20))
+    if key == "expandable_segments":
+        return replace(rules, expandable_segments=_truth(key, value))
+    if key == "roundup_power2_divisions":
+        return replace(rules, roundup_divisions=_divisions(value))
+    _refuse_unknown(key, value)
+    return rules
 
 
 def _entries(text: str) -> list[tuple[str, str]]:
@@ -111,8 +101,8 @@ def _refuse_unknown(key: str, value: str) -> None:
     if key in _HARMLESS or (key, value) == ("backend", "native"):
         return
     raise NotBuiltError(
-        f"--alloc-conf: {key}:{value} is not modelled. The simulator knows max_split_size_mb,"
-        " max_non_split_rounding_mb, roundup_power2_divisions, garbage_collection_threshold. Leave it out."
+        f"--alloc-conf: {key}:{value} is not modelled; known are max_split_size_mb, max_non_split_rounding_mb,"
+        " roundup_power2_divisions, garbage_collection_threshold, expandable_segments. Leave it out."
     )
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ligerprof.snapshots.allocator import Block, CachingAllocator
+from ligerprof.snapshots.allocator import CachingAllocator
 from ligerprof.snapshots.allocator_settings import AllocatorSettings
+from ligerprof.snapshots.blocks import Block
 
 Frame = dict[str, Any]
 
@@ -47,7 +48,7 @@ def build_snapshot(
         settings: of the allocator.
     """
     return {
-        "segments": [_segment(blocks) for blocks in allocator.segments()],
+        "segments": [_segment(blocks, settings) for blocks in allocator.segments()],
         "device_traces": [[_trace_entry(index, event) for index, event in enumerate(events)]],
         "allocator_settings": settings.to_snapshot(),
         "external_annotations": [],
@@ -68,7 +69,7 @@ def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
     }
 
 
-def _segment(blocks: Sequence[Block]) -> dict[str, Any]:
+def _segment(blocks: Sequence[Block], settings: AllocatorSettings) -> dict[str, Any]:
     head = blocks[0]
     held = [block for block in blocks if block.allocated]
     held_bytes = sum(block.size_bytes for block in held)
@@ -82,7 +83,7 @@ def _segment(blocks: Sequence[Block]) -> dict[str, Any]:
         "stream": 0,
         "segment_type": "small" if head.pool.small else "large",
         "segment_pool_id": (0, 0),
-        "is_expandable": False,
+        "is_expandable": settings.rules.expandable_segments,
         "blocks": [_block(block) for block in blocks],
         "frames": _frames(head.segment_context),
     }

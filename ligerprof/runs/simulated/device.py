@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.snapshots.allocator import Block, CachingAllocator
+from ligerprof.snapshots.allocator import CachingAllocator
 from ligerprof.snapshots.allocator_settings import AllocatorSettings
+from ligerprof.snapshots.blocks import Block
 from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot
 
 # the engine's caller: what stands below it in a backward stack belongs to another thread on a GPU

@@ -106,11 +106,20 @@ def _gradients_are_finite(_scaler: Any, optimizer: Any, _state: Any, *args: Any,
     return optimizer.step(*args, **kwargs)
 
 
+def _foreach_devices() -> list[str]:
+    return ["cpu", "cuda"]
+
+
+def _is_never_tracing(_tensor: Any = None) -> bool:
+    # a function and not a Mock, which would keep the tensor that it was called with
+    return False
+
+
 @contextmanager
 def _foreach_as_on_cuda() -> Iterator[None]:
     types_too = [*foreach_utils._foreach_supported_types, FakeTensor]
     with (
-        mock.patch.object(foreach_utils, "_get_foreach_kernels_supported_devices", return_value=["cpu", "cuda"]),
+        mock.patch.object(foreach_utils, "_get_foreach_kernels_supported_devices", _foreach_devices),
         mock.patch.object(foreach_utils, "_foreach_supported_types", types_too),
     ):
         yield
@@ -128,7 +137,7 @@ def _masks_as_when_eager(recorder: StorageRecorder) -> Iterator[None]:
             return find_packed(position_ids)
 
     with (
-        mock.patch.object(masking, "is_tracing", return_value=False),
+        mock.patch.object(masking, "is_tracing", _is_never_tracing),
         mock.patch.object(masking, "find_packed_sequence_indices", nothing_is_packed),
     ):
         yield

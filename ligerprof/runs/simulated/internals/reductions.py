@@ -203,7 +203,7 @@ def _vector_norm(call: Call) -> Any:
 
 
 def _extreme(call: Call) -> Any:
-    """Accumulated in the type of the input (ReduceLogicKernel.cu, ReduceMaxValuesKernel.cu, ReduceMinValuesKernel.cu)."""
+    """Accumulated in the type of the input (ReduceLogicKernel.cu, ReduceMaxValuesKernel.cu)."""
     source = call.args[0]
     result = call.run()
     dims = _dims(call.argument(1, "dim")) if len(call.func._schema.arguments) > 1 else ()
