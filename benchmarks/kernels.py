@@ -131,7 +131,7 @@ def goals(measured: Measured) -> Iterator[Goal]:
     yield from error_goals(measured)
     waits = [r.synchronizations for r in measured.records if isinstance(r, HostRecord) and is_ours(r)]
     yield Goal("host synchronizations, all kernels of ours", max(waits, default=None), 0, at_most=True)
-    for kernel in ELEMENTWISE:
+    for kernel in (*ELEMENTWISE, "ce"):
         yield from elementwise_goals(measured, kernel)
     rope = "rope backward, SDPA's layout: times liger's speed"
     yield Goal(rope, speed(measured, "rope", "liger", Direction.BACKWARD), 1.5)
@@ -149,12 +149,15 @@ def flce_goals(measured: Measured) -> Iterator[Goal]:
         best = max((share for share in shares if share is not None), default=None)
         yield Goal(f"flce {shape} {' or '.join(LARGE)}: share of floor", best, large)
         lean, liger = measured.time("flce", shape, LEAN), measured.time("flce", shape, "liger")
-        if lean and liger and lean.extra_peak_bytes and liger.extra_peak_bytes:
-            ratio = lean.extra_peak_bytes / liger.extra_peak_bytes
-            yield Goal(f"flce {shape} lean: bytes over liger's", ratio, 1.0, at_most=True)
-            yield Goal(
-                f"flce {shape} lean: times liger's speed", liger.median_seconds / lean.median_seconds, speeds[shape]
-            )
+        yield Goal(f"flce {shape} lean: bytes over liger's", bytes_over(lean, liger), 1.0, at_most=True)
+        faster = liger.median_seconds / lean.median_seconds if lean and liger else None
+        yield Goal(f"flce {shape} lean: times liger's speed", faster, speeds[shape])
+
+
+def bytes_over(ours: TimeRecord | None, theirs: TimeRecord | None) -> float | None:
+    if ours is None or theirs is None or ours.extra_peak_bytes is None or not theirs.extra_peak_bytes:
+        return None
+    return ours.extra_peak_bytes / theirs.extra_peak_bytes
 
 
 def gradient_bytes(name: str) -> int:
@@ -185,7 +188,9 @@ def error_goals(measured: Measured) -> Iterator[Goal]:
 
 
 def elementwise_goals(measured: Measured, kernel: str) -> Iterator[Goal]:
-    for direction in (Direction.FORWARD, Direction.BACKWARD):
+    # the loss makes its gradient in forward: only both passes together compare
+    directions = (Direction.FULL,) if kernel == "ce" else (Direction.FORWARD, Direction.BACKWARD)
+    for direction in directions:
         ours = measured.time(kernel, "C", BALANCED, direction)
         name = f"{kernel} {direction.value}"
         yield Goal(f"{name}: share of copy bandwidth", ours.floor_share if ours else None, 0.85)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from ligerprof import __version__
 from ligerprof.errors import MissingDependencyError
 from ligerprof.runs.bench.timing import Clock
 from ligerprof.units import GIB, MIB
@@ -22,7 +23,7 @@ _COPIED_BYTES = GIB
 _HEAD_START_CYCLES = 2_000_000
 _HOST_CALLS = 20
 _HOST_BATCHES = 11
-_PACKAGES = ("ligerprof", "torch", "triton", "liger-kernel", "cut-cross-entropy")
+_PACKAGES = ("torch", "triton", "liger-kernel", "cut-cross-entropy")
 
 Run = Callable[[], object]
 
@@ -158,7 +159,11 @@ class CudaMachine:
 
     def environment(self) -> dict[str, str]:
         """GPU, CUDA, Python, packages, date in UTC."""
-        versions = {"cuda": str(torch.version.cuda), "python": platform.python_version()}
+        versions = {
+            "ligerprof": __version__,
+            "cuda": str(torch.version.cuda),
+            "python": platform.python_version(),
+        }
         for package in _PACKAGES:
             try:
                 versions[package] = version(package)

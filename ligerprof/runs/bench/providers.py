@@ -75,7 +75,7 @@ def _find_one(kernel: str, name: str, device_kind: str) -> Provided:
     if provider in _FUSED_LOSS_ONLY and kernel != "flce":
         raise KernelUnavailableError(f"{provider} has no {kernel}, only flce")
     if provider in _FACTORIES:
-        function = _FACTORIES[provider](kernel, variant)
+        function = _FACTORIES[provider](kernel, variant, device_kind)
         return Provided(name=name, kernel=function, options=LossOptions(in_place=True))
     spec_provider = "torch" if provider == "torch-compile" else provider
     options = _own_options(kernel, variant) if provider == "ligerprof" else _no_variant(provider, variant)
@@ -132,7 +132,7 @@ def _compiled(function: Kernel) -> Kernel:
     return run
 
 
-def _torch_linear_ce(_kernel: str, variant: str) -> Kernel:
+def _torch_linear_ce(_kernel: str, variant: str, _device_kind: str) -> Kernel:
     _no_variant("torch-linear-ce", variant)
     fused = getattr(functional, "linear_cross_entropy", None)
     if fused is None:
@@ -140,39 +140,36 @@ def _torch_linear_ce(_kernel: str, variant: str) -> Kernel:
     return lambda hidden, weight, labels, _options: fused(hidden, weight, labels)
 
 
-def _liger(kernel: str, variant: str) -> Kernel:
-    """liger-kernel's functions as its own modules for Llama call them."""
-    from liger_kernel import ops, transformers
+def _liger(kernel: str, variant: str, device_kind: str) -> Kernel:
+    """liger-kernel's entry, but for what ours has not or calls in another way than its authors measure it."""
+    if (kernel, variant) == ("flce", "fp32"):
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-    if variant not in ("", "fp32") or (variant and kernel != "flce"):
-        _no_variant(f"liger's {kernel}", variant)
-    if kernel == "flce":
-        loss = transformers.LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32 if variant else None)
+        loss = LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)
         return lambda hidden, weight, labels, _options: loss(weight, hidden, labels)
-    kernels: dict[str, Callable[[], Kernel]] = {
-        "ce": lambda: _without_options(transformers.LigerCrossEntropyLoss()),
-        "rms": lambda: ops.LigerRMSNormFunction.apply,
-        "add_rms": lambda: ops.LigerFusedAddRMSNormFunction.apply,
-        "layernorm": lambda: ops.LigerLayerNormFunction.apply,
-        "rope": lambda: ops.LigerRopeFunction.apply,
-        "swiglu": lambda: ops.LigerSiLUMulFunction.apply,
-        "geglu": lambda: ops.LigerGELUMulFunction.apply,
-    }
-    return kernels[kernel]()
+    _no_variant(f"liger's {kernel}", variant)
+    if kernel == "ce":
+        from liger_kernel.transformers import LigerCrossEntropyLoss
+
+        # the registered one casts logits up to fp32, since transformers does
+        narrow = LigerCrossEntropyLoss()
+        return lambda logits, labels, _options: narrow(logits, labels)
+    if kernel == "add_rms":
+        from liger_kernel.ops import LigerFusedAddRMSNormFunction
+
+        fused: Kernel = LigerFusedAddRMSNormFunction.apply
+        return fused
+    return _registered(kernel, "liger", device_kind)
 
 
-def _without_options(loss: Kernel) -> Kernel:
-    return lambda values, labels, _options: loss(values, labels)
-
-
-def _cce(_kernel: str, variant: str) -> Kernel:
+def _cce(_kernel: str, variant: str, _device_kind: str) -> Kernel:
     from cut_cross_entropy import linear_cross_entropy
 
     name = f"cce_{variant}" if variant else "cce"
     return lambda hidden, weight, labels, _options: linear_cross_entropy(hidden, weight, labels, impl=name)
 
 
-_FACTORIES: dict[str, Callable[[str, str], Kernel]] = {
+_FACTORIES: dict[str, Callable[[str, str, str], Kernel]] = {
     "torch-linear-ce": _torch_linear_ce,
     "liger": _liger,
     "cce": _cce,
