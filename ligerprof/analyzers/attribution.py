@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.analyzers.attribution_facts import FactFinder
-from ligerprof.analyzers.attribution_layers import find_layers
+from ligerprof.analyzers.attribution_layers import layers_by_weights, layers_in_passes
 from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.analyzers.attribution_rules import role_of
 from ligerprof.analyzers.attribution_timeline import Timeline, make_timeline
@@ -49,22 +49,27 @@ class Attribution:
     def owners_at(self, moment: int) -> list[Owner]:
         """Who holds the blocks that are alive at a moment, oldest first."""
         live = self._replayed.live_at(moment)
+        layers = layers_in_passes(self._replayed, self._requests, self.timeline, live)
         peak_bytes = int(self._replayed.allocated_bytes[moment])
-        finder = FactFinder(self._replayed, self._requests, self.timeline, live, peak_bytes)
+        finder = FactFinder(
+            self._replayed, self._requests, self.timeline, layers=layers, live=live, peak_bytes=peak_bytes
+        )
         roles = {block: role_of(finder.facts(block)) for block in live.tolist()}
-        layers = find_layers(self._replayed, self._requests, self.timeline, roles)
-        return [
-            Owner(
-                block=block,
-                requested_bytes=int(self._replayed.requested_bytes[block]),
-                role=role,
-                module=self._requests.of(block).module,
-                frame=self._requests.of(block).shown,
-                phase=finder.phase(block) or Phase.OUTSIDE,
-                layer=layers.get(block),
-            )
-            for block, role in roles.items()
-        ]
+        layers.update(layers_by_weights(self._replayed, self._requests, roles, layers))
+        return [self._owner(block, role, layers.get(block), finder) for block, role in roles.items()]
+
+    def _owner(self, block: int, role: Role, layer: int | None, finder: FactFinder) -> Owner:
+        request = self._requests.of(block)
+        return Owner(
+            block=block,
+            requested_bytes=int(self._replayed.requested_bytes[block]),
+            role=role,
+            module=request.module,
+            frame=request.shown,
+            phase=finder.phase(block) or Phase.OUTSIDE,
+            # a library keeps its workspace for all layers, whichever was the first to need it
+            layer=None if role is Role.LIBRARY_WORKSPACE else layer,
+        )
 
 
 def breakdown(replayed: Replay, moment: int, owners: Sequence[Owner]) -> MemoryBreakdown:

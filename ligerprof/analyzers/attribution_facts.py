@@ -1,7 +1,7 @@
 """Work out what the rules ask about a block: how long it lived, what its size equals, where it was made."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from ligerprof.analyzers.attribution_requests import Request, Requests
@@ -27,13 +27,24 @@ class FactFinder:
     """Facts on the blocks that are alive at one moment.
 
     Args:
+        layers: decoder layers of what forward and backward made.
         live: their indices.
         peak_bytes: allocated bytes at that moment.
     """
 
-    def __init__(self, replayed: Replay, requests: Requests, timeline: Timeline, live: Int64s, peak_bytes: int) -> None:
+    def __init__(
+        self,
+        replayed: Replay,
+        requests: Requests,
+        timeline: Timeline,
+        *,
+        layers: Mapping[int, int],
+        live: Int64s,
+        peak_bytes: int,
+    ) -> None:
         self._requests = requests
         self._timeline = timeline
+        self._layers = layers
         self._live: list[int] = live.tolist()
         self._peak_bytes = peak_bytes
         self._sizes: list[int] = replayed.requested_bytes.tolist()
@@ -78,7 +89,12 @@ class FactFinder:
         freed_run = self._timeline.run_at(freed) if freed >= 0 else None
         yield Trait.NEVER_FREED, freed_run is None
         yield Trait.DIES_IN_PHASE, freed_run == made_run
-        yield Trait.OUTLIVES_PHASE, (self._timeline.last_run if freed_run is None else freed_run) > made_run
+        outlives_phase = (self._timeline.last_run if freed_run is None else freed_run) > made_run
+        yield Trait.OUTLIVES_PHASE, outlives_phase
+        # where the recording ends within forward, a later layer has begun
+        later_layer = self._layers.get(block, -1) < self._deepest_layer.get(made_run, -1)
+        yield Trait.OUTLIVES_STEP, freed_run is None and self._made[block] < self._timeline.last_pause
+        yield Trait.OUTLIVES_LAYER, outlives_phase or (freed_run is None and later_layer)
         yield Trait.DIES_IN_CALL, 0 <= freed < int(self._requests.next_call[block])
 
     def _size(self, block: int) -> Iterator[tuple[Trait, bool]]:
@@ -87,6 +103,7 @@ class FactFinder:
         yield Trait.HALF_WEIGHT_SIZED, 2 * size in self._weight_sizes
         yield Trait.HEAD_WEIGHT_SIZED, size in self._head_weight_sizes
         yield Trait.WORKSPACE_SIZED, size in _WORKSPACE_SIZES
+        yield Trait.FIRST_WORKSPACE, block in self._first_workspaces
         yield Trait.SMALL, size * _SMALL_SHARE < self._peak_bytes
         yield Trait.PLANE_SIZED, size in self._planes
         yield Trait.SHIFTED_PLANE_SIZED, any(_is_shifted(size, plane) for plane in self._planes)
@@ -158,6 +175,26 @@ class FactFinder:
         is_output = [_is_head_output(kind) for kind in self._requests.kinds]
         outputs = {self._sizes[block] for block in self._blocks_of(is_output) if self._is_last_of_call(block)}
         return frozenset(outputs | {2 * size for size in outputs})
+
+    @cached_property
+    def _first_workspaces(self) -> frozenset[int]:
+        """The first block of each phase that may be cuBLAS's: kept for good, and made by a product after its output."""
+        first: dict[Phase | None, int] = {}
+        for block, size in enumerate(self._sizes):
+            if size in _WORKSPACE_SIZES and self._freed[block] < 0 and self._requests.place[block]:
+                in_product = self._requests.of(block).stack.in_linear or self.phase(block) is Phase.BACKWARD
+                if in_product or self._made[block] < self._timeline.last_pause:
+                    first.setdefault(self.phase(block), block)
+        return frozenset(first.values())
+
+    @cached_property
+    def _deepest_layer(self) -> dict[int, int]:
+        """The last layer that had begun in each run."""
+        deepest: dict[int, int] = {}
+        for block, layer in self._layers.items():
+            run = self._timeline.run_at(self._made[block])
+            deepest[run] = max(layer, deepest.get(run, -1))
+        return deepest
 
     @cached_property
     def _score_sizes(self) -> frozenset[int]:

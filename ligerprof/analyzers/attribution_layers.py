@@ -9,7 +9,7 @@ from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.analyzers.attribution_stacks import Call
 from ligerprof.analyzers.attribution_timeline import Timeline
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.replay import Int64s, Replay
 
 Chain = tuple[Call, ...]
 
@@ -17,29 +17,46 @@ Chain = tuple[Call, ...]
 _DEEPEST_LOOP = 5
 
 
-def find_layers(replayed: Replay, requests: Requests, timeline: Timeline, roles: Mapping[int, Role]) -> dict[int, int]:
-    """Layers of those blocks of `roles` for which they can be told.
+def layers_in_passes(replayed: Replay, requests: Requests, timeline: Timeline, live: Int64s) -> dict[int, int]:
+    """Layers of what forward and backward made: by stamp, or else by loops in the stacks.
 
     A loop over layers shows in the stacks: one call repeats, and under it the lines of the
-    layer's own code begin again each time. Constructors give the layers of the weights,
-    forward methods those of what forward keeps, recomputations, which run from the last layer
-    to the first, those of backward. Optimizer states follow the weights in their order;
-    gradients come layer by layer, in sizes that make up a layer's weights.
+    layer's own code begin again each time. Recomputations run from the last layer to the first.
+
+    Args:
+        live: blocks that are asked for; others made in the same passes come along.
+    """
+    of_kind = [kind.layer for kind in requests.kinds]
+    if any(layer is not None for layer in of_kind):
+        named = ((block, of_kind[kind]) for block, kind in enumerate(requests.kind_of.tolist()))
+        return {block: layer for block, layer in named if layer is not None}
+    return _layers_by_loops(replayed, requests, timeline, live)
+
+
+def layers_by_weights(
+    replayed: Replay, requests: Requests, roles: Mapping[int, Role], known: Mapping[int, int]
+) -> dict[int, int]:
+    """Layers of weights, by the order of their construction, and of what belongs to weights.
+
+    Optimizer states follow the weights in their order; gradients come layer by layer, in sizes
+    that make up a layer's weights.
+
+    Args:
+        roles: roles of the blocks that are alive.
+        known: layers that are known already.
     """
     by_role: dict[Role, list[int]] = defaultdict(list)
     for block, role in roles.items():
         by_role[role].append(block)
-    layers = {block: layer for block in roles if (layer := requests.of(block).layer) is not None}
-    if not any(kind.layer is not None for kind in requests.kinds):
-        layers.update(_layers_in_passes(replayed, requests, timeline, roles))
     sizes: list[int] = replayed.requested_bytes.tolist()
     weights = by_role[Role.PARAMETERS]
-    layers.update(_loop(weights, [requests.of(block).stack.build_calls for block in weights]))
-    layers.update(_layers_of_states(by_role[Role.OPTIMIZER_STATES], weights, layers, requests, sizes))
-    gradients = [block for block in by_role[Role.GRADIENTS] if block not in layers]
-    layers.update(_layers_of_gradients(gradients, weights, layers, sizes))
-    # a library keeps its workspace for all layers, whichever was the first to need it
-    return {block: layer for block, layer in layers.items() if roles[block] is not Role.LIBRARY_WORKSPACE}
+    layers = _loop(weights, [requests.of(block).stack.build_calls for block in weights])
+    gradients = [block for block in by_role[Role.GRADIENTS] if block not in known]
+    return {
+        **_layers_of_states(by_role[Role.OPTIMIZER_STATES], weights, layers, requests, sizes),
+        **_layers_of_gradients(gradients, weights, layers, sizes),
+        **layers,
+    }
 
 
 def _loop(blocks: Sequence[int], chains: Sequence[Chain]) -> dict[int, int]:
@@ -75,13 +92,11 @@ def _count_rounds(made: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield block, rounds
 
 
-def _layers_in_passes(
-    replayed: Replay, requests: Requests, timeline: Timeline, roles: Mapping[int, Role]
-) -> dict[int, int]:
+def _layers_by_loops(replayed: Replay, requests: Requests, timeline: Timeline, live: Int64s) -> dict[int, int]:
     """Layers of what forward and backward made, run by run."""
     layers: dict[int, int] = {}
     made = replayed.allocated_by.tolist()
-    wanted = {timeline.run_at(made[block]) for block in roles}
+    wanted = {timeline.run_at(made[block]) for block in live.tolist()}
     last_layer = 0
     for blocks in _blocks_by_run(replayed, timeline):
         phase = timeline.phase_at(made[blocks[0]])
@@ -93,7 +108,7 @@ def _layers_in_passes(
         else:
             continue
         if timeline.run_at(made[blocks[0]]) in wanted:
-            layers.update((block, layer) for block, layer in found.items() if block in roles)
+            layers.update(found)
     return layers
 
 

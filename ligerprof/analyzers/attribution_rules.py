@@ -14,6 +14,8 @@ class Trait(Enum):
     # lifetime, in runs of equal phase
     DIES_IN_PHASE = auto()
     OUTLIVES_PHASE = auto()
+    OUTLIVES_LAYER = auto()
+    OUTLIVES_STEP = auto()
     NEVER_FREED = auto()
     # size
     WEIGHT_SIZED = auto()
@@ -22,6 +24,7 @@ class Trait(Enum):
     PLANE_SIZED = auto()
     SHIFTED_PLANE_SIZED = auto()
     WORKSPACE_SIZED = auto()
+    FIRST_WORKSPACE = auto()
     SMALL = auto()
     # place
     RECOMPUTED = auto()
@@ -104,7 +107,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         role=Role.LIBRARY_WORKSPACE,
         phases=(_FORWARD, _BACKWARD),
-        has=(Trait.WORKSPACE_SIZED, Trait.NEVER_FREED),
+        has=(Trait.FIRST_WORKSPACE, Trait.NEVER_FREED),
+    ),
+    Rule(
+        role=Role.LIBRARY_WORKSPACE,
+        phases=(_FORWARD, _BACKWARD),
+        has=(Trait.WORKSPACE_SIZED, Trait.OUTLIVES_STEP),
+        lacks=(Trait.WEIGHT_SIZED,),
     ),
     # DeepSpeed's and other buffers for moving parameters and gradients between ranks or to the host
     Rule(
@@ -152,7 +161,6 @@ RULES: tuple[Rule, ...] = (
         role=Role.WEIGHT_CASTS,
         stack=_LINEAR,
         has=(Trait.HALF_WEIGHT_SIZED, Trait.CAST_ARGUMENT),
-        lacks=(Trait.NEVER_FREED,),
     ),
     # the loss in forward
     Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_LOSS),
@@ -226,7 +234,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         role=Role.CHECKPOINTS,
         phases=(_FORWARD,),
-        has=(Trait.CHECKPOINTING, Trait.IN_LAYER, Trait.OUTLIVES_PHASE),
+        has=(Trait.CHECKPOINTING, Trait.IN_LAYER, Trait.OUTLIVES_LAYER),
         lacks=(Trait.AFTER_LAYERS, Trait.SMALL),
     ),
     # the rest of both passes

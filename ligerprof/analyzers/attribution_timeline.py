@@ -31,12 +31,14 @@ class Timeline:
         runs: number of the run that each event is in, rising.
         steps: training step of each event where stamps say so, else 0.
         stamped: whether our own stamps said it.
+        last_pause: the last event of an optimizer step, or outside of steps, that a forward pass follows; -1 for none.
     """
 
     codes: Codes
     runs: Codes
     steps: Codes
     stamped: bool
+    last_pause: int
 
     def phase_at(self, event: int) -> Phase | None:
         """The phase of an event; None before the recording or where it is unknown."""
@@ -65,11 +67,18 @@ def make_timeline(replayed: Replay, requests: Requests, annotations: Sequence[Ma
     stamped = _from_stamps(replayed.trace)
     if stamped is not None:
         codes, steps = stamped
-        return Timeline(codes=codes, runs=_runs(codes, steps), steps=steps, stamped=True)
+        return _timeline(codes, steps, stamped=True)
     codes = _from_stacks(replayed, requests)
     _annotate(codes, replayed, annotations)
-    steps = np.zeros(len(codes), dtype=np.int64)
-    return Timeline(codes=codes, runs=_runs(codes, steps), steps=steps, stamped=False)
+    return _timeline(codes, np.zeros(len(codes), dtype=np.int64), stamped=False)
+
+
+def _timeline(codes: Codes, steps: Codes, *, stamped: bool) -> Timeline:
+    forward = np.flatnonzero(codes == _CODES[Phase.FORWARD])
+    pauses = np.flatnonzero((codes == _CODES[Phase.OPTIMIZER]) | (codes == _CODES[Phase.OUTSIDE]))
+    followed = pauses[pauses < forward[-1]] if len(forward) else pauses[:0]
+    last_pause = int(followed[-1]) if len(followed) else _UNKNOWN
+    return Timeline(codes=codes, runs=_runs(codes, steps), steps=steps, stamped=stamped, last_pause=last_pause)
 
 
 def _from_stamps(trace: Sequence[Event]) -> tuple[Codes, Codes] | None:

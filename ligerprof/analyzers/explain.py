@@ -1,6 +1,7 @@
 """Answer who holds a device's memory at its peak, from any torch memory snapshot."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -142,4 +143,19 @@ def _notes(replayed: Replay) -> list[str]:
         notes.append(
             f"the replay does not end in the segments the file states ({replayed.mismatches} events do not fit)"
         )
+    notes.extend(_out_of_memory(replayed))
     return notes
+
+
+def _out_of_memory(replayed: Replay) -> Iterator[str]:
+    """What the first allocation that did not fit asked for, and what was held then."""
+    event = next((index for index, event in enumerate(replayed.trace) if event.get("action") == "oom"), None)
+    if event is None:
+        return
+    asked, free = replayed.trace[event].get("size"), replayed.trace[event].get("device_free")
+    left = f", {format_bytes(free)} left on the device" if type(free) is int else ""
+    yield (
+        f"out of memory: {format_bytes(asked if type(asked) is int else 0)} asked for, with"
+        f" {format_bytes(int(replayed.allocated_bytes[event]))} allocated and"
+        f" {format_bytes(int(replayed.reserved_bytes[event]))} reserved{left}"
+    )

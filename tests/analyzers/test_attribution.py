@@ -185,6 +185,23 @@ def test_stamped_step_is_attributed_whole(name: str) -> None:
         assert about(found.roles[Role.OPTIMIZER_STATES], 2 * recipe.spec.parameter_count * width, 2048)
 
 
+def test_step_that_ran_out_of_memory_is_attributed_whole() -> None:
+    from ligerprof.runs.simulated import simulate_step
+
+    recipe = TrainingRecipe(model="tiny", batch=8, seq=512, memory_limit_bytes=70 * MIB)
+    outcome = simulate_step(recipe)
+    assert outcome.oom is not None
+
+    found = explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
+
+    spec = recipe.spec
+    assert found.peak_bytes == found.roles.total_bytes
+    assert found.roles[Role.UNATTRIBUTED] == 0
+    assert found.roles[Role.CHECKPOINTS] == recipe.tokens * spec.hidden_size * 4 * spec.layers
+    assert found.roles[Role.WEIGHT_CASTS] > 0
+    assert found.notes[0].startswith("out of memory: ")
+
+
 def facts(phase: Phase | None = None, *, stack: str = "", node: str = "", traits: tuple[Trait, ...] = ()) -> Facts:
     return Facts(phase=phase, stack=stack, native="", node=node, traits=frozenset(traits))
 
