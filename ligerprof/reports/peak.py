@@ -99,7 +99,10 @@ def _rest_cells(rows: Sequence[tuple[tuple[str, str], list[BlockGroup]]]) -> tup
 
 def _who(block: BlockGroup) -> str:
     module = _LAYER_NUMBER.sub(".*", block.module)
-    return " ".join(part for part in (module, block.frame and f"({block.frame})" if module else block.frame) if part)
+    if not module:
+        return block.frame
+    place = block.frame.removesuffix(" forward")
+    return f"{module} ({place})" if place else module
 
 
 def _layer_name(layer: int | None) -> str:
