@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.estimate import estimate, micro_batch
+from ligerprof.analyzers.estimate import MemoryEstimate, estimate, micro_batch
 from ligerprof.errors import NotBuiltError, RecipeError, UnknownModelError
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
@@ -206,12 +206,48 @@ def test_an_unknown_architecture_is_one_clear_line() -> None:
     [
         ({"qlora": 8}, NotBuiltError, "--qlora has no closed form yet"),
         ({"optimizer": "galore"}, NotBuiltError, "--optimizer galore has no closed form yet"),
+        (
+            {"engine": "deepspeed", "precision": "mixed"},
+            NotBuiltError,
+            "--engine deepspeed with --zero 0 has no closed",
+        ),
         ({"model": "gpt2-xl", "lora": 8}, RecipeError, "gpt2-xl has none of them"),
     ],
 )
 def test_what_is_not_covered_is_said_in_a_line(changes: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         estimate(TrainingRecipe(**changes))
+
+
+def zero(stage: int, gpus: int, **changes: Any) -> MemoryEstimate:
+    recipe = TrainingRecipe(engine="deepspeed", precision="mixed", zero=stage, gpus=gpus, batch=1, **changes)
+    return estimate(recipe)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_more_gpus_never_take_more_of_each(stage: int) -> None:
+    peaks = [zero(stage, gpus).peak_bytes for gpus in (1, 2, 8, 64)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_higher_stages_hold_less_of_what_stays() -> None:
+    # bytes a parameter on each of four GPUs: 2 + 12 / 4 + 2, 2 + 12 / 4 + 2 / 4, 16 / 4
+    assert [zero(stage, 4).static_bytes / 1_235_814_400 for stage in (1, 2, 3)] == [7.0, 5.5, 4.0]
+
+
+def test_offload_moves_states_to_main_memory() -> None:
+    kept, moved, all_moved = zero(3, 2), zero(3, 2, offload="optimizer"), zero(3, 2, offload="all")
+    assert (kept.host_bytes, moved.host_bytes, all_moved.host_bytes) == (0, 8 * 1_235_814_400, 9 * 1_235_814_400)
+    assert kept.peak_bytes > moved.peak_bytes > all_moved.peak_bytes
+    assert moved.roles[Role.OPTIMIZER_STATES] == 0
+    assert all_moved.roles[Role.PARAMETERS] == 0
+
+
+def test_the_largest_model_on_many_gpus_answers_at_once() -> None:
+    start = time.perf_counter()
+    estimated = zero(3, 4096, model="llama3.1-405b")
+    assert time.perf_counter() - start < SECONDS_AN_ESTIMATE
+    assert estimated.roles.total_bytes == estimated.peak_bytes
 
 
 def test_json_has_the_contract_s_keys() -> None:

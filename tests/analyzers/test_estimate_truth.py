@@ -76,3 +76,39 @@ def test_first_step_is_within_its_tolerance(row: dict[str, Any]) -> None:
 def test_median_error_on_plain_transformers_is_tiny() -> None:
     errors = sorted(abs(estimate(recipe_of(row)).peak_bytes / row["peak_bytes"] - 1) for row in ROWS if plain(row))
     assert errors[len(errors) // 2] <= MEDIAN_TOLERANCE
+
+
+# DeepSpeed 0.19.8, one and two GPUs: the profiled step's peak
+DEEPSPEED_TOLERANCE = 0.005
+DEEPSPEED_ROWS = [
+    json.loads(line) for line in (TRUTH / "h200-deepspeed.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+def deepspeed_recipe_of(row: dict[str, Any]) -> TrainingRecipe:
+    return TrainingRecipe(
+        engine="deepspeed",
+        provider=row["provider"] or "ligerprof",
+        precision="mixed-fp16" if row["half_dtype"] == "fp16" else "mixed",
+        **{
+            key: row[key]
+            for key in ("model", "liger", "checkpointing", "reentrant", "zero", "offload", "gpus", "batch", "seq")
+        },
+    )
+
+
+def deepspeed_name_of(row: dict[str, Any]) -> str:
+    reentrant = "reentrant" if row["reentrant"] else "not-reentrant"
+    return (
+        f"zero{row['zero']}-{row['offload']}-{row['gpus']}gpus-{row['liger']}-{row['batch']}x{row['seq']}-{reentrant}"
+    )
+
+
+@pytest.mark.parametrize("row", DEEPSPEED_ROWS, ids=deepspeed_name_of)
+def test_deepspeed_peak_is_within_its_tolerance(row: dict[str, Any]) -> None:
+    estimated = estimate(deepspeed_recipe_of(row))
+    if row.get("oom"):
+        assert estimated.peak_bytes > row["memory_limit_gib"] * 2**30
+        return
+    profiled_bytes = estimated.first_step_peak_bytes if row["steps_run"] == 1 else estimated.peak_bytes
+    assert profiled_bytes == pytest.approx(row["peak_bytes"], rel=DEEPSPEED_TOLERANCE)

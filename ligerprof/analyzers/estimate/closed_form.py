@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.step import step_peaks
+from ligerprof.analyzers.estimate.step import place, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
 from ligerprof.errors import NotBuiltError, UnknownModelError
 from ligerprof.kernels.registry import find_kernel
@@ -36,7 +36,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         logits_bytes=steady.planes_bytes,
         roles=steady.peak,
         first_step_peak_bytes=first.peak.total_bytes,
-        host_bytes=0,
+        host_bytes=place(recipe, make_weights(recipe).values()).host_bytes,
         terms=terms,
         assumed=tuple(_assumed(recipe)),
         left_out=tuple(_left_out(recipe)),
@@ -55,7 +55,6 @@ def _require_closed_form(recipe: TrainingRecipe) -> None:
             f"{recipe.spec.name}: {recipe.spec.closed_form_gap}. Use `ligerprof step --device simulated`."
         )
     for given, what, instead in (
-        (recipe.engine == "deepspeed", "--engine deepspeed", "use --engine torch"),
         (recipe.qlora is not None, "--qlora", "use --lora"),
         (recipe.optimizer in ("adamw-8bit", "galore"), f"--optimizer {recipe.optimizer}", "use adamw-fused"),
     ):
@@ -72,6 +71,8 @@ def _terms(recipe: TrainingRecipe, planes_bytes: int) -> Iterator[Term]:
 
 def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     yield "gradients are None when a step begins (zero_grad's default)"
+    if recipe.engine == "deepspeed":
+        yield "DeepSpeed's default sizes of buckets and live parameters, overlap_comm off, even shares"
     gpu = recipe.gpu_spec
     if is_eager(recipe):
         yield "attention is written out (eager): every score matrix is a tensor"
@@ -90,5 +91,7 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
 def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     yield "the CUDA context, which is beside torch's allocator"
     yield "what the allocator reserves and does not hand out, and up to 1 MiB for each block that it does not split"
+    if recipe.gpus > 1:
+        yield "NCCL's own buffers"
     if recipe.clip:
         yield "the norms that clipping computes (a few MiB)"

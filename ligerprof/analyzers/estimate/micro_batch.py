@@ -46,8 +46,10 @@ class MicroBatch:
         weights: Mapping[str, Weight],
         kernels: Mapping[str, KernelSpec],
         meter: Meter,
+        reduction: Mapping[Role, int],
     ) -> None:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
+        self._reduction = reduction
         self._mask: Value | None = None
         self._bottom = self._new_context(Tape(meter))
         self._top = self._new_context(Tape(meter))
@@ -77,6 +79,7 @@ class MicroBatch:
         gradient = self._meter.take(FP32_BYTES, Role.OTHER)
         flowing = self._top.tape.backward(self._loss, gradient, self._layers[-1].output)
         self._top.tape.release(self._loss)
+        self._meter.add(self._reduction)
         for layer in reversed(self._layers):
             flowing = self._layer_backward(layer, flowing)
         if self._mask is not None:
@@ -86,6 +89,7 @@ class MicroBatch:
         self._bottom.tape.forget_gradients()
         for block in self._until_backward_ends:
             self._meter.drop(block)
+        self._meter.add(self._reduction, times=-1)
 
     @property
     def _stream_role(self) -> Role:

@@ -19,6 +19,7 @@ class Weight:
 
     Attributes:
         width: bytes an element.
+        kept_share: the part of the whole gradient that stays where gradients are partitioned.
         uses: how often a forward pass reads it (a tied embedding: twice).
         gradient: the gradient, once it is made; a micro-batch after the first adds to it.
         pending: gradients of some of the uses, while others are still to come.
@@ -27,6 +28,7 @@ class Weight:
     elements: int
     width: int
     trainable: bool = True
+    kept_share: float = 1.0
     uses: int = 1
     gradient: Block | None = None
     pending: _Pending | None = None
@@ -333,10 +335,13 @@ class Tape:
             weight.pending = new
             return
         weight.arrived = 0
-        if weight.gradient is None:
+        if weight.gradient is not None:
+            self.meter.drop(new.block)
+        elif weight.kept_share == 1.0:
             weight.gradient = new.block
         else:
             self.meter.drop(new.block)
+            weight.gradient = self.meter.take(int(weight.size_bytes * weight.kept_share), Role.GRADIENTS)
 
     def _sum(self, item: Tensor, old: _Pending, new: _Pending) -> _Pending:
         """InputBuffer::accumulate: adds in place where it is the only owner of what is no view."""

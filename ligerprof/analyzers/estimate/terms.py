@@ -3,23 +3,38 @@
 from collections.abc import Collection
 
 from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES
+from ligerprof.analyzers.estimate.placement import moment_count
 from ligerprof.analyzers.estimate.result import Term
-from ligerprof.analyzers.estimate.static import moment_count
 from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.analyzers.estimate.zero import zero_copies
 from ligerprof.recipe import TrainingRecipe
 
 
 def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
-    """Weights of all parameters; gradients and moments of those that train."""
+    """Weights of all parameters; gradients and optimizer states of those that train; on one GPU."""
+    elements = sum(item.elements for item in recipe.spec.parameters)
+    if recipe.engine == "deepspeed":
+        return _zero_term(recipe, elements)
     width = DTYPE_BYTES[recipe.weight_dtype]
     copies = 1 + moment_count(recipe)
     trained_bytes = sum(weight.size_bytes for weight in weights if weight.trainable)
     size_bytes = sum(weight.size_bytes for weight in weights) + copies * trained_bytes
-    elements = sum(item.elements for item in recipe.spec.parameters)
     formula = f"{width * (1 + copies)} P, P = {elements:,}"
     if recipe.lora is not None:
         formula = f"{width} P + {FP32_BYTES * (1 + copies)} A, P = {elements:,}, A = {trained_bytes // FP32_BYTES:,}"
     return Term(name="static", formula=formula, size_bytes=size_bytes)
+
+
+def _zero_term(recipe: TrainingRecipe, elements: int) -> Term:
+    copies = zero_copies(recipe)
+    share = f" / {recipe.gpus}" if recipe.gpus > 1 else ""
+    parts = [f"{size} P" if whole else f"{size} P{share}" for size, whole in copies if size]
+    size_bytes = sum(size * (elements if whole else -(-elements // recipe.gpus)) for size, whole in copies)
+    return Term(
+        name="static",
+        formula=f"{' + '.join(parts) or 'all of it in main memory'}, P = {elements:,}",
+        size_bytes=size_bytes,
+    )
 
 
 def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
