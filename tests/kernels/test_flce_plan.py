@@ -23,8 +23,8 @@ def test_chunks_cover_the_tokens_within_the_budget(
     plan = plan_chunks(tokens=tokens, hidden=hidden, vocab=vocab, element_bytes=element_bytes, budget=budget)
     assert (plan.chunks - 1) * plan.chunk_tokens < tokens <= plan.chunks * plan.chunk_tokens
     assert plan.chunk_tokens <= tokens
-    assert plan.row_elements * element_bytes % 16 == 0
-    assert vocab <= plan.row_elements < vocab + 16 // element_bytes
+    assert plan.row_elements % 16 == 0
+    assert vocab <= plan.row_elements < vocab + 16
     assert plan.workspace_bytes == plan.chunk_tokens * plan.row_elements * element_bytes
     if budget == "lean":
         assert plan.chunk_tokens <= lean_chunk_tokens(tokens=tokens, hidden=hidden, vocab=vocab)

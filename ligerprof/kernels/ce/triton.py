@@ -17,9 +17,10 @@ from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device, sm_count
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
 
-# launch: one program a row, which reads it twice; the second reading comes from the L2 cache
-MAX_BLOCK = 8192
-ROW_WARPS = 16
+# launch: one program a row, which reads it twice. Programs that fill a multiprocessor keep the rows under way few
+# enough for the L2 cache, so that the second reading comes from there
+_MAX_BLOCK = 16384
+_ELEMENTS_PER_WARP = 512
 _SUM_BLOCK = 1024
 _SCALE_BLOCK = 4096
 _SCALE_PROGRAMS_PER_SM = 8
@@ -52,6 +53,7 @@ def cross_entropy_kernel(
     first_row,
     seq_len,
     vocab,
+    width,
     ignore_index,
     logit_scale,
     softcap,
@@ -69,7 +71,8 @@ def cross_entropy_kernel(
     """Loss of one row, and the gradient of its logits times scale[token * scale_stride].
 
     `labels`, `loss` and `scale` are indexed by the token's own number, `logits` and `grad` by the row of the chunk.
-    `grad` may be `logits`. A pointer that its flag switches off is never read.
+    `grad` may be `logits`. A pointer that its flag switches off is never read. Rows hold `width` elements, of which the
+    last width - vocab mean nothing and may be written: an aligned width keeps loads wide where the vocabulary is odd.
     """
     logit_scale = tl.cast(logit_scale, tl.float32)
     softcap = tl.cast(softcap, tl.float32)
@@ -89,10 +92,10 @@ def cross_entropy_kernel(
         if WRITE_LOSS:
             tl.store(loss_ptr + token, 0.0)
         if WRITE_GRAD:
-            for start in range(0, vocab, BLOCK):
+            for start in range(0, width, BLOCK):
                 offsets = start + tl.arange(0, BLOCK)
                 zeros = tl.zeros([BLOCK], dtype=tl.float32).to(grad_ptr.dtype.element_ty)
-                tl.store(grad_ptr + offsets, zeros, mask=offsets < vocab)
+                tl.store(grad_ptr + offsets, zeros, mask=offsets < width)
         return
 
     # a label outside the vocabulary makes its own row NaN and touches no other memory
@@ -105,10 +108,10 @@ def cross_entropy_kernel(
     highest = -3.0e38
     total = 0.0
     z_sum = 0.0
-    for start in range(0, vocab, BLOCK):
+    for start in range(0, width, BLOCK):
         offsets = start + tl.arange(0, BLOCK)
         mask = offsets < vocab
-        raw = tl.load(logits_ptr + offsets, mask=mask, other=0.0)
+        raw = tl.load(logits_ptr + offsets, mask=offsets < width, other=0.0)
         z = _logits(raw, offsets, mask, bias_ptr, logit_scale, softcap, HAS_BIAS, HAS_SOFTCAP)
         if HAS_SMOOTHING:
             z_sum += tl.sum(tl.where(mask, z, 0.0))
@@ -130,10 +133,10 @@ def cross_entropy_kernel(
         if HAS_SCALE:
             scale *= tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
         softmax_factor = 1.0 + 2.0 * z_weight * lse
-        for start in range(0, vocab, BLOCK):
+        for start in range(0, width, BLOCK):
             offsets = start + tl.arange(0, BLOCK)
             mask = offsets < vocab
-            raw = tl.load(logits_ptr + offsets, mask=mask, other=0.0)
+            raw = tl.load(logits_ptr + offsets, mask=offsets < width, other=0.0)
             z = _logits(raw, offsets, mask, bias_ptr, logit_scale, softcap, HAS_BIAS, HAS_SOFTCAP)
             grad = tl.exp(z - lse) * softmax_factor
             grad = tl.where(offsets == label, grad - (1.0 - smoothing), grad)
@@ -142,7 +145,7 @@ def cross_entropy_kernel(
             if HAS_SOFTCAP:
                 capped = tl.where(mask, z, 0.0) / softcap
                 grad *= 1.0 - capped * capped
-            tl.store(grad_ptr + offsets, (grad * scale).to(grad_ptr.dtype.element_ty), mask=mask)
+            tl.store(grad_ptr + offsets, (grad * scale).to(grad_ptr.dtype.element_ty), mask=offsets < width)
 
 
 @triton.jit(do_not_specialize=["tokens", "seq_len", "ignore_index"])
@@ -202,6 +205,7 @@ def launch_cross_entropy(
     *,
     first_row: int = 0,
     seq_len: int = 1,
+    width: int | None = None,
     bias_V: Tensor | None = None,
 ) -> None:
     """Run the row kernel on a chunk of logits.
@@ -213,8 +217,10 @@ def launch_cross_entropy(
         scale: factor on the gradient, one element, or one a token; None is one.
         first_row: number of the chunk's first token.
         seq_len: tokens a sequence, where the options shift.
+        width: elements of a row that may be read and written, where there are more than logits.
     """
     rows, vocab = logits_NV.shape
+    block = min(_MAX_BLOCK, triton.next_power_of_2(vocab))
     grad = logits_NV if grad_NV is None else grad_NV
     with on_device(logits_NV):
         cross_entropy_kernel[(rows,)](
@@ -230,6 +236,7 @@ def launch_cross_entropy(
             first_row,
             seq_len,
             vocab,
+            vocab if width is None else width,
             options.ignore_index,
             options.logit_scale,
             1.0 if options.softcap is None else options.softcap,
@@ -242,8 +249,8 @@ def launch_cross_entropy(
             HAS_SMOOTHING=options.label_smoothing > 0,
             WRITE_LOSS=loss_N is not None,
             WRITE_GRAD=grad_NV is not None,
-            BLOCK=min(MAX_BLOCK, triton.next_power_of_2(vocab)),
-            num_warps=ROW_WARPS,
+            BLOCK=block,
+            num_warps=max(block // _ELEMENTS_PER_WARP, 4),
         )
 
 

@@ -12,8 +12,8 @@ BALANCED_BYTES = 256 * MIB
 _TILE_TOKENS = 128
 _SMALL_TILE_TOKENS = 16
 
-# rows of the workspace start on 16 bytes, which is what cuBLAS's fast kernels and wide loads ask for
-_ROW_ALIGNMENT_BYTES = 16
+# a row stride of whole 16s is what Triton takes for proof that rows are aligned; cuBLAS's fast kernels want 16 bytes
+_ROW_ALIGNMENT_ELEMENTS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ def plan_chunks(*, tokens: int, hidden: int, vocab: int, element_bytes: int, bud
     Raises:
         RecipeError: an unknown word, or fewer bytes than the smallest chunk takes.
     """
-    row_elements = _round_up(vocab, _ROW_ALIGNMENT_BYTES // element_bytes)
+    row_elements = _round_up(vocab, _ROW_ALIGNMENT_ELEMENTS)
     row_bytes = row_elements * element_bytes
     if budget == "lean":
         largest = lean_chunk_tokens(tokens=tokens, hidden=hidden, vocab=vocab)

@@ -93,6 +93,7 @@ def _run_chunks(op: _Operands, grads: _Gradients, loss_N: Tensor | None, scale: 
             op.options,
             first_row=start,
             seq_len=op.seq_len,
+            width=plan.row_elements,
             bias_V=op.bias_V,
         )
         # from here on the chunk holds the gradient of its logits

@@ -18,9 +18,6 @@ from ligerprof.kernels.device import on_device, sm_count
 from ligerprof.kernels.rows.plan import plan_rows
 from ligerprof.kernels.rows.triton import add_partial_sums, as_rows
 
-# tiles that backward reads ahead
-_STAGES = 2
-
 
 @triton.jit
 def _layer_norm_fwd_kernel(
@@ -169,7 +166,7 @@ class _LayerNorm(torch.autograd.Function):
                 BIAS_GRAD=wanted[1] is not None,
                 ROWS=plan.tile_rows,
                 BLOCK=plan.block,
-                STAGES=_STAGES,
+                STAGES=plan.stages,
                 num_warps=plan.warps,
             )
         if sums:

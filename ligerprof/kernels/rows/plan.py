@@ -10,8 +10,11 @@ _ELEMENTS_PER_WARP = 512
 _MIN_WARPS, _MAX_WARPS = 4, 32
 MAX_COLUMNS = 65536
 
-# backward walks the rows in this many programs a multiprocessor: enough reads in flight, few partial sums
+# backward walks the rows in this many programs a multiprocessor, reading this many tiles ahead: enough bytes in
+# flight, few partial sums. A program of many warps fills a multiprocessor, and its registers hold no tile more
 _PROGRAMS_PER_SM = 2
+_STAGES = 3
+_WIDE_WARPS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,12 +26,14 @@ class RowPlan:
         tile_rows: rows of a tile.
         warps: warps a program.
         programs: programs of the backward launch, each with one row of partial sums.
+        stages: tiles of the backward launch that are under way at a time.
     """
 
     block: int
     tile_rows: int
     warps: int
     programs: int
+    stages: int
 
 
 def plan_rows(*, rows: int, columns: int, sm_count: int) -> RowPlan:
@@ -42,5 +47,12 @@ def plan_rows(*, rows: int, columns: int, sm_count: int) -> RowPlan:
     block = 1 << (columns - 1).bit_length()
     tile_rows = max(1, _TILE_ELEMENTS // block)
     warps = min(max(tile_rows * block // _ELEMENTS_PER_WARP, _MIN_WARPS), _MAX_WARPS)
-    tiles = -(-rows // tile_rows)
-    return RowPlan(block=block, tile_rows=tile_rows, warps=warps, programs=min(tiles, _PROGRAMS_PER_SM * sm_count))
+    wide = warps >= _WIDE_WARPS
+    most_programs = sm_count * (1 if wide else _PROGRAMS_PER_SM)
+    return RowPlan(
+        block=block,
+        tile_rows=tile_rows,
+        warps=warps,
+        programs=min(-(-rows // tile_rows), most_programs),
+        stages=1 if wide else _STAGES,
+    )

@@ -1,0 +1,86 @@
+"""Compile every launch of every kernel for a GPU that need not be here.
+
+`python -m tests.kernels.compiling CAPABILITY` prints one JSON line a launch: kernel, case, and how many 16-byte loads
+its code has.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ligerprof.kernels import KERNEL_NAMES, KernelShape, find_kernel
+from ligerprof.kernels.device import standing_for
+from ligerprof.kernels.patching import load_entry
+from tests.kernels.test_memory import LLAMA_1B, problem
+
+CASES = {
+    "llama-1b": LLAMA_1B,
+    "llama-8b": dataclasses.replace(LLAMA_1B, hidden=4096, intermediate=14336, head_dim=128),
+    "gpt2-xl-fp32": dataclasses.replace(LLAMA_1B, hidden=1600, vocab=50257, activation_bytes=4, parameter_bytes=4),
+    "gpt2-xl": dataclasses.replace(LLAMA_1B, hidden=1600, vocab=50257),
+}
+_POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
+_ALIGNED = [["tt.divisibility", 16]]
+
+
+def launches(slot: str, shape: KernelShape) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """What a call and its backward launch: kernel, arguments, options."""
+    seen: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    triton.runtime.jit.KernelInterface.__getitem__ = lambda kernel, _grid: lambda *a, **k: seen.append((kernel, a, k))
+    with FakeTensorMode(), standing_for(sm_count=132):
+        adapt, inputs = problem(slot, shape, "cpu")
+        outputs = adapt(load_entry(find_kernel(slot).entry))(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        wanted = [value for value in inputs if value.requires_grad]
+        torch.autograd.grad(outputs, wanted, [torch.ones_like(output) for output in outputs])
+    yield from seen
+
+
+def compile_launch(kernel: Any, given: tuple[Any, ...], options: dict[str, Any], capability: int) -> Any:
+    """What Triton would compile at the launch, its specialization of arguments included."""
+    compiling = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    attributes: dict[tuple[int], Any] = {}
+    for index, parameter in enumerate(kernel.params):
+        value = given[index] if index < len(given) else options[parameter.name]
+        special = not parameter.do_not_specialize
+        kind = "fp32"
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and special):
+            kind, constants[(index,)] = "constexpr", value
+        elif isinstance(value, Tensor):
+            kind, attributes[(index,)] = _POINTERS[value.dtype], _ALIGNED
+        elif isinstance(value, int):
+            kind = "i32" if abs(value) < 2**31 else "i64"
+            if special and value % 16 == 0:
+                attributes[(index,)] = _ALIGNED
+        signature[parameter.name] = kind
+    source = ASTSource(kernel, signature, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=compiling)
+
+
+def main(capability: int) -> None:
+    done: set[str] = set()
+    for slot in KERNEL_NAMES:
+        for case, shape in CASES.items():
+            for kernel, given, options in launches(slot, shape):
+                compiled = compile_launch(kernel, given, options, capability)
+                if compiled.hash in done:
+                    continue
+                done.add(compiled.hash)
+                wide_loads = compiled.asm["ptx"].count("ld.global.v4")
+                name = kernel.fn.__name__
+                print(json.dumps({"slot": slot, "case": case, "kernel": name, "wide_loads": wide_loads}), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
