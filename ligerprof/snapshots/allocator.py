@@ -182,7 +182,8 @@ class CachingAllocator:
             self.empty_cache(context)
             block = self._new_block(pool, size, context)
         if block is None:
-            self._observe("oom", 0, requested_bytes, context)
+            # in place of an address torch says what the device has left
+            self._observe("oom", (self._ceiling or 0) - self.reserved_bytes, requested_bytes, context)
             raise AllocatorFullError(
                 requested_bytes=requested_bytes,
                 allocated_bytes=self.allocated_bytes,

@@ -1,0 +1,73 @@
+"""Read the simulated allocator's counters phase by phase, and stamp what follows."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ligerprof.roles import STEP_PHASES, Phase
+from ligerprof.runs.simulated.device import SimulatedDevice
+from ligerprof.runs.stamping import Stamper
+from ligerprof.snapshots.allocator import AllocatorFullError
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """Allocated and reserved bytes of one training step, between and in its phases."""
+
+    peak_bytes: int = 0
+    reserved_bytes: int = 0
+    phases: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(STEP_PHASES, 0))
+    after_phase: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(STEP_PHASES, 0))
+
+
+class PhaseMeter:
+    """The observer of simulated training steps.
+
+    Attributes:
+        step: number of the step that runs, 0 while building.
+        phase_now: what runs, or where memory ran out.
+        steps: figures of every step begun.
+    """
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+        self.stamper = Stamper(device.stamp)
+        self.step = 0
+        self.phase_now = Phase.BUILD
+        self.steps: list[StepFigures] = []
+
+    def next_step(self) -> None:
+        """Begin a step's figures."""
+        self.step += 1
+        self.steps.append(StepFigures())
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Measure a phase of the step; what runs out of memory leaves its phase standing."""
+        self._enter(phase)
+        try:
+            yield
+        except AllocatorFullError:
+            self._read(phase)
+            raise
+        self._read(phase)
+        self._enter(Phase.OUTSIDE)
+
+    def loss_made(self, loss: Tensor) -> None:
+        """Label the loss's own autograd nodes."""
+        self.stamper.label_rest(loss)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase_now = phase
+        self.stamper.enter(step=self.step, phase=phase)
+        self._device.allocator.reset_peaks()
+
+    def _read(self, phase: Phase) -> None:
+        allocator, figures = self._device.allocator, self.steps[-1]
+        figures.peak_bytes = max(figures.peak_bytes, allocator.peak_allocated_bytes)
+        figures.reserved_bytes = max(figures.reserved_bytes, allocator.peak_reserved_bytes)
+        if phase in figures.phases:
+            figures.phases[phase] = max(figures.phases[phase], allocator.peak_allocated_bytes)
+            figures.after_phase[phase] = allocator.allocated_bytes

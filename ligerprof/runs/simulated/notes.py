@@ -1,0 +1,40 @@
+"""What a reader of a simulated outcome should know."""
+
+from collections.abc import Iterator
+
+from ligerprof.recipe import TrainingRecipe
+
+_KERNEL_TITLES = {
+    "cudnn": "cuDNN's",
+    "flash": "FlashAttention's",
+    "efficient": "the memory-efficient",
+    "math": "no fused",
+}
+
+
+def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> tuple[str, ...]:
+    """One sentence each.
+
+    Args:
+        recipe: what was simulated.
+        attention_used: names of the attention kernels that ran, as attention.choose_kernel gives them.
+    """
+    return tuple(_notes(recipe, attention_used))
+
+
+def _notes(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
+    gpu = recipe.gpu_spec
+    yield (
+        f"Simulated, not measured: transformers' code on fake tensors, and a model of torch's CUDA allocator and"
+        f" operators, for one {gpu.title}."
+    )
+    if not gpu.measured:
+        yield (
+            f"Assumed for {gpu.title}: its figures are data sheets', and its attention kernel and workspaces follow"
+            " torch's source; only the H200 was measured."
+        )
+    if attention_used:
+        kernels = " and ".join(sorted(_KERNEL_TITLES[name] for name in attention_used))
+        yield f"scaled_dot_product_attention takes {kernels} kernel there."
+    if recipe.padding > 0:
+        yield "Padding is taken to be there: every batch brings a mask that is not full."
