@@ -13,6 +13,9 @@ _CUBLAS_HOPPER_BYTES = 32 * MIB
 # the same function on ROCm, for gfx94x
 _HIPBLAS_GFX94_BYTES = 128 * MIB
 
+# read off an H200 under CUDA 13, after torch's first call; taken for the others too
+_CONTEXT_BYTES = 552_402_944
+
 Vendor = Literal["nvidia", "amd"]
 
 
@@ -59,13 +62,13 @@ _MAX_THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536}
 
 
 def _gpu(
-    name: str, title: str, memory_mib: int, sm_count: int, capability: tuple[int, int], vendor: Vendor = "nvidia"
+    name: str, title: str, memory_mib: float, sm_count: int, capability: tuple[int, int], vendor: Vendor = "nvidia"
 ) -> GpuSpec:
     return GpuSpec(
         name=name,
         title=title,
-        memory_bytes=memory_mib * MIB,
-        context_bytes=512 * MIB,
+        memory_bytes=int(memory_mib * MIB),
+        context_bytes=_CONTEXT_BYTES,
         sm_count=sm_count,
         compute_capability=capability,
         max_threads_per_sm=_MAX_THREADS_PER_SM.get(capability, 2048),
@@ -77,7 +80,7 @@ def _gpu(
 GPUS: dict[str, GpuSpec] = {
     gpu.name: gpu
     for gpu in (
-        _gpu("h200", "NVIDIA H200", 143156, 132, (9, 0)),
+        _gpu("h200", "NVIDIA H200", 143155.9375, 132, (9, 0)),
         _gpu("h100", "NVIDIA H100 80GB HBM3", 81082, 132, (9, 0)),
         _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 81049, 108, (8, 0)),
         _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 40339, 108, (8, 0)),
