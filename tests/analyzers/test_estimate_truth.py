@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.estimate import estimate
+from ligerprof.models import CONFIGS, spec_from_config
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Phase
 
@@ -76,6 +77,49 @@ def test_first_step_is_within_its_tolerance(row: dict[str, Any]) -> None:
 def test_median_error_on_plain_transformers_is_tiny() -> None:
     errors = sorted(abs(estimate(recipe_of(row)).peak_bytes / row["peak_bytes"] - 1) for row in ROWS if plain(row))
     assert errors[len(errors) // 2] <= MEDIAN_TOLERANCE
+
+
+# steps over the whole recipe space, measured after the closed form was written
+WIDER_TOLERANCE = 0.005
+WIDER_MEDIAN_TOLERANCE = 0.0001
+WIDER_ROWS = [json.loads(line) for line in (TRUTH / "h200-wider-steps.jsonl").read_text(encoding="utf-8").splitlines()]
+# not in the catalog: Qwen3-0.6B's config
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+
+
+def wider_recipe_of(row: dict[str, Any]) -> TrainingRecipe:
+    config = dict(QWEN3 if row["model"] == "qwen3-0.6b" else CONFIGS[row["model"]])
+    if row["layers"] is not None:
+        config["n_layer" if "n_layer" in config else "num_hidden_layers"] = row["layers"]
+    return TrainingRecipe(model=spec_from_config(config, name=row["model"]), **row["options"])
+
+
+def wider_name_of(row: dict[str, Any]) -> str:
+    return "-".join([row["model"], str(row["layers"]), *(f"{key}={value}" for key, value in row["options"].items())])
+
+
+FINISHED = [row for row in WIDER_ROWS if not row["oom"]]
+
+
+@pytest.mark.parametrize("row", FINISHED, ids=wider_name_of)
+def test_peak_of_a_wider_step_is_within_its_tolerance(row: dict[str, Any]) -> None:
+    assert estimate(wider_recipe_of(row)).peak_bytes == pytest.approx(row["peak_bytes"], rel=WIDER_TOLERANCE)
+
+
+def test_median_error_on_wider_steps_is_tiny() -> None:
+    errors = sorted(abs(estimate(wider_recipe_of(row)).peak_bytes / row["peak_bytes"] - 1) for row in FINISHED)
+    assert errors[len(errors) // 2] <= WIDER_MEDIAN_TOLERANCE
 
 
 # DeepSpeed 0.19.8, one and two GPUs: the profiled step's peak

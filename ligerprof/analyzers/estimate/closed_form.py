@@ -77,13 +77,13 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     if is_eager(recipe):
         yield "attention is written out (eager): every score matrix is a tensor"
     else:
+        if recipe.spec.attention_softcap is not None:
+            yield "SDPA leaves out the softcap of the scores, as transformers 5.17 runs it; later ones insist on eager"
         yield "fused attention keeps its inputs, its output and one fp32 sum a row, as cuDNN's does on Hopper"
     if not gpu.measured:
         yield f"{gpu.title}: library workspaces as torch's source has them; no one measured this GPU"
     if recipe.memory_limit_bytes is not None:
         yield "the limit is held against allocated bytes; what the allocator reserves is usually a few percent more"
-    if recipe.alloc_conf:
-        yield "the allocator's default settings: --alloc-conf changes what blocks are rounded to, and what is reserved"
     if recipe.autocast:
         yield "autocast keeps its 16-bit weights until the forward pass ends"
 

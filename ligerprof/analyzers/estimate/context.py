@@ -87,5 +87,5 @@ class Context:
 
 
 def is_eager(recipe: TrainingRecipe) -> bool:
-    """Whether attention is written out; transformers knows no other for scores with a softcap."""
-    return recipe.attention == "eager" or recipe.spec.attention_softcap is not None
+    """Whether attention is written out in tensor operations."""
+    return recipe.attention == "eager"

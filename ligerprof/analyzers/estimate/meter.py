@@ -4,14 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ligerprof.roles import MemoryBreakdown, Role
-
-# kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every block is a multiple of it
-ALLOCATION_BYTES = 512
-
-
-def rounding_bytes(size_bytes: int) -> int:
-    """Bytes that the allocator adds to a request of this size."""
-    return -size_bytes % ALLOCATION_BYTES
+from ligerprof.snapshots.rules import SizeRules
 
 
 @dataclass(slots=True, eq=False)
@@ -33,11 +26,15 @@ _PLANES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
 class Meter:
     """Allocated bytes by role, now and at the highest moment since `start`.
 
+    Args:
+        rules: how the allocator rounds what is asked for.
+
     Attributes:
         planes_peak_bytes: the most that tensors of tokens times vocabulary ever took together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rules: SizeRules) -> None:
+        self._rules = rules
         self._held = dict.fromkeys(Role, 0)
         self._total_bytes = 0
         self._peak_total_bytes = 0
@@ -66,7 +63,7 @@ class Meter:
 
     def take(self, size_bytes: int, role: Role) -> Block:
         """Allocate a block with one holder."""
-        self._change(role, size_bytes)
+        self._change(role, size_bytes, self._rules.round_request(size_bytes))
         return Block(size_bytes=size_bytes, role=role)
 
     def keep(self, block: Block) -> Block:
@@ -78,7 +75,7 @@ class Meter:
         """Take a holder away; the last one frees the block."""
         block.holders -= 1
         if block.holders == 0:
-            self._change(block.role, -block.size_bytes)
+            self._change(block.role, -block.size_bytes, -self._rules.round_request(block.size_bytes))
 
     def touch(self, size_bytes: int, role: Role) -> None:
         """Allocate and free at once: what an operation needs while it runs."""
@@ -102,11 +99,10 @@ class Meter:
         self._total_bytes = sum(self._held.values())
         self._look()
 
-    def _change(self, role: Role, size_bytes: int) -> None:
-        rounding = rounding_bytes(size_bytes) if size_bytes >= 0 else -rounding_bytes(-size_bytes)
+    def _change(self, role: Role, size_bytes: int, block_bytes: int) -> None:
         self._held[role] += size_bytes
-        self._held[Role.ALLOCATOR_ROUNDING] += rounding
-        self._total_bytes += size_bytes + rounding
+        self._held[Role.ALLOCATOR_ROUNDING] += block_bytes - size_bytes
+        self._total_bytes += block_bytes
         self._look()
 
     def _look(self) -> None:

@@ -8,6 +8,7 @@ from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.snapshots.allocator import CachingAllocator
+from ligerprof.snapshots.allocator_settings import parse_allocator_settings
 
 Bytes = Mapping[Role, int]
 # states as large as the trainable weights
@@ -55,7 +56,7 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placem
     # the fused optimizer keeps its step counters on the GPU
     steps = [FP32_BYTES for _ in trainable] if recipe.optimizer == "adamw-fused" else []
     foreach = trainable if recipe.optimizer == "adamw-foreach" else []
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(settings=parse_allocator_settings(recipe.alloc_conf))
     return Placement(
         resident=_allocate(allocator, Role.PARAMETERS, [weight.size_bytes for weight in weights]),
         states=_allocate(allocator, Role.OPTIMIZER_STATES, [*states, *steps]),

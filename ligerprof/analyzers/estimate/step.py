@@ -12,6 +12,7 @@ from ligerprof.analyzers.estimate.zero import zero_placement
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
+from ligerprof.snapshots.allocator_settings import parse_allocator_settings
 
 # torch keeps one cuBLAS workspace a thread: one for forward, one for autograd's backward thread
 CUBLAS_THREADS = 2
@@ -55,7 +56,7 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     placement = place(recipe, weights.values())
     for weight in weights.values():
         weight.kept_share = placement.gradient_share
-    meter = Meter()
+    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     _place_static(meter, recipe, placement, first=first)
     peaks: dict[Phase, MemoryBreakdown] = {}
     # gradients are whole from the second micro-batch on, and no later one differs from it
