@@ -80,7 +80,8 @@ def _stage_3(recipe: TrainingRecipe, elements: int, share: int, largest: int) ->
             Role.COMMUNICATION: _HALF_BYTES * _REDUCE_BUCKET,
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, share)},
-        running={Role.COMMUNICATION: _HALF_BYTES * min(elements, _MAX_LIVE)},
+        # a weight that is needed is gathered whatever the limit says
+        running={Role.COMMUNICATION: _HALF_BYTES * min(elements, max(_MAX_LIVE, largest))},
         first_backward={Role.COMMUNICATION: _HALF_BYTES * (largest + _layer_elements(recipe))},
         gradient_share=0.0,
         gradients_at_update=0 if offloaded else _HALF_BYTES * share,
