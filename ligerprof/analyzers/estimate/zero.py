@@ -32,13 +32,13 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placeme
 
 
 def _require_known(recipe: TrainingRecipe) -> None:
-    for given, what in (
-        (recipe.zero == 0, "--engine deepspeed with --zero 0"),
-        (recipe.offload == "nvme", "--offload nvme"),
-        (recipe.lora is not None, "--lora with --engine deepspeed"),
+    for given, what, instead in (
+        (recipe.zero == 0, "--engine deepspeed with --zero 0", "use --zero 1, 2 or 3"),
+        (recipe.offload == "nvme", "--offload nvme", "use --offload all"),
+        (recipe.lora is not None, "--lora with --engine deepspeed", "use --engine torch"),
     ):
         if given:
-            raise NotBuiltError(f"estimate: {what} has no closed form yet; use --zero 1, 2 or 3 with whole weights.")
+            raise NotBuiltError(f"estimate: {what} has no closed form yet; {instead}.")
 
 
 def _stage_1_or_2(recipe: TrainingRecipe, elements: int, share: int, largest: int) -> Placement:
