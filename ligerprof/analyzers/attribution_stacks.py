@@ -11,10 +11,15 @@ _NATIVE_FILE = re.compile(r"\?\?|.*\.(?:cpp|cc|c|cu|cuh|h|hpp)|")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
 # Python frames of the thread that runs the training script end in one of these; autograd's threads do not
 _MAIN_ROOTS = frozenset({"<module>", "_bootstrap", "_run_module_as_main", "_run_code", "run_module"})
-_LIBRARY = re.compile(r"(?:^|/)(?:torch|deepspeed|accelerate|peft)/|/liger_kernel/ops/|/ligerprof/runs/")
+# installed packages begin with their name, checkouts with the folder they were cloned into
+_INSTALLED = re.compile(r"^(?:.*/)?(?:site|dist)-packages/")
+_TORCH = r"^(?:.*/pytorch/)?torch/"
+_LIBRARY = re.compile(
+    _TORCH + r"|^(?:.*/DeepSpeed/)?deepspeed/|^(?:.*/src/)?(?:accelerate|peft)/|liger_kernel/ops/|ligerprof/runs/"
+)
 # calls that pass on to the ones that say more
 _PLUMBING = re.compile(
-    r"(?:^|/)torch/(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
+    _TORCH + r"(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
     r"|ligerprof/kernels/\w+\.py"
 )
 _COMMON_NAMES = frozenset({"__init__.py", "triton.py", "reference.py", "ops.py", "utils.py", "layer.py", "main.py"})
@@ -150,7 +155,7 @@ def _read_frame(frame: Any) -> Call | str | None:
         return None
     if _NATIVE_FILE.fullmatch(file):
         return name
-    return Call(file, line if isinstance(line, int) else 0, name)
+    return Call(_INSTALLED.sub("", file), line if isinstance(line, int) else 0, name)
 
 
 def _is_model_forward(call: Call) -> bool:

@@ -19,7 +19,15 @@ MEASURED = {
     "hf-nockpt-8x1024": (34470623232, 35989225472),
     "hf-4.45-ckpt-4x1024": (14120016896, 17844666368),
     "zero3-offload-4x1024": (9727049216, 11356078080),
+    "stamped-amp-ckpt-4x1024": (23276776960, 26168262656),
+    "small-expandable": (1044328448, 1247805440),
+    "small-ring-3000-expandable": (1044328448, 1289748480),
+    "small-streams": (1051144192, 1553989632),
+    "small-late": (1051144192, 1126170624),
+    "small-python-alloc-nockpt": (1236021248, 1516240896),
+    "small-sgd-accum": (1054532608, 1384120320),
 }
+LOST_THEIR_BEGINNING = {"small-ring-3000-expandable", "small-late"}
 
 
 @pytest.mark.parametrize("name", sorted(MEASURED))
@@ -27,7 +35,7 @@ def test_replay_gives_the_measured_peaks_to_the_byte(name: str) -> None:
     replayed = replay(read_snapshot(RECORDINGS / f"{name}.pickle.xz"), 0)
 
     assert (replayed.allocated_bytes.max(), replayed.reserved_bytes.max()) == MEASURED[name]
-    assert replayed.complete
+    assert replayed.complete == (name not in LOST_THEIR_BEGINNING)
     assert replayed.verified
 
 
