@@ -54,6 +54,7 @@ def fused_loss_forward(original: Forward, plan: PatchPlan, run_loss: LossRunner,
     """
     # by hand and not by Signature.bind: this runs every step, and torch.compile traces it
     positional = tuple(inspect.signature(original).parameters)[1:]
+    make_output = _output_maker(plan)
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +68,9 @@ def fused_loss_forward(original: Forward, plan: PatchPlan, run_loss: LossRunner,
         outputs = self.get_decoder()(**inputs)
         hidden = _kept_positions(outputs.last_hidden_state, given["logits_to_keep"])
         loss = run_loss(self, hidden, _loss_call(given, hidden, _with_softcap(options, plan, self.config)))
-        return _model_output(plan, outputs, loss, self.config if given["return_dict"] is None else None, given)
+        output = make_output(outputs, loss)
+        as_dict = self.config.return_dict if given["return_dict"] is None else given["return_dict"]
+        return output if as_dict else output.to_tuple()
 
     return forward
 
@@ -142,11 +145,14 @@ def _kept_positions(hidden: Tensor, keep: int | Tensor | None) -> Tensor:
     return hidden[keep] if keep.ndim == 2 else hidden[:, keep, :]
 
 
-def _model_output(plan: PatchPlan, outputs: Any, loss: Tensor, config: Any | None, given: dict[str, Any]) -> Any:
+def _output_maker(plan: PatchPlan) -> Callable[[Any, Tensor], Any]:
+    """A function from the decoder's outputs and the loss to what the causal model returns, without logits."""
     from transformers import modeling_outputs
 
     output_class = getattr(modeling_outputs, plan.output)
     names = [field.name for field in dataclasses.fields(output_class) if field.name not in ("loss", "logits")]
-    output = output_class(loss=loss, **{name: getattr(outputs, name, None) for name in names})
-    as_dict = given["return_dict"] if config is None else config.return_dict
-    return output if as_dict else output.to_tuple()
+
+    def make(outputs: Any, loss: Tensor) -> Any:
+        return output_class(loss=loss, **{name: getattr(outputs, name, None) for name in names})
+
+    return make

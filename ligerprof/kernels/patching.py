@@ -309,7 +309,7 @@ def _with_global(function: Forward, name: str, value: Any) -> Forward:
     Raises:
         KernelUnavailableError: the function does not use that name.
     """
-    plain = function if isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__") else None
+    plain = function if isinstance(function, types.FunctionType) else None
     if plain is None or name not in plain.__code__.co_names:
         raise KernelUnavailableError(f"rope: {function.__qualname__} does not call {name}. Leave rope out.")
     # without the module's name, as torch.compile would look the global up in the module itself

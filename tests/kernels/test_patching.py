@@ -189,6 +189,16 @@ def test_a_patched_model_is_freed_without_the_garbage_collector() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("kernels", ["flce", "all"])
+def test_a_patched_model_compiles_without_a_graph_break(kernels: str) -> None:
+    """The patches themselves: Triton kernels are traced on a GPU only."""
+    model = tiny_model("llama")
+    loss, _ = train_once(model)
+    with apply(model, kernels, provider="torch"):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert compiled(**batch(model)).loss.item() == pytest.approx(loss, rel=LOSS_TOLERANCE)
+
+
 def test_inside_peft(device: torch.device) -> None:
     peft = pytest.importorskip("peft")
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
