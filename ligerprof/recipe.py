@@ -119,6 +119,20 @@ class TrainingRecipe:
         """The dtype of matrix products, as torch names it."""
         return self.autocast or self.weight_dtype
 
+    @property
+    def summary(self) -> str:
+        """What is trained and how, in a line."""
+        return ", ".join(
+            (
+                self.spec.name,
+                f"{self.batch} x {self.seq} tokens",
+                self.precision,
+                "checkpointed" if self.checkpointing else "not checkpointed",
+                self.optimizer,
+                f"kernels {'+'.join(self.kernels)} ({self.provider})" if self.kernels else "no fused kernels",
+            )
+        )
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back, also where the model's path is gone."""
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.init}

@@ -35,27 +35,13 @@ def render_estimate(
         phases.append(beside[0])
         roles.append(beside[1])
     return Group(
-        Text(heading(recipe), style="bold"),
+        Text(recipe.summary, style="bold"),
         Text(verdict(recipe, estimate)),
         _terms_table(estimate),
         phases_table(phases, reference=len(phases) - 1),
         roles_table(roles, reference=len(roles) - 1),
         *(Text(f"assumed: {sentence}") for sentence in estimate.assumed),
         *(Text(f"left out: {sentence}") for sentence in estimate.left_out),
-    )
-
-
-def heading(recipe: TrainingRecipe) -> str:
-    """What is trained and how, in a line."""
-    return ", ".join(
-        (
-            recipe.spec.name,
-            f"{recipe.batch} x {recipe.seq} tokens",
-            recipe.precision,
-            "checkpointed" if recipe.checkpointing else "not checkpointed",
-            recipe.optimizer,
-            f"kernels {'+'.join(recipe.kernels)} ({recipe.provider})" if recipe.kernels else "no fused kernels",
-        )
     )
 
 

@@ -32,18 +32,9 @@ def render_step(report: StepReport) -> RenderableType:
 
 def heading_lines(report: StepReport) -> list[str]:
     """What ran, and whether it was measured or simulated."""
-    recipe = report.recipe
-    parts = (
-        recipe.spec.name,
-        f"{recipe.batch} x {recipe.seq} tokens",
-        recipe.precision,
-        "checkpointed" if recipe.checkpointing else "not checkpointed",
-        recipe.optimizer,
-        f"kernels {'+'.join(recipe.kernels)} ({recipe.provider})" if recipe.kernels else "no fused kernels",
-    )
     if report.outcome.backend == "simulated":
-        return [", ".join(parts), f"SIMULATED without a GPU, standing for {report.outcome.gpu}"]
-    return [", ".join(parts), f"measured on {report.outcome.gpu}"]
+        return [report.recipe.summary, f"SIMULATED without a GPU, standing for {report.outcome.gpu}"]
+    return [report.recipe.summary, f"measured on {report.outcome.gpu}"]
 
 
 def verdict(report: StepReport) -> str:

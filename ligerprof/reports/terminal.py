@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from ligerprof.roles import STEP_PHASES, MemoryBreakdown, Phase, Role
-from ligerprof.units import format_mib
+from ligerprof.units import MIB, format_mib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 100
 _NO_FIGURE = "n/a"
+_PRINTS_AS_ZERO_BYTES = MIB // 20
+_LARGEST_PERCENT = 999
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +86,21 @@ def phases_table(columns: Sequence[PhasesColumn], *, reference: int | None = Non
 
 
 def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
-    """How far a figure is from a reference, such as `+0.42 %`; n/a where either is missing or the reference is 0."""
+    """How far a figure is from a reference, such as `+0.42 %`.
+
+    `n/a` where either is missing or the reference is 0; nothing where both print as 0.0 MiB, whose
+    error would catch the eye for no bytes; `> 999 %` where a percentage stops saying more.
+    """
     if size_bytes is None or reference_bytes is None:
         return _NO_FIGURE
     if size_bytes == reference_bytes:
         return "0.00 %"
-    return _NO_FIGURE if reference_bytes == 0 else f"{100 * (size_bytes / reference_bytes - 1):+.2f} %"
+    if max(abs(size_bytes), abs(reference_bytes)) < _PRINTS_AS_ZERO_BYTES:
+        return ""
+    if reference_bytes == 0:
+        return _NO_FIGURE
+    percent = 100 * (size_bytes / reference_bytes - 1)
+    return f"{percent:+.2f} %" if abs(percent) < _LARGEST_PERCENT else f"> {_LARGEST_PERCENT} %"
 
 
 def _figures_table(

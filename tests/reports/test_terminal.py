@@ -86,7 +86,16 @@ def test_tables_match_golden(name: str, table: object) -> None:
 
 @pytest.mark.parametrize(
     ("size_bytes", "reference_bytes", "text"),
-    [(101, 100, "+1.00 %"), (99, 100, "-1.00 %"), (0, 0, "0.00 %"), (1, 0, "n/a"), (None, 5, "n/a"), (5, None, "n/a")],
+    [
+        (101 * MIB, 100 * MIB, "+1.00 %"),
+        (99 * MIB, 100 * MIB, "-1.00 %"),
+        (100 * MIB, MIB, "> 999 %"),
+        (0, 0, "0.00 %"),
+        (MIB, 0, "n/a"),
+        (512, 1024, ""),
+        (None, 5, "n/a"),
+        (5, None, "n/a"),
+    ],
 )
 def test_percent_error(size_bytes: int | None, reference_bytes: int | None, text: str) -> None:
     assert percent_error(size_bytes, reference_bytes) == text
