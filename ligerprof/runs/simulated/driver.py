@@ -42,7 +42,9 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
     """
     require_built(recipe, command="simulate")
     if recipe.gpu_spec.vendor != "nvidia":
-        raise NotBuiltError(f"simulate: --gpu {recipe.gpu} is not built yet; ROCm chooses other kernels. Use --gpu h200.")
+        raise NotBuiltError(
+            f"simulate: --gpu {recipe.gpu} is not built yet; ROCm chooses other kernels. Use --gpu h200."
+        )
     return _Simulation(recipe, record=record, progress=progress or _silent).run()
 
 

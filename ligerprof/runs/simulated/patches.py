@@ -7,6 +7,7 @@
 | transformers.masking_utils | it takes fake tensors for tracing, and builds masks that no eager run builds |
 | torch.amp.GradScaler | it skips a step whose gradients are not finite; simulated ones have no values |
 | torch.is_autocast_enabled without a device | it means CUDA's, for which the CPU's stands |
+| torch.clear_autocast_cache | it drops casts of weights in the order of their pointers' hashes, another each time |
 | triton's launches | kernels allocate nothing: running them would only need a GPU |
 | composite operators, autocast's lists | they go by the device of their inputs (composites.py, autocast.py) |
 | kernels' device queries | ours and others' ask how many multiprocessors there are, and of what generation |
@@ -49,9 +50,13 @@ def simulated_process(gpu: GpuSpec, recorder: StorageRecorder, attention_used: s
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply_out_of_place))
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _gradients_are_finite))
         stack.enter_context(standing_for(sm_count=gpu.sm_count))
-        enabled = torch.is_autocast_enabled
-        stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda device="cpu": enabled(device)))
-        for context in (_foreach_as_on_cuda(), _masks_as_when_eager(recorder), _no_launches(), _device_queries(gpu)):
+        for context in (
+            _foreach_as_on_cuda(),
+            _masks_as_when_eager(recorder),
+            _autocast_without_a_device(recorder),
+            _no_launches(),
+            _device_queries(gpu),
+        ):
             stack.enter_context(context)
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
@@ -139,6 +144,24 @@ def _masks_as_when_eager(recorder: StorageRecorder) -> Iterator[None]:
     with (
         mock.patch.object(masking, "is_tracing", _is_never_tracing),
         mock.patch.object(masking, "find_packed_sequence_indices", nothing_is_packed),
+    ):
+        yield
+
+
+@contextmanager
+def _autocast_without_a_device(recorder: StorageRecorder) -> Iterator[None]:
+    enabled, clear_cache = torch.is_autocast_enabled, torch.clear_autocast_cache
+
+    def enabled_on_stand_in(device_type: str = "cpu") -> bool:
+        return enabled(device_type)
+
+    def clear_cache_in_order() -> None:
+        with recorder.releasing_by_address():
+            clear_cache()
+
+    with (
+        mock.patch.object(torch, "is_autocast_enabled", enabled_on_stand_in),
+        mock.patch.object(torch, "clear_autocast_cache", clear_cache_in_order),
     ):
         yield
 

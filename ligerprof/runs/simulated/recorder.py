@@ -35,6 +35,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._truth = False
+        self._waiting: list[Block] | None = None
         self._held: dict[int, tuple[Block, weakref.ref[Any]]] = {}
 
     @classmethod
@@ -86,9 +87,23 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _reaper(self, key: int) -> Callable[[Any], None]:
         def reap(_reference: Any) -> None:
             block, _ = self._held.pop(key)
-            self._device.release(block)
+            if self._waiting is None:
+                self._device.release(block)
+            else:
+                self._waiting.append(block)
 
         return reap
+
+    @contextmanager
+    def releasing_by_address(self) -> Iterator[None]:
+        """Release what dies inside in an order of its own, where C++ goes by hashes of pointers."""
+        waiting = self._waiting = []
+        try:
+            yield
+        finally:
+            self._waiting = None
+            for block in sorted(waiting, key=lambda block: block.address):
+                self._device.release(block)
 
     def _hand_over(self, old: Tensor, new: Tensor) -> None:
         block, _ = self._held.pop(old.untyped_storage()._cdata)
