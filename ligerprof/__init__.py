@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ligerprof.recipe import TrainingRecipe
     from ligerprof.roles import MemoryBreakdown, Phase, Role
     from ligerprof.runs.outcome import StepOutcome
+    from ligerprof.runs.recording import record
     from ligerprof.runs.simulated import simulate_step as simulate
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ _HOMES = {
     "TrainingRecipe": ("ligerprof.recipe", "TrainingRecipe"),
     "estimate": ("ligerprof.analyzers.estimate", "estimate"),
     "explain": ("ligerprof.analyzers.explain", "explain"),
+    "record": ("ligerprof.runs.recording", "record"),
     "simulate": ("ligerprof.runs.simulated", "simulate_step"),
 }
 
@@ -50,6 +52,7 @@ __all__ = [
     "TrainingRecipe",
     "estimate",
     "explain",
+    "record",
     "simulate",
 ]
 
