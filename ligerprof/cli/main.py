@@ -13,6 +13,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "step": ("ligerprof.cli.step", "Run one profiled training step, on the GPU or simulated."),
     "explain": ("ligerprof.cli.explain", "Show who holds the peak of a memory snapshot."),
     "estimate": ("ligerprof.cli.estimate", "Predict the peak from a closed form, in milliseconds."),
+    "fit": ("ligerprof.cli.fit", "Find the largest batch and sequence that fit a limit."),
+    "advise": ("ligerprof.cli.advise", "List the cheapest changes until a recipe fits."),
     "compare": ("ligerprof.cli.compare", "Put estimates, runs and snapshots side by side."),
     "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
     "models": ("ligerprof.cli.models", "List the models known by name."),

@@ -1,0 +1,50 @@
+"""`ligerprof advise`: the cheapest changes that bring a recipe below a limit, each with what it saves and costs."""
+
+import click
+
+from ligerprof.analyzers.advise import Advice, advise
+from ligerprof.analyzers.flags import command_line
+from ligerprof.cli.checking import make_judge, simulate_option
+from ligerprof.cli.options import json_option, recipe_options
+from ligerprof.cli.output import print_json
+from ligerprof.errors import DoesNotFitError, NotBuiltError
+from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.units import format_bytes
+
+
+@click.command(name="advise", short_help="List the cheapest changes until a recipe fits.")
+@recipe_options
+@simulate_option
+@json_option
+def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
+    """Tell what to change so that a recipe fits --memory-limit, or what --gpu leaves to torch.
+
+    Climbs a ladder of changes, the cheapest first, until the recipe fits; prints what each saves by the
+    closed form and what it costs, and the command to run next. The exit code is 3 where nothing gets there.
+    """
+    judge = make_judge(recipe, simulate=simulate)
+    advice = advise(recipe, judge)
+    next_command = command_line(_runnable(advice), advice.plan)
+    if as_json:
+        from ligerprof.reports.advise import advice_notes
+
+        print_json({**advice.to_json(), "command": next_command, "notes": list(advice_notes(advice))})
+    else:
+        from ligerprof.reports.advise import render_advice
+        from ligerprof.reports.terminal import console
+
+        console().print(render_advice(advice, next_command))
+    if not advice.plan_verdict.fits:
+        raise DoesNotFitError(
+            f"no change of the ladder makes it fit {format_bytes(advice.limit.size_bytes)}."
+            " Choose another GPU, a shorter sequence or a smaller model."
+        )
+
+
+def _runnable(advice: Advice) -> str:
+    """`step` where this version can run the plan, else `estimate`."""
+    try:
+        require_built(advice.plan, command="step")
+    except NotBuiltError:
+        return "estimate"
+    return "step"

@@ -1,0 +1,34 @@
+"""How fit and advise have recipes checked: by the simulated step, unless the user wants the closed form alone."""
+
+import click
+
+from ligerprof.analyzers.budget import Check, Judge, Reserved, find_limit
+from ligerprof.recipe import TrainingRecipe
+
+simulate_option = click.option(
+    "--simulate/--no-simulate",
+    default=True,
+    show_default=True,
+    help="Check answers by simulated steps (seconds each), or trust the closed form.",
+)
+
+
+def make_judge(recipe: TrainingRecipe, *, simulate: bool) -> Judge:
+    """The judge of a recipe's limit.
+
+    Raises:
+        RecipeError: the limit is above the GPU's memory.
+    """
+    check: Check | None = _simulated if simulate else None
+    return Judge(find_limit(recipe), check)
+
+
+def _simulated(recipe: TrainingRecipe) -> Reserved:
+    from ligerprof.runs.simulated import simulate_step
+
+    outcome = simulate_step(recipe, record=False)
+    return Reserved(
+        first_bytes=outcome.first_step_reserved_bytes,
+        steady_bytes=outcome.reserved_bytes,
+        fits=outcome.oom is None,
+    )

@@ -1,0 +1,69 @@
+"""`ligerprof fit`: the largest batch and sequence that a limit allows, and the settings that make a wanted pair fit."""
+
+from pathlib import Path
+
+import click
+
+from ligerprof.analyzers.fit import Fit, fit
+from ligerprof.cli.checking import make_judge, simulate_option
+from ligerprof.cli.options import force_option, json_option, recipe_options
+from ligerprof.cli.output import print_json, say
+from ligerprof.errors import DoesNotFitError, RunDirectoryError
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.units import format_bytes
+
+
+@click.command(name="fit", short_help="Find the largest batch and sequence that fit a limit.")
+@recipe_options
+@simulate_option
+@click.option(
+    "--figure",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the frontier to this file; its suffix is the format, such as .svg or .png.",
+)
+@force_option
+@json_option
+def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: bool, as_json: bool) -> None:
+    """Find what fits --memory-limit, or what --gpu leaves to torch.
+
+    Prints the largest batch at --seq, the longest sequence at --batch, the frontier between them, and,
+    where --batch and --seq do not fit together, the cheapest settings that make them. The exit code is 3
+    where the recipe fits with no batch and with no sequence.
+    """
+    if figure is not None:
+        _check_target(figure, force=force)
+    found = fit(recipe, make_judge(recipe, simulate=simulate), say)
+    if figure is not None:
+        _draw(found, figure)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        from ligerprof.reports.fit import render_fit
+        from ligerprof.reports.terminal import console
+
+        console().print(render_fit(found))
+    if found.batch is None and found.seq is None:
+        raise DoesNotFitError(
+            f"no batch and no sequence of this recipe fits {format_bytes(found.limit.size_bytes)}."
+            " `ligerprof advise` tells what to change."
+        )
+
+
+def _check_target(figure: Path, *, force: bool) -> None:
+    """Refuse a file that cannot be drawn to, before anything is searched."""
+    from ligerprof.reports.bench import check_figure_name
+
+    check_figure_name(figure.suffix)
+    if figure.exists() and not force:
+        raise RunDirectoryError(f"{figure}: exists. Choose another file, or pass --force.")
+
+
+def _draw(found: Fit, figure: Path) -> None:
+    from ligerprof.reports.fit import draw_frontier
+
+    try:
+        figure.parent.mkdir(parents=True, exist_ok=True)
+        draw_frontier(found).savefig(figure, dpi=150)
+    except OSError as error:
+        raise RunDirectoryError(f"{figure}: cannot write ({error.strerror}). Choose another file.") from None
+    say(f"wrote {figure}")

@@ -1,0 +1,83 @@
+"""What `ligerprof advise` prints: the ladder with what each rung saves and costs, and the command to run next."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ligerprof.analyzers.advise import Advice, Step
+from ligerprof.analyzers.budget import ALLOWANCE
+from ligerprof.reports.fit import describe_verdict
+from ligerprof.units import format_bytes, format_mib
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_MARKS = {"applied": "do", "spare": "spare", "useless": "no", "inapplicable": "-", "unpriced": "?"}
+_LEGEND = (
+    "do: part of the plan; spare: would save as much on top of it; no: of no use; -: nothing to change; ?: no price"
+)
+
+
+def render_advice(advice: Advice, next_command: str) -> "RenderableType":
+    """Lay out the ladder and what came of it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(
+        Text(advice.recipe.summary, style="bold"),
+        Text(f"The limit is {format_bytes(advice.limit.size_bytes)} of reserved bytes ({advice.limit.source})."),
+        Text(f"As it is, it {describe_verdict(advice.verdict)}."),
+        _ladder(advice),
+        Text(_LEGEND),
+        *(Text(line) for line in _outcome(advice)),
+        *(Text(f"note: {sentence}") for sentence in advice_notes(advice)),
+        Text(f"Next: {next_command}"),
+    )
+
+
+def advice_notes(advice: Advice) -> tuple[str, ...]:
+    """How the verdicts were reached where they were not simulated, one sentence each."""
+    verdicts = (advice.verdict, advice.plan_verdict)
+    reasons = dict.fromkeys(f"not simulated: {verdict.reason}" for verdict in verdicts if verdict.reason)
+    guessed = any(verdict.checked == "closed form" for verdict in verdicts)
+    return (*reasons, *((ALLOWANCE,) if guessed else ()))
+
+
+def _ladder(advice: Advice) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("change", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("saves, MiB", justify="right", no_wrap=True)
+    table.add_column("needs, MiB", justify="right", no_wrap=True)
+    table.add_column("cost, or why not", overflow="fold")
+    table.add_row("as it is", "", "", format_mib(advice.needed_bytes), "")
+    for step in advice.steps:
+        table.add_row(*_cells(step))
+    return table
+
+
+def _cells(step: Step) -> tuple[str, ...]:
+    return (
+        step.change.title,
+        _MARKS[step.state],
+        _mib(step.saved_bytes),
+        _mib(step.needed_bytes),
+        step.reason or step.change.cost,
+    )
+
+
+def _mib(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else format_mib(size_bytes)
+
+
+def _outcome(advice: Advice) -> Iterator[str]:
+    saved = format_bytes(sum(step.saved_bytes or 0 for step in advice.applied))
+    if not advice.applied:
+        yield "Nothing needs to change." if advice.plan_verdict.fits else "Nothing on the ladder helps."
+        return
+    yield f"Together they save {saved}. It then {describe_verdict(advice.plan_verdict)}."
+    if advice.host_bytes:
+        yield f"Main memory then holds {format_bytes(advice.host_bytes)} for each GPU."

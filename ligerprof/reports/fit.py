@@ -1,0 +1,117 @@
+"""What `ligerprof fit` prints and draws: what fits, how that was checked, and the frontier of batch and sequence."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ligerprof.analyzers.budget import Verdict
+from ligerprof.analyzers.fit import Fit, Point
+from ligerprof.analyzers.flags import command_line
+from ligerprof.reports.figures import STYLE
+from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+def render_fit(fit: Fit) -> "RenderableType":
+    """Lay out the answers: the limit, the wanted pair, the largest batch and sequence, the frontier, the settings."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(
+        Text(fit.recipe.summary, style="bold"),
+        Text(f"The limit is {format_bytes(fit.limit.size_bytes)} of reserved bytes ({fit.limit.source})."),
+        *(Text(line) for line in _answers(fit)),
+        _frontier_table(fit),
+        *(Text(line) for line in _settings(fit)),
+        *(Text(f"note: {sentence}") for sentence in fit.notes),
+    )
+
+
+def describe_verdict(verdict: Verdict) -> str:
+    """Whether it fits, what it holds and who says so."""
+    held = format_bytes(verdict.held_bytes)
+    if verdict.checked == "closed form":
+        return f"{'fits' if verdict.fits else 'DOES NOT FIT'}: {held} allocated (closed form)"
+    return f"fits: {held} reserved (simulated)" if verdict.fits else "DOES NOT FIT: out of memory (simulated)"
+
+
+def _answers(fit: Fit) -> Iterator[str]:
+    yield f"{fit.recipe.batch} x {fit.recipe.seq} tokens {describe_verdict(fit.wanted)}."
+    yield f"Largest batch at {fit.recipe.seq} tokens: {_answer(fit.batch, 'batch')}"
+    yield f"Longest sequence at batch {fit.recipe.batch}: {_answer(fit.seq, 'seq')}"
+
+
+def _answer(point: Point | None, axis: str) -> str:
+    if point is None:
+        return "none"
+    figure = point.batch if axis == "batch" else point.seq
+    end = ", all the positions of the model" if point.bounded_by == "positions" else ""
+    return f"{figure}{end} ({format_bytes(point.verdict.held_bytes)} {_held(point.verdict)})"
+
+
+def _held(verdict: Verdict) -> str:
+    return f"{'reserved' if verdict.checked == 'simulated' else 'allocated'}, {verdict.checked}"
+
+
+def _frontier_table(fit: Fit) -> "Table":
+    from ligerprof.reports.listing import listing_table
+
+    figures = ("tokens a sequence", "largest batch", "tokens a micro-batch", "held")
+    table = listing_table(*figures, "checked", right=figures)
+    for point in fit.frontier:
+        table.add_row(
+            f"{point.seq:,}",
+            f"{point.batch:,}",
+            f"{point.seq * point.batch:,}",
+            format_bytes(point.verdict.held_bytes),
+            point.verdict.checked,
+        )
+    return table
+
+
+def _settings(fit: Fit) -> Iterator[str]:
+    wanted = f"{fit.recipe.batch} x {fit.recipe.seq} tokens"
+    if fit.settings_gap is not None:
+        yield f"No settings for {wanted}: {fit.settings_gap}"
+    if fit.settings is None:
+        return
+    if not fit.settings.plan_verdict.fits:
+        yield f"No settings make {wanted} fit: `ligerprof advise` shows how close they come."
+        return
+    titles = ", ".join(step.change.title for step in fit.settings.applied)
+    yield f"The cheapest settings for {wanted}: {titles}."
+    yield f"It then {describe_verdict(fit.settings.plan_verdict)}."
+    yield f"  {command_line('estimate', fit.settings.plan)}"
+
+
+def draw_frontier(fit: Fit) -> "Figure":
+    """Largest batch against tokens a sequence, both on logarithmic axes; the wanted pair marked."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(fname=STYLE):
+        figure = Figure(figsize=(6.0, 3.6))
+        axes = figure.add_subplot()
+        lengths = [point.seq for point in fit.frontier]
+        batches = [point.batch for point in fit.frontier]
+        if fit.frontier:
+            axes.fill_between(lengths, batches, min(1, *batches), color="#a9dfbf", alpha=0.6, linewidth=0)
+            axes.plot(lengths, batches, color="#117a65", marker="o", label=f"fits {format_bytes(fit.limit.size_bytes)}")
+        axes.plot(
+            [fit.recipe.seq],
+            [fit.recipe.batch],
+            marker="*",
+            markersize=11,
+            linestyle="",
+            color="#1b4f72" if fit.wanted.fits else "#922b21",
+            label=f"{fit.recipe.batch} x {fit.recipe.seq} {'fits' if fit.wanted.fits else 'does not fit'}",
+        )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xlabel("tokens a sequence")
+        axes.set_ylabel("largest batch")
+        axes.legend(loc="upper right")
+    return figure
