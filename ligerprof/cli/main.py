@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("ligerprof.cli.fit", "Find the largest batch and sequence that fit a limit."),
     "advise": ("ligerprof.cli.advise", "List the cheapest changes until a recipe fits."),
     "compare": ("ligerprof.cli.compare", "Put estimates, runs and snapshots side by side."),
+    "diff": ("ligerprof.cli.diff", "Show what grew and shrank between two peaks."),
     "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
     "models": ("ligerprof.cli.models", "List the models known by name."),
     "kernels": ("ligerprof.cli.kernels", "List the fused kernels and what can run here."),

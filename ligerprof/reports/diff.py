@@ -1,0 +1,124 @@
+"""What `ligerprof diff` prints: a sentence, the roles, and the block groups that changed the most."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ligerprof.analyzers.diff import GroupChange, PeakDiff
+from ligerprof.analyzers.peak import PeakReport
+from ligerprof.roles import STEP_PHASES, Role
+from ligerprof.units import format_bytes, format_mib
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+_MOST_NAMED = 3
+_HEADING_WIDTH, _FIGURE_WIDTH = 21, 11
+
+
+def render_diff(diff: PeakDiff, *, top: int = 10) -> "RenderableType":
+    """Lay out what changed between two peaks, at most 100 columns wide.
+
+    Args:
+        top: how many rows of block groups.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    notes = [Text(f"Note: {note}.") for note in diff.notes]
+    return Group(Text(difference_sentence(diff)), _roles_table(diff), _groups_table(diff, top), *notes)
+
+
+def difference_sentence(diff: PeakDiff) -> str:
+    """By how much the peak changed, and the roles that changed the most."""
+    peaks = f"from {_peak(diff.before)} to {_peak(diff.after)}"
+    changes = {role: diff.role_difference_bytes(role) for role in Role}
+    largest = sorted((role for role in Role if changes[role]), key=lambda role: -abs(changes[role]))[:_MOST_NAMED]
+    named = ", ".join(f"{role.value} {_signed(changes[role])}" for role in largest) or "no role changed"
+    if diff.difference_bytes == 0:
+        return f"The peak is the same, {_peak(diff.before)}: {named}."
+    verb = "grew" if diff.difference_bytes > 0 else "fell"
+    return f"The peak {verb} by {format_bytes(abs(diff.difference_bytes))}, {peaks}: {named}."
+
+
+def _peak(report: PeakReport) -> str:
+    when = f" in {report.peak_phase.value}" if report.peak_phase else ""
+    return f"{format_bytes(report.peak_bytes)}{when}"
+
+
+def _roles_table(diff: PeakDiff) -> "Table":
+    table = _table("role", "before, MiB", "after, MiB", "change, MiB")
+    for role in Role:
+        before, after = diff.before.roles[role], diff.after.roles[role]
+        if before or after:
+            table.add_row(role.value, format_mib(before), format_mib(after), _signed_mib(after - before))
+    table.add_section()
+    _add_change(table, "peak", diff.before.peak_bytes, diff.after.peak_bytes)
+    _add_change(table, "reserved", diff.before.reserved_bytes, diff.after.reserved_bytes)
+    for phase in STEP_PHASES:
+        if phase in diff.before.phases and phase in diff.after.phases:
+            _add_change(table, f"highest in {phase.value}", diff.before.phases[phase], diff.after.phases[phase])
+    return table
+
+
+def _add_change(table: "Table", name: str, before: int, after: int) -> None:
+    table.add_row(name, format_mib(before), format_mib(after), _signed_mib(after - before))
+
+
+def _groups_table(diff: PeakDiff, top: int) -> "Table":
+    """The groups that changed the most, those of all layers in one row."""
+    merged: dict[tuple[str, str], list[GroupChange]] = defaultdict(list)
+    for group in diff.groups:
+        merged[group.place.role.value, _who(group)].append(group)
+    rows = [
+        (role, who, change, groups)
+        for (role, who), groups in merged.items()
+        if (change := sum(group.difference_bytes for group in groups))
+    ]
+    rows.sort(key=lambda row: -abs(row[2]))
+    table = _table("role", "change, MiB", "blocks", who="who asked")
+    for role, who, change, groups in rows[:top]:
+        table.add_row(role, _signed_mib(change), _counts(groups), who)
+    if rest := rows[top:]:
+        table.add_section()
+        table.add_row(f"{len(rest)} more rows", _signed_mib(sum(row[2] for row in rest)), "", "--top shows more")
+    return table
+
+
+def _counts(groups: Sequence[GroupChange]) -> str:
+    before, after = sum(group.before_count for group in groups), sum(group.after_count for group in groups)
+    return str(before) if before == after else f"{before} > {after}"
+
+
+def _who(group: GroupChange) -> str:
+    module = _LAYER_NUMBER.sub(".*", group.place.module)
+    if module:
+        return module
+    before, after = (", ".join(frames) for frames in (group.frames_before, group.frames_after))
+    return before if before == after or not after else f"{before} > {after}" if before else after
+
+
+def _signed(size_bytes: int) -> str:
+    return f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}"
+
+
+def _signed_mib(size_bytes: int) -> str:
+    text = format_mib(size_bytes)
+    # less than the last figure shown has no sign
+    return format_mib(0) if text.lstrip("-") == format_mib(0) else f"{'+' if size_bytes > 0 else ''}{text}"
+
+
+def _table(heading: str, *figures: str, who: str | None = None) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(heading, no_wrap=True, min_width=_HEADING_WIDTH)
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True, min_width=_FIGURE_WIDTH)
+    if who is not None:
+        table.add_column(who, no_wrap=True, overflow="ellipsis")
+    return table
