@@ -193,7 +193,7 @@ def _math(problem: Problem, mask: Tensor | None, root: float) -> tuple[Tensor, T
     weights = scores.to(original)
     output = torch.matmul(scores, value).to(original)
     # C++ destroys locals in reverse order
-    del scores, value, key, mask, query, wide_value, wide_key, wide_query
+    del scores, value, key, query, wide_value, wide_key, wide_query, mask
     return output, weights
 
 

@@ -35,9 +35,12 @@ def _hold(call: Call, library: str, size_bytes: int) -> None:
     call.device.hold_for_good(f"{library} {thread}", size_bytes)
 
 
+def _overloads(packet: Any) -> list[Any]:
+    """The operator however its result and its type are asked for."""
+    return [getattr(packet, name) for name in packet.overloads() if name in ("default", "out", "dtype", "dtype_out")]
+
+
 PRODUCT_INTERNALS: dict[Any, Internal] = {
-    aten.mm.default: _product,
-    aten.bmm.default: _product,
-    aten.addmm.default: _product_and_bias,
-    aten.baddbmm.default: _product,
+    **{overload: _product for packet in (aten.mm, aten.bmm, aten.baddbmm) for overload in _overloads(packet)},
+    **dict.fromkeys(_overloads(aten.addmm), _product_and_bias),
 }
