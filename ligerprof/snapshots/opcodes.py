@@ -12,10 +12,13 @@ _HINT = "A memory snapshot holds dicts, lists, text and numbers only: do not loa
 # and pairs of integers. All else is refused: what imports, calls or builds; tuples but for pairs
 # of integers (nested ones take exponential time to hash); what declares lengths it need not have.
 _INTEGER = rb"(?:K.|M..|J....|\x8a(?:\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
+_REFERENCE = rb"(?:j....|h.)"
+# the dict of one event, eight keys of it at once: a million of them follow each other
+_VALUE = rb"(?:j....|h.|\x8a\x07.{7}|\x8a\x06.{6}|K.|J....|M..)"
+_EVENT = rb"\}\x94\(" + (_REFERENCE + _VALUE) * 8
+_ANY = rb"j....|h.|[\x94()}\]ueas\x88\x89N]|" + _INTEGER + rb"(?:" + _INTEGER + rb"\x86)?|q.|G.{8}"
 # a bounded run, for an unbounded one takes memory for every repetition
-_RUN = re.compile(
-    rb"(?s)(?:h.|j....|[\x94()}\]ueas\x88\x89N]|q.|" + _INTEGER + rb"{2}\x86|" + _INTEGER + rb"|G.{8}){1,4096}"
-)
+_RUN = re.compile(rb"(?s)(?:" + _EVENT + rb"|" + _ANY + rb"){1,4096}")
 _BINUNICODE, _SHORT_BINUNICODE, _LONG_BINPUT = 0x58, 0x8C, 0x72
 _PROTO, _FRAME, _STOP = 0x80, 0x95, 0x2E
 _NEWEST_PROTOCOL = 5

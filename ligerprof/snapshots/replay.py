@@ -1,6 +1,6 @@
 """Replay a device's allocator events into blocks, so that allocated and reserved bytes are right at every moment."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from ligerprof.snapshots.stamp import Stamp
 
 Int64s = npt.NDArray[np.int64]
 _NOT_IN_TRACE = -1
+_NO_BLOCK = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +102,7 @@ class _Run:
         self.rules = rules
         self.space = before.space.copy()
         self.starts, self.ends = self.space.starts, self.space.ends
-        self.rounded: dict[int, int] = {}
+        self.rounded: dict[int, tuple[int, int]] = {}
         self.start_reserved_bytes = before.reserved_bytes
         self.older = [before.blocks[address] for address in sorted(before.blocks)]
         # address to block index: in use, and given back but not yet free
@@ -116,32 +117,40 @@ class _Run:
 
     def play(self, columns: EventColumns, *, stop_at_mismatch: bool = False) -> None:
         """Replay every event, or up to the first that does not fit the ones before it."""
-        steps = {
+        steps: dict[str, Callable[[int, int, int], bool]] = {
             "alloc": self._alloc,
-            "free_requested": self._free_requested,
-            "free_completed": self._free_completed,
             "segment_alloc": self._segment_alloc,
             "segment_free": self._segment_free,
             "segment_map": self._segment_map,
             "segment_unmap": self._segment_unmap,
         }
+        used, waiting, freed_by, held = self.used, self.waiting, self.freed_by, self.held
+        give = self.space.give
         events = zip(columns.actions, columns.addresses, columns.sizes, strict=True)
+        # both steps of giving back stand in the loop itself: a trace has a million of them
         for index, (action, address, size) in enumerate(events):
-            step = steps.get(action)
-            if step is not None and not step(address, size, index):
+            if action == "free_completed":
+                block = waiting.pop(address, _NO_BLOCK)
+                if fits := block >= 0:
+                    give(address, held[block])
+            elif action == "free_requested":
+                block = used.pop(address, _NO_BLOCK)
+                if fits := block >= 0:
+                    freed_by[block] = index
+                    waiting[address] = block
+            else:
+                step = steps.get(action)
+                fits = step is None or step(address, size, index)
+            if not fits:
                 self.mismatches += 1
                 if stop_at_mismatch:
                     return
 
-    # the three steps of every block's life are written out, not composed: a trace has a million of them
-
     def _alloc(self, address: int, size: int, index: int) -> bool:
-        block_bytes = self.rounded.get(size)
-        if block_bytes is None:
-            block_bytes = self.rounded[size] = self.rules.round_request(size)
+        block_bytes, splits_from = self.rounded.get(size) or self._round(size)
         free = self.starts.pop(address, _NOT_IN_TRACE)
         rest = free - block_bytes
-        if rest > 0 and self.rules.splits_off(block_bytes, rest):
+        if rest >= splits_from:
             self.starts[address + block_bytes] = rest
             self.ends[address + free] = address + block_bytes
         elif rest >= 0:
@@ -156,20 +165,11 @@ class _Run:
         self.freed_by.append(_NOT_IN_TRACE)
         return rest >= 0
 
-    def _free_requested(self, address: int, _size: int, index: int) -> bool:
-        block = self.used.pop(address, None)
-        if block is None:
-            return False
-        self.freed_by[block] = index
-        self.waiting[address] = block
-        return True
-
-    def _free_completed(self, address: int, _size: int, _index: int) -> bool:
-        block = self.waiting.pop(address, None)
-        if block is None:
-            return False
-        self.space.give(address, self.held[block])
-        return True
+    def _round(self, size: int) -> tuple[int, int]:
+        """Bytes of the block that serves a request, and the smallest rest that is split off it."""
+        block_bytes = self.rules.round_request(size)
+        self.rounded[size] = block_bytes, self.rules.smallest_rest(block_bytes)
+        return self.rounded[size]
 
     def _segment_alloc(self, address: int, size: int, index: int) -> bool:
         self.space.borders.add(address)

@@ -8,6 +8,8 @@ MIN_BLOCK_BYTES = 512
 # requests up to here come from the small pool
 SMALL_REQUEST_BYTES = 2**20
 _FIRST_ROUNDUP_BYTES = 2**20
+# no free block is as large
+_NEVER_SPLIT = 2**64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +49,15 @@ class SizeRules:
 
     def splits_off(self, block_bytes: int, rest_bytes: int) -> bool:
         """Whether a block of `block_bytes` leaves the rest of the free block it was found in to others."""
+        return rest_bytes >= self.smallest_rest(block_bytes)
+
+    def smallest_rest(self, block_bytes: int) -> int:
+        """The fewest bytes that a block of `block_bytes` leaves to others of the free block it was found in."""
         if self.expandable_segments or block_bytes <= SMALL_REQUEST_BYTES:
-            return rest_bytes >= MIN_BLOCK_BYTES
+            return MIN_BLOCK_BYTES
         if self.max_split_bytes is not None and block_bytes >= self.max_split_bytes:
-            return False
-        return rest_bytes > SMALL_REQUEST_BYTES
+            return _NEVER_SPLIT
+        return SMALL_REQUEST_BYTES + 1
 
     def _divisions_for(self, requested_bytes: int) -> int:
         if not self.roundup_divisions:

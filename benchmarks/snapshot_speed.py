@@ -1,0 +1,149 @@
+"""Time `ligerprof explain` on a million allocator events, beside what else reads the same file.
+
+    python benchmarks/snapshot_speed.py
+    python benchmarks/snapshot_speed.py --events 200000 --rounds 3 --keep million.pickle
+
+The file is made anew each time: a recording of tests/data/snapshots, repeated with fresh addresses until there are
+enough events. Every measurement is a process of its own, and they take turns, so that a busy machine is busy for all.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import pickle
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ligerprof.snapshots.reader import read_snapshot
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDING = ROOT / "tests" / "data" / "snapshots" / "hf-ckpt-4x1024.pickle.xz"
+RESULT = ROOT / "benchmarks" / "results" / "snapshot-speed.json"
+# as far apart as no recording's addresses are
+APART_BYTES = 2**41
+# addresses of the recording start near 2**47; the copies stay below 2**63
+LARGEST_COPIES = 2**63 // APART_BYTES - 2**7
+LOAD = "import gc, pickle, sys; gc.disable(); pickle.load(open(sys.argv[1], 'rb'))"
+START = "import gc, pickle, sys; gc.disable()"
+
+
+def repeated(recording: Path, events: int) -> dict[str, Any]:
+    """The recording over and over, each time at other addresses and later; stacks are shared as torch shares them."""
+    snapshot = read_snapshot(recording)
+    trace = snapshot.trace_of(0)
+    copies = -(-events // len(trace))
+    if copies > LARGEST_COPIES:
+        raise SystemExit(f"{events} events take more than {LARGEST_COPIES} copies.")
+    span_us = trace[-1]["time_us"] - trace[0]["time_us"] + 1
+    return {
+        "segments": [moved_segment(segment, copy) for copy in range(copies) for segment in snapshot.segments],
+        "device_traces": [
+            [
+                moved(event, "addr", copy) | {"time_us": event["time_us"] + copy * span_us}
+                for copy in range(copies)
+                for event in trace
+            ]
+        ],
+        "allocator_settings": snapshot.settings,
+        "external_annotations": [],
+    }
+
+
+def write(path: Path, events: int) -> int:
+    values = repeated(RECORDING, events)
+    path.write_bytes(pickle.dumps(values))
+    return len(values["device_traces"][0])
+
+
+def moved(values: Mapping[str, Any], key: str, copy: int) -> dict[str, Any]:
+    return {**values, key: values[key] + copy * APART_BYTES} if key in values else dict(values)
+
+
+def moved_segment(segment: Mapping[str, Any], copy: int) -> dict[str, Any]:
+    return moved(segment, "address", copy) | {"blocks": [moved(block, "address", copy) for block in segment["blocks"]]}
+
+
+def contenders(path: Path, scratch: Path) -> dict[str, list[str]]:
+    python = sys.executable
+    known = {
+        "python, start alone": [python, "-c", START],
+        "pickle.load, collector off": [python, "-c", LOAD, str(path)],
+        "ligerprof explain --json": [python, "-m", "ligerprof", "explain", str(path), "--json"],
+        "torch._memory_viz stats": [python, "-m", "torch.cuda._memory_viz", "stats", str(path)],
+    }
+    pt_snap = shutil.which("pt-snap")
+    if pt_snap is not None:
+        known["pt-snap import"] = [pt_snap, "import", str(path), "-o", str(scratch / "pt-snap.db"), "--force"]
+    if importlib.util.find_spec("torch") is None:
+        del known["torch._memory_viz stats"]
+    return known
+
+
+def measure(command: list[str]) -> dict[str, float]:
+    """Wall seconds and peak resident MiB of one whole process."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}.")
+    return {
+        "seconds": seconds,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "peak_mib": usage.ru_maxrss / 2**10,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keep", type=Path, help="Write the file here and keep it.")
+    parser.add_argument("--skip", action="append", default=[], help="Leave out what has this in its name.")
+    parser.add_argument("-o", "--output", type=Path, default=RESULT)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.keep or Path(folder) / "repeated.pickle"
+        # Linux counts the memory of the process that forks into the peak of its children: this one stays small
+        with ProcessPoolExecutor(1) as pool:
+            events = pool.submit(write, path, options.events).result()
+        commands = {
+            name: command
+            for name, command in contenders(path, Path(folder)).items()
+            if not any(word in name for word in options.skip)
+        }
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+        for _, (name, command) in itertools.product(range(options.rounds), commands.items()):
+            runs[name].append(measure(command))
+        report(runs, {"events": events, "file_bytes": path.stat().st_size}, options.output)
+
+
+def report(runs: Mapping[str, list[dict[str, float]]], facts: Mapping[str, int], output: Path) -> None:
+    medians = {
+        name: {key: round(median(run[key] for run in measured), 3) for key in measured[0]}
+        for name, measured in runs.items()
+    }
+    base = medians["pickle.load, collector off"]
+    for name, row in medians.items():
+        print(
+            f"{name:28} {row['seconds']:7.2f} s  {row['seconds'] / base['seconds']:5.2f} x"
+            f"  {row['peak_mib']:7.0f} MiB  {row['peak_mib'] / base['peak_mib']:5.2f} x"
+        )
+    about = {"python": platform.python_version(), "cores": os.cpu_count(), "recording": RECORDING.name, **facts}
+    output.write_text(json.dumps({"about": about, "medians": medians, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
