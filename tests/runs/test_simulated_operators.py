@@ -39,9 +39,9 @@ class Simulated:
             self.stack.enter_context(context)
 
     def sizes(self, call: Callable[[], Any]) -> tuple[Any, list[int]]:
-        start = len(self.device._events)
+        start = len(self.device.events)
         result = call()
-        events = self.device._events[start:]
+        events = self.device.events[start:]
         signs = {"alloc": 1, "free_completed": -1}
         return result, [signs[event.action] * event.size_bytes for event in events if event.action in signs]
 

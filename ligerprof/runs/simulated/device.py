@@ -40,13 +40,18 @@ class SimulatedDevice:
         limits: what may be reserved.
         settings: PYTORCH_CUDA_ALLOC_CONF.
         record: whether to keep events and Python frames for a snapshot.
+
+    Attributes:
+        gpu: the GPU that it stands for.
+        allocator: its caching allocator, with all counters.
+        events: everything that happened so far, where it is recorded.
     """
 
     def __init__(self, gpu: GpuSpec, limits: DeviceLimits, settings: AllocatorSettings, *, record: bool) -> None:
         self.gpu = gpu
         self._settings = settings
         self._record = record
-        self._events: list[TraceEvent] = []
+        self.events: list[TraceEvent] = []
         self._tracebacks: list[tuple[EventContext, Any]] = []
         self._stamp = EventContext("")
         self._held_for_good: set[str] = set()
@@ -98,11 +103,11 @@ class SimulatedDevice:
         for (context, _), stack in zip(self._tracebacks, stacks, strict=True):
             context.frames = _device_thread_frames(stack)
         self._tracebacks.clear()
-        return build_snapshot(self.allocator, self._events, self._settings)
+        return build_snapshot(self.allocator, self.events, self._settings)
 
     def _keep(self, action: str, address: int, size_bytes: int, context: object) -> None:
         kept = context if isinstance(context, EventContext) else self._stamp
-        self._events.append(TraceEvent(action, address, size_bytes, kept))
+        self.events.append(TraceEvent(action, address, size_bytes, kept))
 
     def _context(self) -> EventContext:
         context = EventContext(self._stamp.stamp)
