@@ -1,6 +1,6 @@
 """Give every block alive at a moment its role, module, frame, phase and layer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.analyzers.attribution_rules import role_of
 from ligerprof.analyzers.attribution_timeline import Timeline, make_timeline
 from ligerprof.roles import MemoryBreakdown, Phase, Role
-from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.replay import Int64s, Replay
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class Attribution:
         finder = FactFinder(
             self._replayed, self._requests, self.timeline, layers=layers, live=live, peak_bytes=peak_bytes
         )
-        roles = {block: role_of(finder.facts(block)) for block in live.tolist()}
+        roles = _roles(finder, live)
         layers.update(layers_by_weights(self._replayed, self._requests, roles, layers))
         return [self._owner(block, role, layers.get(block), finder) for block, role in roles.items()]
 
@@ -70,6 +70,18 @@ class Attribution:
             # a library keeps its workspace for all layers, whichever was the first to need it
             layer=None if role is Role.LIBRARY_WORKSPACE else layer,
         )
+
+
+def _roles(finder: FactFinder, live: Int64s) -> dict[int, Role]:
+    """The role of each block; those that no rule could tell apart are looked at once."""
+    known: dict[Hashable, Role] = {}
+    roles = {}
+    for block, signature in zip(live.tolist(), finder.signatures(), strict=True):
+        role = known.get(signature)
+        if role is None:
+            role = known[signature] = role_of(finder.facts(block))
+        roles[block] = role
+    return roles
 
 
 def breakdown(replayed: Replay, moment: int, owners: Sequence[Owner]) -> MemoryBreakdown:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
+import numpy as np
+
 from ligerprof.analyzers.attribution_requests import Request, Requests
 from ligerprof.analyzers.attribution_rules import Facts, Trait
 from ligerprof.analyzers.attribution_timeline import Timeline
@@ -45,6 +47,7 @@ class FactFinder:
         self._requests = requests
         self._timeline = timeline
         self._layers = layers
+        self._replayed = replayed
         self._live: list[int] = live.tolist()
         self._peak_bytes = peak_bytes
         self._sizes: list[int] = replayed.requested_bytes.tolist()
@@ -63,6 +66,31 @@ class FactFinder:
             node=request.node,
             traits=self._place_traits(block, request) | traits,
         )
+
+    def signatures(self) -> Iterator[tuple[int | bool, ...]]:
+        """All that the facts on each live block depend on: equal ones have equal facts."""
+        live = np.array(self._live, dtype=np.int64)
+        made, freed = self._replayed.allocated_by[live], self._replayed.freed_by[live]
+        kept = freed < 0
+        # entries before the recording are the last of these
+        runs, codes = np.append(self._timeline.runs, -1), np.append(self._timeline.codes, -1)
+        freed_run = np.where(kept, self._timeline.last_run, runs[freed])
+        columns = (
+            self._requests.kind_of[live],
+            self._replayed.requested_bytes[live],
+            codes[made],
+            kept,
+            np.sign(freed_run - runs[made]),
+            made < self._timeline.last_pause,
+            ~kept & (freed < self._requests.next_call[live]),
+            self._requests.place[live],
+            self._requests.count[live],
+        )
+        varying = (
+            (block in self._first_workspaces, self._in_later_layer(block), self._is_after_layers(block))
+            for block in self._live
+        )
+        return ((*row, *more) for *row, more in zip(*(column.tolist() for column in columns), varying, strict=True))
 
     def phase(self, block: int) -> Phase | None:
         """The phase a block was made in; that of its stack where it is older than the recording."""
@@ -91,11 +119,14 @@ class FactFinder:
         yield Trait.DIES_IN_PHASE, freed_run == made_run
         outlives_phase = (self._timeline.last_run if freed_run is None else freed_run) > made_run
         yield Trait.OUTLIVES_PHASE, outlives_phase
-        # where the recording ends within forward, a later layer has begun
-        later_layer = self._layers.get(block, -1) < self._deepest_layer.get(made_run, -1)
         yield Trait.OUTLIVES_STEP, freed_run is None and self._made[block] < self._timeline.last_pause
-        yield Trait.OUTLIVES_LAYER, outlives_phase or (freed_run is None and later_layer)
+        yield Trait.OUTLIVES_LAYER, outlives_phase or (freed_run is None and self._in_later_layer(block))
         yield Trait.DIES_IN_CALL, 0 <= freed < int(self._requests.next_call[block])
+
+    def _in_later_layer(self, block: int) -> bool:
+        """Whether a later layer has begun in the run that made a block: a recording can end within forward."""
+        deepest = self._deepest_layer.get(self._timeline.run_at(self._made[block]), -1)
+        return self._layers.get(block, -1) < deepest
 
     def _size(self, block: int) -> Iterator[tuple[Trait, bool]]:
         size = self._sizes[block]
@@ -180,8 +211,10 @@ class FactFinder:
     def _first_workspaces(self) -> frozenset[int]:
         """The first block of each phase that may be cuBLAS's: kept for good, and made by a product after its output."""
         first: dict[Phase | None, int] = {}
-        for block, size in enumerate(self._sizes):
-            if size in _WORKSPACE_SIZES and self._freed[block] < 0 and self._requests.place[block]:
+        kept = self._replayed.freed_by < 0
+        sized = np.isin(self._replayed.requested_bytes, list(_WORKSPACE_SIZES))
+        for block in np.flatnonzero(sized & kept).tolist():
+            if self._requests.place[block]:
                 in_product = self._requests.of(block).stack.in_linear or self.phase(block) is Phase.BACKWARD
                 if in_product or self._made[block] < self._timeline.last_pause:
                     first.setdefault(self.phase(block), block)
@@ -190,11 +223,12 @@ class FactFinder:
     @cached_property
     def _deepest_layer(self) -> dict[int, int]:
         """The last layer that had begun in each run."""
-        deepest: dict[int, int] = {}
-        for block, layer in self._layers.items():
-            run = self._timeline.run_at(self._made[block])
-            deepest[run] = max(layer, deepest.get(run, -1))
-        return deepest
+        blocks = np.fromiter(self._layers, dtype=np.int64, count=len(self._layers))
+        layers = np.fromiter(self._layers.values(), dtype=np.int64, count=len(self._layers))
+        within = self._replayed.allocated_by[blocks] >= 0
+        deepest = np.full(self._timeline.last_run + 1, -1, dtype=np.int64)
+        np.maximum.at(deepest, self._timeline.runs[self._replayed.allocated_by[blocks[within]]], layers[within])
+        return dict(enumerate(deepest.tolist()))
 
     @cached_property
     def _score_sizes(self) -> frozenset[int]:
@@ -211,11 +245,8 @@ class FactFinder:
 
     def _blocks_of(self, chosen: list[bool]) -> list[int]:
         """Blocks made in forward by the kinds of request that are chosen."""
-        if not any(chosen):
-            return []
-        kinds = {kind for kind, holds in enumerate(chosen) if holds}
-        of_kind = (block for block, kind in enumerate(self._requests.kind_of.tolist()) if kind in kinds)
-        return [block for block in of_kind if self.phase(block) is Phase.FORWARD]
+        of_kind = np.flatnonzero(np.array(chosen, dtype=bool)[self._requests.kind_of]) if any(chosen) else ()
+        return [block for block in map(int, of_kind) if self.phase(block) is Phase.FORWARD]
 
     def _is_last_of_call(self, block: int) -> bool:
         return int(self._requests.place[block]) == int(self._requests.count[block]) - 1

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ligerprof.analyzers.attribution_requests import Requests
+from ligerprof.analyzers.attribution_requests import Request, Requests
 from ligerprof.analyzers.attribution_stacks import Call
 from ligerprof.analyzers.attribution_timeline import Timeline
 from ligerprof.roles import Phase, Role
@@ -95,45 +95,55 @@ def _count_rounds(made: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 def _layers_by_loops(replayed: Replay, requests: Requests, timeline: Timeline, live: Int64s) -> dict[int, int]:
     """Layers of what forward and backward made, run by run."""
     layers: dict[int, int] = {}
-    made = replayed.allocated_by.tolist()
-    wanted = {timeline.run_at(made[block]) for block in live.tolist()}
+    made = replayed.allocated_by
+    wanted = set(timeline.runs[made[live[made[live] >= 0]]].tolist())
     last_layer = 0
+    # steps of a training loop ask in the same order again and again
+    known: dict[tuple[Phase | None, int, bytes], list[tuple[int, int]]] = {}
     for blocks in _blocks_by_run(replayed, timeline):
-        phase = timeline.phase_at(made[blocks[0]])
+        phase, kinds = timeline.phase_at(int(made[blocks[0]])), requests.kind_of[blocks]
+        key = (phase, last_layer if phase is Phase.BACKWARD else 0, kinds.tobytes())
+        if key not in known:
+            known[key] = list(
+                _layers_in_run([requests.kinds[kind] for kind in kinds.tolist()], phase, last_layer).items()
+            )
+        found = known[key]
         if phase is Phase.FORWARD:
-            found = _loop(blocks, [requests.of(block).stack.model_calls for block in blocks])
-            last_layer = max(found.values(), default=last_layer)
-        elif phase is Phase.BACKWARD:
-            found = _layers_in_backward(blocks, requests, last_layer)
-        else:
-            continue
-        if timeline.run_at(made[blocks[0]]) in wanted:
-            layers.update(found)
+            last_layer = max((layer for _, layer in found), default=last_layer)
+        if timeline.run_at(int(made[blocks[0]])) in wanted:
+            numbers = blocks.tolist()
+            layers.update((numbers[place], layer) for place, layer in found)
     return layers
 
 
-def _blocks_by_run(replayed: Replay, timeline: Timeline) -> Iterator[list[int]]:
+def _layers_in_run(asked: Sequence[Request], phase: Phase | None, last_layer: int) -> dict[int, int]:
+    """Layers of one run's blocks, by their places in it."""
+    if phase is Phase.FORWARD:
+        return _loop(range(len(asked)), [request.stack.model_calls for request in asked])
+    return _layers_in_backward(asked, last_layer) if phase is Phase.BACKWARD else {}
+
+
+def _blocks_by_run(replayed: Replay, timeline: Timeline) -> Iterator[Int64s]:
     within = np.flatnonzero(replayed.allocated_by >= 0)
     if not len(within):
         return
     runs = timeline.runs[replayed.allocated_by[within]]
-    for blocks in np.split(within, np.flatnonzero(np.diff(runs)) + 1):
-        yield blocks.tolist()
+    yield from np.split(within, np.flatnonzero(np.diff(runs)) + 1)
 
 
-def _layers_in_backward(blocks: Sequence[int], requests: Requests, last_layer: int) -> dict[int, int]:
+def _layers_in_backward(asked: Sequence[Request], last_layer: int) -> dict[int, int]:
     """Recomputed layers count down; what backward makes after one belongs to it, up to the embedding."""
-    again = [block for block in blocks if requests.of(block).recomputes]
+    again = [place for place, request in enumerate(asked) if request.recomputes]
     if not again:
         return {}
-    rounds = _loop(again, [requests.of(block).stack.model_calls for block in again])
+    rounds = _loop(again, [asked[place].stack.model_calls for place in again])
     layers: dict[int, int] = {}
     current: int | None = None
-    for block in blocks:
-        if block in rounds:
-            current = last_layer - rounds[block]
-        if current is not None and current >= 0 and not requests.of(block).node.startswith("Embedding"):
-            layers[block] = current
+    for place, request in enumerate(asked):
+        if place in rounds:
+            current = last_layer - rounds[place]
+        if current is not None and current >= 0 and not request.node.startswith("Embedding"):
+            layers[place] = current
     return layers
 
 

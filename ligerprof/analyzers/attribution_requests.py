@@ -1,7 +1,9 @@
 """Who asked for each block: stacks and stamps, told apart once for all the blocks that share them."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -77,22 +79,28 @@ class Requests:
         return self.kinds[self._kinds_by_block[block]]
 
     def _tell_apart(self, replayed: Replay) -> list[int]:
+        """The kind of each block; stacks and stamps are told by identity first, for they are shared by the thousand."""
+        asked = [
+            replayed.trace[event] if event >= 0 else {"frames": replayed.frames_of(block)}
+            for block, event in enumerate(replayed.allocated_by.tolist())
+        ]
+        frames, texts = [one.get("frames") for one in asked], [one.get("user_metadata") for one in asked]
+        # all of it lives as long as the trace does, so identities stay what they are
+        pairs = _numbered(frames) * len(asked) + _numbered(texts)
+        _, first, kinds_of_pairs = np.unique(pairs, return_index=True, return_inverse=True)
         reader = StackReader()
-        known: dict[tuple[int, object], int] = {}
-        kinds: list[int] = []
-        for block, event in enumerate(replayed.allocated_by.tolist()):
-            asked = replayed.trace[event] if event >= 0 else {"frames": replayed.frames_of(block)}
-            frames, text = asked.get("frames"), asked.get("user_metadata")
-            if not isinstance(text, str):
-                text = None
-            # frames live as long as the trace does, so their ids stay theirs
-            key = (id(frames) if frames else 0, text)
-            kind = known.get(key)
-            if kind is None:
-                kind = known[key] = len(self.kinds)
-                self.kinds.append(Request(stack=reader.read(frames), stamp=Stamp.parse(text) if text else None))
-            kinds.append(kind)
-        return kinds
+        known: dict[tuple[int, str | None], int] = {}
+        kinds = np.zeros(len(first), dtype=np.int64)
+        for pair in np.argsort(first).tolist():
+            stack, text = frames[first[pair]], texts[first[pair]]
+            key = (id(stack) if stack else 0, text if isinstance(text, str) else None)
+            if key not in known:
+                known[key] = len(self.kinds)
+                stamp = Stamp.parse(key[1]) if key[1] else None
+                self.kinds.append(Request(stack=reader.read(stack), stamp=stamp))
+            kinds[pair] = known[key]
+        numbers: list[int] = kinds[kinds_of_pairs].tolist()
+        return numbers
 
     def _group(self, replayed: Replay) -> tuple[Int64s, Int64s, Int64s]:
         """Runs of blocks that one call made, each call known by stack, node and stamp."""
@@ -109,3 +117,9 @@ class Requests:
         made = np.append(replayed.allocated_by, len(replayed.trace))
         place = np.arange(len(call_of)) - np.repeat(starts, lengths)
         return place, np.repeat(lengths, lengths), np.repeat(made[ends], lengths)
+
+
+def _numbered(values: Sequence[Any]) -> Int64s:
+    """A small number for each value, the same for the same object."""
+    identities = np.fromiter(map(id, values), dtype=np.int64, count=len(values))
+    return np.unique(identities, return_inverse=True)[1].astype(np.int64)

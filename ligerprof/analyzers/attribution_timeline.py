@@ -84,7 +84,8 @@ def _timeline(codes: Codes, steps: Codes, *, stamped: bool) -> Timeline:
 def _from_stamps(trace: Sequence[Event]) -> tuple[Codes, Codes] | None:
     """Phases and steps as our stamps say, carried on over events without; None where no event has one."""
     texts = [event.get("user_metadata") for event in trace]
-    stamps = {text: Stamp.parse(text) for text in {text for text in texts if isinstance(text, str)}}
+    by_identity = dict(zip(map(id, texts), texts, strict=True))
+    stamps = {text: Stamp.parse(text) for text in {text for text in by_identity.values() if isinstance(text, str)}}
     known = {
         text: (_CODES[stamp.phase], stamp.step)
         for text, stamp in stamps.items()

@@ -85,8 +85,7 @@ def _window(timeline: Timeline, replayed: Replay, step: int | None, source: str)
         return np.arange(replayed.last_moment + 1, dtype=np.int64)
     if not timeline.stamped:
         raise SnapshotFormatError(f"{source}: its events have no steps. `ligerprof step` writes snapshots that do.")
-    moments = [_moments(timeline.events_of(phase, step)) for phase in STEP_PHASES]
-    window = np.unique(np.concatenate(moments))
+    window = np.unique(np.concatenate([_moments(timeline.events_of(phase, step)) for phase in STEP_PHASES]))
     if not len(window):
         raise SnapshotFormatError(f"{source}: no event of step {step} in it. Record that step.")
     return window
@@ -94,7 +93,7 @@ def _window(timeline: Timeline, replayed: Replay, step: int | None, source: str)
 
 def _moments(events: Int64s) -> Int64s:
     """The moments before and after each event: what was held when a phase began belongs to it."""
-    return np.unique(np.concatenate([events, events + 1]))
+    return np.concatenate([events, events + 1])
 
 
 def _phase_peaks(timeline: Timeline, replayed: Replay, step: int | None) -> dict[Phase, int]:
