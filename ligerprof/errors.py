@@ -41,6 +41,10 @@ class RunDirectoryError(LigerprofError):
     """A run directory that exists already, or lacks a file it should have."""
 
 
+class OutputError(LigerprofError):
+    """A file that a command should write and that exists already, or cannot be written."""
+
+
 class ResultFormatError(LigerprofError):
     """A JSON file that is not what a command of this package writes."""
 

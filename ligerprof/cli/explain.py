@@ -4,11 +4,13 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.explain import explain
-from ligerprof.cli.options import json_option, size_option, top_option
-from ligerprof.cli.output import print_json
-from ligerprof.errors import DoesNotFitError
+from ligerprof.analyzers.explain import SNAPSHOT_NAME, explain
+from ligerprof.analyzers.peak import PeakReport
+from ligerprof.cli.options import force_option, json_option, size_option, top_option
+from ligerprof.cli.output import print_json, say
+from ligerprof.errors import DoesNotFitError, OutputError
 from ligerprof.reports.peak import VIEWS, View, render_peak
+from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.units import format_bytes
 
 
@@ -18,16 +20,30 @@ from ligerprof.units import format_bytes
 @top_option
 @click.option("--by", type=click.Choice(VIEWS), default="role", show_default=True, help="What bytes are added up by.")
 @size_option("--max-peak", "max_peak_bytes", "Exit with 3 where the peak is higher, such as 20GiB.")
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page there, too.")
+@force_option
 @json_option
-def command(
-    snapshot: Path, device_index: int | None, top: int, by: View, max_peak_bytes: int | None, as_json: bool
+def command(  # noqa: PLR0913 - an argument an option
+    *,
+    snapshot: Path,
+    device_index: int | None,
+    top: int,
+    by: View,
+    max_peak_bytes: int | None,
+    html_path: Path | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Show who holds the peak of a memory snapshot: roles, then blocks with module or frame.
 
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain or compressed with gzip or
-    xz; RUN is a directory that `ligerprof step` wrote. Nothing in the file is ever run.
+    xz; RUN is a directory that `ligerprof step` or `ligerprof.record()` wrote. Nothing in the
+    file is ever run.
     """
-    report = explain(snapshot, device_index=device_index)
+    if html_path is None:
+        report = explain(snapshot, device_index=device_index)
+    else:
+        report = _explain_on_a_page(snapshot, device_index, html_path, force=force)
     if as_json:
         print_json(report.to_json())
     else:
@@ -38,3 +54,21 @@ def command(
         raise DoesNotFitError(
             f"the peak of {format_bytes(report.peak_bytes)} is over --max-peak {format_bytes(max_peak_bytes)}."
         )
+
+
+def _explain_on_a_page(source: Path, device_index: int | None, html_path: Path, *, force: bool) -> PeakReport:
+    """Explain a snapshot, and write the page with its timeline."""
+    from ligerprof.analyzers.timeline import role_timeline
+    from ligerprof.reports.peak_page import render_peak_page
+
+    if html_path.exists() and not force:
+        raise OutputError(f"{html_path}: exists. Choose another file, or add --force to overwrite it.")
+    snapshot = read_snapshot(source / SNAPSHOT_NAME if source.is_dir() else source)
+    report = explain(snapshot, device_index=device_index)
+    page = render_peak_page(report, role_timeline(snapshot, report.device), source=source.name)
+    try:
+        html_path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{html_path}: cannot be written ({error.strerror}). Choose another file.") from None
+    say(f"wrote {html_path}")
+    return report
