@@ -1,9 +1,9 @@
 """The directory a run leaves: where it is made, what its files are called, how they are read back."""
 
 import json
-import os
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ class RunDirectory:
     def tensorboard(self) -> Path:
         """The log directory for TensorBoard."""
         return self.path / TENSORBOARD
+
+    def remove_if_empty(self) -> None:
+        """Take the folder away where a run left nothing in it."""
+        with suppress(OSError):
+            self.path.rmdir()
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write one of the JSON files, whole or not at all."""
@@ -98,7 +103,7 @@ def _numbered(parent: Path) -> Path:
 
 def _named(output: Path, force: bool) -> Path:
     output.mkdir(parents=True, exist_ok=True)
-    if not force and any(os.scandir(output)):
+    if not force and next(output.iterdir(), None) is not None:
         raise RunDirectoryError(f"{output}: not empty. Choose another -o, or add --force to overwrite its run.")
     return output
 

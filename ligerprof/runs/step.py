@@ -8,7 +8,7 @@ from typing import Any
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate
 from ligerprof.analyzers.explain import explain
 from ligerprof.analyzers.peak import PeakReport
-from ligerprof.errors import UnknownModelError
+from ligerprof.errors import LigerprofError, UnknownModelError
 from ligerprof.recipe import TrainingRecipe, require_built
 from ligerprof.roles import STEP_PHASES
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
@@ -87,7 +87,7 @@ def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress) -> S
 
     Args:
         recipe: `device` auto takes a CUDA device where there is one, else the simulator.
-        run: an existing directory.
+        run: an existing directory; removed again where the step cannot run and left nothing in it.
         progress: is told in a few words what runs next.
 
     Raises:
@@ -96,10 +96,14 @@ def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress) -> S
         MissingDependencyError: no CUDA device, or a package is missing.
     """
     require_built(recipe, command="step")
-    run.write_json(RECIPE, recipe.to_json())
-    outcome = _outcome(recipe, run, progress)
+    try:
+        outcome = _outcome(recipe, run, progress)
+    except LigerprofError:
+        run.remove_if_empty()
+        raise
     progress("attributing the peak")
     report = _report(recipe, outcome, run)
+    run.write_json(RECIPE, recipe.to_json())
     run.write_snapshot(outcome.snapshot)
     run.write_json(RESULT, report.to_json())
     return report

@@ -1,0 +1,128 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ligerprof.cli.main import main
+from ligerprof.roles import Role
+
+TINY = ("step", "--model", "tiny", "--batch", "2", "--seq", "64")
+SIMULATED = (*TINY, "--device", "simulated")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A simulated step with every kernel: its run directory and what --json printed."""
+    folder = tmp_path_factory.mktemp("step") / "run"
+    result = run(*SIMULATED, "--liger", "all", "--json", "-o", str(folder))
+    assert result.exit_code == 0, result.stderr
+    return folder, json.loads(result.stdout)
+
+
+def test_json_holds_the_contract(stepped: tuple[Path, dict[str, Any]]) -> None:
+    _, result = stepped
+    assert (result["schema"], result["kind"], result["backend"]) == (1, "step", "simulated")
+    assert result["step_seconds"] is None
+    assert result["tokens_per_second"] is None
+    assert result["oom"] is None
+    assert sorted(result["phases"]) == ["backward", "forward", "optimizer"]
+    assert max(result["phases"].values()) == result["peak_bytes"]
+    assert set(result["roles"]) == {role.value for role in Role}
+    assert sum(result["roles"].values()) == result["peak_bytes"]
+    assert result["error_ratio"] == result["estimate"]["peak_bytes"] / result["peak_bytes"] - 1
+    assert any("not measured" in note for note in result["notes"])
+
+
+def test_the_run_directory_is_whole(stepped: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = stepped
+    assert {path.name for path in folder.iterdir()} >= {"recipe.json", "result.json", "snapshot.pickle", "report.html"}
+    assert json.loads((folder / "result.json").read_text()) == result
+    page = (folder / "report.html").read_text()
+    assert "SIMULATED" in page
+    # nothing is loaded from anywhere: the only addresses are XML's names
+    assert "src=" not in page
+    assert "@import" not in page
+
+
+def test_explain_and_compare_read_the_run(stepped: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = stepped
+    explained = json.loads(run("explain", str(folder), "--json").stdout)
+    assert explained["peak_bytes"] == max(result["peak_bytes"], result["first_step_peak_bytes"])
+    compared = run("compare", str(folder), str(folder), "--json")
+    assert compared.exit_code == 0, compared.stderr
+
+
+def test_torch_reads_the_snapshot(stepped: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, _ = stepped
+    page = tmp_path / "plot.html"
+    command = ["trace_plot", str(folder / "snapshot.pickle"), "-o", str(page)]
+    subprocess.run([sys.executable, "-m", "torch.cuda._memory_viz", *command], check=True, capture_output=True)
+    assert page.stat().st_size > 0
+
+
+def test_a_full_folder_is_not_overwritten(stepped: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = stepped
+    refused = run(*SIMULATED, "-o", str(folder))
+    assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
+    assert "--force" in refused.stderr
+    assert json.loads((folder / "result.json").read_text()) == result
+
+
+def test_the_terminal_says_that_it_is_simulated_and_fits_100_columns(tmp_path: Path) -> None:
+    result = run(*SIMULATED, "-o", str(tmp_path / "run"), "--gpu", "rtx4090")
+    assert "SIMULATED without a GPU, standing for NVIDIA GeForce RTX 4090" in result.stdout
+    assert max(len(line) for line in result.stdout.splitlines()) <= 100
+
+
+def test_out_of_memory_is_a_result_with_exit_code_3(tmp_path: Path) -> None:
+    result = run(*SIMULATED, "--memory-limit", "50MiB", "--json", "-o", str(tmp_path / "run"))
+    assert result.exit_code == 3, result.stderr
+    oom = json.loads(result.stdout)["oom"]
+    assert oom["limit_bytes"] == 50 * 2**20
+    assert oom["reserved_bytes"] <= oom["limit_bytes"] < oom["reserved_bytes"] + oom["requested_bytes"] + 20 * 2**20
+    text = run(*SIMULATED, "--memory-limit", "50MiB", "-o", str(tmp_path / "again"))
+    assert text.exit_code == 3
+    assert "OUT OF MEMORY" in text.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "says"),
+    [
+        (("--device", "cuda"), 1, "no CUDA device"),
+        (("--device", "simulated", "--qlora", "8"), 1, "not built yet"),
+        (("--device", "simulated", "--liger", "rms", "--provider", "nobody"), 1, "nobody"),
+        (("--liger", "gelu"), 2, "unknown kernel"),
+        (("--model", "nowhere"), 2, "unknown model"),
+        (("--batch", "0"), 2, "--batch"),
+        (("--memory-limit", "lots"), 2, "not a size"),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_leaves_nothing(
+    options: tuple[str, ...], exit_code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run(*TINY, *options, "-o", str(tmp_path / "run"))
+    assert result.exit_code == exit_code
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.gpu
+def test_a_measured_step_is_what_the_simulation_says(tmp_path: Path) -> None:
+    options = (*TINY, "--liger", "all", "--repeats", "2", "--json")
+    measured = json.loads(run(*options, "--device", "cuda", "-o", str(tmp_path / "measured")).stdout)
+    simulated = json.loads(run(*options, "--device", "simulated", "-o", str(tmp_path / "simulated")).stdout)
+    assert measured["backend"] == "measured"
+    assert measured["step_seconds"] > 0
+    assert abs(simulated["peak_bytes"] / measured["peak_bytes"] - 1) < 0.002
+    assert (tmp_path / "measured" / "tensorboard").is_dir()
