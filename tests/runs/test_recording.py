@@ -1,5 +1,6 @@
 """Recording a loop of one's own, on the CPU: an allocator that notes every operation stands in for CUDA's."""
 
+import gc
 import pickle
 import subprocess
 import sys
@@ -364,6 +365,16 @@ def cuda_model() -> nn.Module:
     return nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
 
 
+@pytest.fixture
+def empty_cuda() -> None:
+    """A device without what earlier tests and cuBLAS left there."""
+    gc.collect()
+    bindings: Any = torch._C
+    bindings._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() == 0
+
+
 def train_on_cuda(model: nn.Module, batch: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
@@ -373,10 +384,9 @@ def train_on_cuda(model: nn.Module, batch: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("empty_cuda")
 @pytest.mark.parametrize("stacks", ["python", "all"])
 def test_cuda_peak_is_the_counters(tmp_path: Path, stacks: Any) -> None:
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_allocated() == 0
     torch.cuda.reset_peak_memory_stats()
     with ligerprof.record(tmp_path, stacks=stacks):
         train_on_cuda(cuda_model(), 4096)
@@ -390,14 +400,20 @@ def test_cuda_peak_is_the_counters(tmp_path: Path, stacks: Any) -> None:
     assert report.roles[ligerprof.Role.UNATTRIBUTED] < 0.02 * measured
 
 
+def build_and_train(recorder: Recorder, batch: int) -> None:
+    model = cuda_model()
+    recorder.attach(model)
+    train_on_cuda(model, batch)
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("empty_cuda")
 def test_cuda_out_of_memory_leaves_what_held_it(tmp_path: Path) -> None:
     total_bytes = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(2**30 / total_bytes)
     try:
-        with pytest.raises(torch.OutOfMemoryError), ligerprof.record(tmp_path):
-            train_on_cuda(cuda_model(), 2**17)
+        with pytest.raises(torch.OutOfMemoryError), ligerprof.record(tmp_path) as recorder:
+            build_and_train(recorder, 2**17)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -407,6 +423,7 @@ def test_cuda_out_of_memory_leaves_what_held_it(tmp_path: Path) -> None:
     assert report.roles[ligerprof.Role.PARAMETERS] == sum(
         weight.nbytes for weight in nn.Sequential(nn.Linear(1024, 4096), nn.Linear(4096, 1024)).parameters()
     )
+    assert report.roles[ligerprof.Role.INPUTS] == 2**17 * 1024 * 4
 
 
 @pytest.mark.gpu
