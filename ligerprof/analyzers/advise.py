@@ -53,7 +53,7 @@ class Advice:
         recipe: what was asked about.
         needed_bytes: what it needs in closed form: the higher peak of its first and steady step.
         verdict: whether it fits as it is.
-        steps: every rung in the order of the ladder.
+        steps: every rung in the order they were tried: the ladder's, but one that was of use only later stands there.
         plan: the recipe with the applied rungs.
         plan_needed_bytes: what the plan needs; with the bytes that applied rungs save it adds up to `needed_bytes`.
         plan_verdict: whether the plan fits.
@@ -136,13 +136,16 @@ class _Climb:
         self.recipe, self.judge = recipe, judge
         self.needed_bytes = needed_bytes(recipe)
         self.plan, self.verdict = self._settle(recipe)
-        self.steps = [self._take(change) if change.name in names else _spare(change) for change in LADDER]
+        self.steps: list[Step] = []
+        for change in LADDER:
+            self.steps.append(self._take(change) if change.name in names else _spare(change))
+            self._retry()
         self._unexpanded_bytes = self.needed_bytes
         self.needed_bytes = needed_bytes(self.plan)
 
     def final(self, step: Step) -> Step:
-        """Price a spare rung on top of the plan."""
-        if step.state != "spare":
+        """Price a rung that is not part of the plan on top of it."""
+        if step.state not in ("spare", "useless"):
             return step
         outcome = _variants(step.change, self.plan)
         return outcome if isinstance(outcome, Step) else self._priced(step.change, outcome[0][1], "spare")
@@ -161,6 +164,19 @@ class _Climb:
             return Step(change=EXPANDABLE_SEGMENTS, state="unpriced", reason=reason)
         reason = "fragmentation is not the trouble" if self.verdict.fits else "they do not make it fit"
         return Step(change=EXPANDABLE_SEGMENTS, state="useless", reason=reason)
+
+    def _retry(self) -> None:
+        """Take rungs that were of no use before: they may be now, and are cheaper than what is left of the ladder."""
+        last = self.steps[-1]
+        while last.state == "applied" and not self.verdict.fits:
+            for useless in [step for step in self.steps if step.state == "useless"]:
+                again = self._take(useless.change)
+                if again.state == "applied":
+                    self.steps.remove(useless)
+                    self.steps.append(again)
+            if self.steps[-1] is last:
+                return
+            last = self.steps[-1]
 
     def _take(self, change: Change) -> Step:
         if self.verdict.fits:

@@ -87,11 +87,13 @@ class Fit:
             "limit_source": self.limit.source,
             "allowance_bytes": ALLOWANCE_BYTES,
             "wanted": {"batch": self.recipe.batch, "seq": self.recipe.seq, **self.wanted.to_json()},
-            "largest_batch": self.batch.batch if self.batch else None,
-            "largest_seq": self.seq.seq if self.seq else None,
-            "batch": self.batch.to_json() if self.batch else None,
-            "seq": self.seq.to_json() if self.seq else None,
+            "batch": self.batch.batch if self.batch else None,
+            "seq": self.seq.seq if self.seq else None,
             "seq_step": SEQ_STEP,
+            "borders": {
+                "batch": self.batch.to_json() if self.batch else None,
+                "seq": self.seq.to_json() if self.seq else None,
+            },
             "frontier": [point.to_json() for point in self.frontier],
             "settings": _settings_json(self.settings),
             "settings_gap": self.settings_gap,
@@ -209,7 +211,7 @@ class _Search:
         except (NotBuiltError, UnknownModelError):
             # what can be simulated alone is looked for from what was asked about
             guess = wanted
-        count = find_border(lambda count: self._fits(at(count)), start=max(guess, 1), most=most)
+        count = find_border(lambda count: self._judge.verdict(at(count)).fits, start=max(guess, 1), most=most)
         if count and self._judge.verdict(at(count)).checked == "simulated" and count != guess:
             self._aim_at(at(count))
         return count
@@ -219,12 +221,6 @@ class _Search:
             self._aim_bytes = min(needed_bytes(border), self._judge.limit.size_bytes)
         except (NotBuiltError, UnknownModelError):
             return
-
-    def _fits(self, recipe: TrainingRecipe) -> bool:
-        verdict = self._judge.verdict(recipe)
-        if verdict.checked == "simulated":
-            self._progress(f"{recipe.batch} x {recipe.seq} {'fits' if verdict.fits else 'does not fit'}")
-        return verdict.fits
 
 
 def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) -> int:

@@ -5,8 +5,10 @@ import shlex
 from typing import Any
 
 from ligerprof.recipe import TrainingRecipe
+from ligerprof.units import GIB, MIB
 
 _NAMES = {"memory_limit_bytes": "memory-limit"}
+_SIZES = ("memory_limit_bytes", "flce_budget")
 _SWITCHES = {"checkpointing": "--no-checkpointing", "reentrant": "--reentrant"}
 
 
@@ -35,4 +37,11 @@ def _option(name: str, value: Any) -> list[str]:
     if name in _SWITCHES:
         return [_SWITCHES[name]]
     flag = _NAMES.get(name, name.replace("_", "-"))
-    return [f"--{flag}", str(value)]
+    return [f"--{flag}", _exact_size(value) if name in _SIZES and isinstance(value, int) else str(value)]
+
+
+def _exact_size(size_bytes: int) -> str:
+    """A size that reads back as the same bytes, in the largest unit that allows it."""
+    if size_bytes % GIB == 0:
+        return f"{size_bytes // GIB}GiB"
+    return f"{size_bytes // MIB}MiB" if size_bytes % MIB == 0 else str(size_bytes)

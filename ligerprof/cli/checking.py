@@ -3,7 +3,8 @@
 import click
 
 from ligerprof.analyzers.budget import Check, Judge, Reserved, find_limit
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.cli.output import say
+from ligerprof.recipe import TrainingRecipe, require_built
 
 simulate_option = click.option(
     "--simulate/--no-simulate",
@@ -24,6 +25,9 @@ def make_judge(recipe: TrainingRecipe, *, simulate: bool) -> Judge:
 
 
 def _simulated(recipe: TrainingRecipe) -> Reserved:
+    # before torch is imported, and before anything is announced
+    require_built(recipe, command="simulate")
+    say(f"simulating {recipe.summary}{f', {recipe.alloc_conf}' if recipe.alloc_conf else ''}")
     from ligerprof.runs.simulated import simulate_step
 
     outcome = simulate_step(recipe, record=False)

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.advise import Advice, Step
 from ligerprof.analyzers.budget import ALLOWANCE
-from ligerprof.reports.fit import describe_verdict
+from ligerprof.reports.fit import describe_verdict, wrap_command
+from ligerprof.reports.listing import add_listing_row
 from ligerprof.units import format_bytes, format_mib
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def render_advice(advice: Advice, next_command: str) -> "RenderableType":
         Text(_LEGEND),
         *(Text(line) for line in _outcome(advice)),
         *(Text(f"note: {sentence}") for sentence in advice_notes(advice)),
-        Text(f"Next: {next_command}"),
+        Text(wrap_command(f"Next: {next_command}")),
     )
 
 
@@ -55,7 +56,7 @@ def _ladder(advice: Advice) -> "Table":
     table.add_column("cost, or why not", overflow="fold")
     table.add_row("as it is", "", "", format_mib(advice.needed_bytes), "")
     for step in advice.steps:
-        table.add_row(*_cells(step))
+        add_listing_row(table, *_cells(step))
     return table
 
 
@@ -74,10 +75,11 @@ def _mib(size_bytes: int | None) -> str:
 
 
 def _outcome(advice: Advice) -> Iterator[str]:
-    saved = format_bytes(sum(step.saved_bytes or 0 for step in advice.applied))
     if not advice.applied:
         yield "Nothing needs to change." if advice.plan_verdict.fits else "Nothing on the ladder helps."
         return
-    yield f"Together they save {saved}. It then {describe_verdict(advice.plan_verdict)}."
+    saved_bytes = sum(step.saved_bytes or 0 for step in advice.applied)
+    saved = f"Together they save {format_bytes(saved_bytes)}. " if saved_bytes else ""
+    yield f"{saved}It then {describe_verdict(advice.plan_verdict)}."
     if advice.host_bytes:
         yield f"Main memory then holds {format_bytes(advice.host_bytes)} for each GPU."

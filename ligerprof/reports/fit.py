@@ -1,5 +1,6 @@
 """What `ligerprof fit` prints and draws: what fits, how that was checked, and the frontier of batch and sequence."""
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -7,9 +8,11 @@ from ligerprof.analyzers.budget import Verdict
 from ligerprof.analyzers.fit import Fit, Point
 from ligerprof.analyzers.flags import command_line
 from ligerprof.reports.figures import STYLE
+from ligerprof.reports.terminal import PLAIN_WIDTH
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import RenderableType
     from rich.table import Table
@@ -84,7 +87,19 @@ def _settings(fit: Fit) -> Iterator[str]:
     titles = ", ".join(step.change.title for step in fit.settings.applied)
     yield f"The cheapest settings for {wanted}: {titles}."
     yield f"It then {describe_verdict(fit.settings.plan_verdict)}."
-    yield f"  {command_line('estimate', fit.settings.plan)}"
+    yield wrap_command(f"  {command_line('estimate', fit.settings.plan)}")
+
+
+def wrap_command(text: str) -> str:
+    """Continue a long command on further lines the way a shell reads it; broken between options only."""
+    lines = [""]
+    for part in re.split(r" (?=--)", text):
+        if lines[-1] and len(lines[-1]) + len(part) + 3 > PLAIN_WIDTH:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}" if lines[-1] else part
+    return "\n".join(lines)
 
 
 def draw_frontier(fit: Fit) -> "Figure":
@@ -95,11 +110,7 @@ def draw_frontier(fit: Fit) -> "Figure":
     with rc_context(fname=STYLE):
         figure = Figure(figsize=(6.0, 3.6))
         axes = figure.add_subplot()
-        lengths = [point.seq for point in fit.frontier]
-        batches = [point.batch for point in fit.frontier]
-        if fit.frontier:
-            axes.fill_between(lengths, batches, min(1, *batches), color="#a9dfbf", alpha=0.6, linewidth=0)
-            axes.plot(lengths, batches, color="#117a65", marker="o", label=f"fits {format_bytes(fit.limit.size_bytes)}")
+        _draw_points(axes, fit)
         axes.plot(
             [fit.recipe.seq],
             [fit.recipe.batch],
@@ -111,7 +122,23 @@ def draw_frontier(fit: Fit) -> "Figure":
         )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(fit.recipe.summary, fontsize=7)
         axes.set_xlabel("tokens a sequence")
         axes.set_ylabel("largest batch")
         axes.legend(loc="upper right")
     return figure
+
+
+def _draw_points(axes: "Axes", fit: Fit) -> None:
+    if not fit.frontier:
+        return
+    lengths = [point.seq for point in fit.frontier]
+    batches = [point.batch for point in fit.frontier]
+    ways = " and ".join(dict.fromkeys(point.verdict.checked for point in fit.frontier))
+    label = f"fits {format_bytes(fit.limit.size_bytes)} ({ways})"
+    axes.fill_between(lengths, batches, min(batches), color="#a9dfbf", alpha=0.6, linewidth=0)
+    axes.plot(lengths, batches, color="#117a65", marker="o", label=label)
+    for length, batch in zip(lengths, batches, strict=True):
+        axes.annotate(f"{batch}", (length, batch), textcoords="offset points", xytext=(4, 4), fontsize=8)

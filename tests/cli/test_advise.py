@@ -1,0 +1,80 @@
+import json
+import shlex
+
+import pytest
+from click.testing import CliRunner
+
+from ligerprof.analyzers.changes import LADDER
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.cli.main import main
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.units import MIB
+
+TERMINAL_COLUMNS = 100
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["advise", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_ladder_is_printed_until_it_fits() -> None:
+    code, stdout, stderr = run("--gpu", "rtx4090", "--batch", "8", "--no-simulate")
+
+    lines = stdout.splitlines()
+    assert (code, stderr) == (0, "")
+    assert max(map(len, lines)) <= TERMINAL_COLUMNS
+    assert lines[0].startswith("llama3.2-1b, 8 x 1024 tokens")
+    assert all(any(line.lstrip().startswith(change.title) for line in lines) for change in LADDER)
+    assert lines[-1] == "Next: ligerprof step --model llama3.2-1b --batch 8 --liger all --gpu rtx4090"
+
+
+def test_the_plan_is_simulated_and_its_command_gives_it_again() -> None:
+    options = ["--model", "tiny", "--batch", "32", "--seq", "512", "--no-checkpointing", "--precision", "fp32"]
+
+    code, stdout, stderr = run(*options, "--memory-limit", "300MiB", "--json")
+
+    found = json.loads(stdout)
+    assert (code, found["schema"], found["kind"], found["fits"]) == (0, 1, "advise", True)
+    assert found["verdict"]["checked"] == found["plan"]["verdict"]["checked"] == "simulated"
+    assert found["plan"]["verdict"]["held"] == "reserved"
+    assert found["plan"]["verdict"]["held_bytes"] <= found["limit_bytes"] == 300 * MIB
+    assert "simulating tiny, 32 x 512 tokens" in stderr
+    saved_bytes = sum(step["saved_bytes"] for step in found["steps"] if step["state"] == "applied")
+    assert found["needed_bytes"] - saved_bytes == found["plan"]["needed_bytes"]
+
+    program, command, *flags = shlex.split(found["command"])
+    assert (program, command, flags) == ("ligerprof", "step", found["plan"]["flags"])
+    plan = TrainingRecipe.from_json(found["plan"]["recipe"])
+    again = CliRunner().invoke(main, ["estimate", *flags, "--json"])
+    assert json.loads(again.stdout) == estimate(plan).to_json()
+
+
+def test_what_fits_already_needs_no_change() -> None:
+    code, stdout, _ = run("--model", "tiny", "--seq", "128", "--no-simulate")
+
+    assert code == 0
+    assert "Nothing needs to change." in stdout
+    assert stdout.splitlines()[-1] == "Next: ligerprof step --model tiny --seq 128"
+
+
+def test_no_way_down_is_exit_3_with_the_ladder_printed() -> None:
+    code, stdout, stderr = run("--model", "tiny", "--memory-limit", "1MiB", "--no-simulate")
+
+    assert code == 3
+    assert "smaller batch, accumulated" in stdout
+    assert stderr.startswith("Error: no change of the ladder makes it fit 1.0 MiB. Choose another GPU")
+    assert stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_fragmentation_is_found_by_simulation() -> None:
+    # the closed form needs 21.68 GiB; an H200 reserves 24.37 GiB for it
+    code, stdout, _ = run("--memory-limit", "22GiB", "--json")
+
+    found = json.loads(stdout)
+    assert code == 0
+    assert found["needed_bytes"] < found["limit_bytes"]
+    assert (found["verdict"]["fits"], found["plan"]["verdict"]["fits"]) == (False, True)
+    assert [step["name"] for step in found["steps"] if step["state"] == "applied"] == ["expandable-segments"]
+    assert found["command"].endswith("--memory-limit 22GiB --alloc-conf expandable_segments:True")

@@ -1,0 +1,127 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ligerprof.analyzers.budget import Judge, find_limit
+from ligerprof.analyzers.fit import fit
+from ligerprof.cli.main import main
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.units import GIB, MIB
+from tests.golden import assert_matches_golden
+
+GOLDEN = Path(__file__).parent / "golden"
+TERMINAL_COLUMNS = 100
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["fit", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("fit_study", "--engine deepspeed --precision mixed-fp16 --zero 3 --offload all"),
+        ("fit_unfit", "--batch 8"),
+    ],
+    ids=["study", "unfit"],
+)
+def test_printed_answers(name: str, arguments: str) -> None:
+    code, stdout, stderr = run("--memory-limit", "23.5GiB", "--no-simulate", *arguments.split())
+
+    assert code == 0
+    assert "simulating" not in stderr
+    assert max(map(len, stdout.splitlines())) <= TERMINAL_COLUMNS
+    assert_matches_golden(stdout, GOLDEN / f"{name}.txt")
+
+
+def test_json_is_what_the_library_returns() -> None:
+    code, stdout, _ = run("--memory-limit", "20GiB", "--precision", "bf16", "--batch", "40", "--no-simulate", "--json")
+
+    recipe = TrainingRecipe(memory_limit_bytes=20 * GIB, precision="bf16", batch=40)
+    assert code == 0
+    assert json.loads(stdout) == fit(recipe, Judge(find_limit(recipe), None), lambda _text: None).to_json()
+
+
+def test_the_border_is_simulated_both_steps_within_the_limit() -> None:
+    from ligerprof.runs.simulated import simulate_step
+
+    code, stdout, stderr = run("--model", "tiny", "--seq", "512", "--memory-limit", "120MiB", "--json")
+
+    found = json.loads(stdout)
+    assert code == 0
+    assert (found["kind"], found["limit_bytes"], found["limit_source"]) == ("fit", 120 * MIB, "--memory-limit")
+    assert {point["checked"] for point in found["frontier"]} == {"simulated"}
+    assert "simulating tiny, 4 x 512 tokens" in stderr
+    limited = {"model": "tiny", "seq": 512, "memory_limit_bytes": 120 * MIB}
+    last, next_one = (simulate_step(TrainingRecipe(batch=found["batch"] + more, **limited)) for more in (0, 1))
+    assert last.oom is None
+    assert max(last.reserved_bytes, last.first_step_reserved_bytes) == found["borders"]["batch"]["held_bytes"]
+    assert next_one.oom is not None
+
+
+def test_nothing_that_fits_is_exit_3_with_the_answer_printed() -> None:
+    code, stdout, stderr = run("--model", "llama3.1-70b", "--gpu", "rtx4090", "--no-simulate")
+
+    assert code == 3
+    assert "Largest batch at 1024 tokens: none" in stdout
+    assert stderr.splitlines()[-1].startswith("Error: no batch and no sequence of this recipe fits 23.01 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--gpu", "t4", "--memory-limit", "24GiB"], 2, "is more than Tesla T4 has"),
+        (["--optimizer", "galore", "--seq", "0"], 2, "--seq"),
+        (["--figure", "frontier.txt"], 2, "cannot be written as '.txt'"),
+    ],
+    ids=["limit", "seq", "figure"],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], code: int, says: str) -> None:
+    found, stdout, stderr = run(*arguments)
+
+    assert (found, stdout) == (code, "")
+    assert says in stderr.splitlines()[-1]
+    assert stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_the_frontier_is_drawn_and_not_overwritten(tmp_path: Path) -> None:
+    figure = tmp_path / "new" / "frontier.svg"
+    arguments = (
+        "--model",
+        "tiny",
+        "--memory-limit",
+        "100MiB",
+        "--seq",
+        "128",
+        "--no-simulate",
+        "--figure",
+        str(figure),
+    )
+
+    assert run(*arguments)[0] == 0
+    drawn = figure.read_text(encoding="utf-8")
+    assert "fits 100.0 MiB (closed form)" in drawn
+    assert "tokens a sequence" in drawn
+
+    code, stdout, stderr = run(*arguments)
+    assert (code, stdout) == (1, "")
+    assert stderr == f"Error: {figure}: exists. Choose another file, or pass --force.\n"
+    assert run(*arguments, "--force")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["fit", "advise"])
+def test_the_closed_form_alone_imports_no_torch(command: str) -> None:
+    code = (
+        "import sys\n"
+        "from ligerprof.cli.main import main\n"
+        "main(sys.argv[1:], standalone_mode=False)\n"
+        "print('torch' in sys.modules, file=sys.stderr)\n"
+    )
+    arguments = [command, "--model", "tiny", "--memory-limit", "1GiB", "--no-simulate"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "False"

@@ -1,0 +1,47 @@
+import io
+from pathlib import Path
+
+from ligerprof.analyzers.advise import Advice, Step
+from ligerprof.analyzers.budget import Limit, Verdict
+from ligerprof.analyzers.changes import EXPANDABLE_SEGMENTS, LADDER
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.reports.advise import render_advice
+from ligerprof.reports.terminal import console
+from ligerprof.units import GIB
+from tests.golden import assert_matches_golden
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def test_every_state_of_a_rung_is_printed() -> None:
+    changes = {change.name: change for change in LADDER}
+    advice = Advice(
+        recipe=TrainingRecipe(),
+        limit=Limit(size_bytes=24 * GIB, source="--memory-limit"),
+        needed_bytes=40 * GIB,
+        verdict=Verdict(fits=False, held_bytes=24 * GIB, checked="simulated"),
+        steps=(
+            Step(change=changes["kernels"], state="applied", saved_bytes=6 * GIB, needed_bytes=34 * GIB),
+            Step(change=changes["zero-2"], state="inapplicable", reason="one GPU has no other to share with"),
+            Step(change=changes["galore"], state="unpriced", reason="no closed form [yet]"),
+            Step(change=changes["offload-all"], state="applied", saved_bytes=14 * GIB, needed_bytes=20 * GIB),
+            Step(
+                change=changes["accumulation"],
+                state="useless",
+                saved_bytes=-GIB,
+                needed_bytes=21 * GIB,
+                reason="it takes more than it saves here",
+            ),
+            Step(change=EXPANDABLE_SEGMENTS, state="spare", saved_bytes=GIB, needed_bytes=19 * GIB),
+        ),
+        plan=TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="all", liger="all"),
+        plan_needed_bytes=20 * GIB,
+        plan_verdict=Verdict(fits=True, held_bytes=20 * GIB, checked="closed form", reason="simulate: not DeepSpeed"),
+        host_bytes=100 * GIB,
+    )
+    printed = io.StringIO()
+
+    console(printed).print(render_advice(advice, "ligerprof step --liger all"))
+
+    assert max(map(len, printed.getvalue().splitlines())) <= 100
+    assert_matches_golden(printed.getvalue(), GOLDEN / "advise.txt")
