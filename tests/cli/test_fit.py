@@ -47,6 +47,7 @@ def test_json_is_what_the_library_returns() -> None:
     assert json.loads(stdout) == fit(recipe, Judge(find_limit(recipe), None), lambda _text: None).to_json()
 
 
+@pytest.mark.slow
 def test_the_border_is_simulated_both_steps_within_the_limit() -> None:
     from ligerprof.runs.simulated import simulate_step
 
