@@ -111,7 +111,8 @@ def cross_entropy_kernel(
     for start in range(0, width, BLOCK):
         offsets = start + tl.arange(0, BLOCK)
         mask = offsets < vocab
-        raw = tl.load(logits_ptr + offsets, mask=offsets < width, other=0.0)
+        # kept in the L2 cache for the second reading, whose own loads and stores make way for others
+        raw = tl.load(logits_ptr + offsets, mask=offsets < width, other=0.0, eviction_policy="evict_last")
         z = _logits(raw, offsets, mask, bias_ptr, logit_scale, softcap, HAS_BIAS, HAS_SOFTCAP)
         if HAS_SMOOTHING:
             z_sum += tl.sum(tl.where(mask, z, 0.0))
@@ -136,7 +137,7 @@ def cross_entropy_kernel(
         for start in range(0, width, BLOCK):
             offsets = start + tl.arange(0, BLOCK)
             mask = offsets < vocab
-            raw = tl.load(logits_ptr + offsets, mask=offsets < width, other=0.0)
+            raw = tl.load(logits_ptr + offsets, mask=offsets < width, other=0.0, eviction_policy="evict_first")
             z = _logits(raw, offsets, mask, bias_ptr, logit_scale, softcap, HAS_BIAS, HAS_SOFTCAP)
             grad = tl.exp(z - lse) * softmax_factor
             grad = tl.where(offsets == label, grad - (1.0 - smoothing), grad)
@@ -145,7 +146,8 @@ def cross_entropy_kernel(
             if HAS_SOFTCAP:
                 capped = tl.where(mask, z, 0.0) / softcap
                 grad *= 1.0 - capped * capped
-            tl.store(grad_ptr + offsets, (grad * scale).to(grad_ptr.dtype.element_ty), mask=offsets < width)
+            grad = (grad * scale).to(grad_ptr.dtype.element_ty)
+            tl.store(grad_ptr + offsets, grad, mask=offsets < width, eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=["tokens", "seq_len", "ignore_index"])

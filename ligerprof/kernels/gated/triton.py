@@ -15,8 +15,8 @@ from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
 from ligerprof.kernels.rows.triton import as_rows
 
-# launch: a piece of one row a program, whatever the row's width
-BLOCK = 2048
+# launch: a piece of one row a program, whatever the row's width, and neighbours in memory one after the other
+BLOCK = 1024
 WARPS = 4
 
 
@@ -36,10 +36,11 @@ def launch_forward(kernel: Any, gate: Tensor, up: Tensor) -> Tensor:
     """act(gate) * up, contiguous."""
     gate_NI, up_NI = as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
+    pieces = triton.cdiv(columns, BLOCK)
     y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     with on_device(gate):
-        kernel[(rows, triton.cdiv(columns, BLOCK))](
-            gate_NI, up_NI, y, gate_NI.stride(0), up_NI.stride(0), columns, BLOCK=BLOCK, num_warps=WARPS
+        kernel[(rows * pieces,)](
+            gate_NI, up_NI, y, gate_NI.stride(0), up_NI.stride(0), columns, pieces, BLOCK=BLOCK, num_warps=WARPS
         )
     return y
 
@@ -48,9 +49,10 @@ def launch_backward(kernel: Any, grad: Tensor, gate: Tensor, up: Tensor) -> tupl
     """Gradients of gate and up, contiguous."""
     grad_NI, gate_NI, up_NI = as_rows(grad), as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
+    pieces = triton.cdiv(columns, BLOCK)
     gate_grad, up_grad = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
     with on_device(gate):
-        kernel[(rows, triton.cdiv(columns, BLOCK))](
+        kernel[(rows * pieces,)](
             grad_NI,
             gate_NI,
             up_NI,
@@ -60,6 +62,7 @@ def launch_backward(kernel: Any, grad: Tensor, gate: Tensor, up: Tensor) -> tupl
             gate_NI.stride(0),
             up_NI.stride(0),
             columns,
+            pieces,
             BLOCK=BLOCK,
             num_warps=WARPS,
         )

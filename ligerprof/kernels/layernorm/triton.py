@@ -43,7 +43,12 @@ def _layer_norm_fwd_kernel(
     x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
     mean = tl.sum(x, axis=1) / columns
     centred = tl.where(mask, x - mean[:, None], 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / columns + tl.cast(eps, tl.float32))
+    # rounding of the sum leaves the mean of rows far from zero off by more than one of its own roundings
+    rest = tl.sum(centred, axis=1) / columns
+    variance = tl.maximum(tl.sum(centred * centred, axis=1) / columns - rest * rest, 0.0)
+    mean += rest
+    centred -= rest[:, None]
+    rstd = tl.rsqrt(variance + tl.cast(eps, tl.float32))
     tl.store(mean_ptr + row, mean, mask=row < rows)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
     weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)

@@ -17,44 +17,9 @@ from torch.autograd.function import once_differentiable
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
 
-# launch: one program a token; heads in tiles of at most this many pairs
-_TILE_PAIRS = 2048
+# launch: a program turns a few heads of one token; neighbours in memory follow one another
+_TILE_PAIRS = 1024
 _WARPS = 4
-
-
-@triton.jit
-def _rotate(
-    x_ptr,
-    out_ptr,
-    x_head_stride,
-    heads,
-    half,
-    cos_low,
-    cos_high,
-    sin_low,
-    sin_high,
-    BACKWARD: tl.constexpr,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-):
-    """Rotate all heads of one token; `out` is contiguous."""
-    pair = tl.arange(0, HALF)
-    for start in range(0, heads, HEADS):
-        head = start + tl.arange(0, HEADS)
-        mask = (head < heads)[:, None] & (pair < half)[None, :]
-        source = x_ptr + head.to(tl.int64)[:, None] * x_head_stride + pair[None, :]
-        target = out_ptr + head[:, None] * (2 * half) + pair[None, :]
-        low = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-        high = tl.load(source + half, mask=mask, other=0.0).to(tl.float32)
-        if BACKWARD:
-            # the transposed rotation
-            new_low = low * cos_low[None, :] + high * sin_high[None, :]
-            new_high = high * cos_high[None, :] - low * sin_low[None, :]
-        else:
-            new_low = low * cos_low[None, :] - high * sin_low[None, :]
-            new_high = high * cos_high[None, :] + low * sin_high[None, :]
-        tl.store(target, new_low.to(out_ptr.dtype.element_ty), mask=mask)
-        tl.store(target + half, new_high.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -80,30 +45,47 @@ def _rope_kernel(
     k_heads,
     half,
     BACKWARD: tl.constexpr,
-    Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr,
+    Q_GROUPS: tl.constexpr,
+    K_GROUPS: tl.constexpr,
+    HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    program = tl.program_id(0).to(tl.int64)
-    batch, token = program // tokens, program % tokens
+    """Rotate one group of HEADS heads of one token; the groups of queries come before those of keys."""
+    GROUPS: tl.constexpr = Q_GROUPS + K_GROUPS
+    place = (tl.program_id(0) // GROUPS).to(tl.int64)
+    group = tl.program_id(0) % GROUPS
+    batch, token = place // tokens, place % tokens
     pair = tl.arange(0, HALF)
-    mask = pair < half
+    in_half = pair < half
     cos_ptr += batch * cos_batch_stride + token * cos_token_stride + pair
     sin_ptr += batch * sin_batch_stride + token * sin_token_stride + pair
-    cos_low = tl.load(cos_ptr, mask=mask, other=0.0).to(tl.float32)
-    cos_high = tl.load(cos_ptr + half, mask=mask, other=0.0).to(tl.float32)
-    sin_low = tl.load(sin_ptr, mask=mask, other=0.0).to(tl.float32)
-    sin_high = tl.load(sin_ptr + half, mask=mask, other=0.0).to(tl.float32)
-    q_ptr += batch * q_batch_stride + token * q_token_stride
-    k_ptr += batch * k_batch_stride + token * k_token_stride
-    q_out_ptr += program * q_heads * 2 * half
-    k_out_ptr += program * k_heads * 2 * half
-    _rotate(
-        q_ptr, q_out_ptr, q_head_stride, q_heads, half, cos_low, cos_high, sin_low, sin_high, BACKWARD, Q_HEADS, HALF
-    )
-    _rotate(
-        k_ptr, k_out_ptr, k_head_stride, k_heads, half, cos_low, cos_high, sin_low, sin_high, BACKWARD, K_HEADS, HALF
-    )
+    cos_low = tl.load(cos_ptr, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    cos_high = tl.load(cos_ptr + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    sin_low = tl.load(sin_ptr, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    sin_high = tl.load(sin_ptr + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    if group < Q_GROUPS:
+        x_ptr = q_ptr + batch * q_batch_stride + token * q_token_stride
+        out_ptr = q_out_ptr + place * q_heads * 2 * half
+        heads, head_stride, first = q_heads, q_head_stride, group * HEADS
+    else:
+        x_ptr = k_ptr + batch * k_batch_stride + token * k_token_stride
+        out_ptr = k_out_ptr + place * k_heads * 2 * half
+        heads, head_stride, first = k_heads, k_head_stride, (group - Q_GROUPS) * HEADS
+    head = first + tl.arange(0, HEADS)
+    mask = (head < heads)[:, None] & in_half[None, :]
+    source = x_ptr + head.to(tl.int64)[:, None] * head_stride + pair[None, :]
+    target = out_ptr + head[:, None] * (2 * half) + pair[None, :]
+    low = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(source + half, mask=mask, other=0.0).to(tl.float32)
+    if BACKWARD:
+        # the transposed rotation
+        new_low = low * cos_low + high * sin_high
+        new_high = high * cos_high - low * sin_low
+    else:
+        new_low = low * cos_low - high * sin_low
+        new_high = high * cos_high + low * sin_high
+    tl.store(target, new_low.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(target + half, new_high.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def _launch(
@@ -115,9 +97,10 @@ def _launch(
     q_out = torch.empty(batch, tokens, q_heads, dim, dtype=q.dtype, device=q.device)
     k_out = torch.empty(batch, tokens, k_heads, dim, dtype=k.dtype, device=k.device)
     half_block = triton.next_power_of_2(dim // 2)
-    most_heads = max(1, _TILE_PAIRS // half_block)
+    heads = min(triton.next_power_of_2(q_heads), max(1, _TILE_PAIRS // half_block))
+    q_groups, k_groups = triton.cdiv(q_heads, heads), triton.cdiv(k_heads, heads)
     with on_device(q):
-        _rope_kernel[(batch * tokens,)](
+        _rope_kernel[(batch * tokens * (q_groups + k_groups),)](
             q,
             k,
             q_out,
@@ -136,8 +119,9 @@ def _launch(
             k_heads,
             dim // 2,
             BACKWARD=backward,
-            Q_HEADS=min(triton.next_power_of_2(q_heads), most_heads),
-            K_HEADS=min(triton.next_power_of_2(k_heads), most_heads),
+            Q_GROUPS=q_groups,
+            K_GROUPS=k_groups,
+            HEADS=heads,
             HALF=half_block,
             num_warps=_WARPS,
         )

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ligerprof.kernels.device import on_device
 
-_BLOCK_ROWS = 32
-_BLOCK_COLUMNS = 64
+# many rows at a time: the sums wait for memory, not for bandwidth
+_BLOCK_ROWS = 256
+_BLOCK_COLUMNS = 16
+_WARPS = 8
 
 
 @triton.jit
@@ -56,5 +58,5 @@ def add_partial_sums(partial_SPD: Tensor, first_D: Tensor, second_D: Tensor | No
             columns,
             ROWS=_BLOCK_ROWS,
             COLUMNS=_BLOCK_COLUMNS,
-            num_warps=4,
+            num_warps=_WARPS,
         )

@@ -17,9 +17,9 @@ from ligerprof.kernels.gated.triton import check_shapes, launch_backward, launch
 
 
 @triton.jit
-def _swiglu_fwd_kernel(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, columns, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def _swiglu_fwd_kernel(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, columns, pieces, BLOCK: tl.constexpr):
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    column = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + column, mask=mask, other=0.0).to(tl.float32)
@@ -38,10 +38,11 @@ def _swiglu_bwd_kernel(
     gate_stride,
     up_stride,
     columns,
+    pieces,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    column = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns
     dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
