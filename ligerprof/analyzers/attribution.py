@@ -39,30 +39,35 @@ class Attribution:
     Args:
         replayed: the device.
         annotations: the snapshot's named ranges of time.
+
+    Attributes:
+        replayed: the device.
+        requests: who asked for each block.
+        timeline: the phase of each event.
     """
 
     def __init__(self, replayed: Replay, annotations: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._replayed = replayed
-        self._requests = Requests(replayed)
-        self.timeline: Timeline = make_timeline(replayed, self._requests, annotations)
+        self.replayed = replayed
+        self.requests = Requests(replayed)
+        self.timeline: Timeline = make_timeline(replayed, self.requests, annotations)
 
     def owners_at(self, moment: int) -> list[Owner]:
         """Who holds the blocks that are alive at a moment, oldest first."""
-        live = self._replayed.live_at(moment)
-        layers = layers_in_passes(self._replayed, self._requests, self.timeline, live)
-        peak_bytes = int(self._replayed.allocated_bytes[moment])
+        live = self.replayed.live_at(moment)
+        layers = layers_in_passes(self.replayed, self.requests, self.timeline, live)
+        peak_bytes = int(self.replayed.allocated_bytes[moment])
         finder = FactFinder(
-            self._replayed, self._requests, self.timeline, layers=layers, live=live, peak_bytes=peak_bytes
+            self.replayed, self.requests, self.timeline, layers=layers, live=live, peak_bytes=peak_bytes
         )
         roles = _roles(finder, live)
-        layers.update(layers_by_weights(self._replayed, self._requests, roles, layers))
+        layers.update(layers_by_weights(self.replayed, self.requests, roles, layers))
         return [self._owner(block, role, layers.get(block), finder) for block, role in roles.items()]
 
     def _owner(self, block: int, role: Role, layer: int | None, finder: FactFinder) -> Owner:
-        request = self._requests.of(block)
+        request = self.requests.of(block)
         return Owner(
             block=block,
-            requested_bytes=int(self._replayed.requested_bytes[block]),
+            requested_bytes=int(self.replayed.requested_bytes[block]),
             role=role,
             module=request.module,
             frame=request.shown,

@@ -1,18 +1,22 @@
 """Answer who holds a device's memory at its peak, from any torch memory snapshot."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ligerprof.analyzers.answers import Answers, OutOfMemory
 from ligerprof.analyzers.attribution import Attribution, Owner, breakdown
 from ligerprof.analyzers.attribution_timeline import Timeline
+from ligerprof.analyzers.oom import judge_out_of_memory
 from ligerprof.analyzers.peak import BlockGroup, PeakReport
+from ligerprof.analyzers.steps import growth, step_peaks
+from ligerprof.analyzers.whatif import what_if
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.snapshots.reader import Snapshot, collector_off, read_snapshot
-from ligerprof.snapshots.replay import Int64s, Replay, replay
+from ligerprof.snapshots.replay import Int64s, Replay, replay, state_at
 from ligerprof.units import format_bytes
 
 SNAPSHOT_NAME = "snapshot.pickle"
@@ -51,7 +55,27 @@ def _explain(snapshot: Snapshot, device_index: int | None, step: int | None) -> 
         phases=_phase_peaks(attribution.timeline, replayed, step),
         peak_phase=_phase_of_moment(attribution.timeline, moment),
         notes=(*notes, *_notes(replayed)),
+        answers=_answers(snapshot, attribution, owners, window),
     )
+
+
+def _answers(snapshot: Snapshot, attribution: Attribution, owners: Sequence[Owner], window: Int64s) -> Answers:
+    replayed, timeline = attribution.replayed, attribution.timeline
+    return Answers(
+        steps=step_peaks(timeline, replayed),
+        out_of_memory=_out_of_memory(snapshot, attribution),
+        what_if=what_if(replayed, attribution.requests, owners, window),
+        growth=growth(timeline, replayed, owners),
+    )
+
+
+def _out_of_memory(snapshot: Snapshot, attribution: Attribution) -> OutOfMemory | None:
+    """The first allocation that did not fit, judged."""
+    replayed = attribution.replayed
+    if replayed.out_of_memory is None:
+        return None
+    event = replayed.out_of_memory
+    return judge_out_of_memory(replayed, event, state_at(snapshot, replayed, event), attribution.owners_at(event))
 
 
 def _snapshot_file(path: Path) -> Path:
@@ -134,27 +158,13 @@ def _notes(replayed: Replay) -> list[str]:
     notes = []
     if not replayed.complete:
         before = int(replayed.allocated_bytes[0])
+        least = replayed.last_moment + len(replayed.older_blocks)
         notes.append(
             f"the recording does not reach back to an empty device: {format_bytes(before)} were allocated before its"
-            " first event; record from the start, or with more max_entries"
+            f" first event; record from the start, with a max_entries of more than {least}"
         )
     if not replayed.verified:
         notes.append(
             f"the replay does not end in the segments the file states ({replayed.mismatches} events do not fit)"
         )
-    notes.extend(_out_of_memory(replayed))
     return notes
-
-
-def _out_of_memory(replayed: Replay) -> Iterator[str]:
-    """What the first allocation that did not fit asked for, and what was held then."""
-    event = next((index for index, event in enumerate(replayed.trace) if event.get("action") == "oom"), None)
-    if event is None:
-        return
-    asked, free = replayed.trace[event].get("size"), replayed.trace[event].get("device_free")
-    left = f", {format_bytes(free)} left on the device" if type(free) is int else ""
-    yield (
-        f"out of memory: {format_bytes(asked if type(asked) is int else 0)} asked for, with"
-        f" {format_bytes(int(replayed.allocated_bytes[event]))} allocated and"
-        f" {format_bytes(int(replayed.reserved_bytes[event]))} reserved{left}"
-    )

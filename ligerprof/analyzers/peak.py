@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ligerprof.analyzers.answers import Answers
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 
 
@@ -42,6 +43,7 @@ class PeakReport:
         phases: the highest allocated bytes while each phase ran; phases that never ran are absent.
         peak_phase: the phase that ran at the peak, None where it cannot be told.
         notes: what a reader should know, one sentence each.
+        answers: each step's phases, why memory ran out, what would help, what grows.
     """
 
     device: int
@@ -53,6 +55,7 @@ class PeakReport:
     phases: Mapping[Phase, int] = field(default_factory=dict)
     peak_phase: Phase | None = None
     notes: tuple[str, ...] = ()
+    answers: Answers = field(default_factory=Answers)
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof explain --json`."""
@@ -79,4 +82,5 @@ class PeakReport:
                 for block in self.blocks
             ],
             "notes": list(self.notes),
+            **self.answers.to_json(),
         }

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from ligerprof.analyzers.answers import OutOfMemory
 from ligerprof.analyzers.peak import BlockGroup, PeakReport
 from ligerprof.reports.terminal import RolesColumn, roles_table
 from ligerprof.roles import Phase, Role
@@ -34,7 +35,8 @@ def render_peak(report: PeakReport, *, by: View = "role", top: int = 10) -> "Ren
 
     totals = roles_table([RolesColumn(title="at the peak", roles=report.roles)]) if by == "role" else _view(report, by)
     notes = [Text(f"Note: {note}.") for note in report.notes]
-    return Group(Text(sentence(report)), *_phase_lines(report), totals, _blocks_table(report, top), *notes)
+    answers = [Text(line) for line in answer_lines(report)]
+    return Group(Text(sentence(report)), *_phase_lines(report), *answers, totals, _blocks_table(report, top), *notes)
 
 
 def sentence(report: PeakReport) -> str:
@@ -124,3 +126,41 @@ def _table(heading: str, *figures: str, who: str | None = None) -> "Table":
     if who is not None:
         table.add_column(who, no_wrap=True, overflow="ellipsis")
     return table
+
+
+def answer_lines(report: PeakReport) -> list[str]:
+    """One line for each answer that applies."""
+    answers = report.answers
+    lines = _oom_lines(answers.out_of_memory) if answers.out_of_memory else []
+    for answer in answers.what_if[:2]:
+        without = ", ".join(role.value for role in answer.without)
+        if answer.saved_bytes > 0:
+            peak = format_bytes(answer.peak_bytes)
+            lines.append(f"Without {without} the peak would be {peak}: {answer.change} ({answer.option}).")
+    if (growth := answers.growth) is not None:
+        size, holder = format_bytes(growth.per_step_bytes), " ".join(filter(None, (growth.role.value, growth.who)))
+        lines.append(f"Grows by {size} or more in each of {growth.steps} steps: {holder}.")
+    return lines
+
+
+def _oom_lines(oom: OutOfMemory) -> list[str]:
+    asked, allocated, reserved = map(format_bytes, (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes))
+    free, largest = format_bytes(oom.reserved_free_bytes), format_bytes(oom.largest_free_bytes)
+    left = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} left on the device"
+    lines = [
+        f"Out of memory: {asked} asked for, with {allocated} allocated and {reserved} reserved{left}.",
+        f"Reserved but free: {free}, the largest piece {largest}: {_verdict(oom)}.",
+    ]
+    if oom.pins and oom.fragmented:
+        pin = oom.pins[0]
+        holders = ", ".join(f"{role.value} {format_bytes(size)}" for role, size in pin.roles.items())
+        lines.append(f"The segment with most of it, {format_bytes(pin.free_bytes)}, is held by {holders}.")
+    return lines
+
+
+def _verdict(oom: OutOfMemory) -> str:
+    if oom.fragmented:
+        return "fragmentation; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins the pieces"
+    if oom.device_free_bytes is not None and oom.device_free_bytes >= oom.requested_bytes:
+        return "no fragmentation; a limit on this process stood in the way, not the device"
+    return "no fragmentation, too much is held"

@@ -1,7 +1,7 @@
 """Replay a device's allocator events into blocks, so that allocated and reserved bytes are right at every moment."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ligerprof.snapshots.stamp import Stamp
 Int64s = npt.NDArray[np.int64]
 _NOT_IN_TRACE = -1
 _NO_BLOCK = -1
+_OUT_OF_MEMORY = "oom"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,7 @@ class Replay:
         complete: whether the trace begins with an empty device.
         verified: whether the replay ends in exactly the segments and blocks that the file says.
         mismatches: events that do not fit the ones before them.
+        out_of_memory: index of the first event that says so, None where there is none.
     """
 
     device: int
@@ -49,6 +51,7 @@ class Replay:
     complete: bool
     verified: bool
     mismatches: int
+    out_of_memory: int | None = None
 
     @property
     def last_moment(self) -> int:
@@ -92,7 +95,21 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     if not complete:
         run = _Run(rewind(trace, columns, final, rules), rules)
         run.play(columns)
-    return run.result(device, trace, complete=complete, verified=run.mismatches == 0 and run.state().same_as(final))
+    replayed = run.result(device, trace, complete=complete, verified=run.mismatches == 0 and run.state().same_as(final))
+    first_oom = columns.actions.index(_OUT_OF_MEMORY) if _OUT_OF_MEMORY in columns.actions else None
+    return replace(replayed, out_of_memory=first_oom)
+
+
+def state_at(snapshot: Snapshot, replayed: Replay, moment: int) -> DeviceState:
+    """What a replayed device held at a moment: replays it up to there once more."""
+    where, rules = snapshot.source, SizeRules.from_settings(snapshot.settings)
+    before = DeviceState()
+    if not replayed.complete:
+        final = DeviceState.from_segments(snapshot.segments_of(replayed.device), where)
+        before = rewind(replayed.trace, EventColumns.of(replayed.trace, where), final, rules)
+    run = _Run(before, rules)
+    run.play(EventColumns.of(replayed.trace[:moment], where))
+    return run.state()
 
 
 class _Run:

@@ -1,0 +1,85 @@
+"""Work out what the peak would be if a role held nothing, and name the change that does it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ligerprof.analyzers.answers import WhatIf
+from ligerprof.analyzers.attribution import Owner
+from ligerprof.analyzers.attribution_requests import Requests
+from ligerprof.roles import Role
+from ligerprof.snapshots.replay import Int64s, Replay
+
+# less than this share of the peak is not worth a change
+_LEAST_SHARE = 0.02
+
+
+class _Change(NamedTuple):
+    roles: tuple[Role, ...]
+    change: str
+    option: str
+
+
+_CHANGES = (
+    _Change(
+        (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES),
+        "a fused linear cross-entropy, which makes the logits chunk by chunk",
+        "--liger flce",
+    ),
+    _Change((Role.OPTIMIZER_STATES,), "optimizer states in host memory", "--engine deepspeed --offload optimizer"),
+    _Change((Role.ACTIVATIONS,), "gradient checkpointing, which keeps the inputs of layers alone", "--checkpointing"),
+    _Change((Role.CHECKPOINTS,), "smaller micro-batches, more of them", "--batch 1 --grad-accum 4"),
+    _Change((Role.ATTENTION_TEMPORARIES,), "attention without score matrices", "--attention sdpa"),
+    _Change((Role.OPTIMIZER_TEMPORARIES,), "a fused optimizer, which makes none", "--optimizer adamw-fused"),
+    _Change((Role.WEIGHT_CASTS,), "weights in 16 bit, which autocast need not copy", "--precision bf16"),
+    _Change((Role.GRADIENTS,), "adapters in place of all weights", "--lora 16"),
+    _Change((Role.PARAMETERS,), "weights in host memory", "--engine deepspeed --zero 3 --offload all"),
+)
+
+
+def what_if(replayed: Replay, requests: Requests, owners: Sequence[Owner], window: Int64s) -> tuple[WhatIf, ...]:
+    """The peaks without each role that a change can do away with, the lowest first.
+
+    Blocks at other moments count to a role where a block at the peak that has it was asked for by the same
+    code in the same size.
+
+    Args:
+        owners: of the blocks at the peak.
+        window: the moments among which the peak is looked for.
+    """
+    peak_bytes = int(replayed.allocated_bytes[window].max())
+    likes = _likes(replayed, requests)
+    answers = []
+    for roles, change, option in _CHANGES:
+        blocks = [owner.block for owner in owners if owner.role in roles]
+        if int(replayed.block_bytes[blocks].sum() if blocks else 0) < _LEAST_SHARE * peak_bytes:
+            continue
+        gone = np.flatnonzero(np.isin(likes, likes[blocks]))
+        rest = int((replayed.allocated_bytes - _held_by(replayed, gone))[window].max())
+        present = tuple(role for role in roles if any(owner.role is role for owner in owners))
+        answers.append(
+            WhatIf(without=present, peak_bytes=rest, saved_bytes=peak_bytes - rest, change=change, option=option)
+        )
+    return tuple(sorted(answers, key=lambda answer: answer.peak_bytes))
+
+
+def _likes(replayed: Replay, requests: Requests) -> Int64s:
+    """A number for each block; the same for the same code, module and size, in whichever step."""
+    numbers: dict[object, int] = {}
+    of_kind = [
+        numbers.setdefault((kind.stack.calls, kind.node, kind.module, kind.recomputes), len(numbers))
+        for kind in requests.kinds
+    ]
+    sizes = np.unique(replayed.requested_bytes, return_inverse=True)[1].astype(np.int64)
+    likes: Int64s = np.array(of_kind, dtype=np.int64)[requests.kind_of] * len(sizes) + sizes
+    return likes
+
+
+def _held_by(replayed: Replay, blocks: Int64s) -> Int64s:
+    """Allocated bytes of some blocks at each moment."""
+    made, freed, sizes = replayed.allocated_by[blocks], replayed.freed_by[blocks], replayed.block_bytes[blocks]
+    changes = np.zeros(replayed.last_moment + 1, dtype=np.int64)
+    np.add.at(changes, made + 1, sizes)
+    np.subtract.at(changes, freed[freed >= 0] + 1, sizes[freed >= 0])
+    return np.cumsum(changes)
