@@ -242,4 +242,5 @@ def main() -> None:
         score(arguments.results)
 
 
-main()
+if __name__ == "__main__":
+    main()
