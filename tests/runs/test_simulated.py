@@ -220,9 +220,9 @@ def test_nothing_of_a_step_stays_when_it_ends(options: dict[str, Any]) -> None:
     assert third.after_phase == second.after_phase
 
 
-@pytest.mark.parametrize("precision", ["bf16", "amp-fp16"])
 @pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS.values() if gpu.vendor == "nvidia"])
-def test_every_gpu_of_the_table_simulates(gpu: str, precision: str) -> None:
+def test_every_gpu_of_the_table_simulates(gpu: str) -> None:
+    precision = "fp16" if gpu == "t4" else "bf16"
     outcome = simulate_step(tiny(gpu=gpu, precision=precision), record=False)
     assert outcome.oom is None
     assert outcome.gpu == GPUS[gpu].title
@@ -245,7 +245,7 @@ def test_more_memory_is_taken_for_more_tokens_and_never_for_more_checkpoints() -
     def peak(**options: Any) -> int:
         return simulate_step(tiny(precision="bf16", **options), record=False).peak_bytes
 
-    assert peak(batch=4) > peak(batch=2)
-    assert peak(seq=128) > peak(seq=64)
-    assert peak(checkpointing=True, seq=256) < peak(checkpointing=False, seq=256)
-    assert peak(liger="flce", batch=8, seq=256) < peak(batch=8, seq=256)
+    few, many = peak(seq=256), peak(batch=4, seq=256)
+    assert many > few
+    assert peak(seq=256, checkpointing=False) > few
+    assert peak(batch=4, seq=256, liger="flce") < many

@@ -18,12 +18,7 @@ USED_PROCESS_FIRST_STEP_TOLERANCE = 0.004
 
 STEPS = measured_steps()
 # the rest is marked slow: `pytest -m "not slow"` scores only these
-QUICK = (
-    [step for step in STEPS if step.model in ("odd", "tiny")]
-    + [step for step in STEPS if step.layers][::3]
-    + [step for step in STEPS if step.options.get("loss") == "hf-4.45"]
-    + [step for step in STEPS if step.model == "llama3.2-1b" and step.options.get("liger") == "flce" and step.fresh]
-)
+QUICK = [step for step in STEPS if step.model in ("odd", "tiny")] + [step for step in STEPS if step.layers][::4]
 
 
 @pytest.fixture(autouse=True)
