@@ -20,7 +20,7 @@ _LIBRARY = re.compile(
 # calls that pass on to the ones that say more
 _PLUMBING = re.compile(
     _TORCH + r"(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
-    r"|ligerprof/kernels/\w+\.py"
+    r"|ligerprof/kernels/\w+\.py|ligerprof/runs/simulated/"
 )
 _COMMON_NAMES = frozenset({"__init__.py", "triton.py", "reference.py", "ops.py", "utils.py", "layer.py", "main.py"})
 _OPTIMIZER_FILE = re.compile(
