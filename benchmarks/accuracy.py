@@ -136,8 +136,8 @@ def run_step(options: dict[str, Any]) -> dict[str, Any]:
             path = Path(folder) / "config.json"
             path.write_text(json.dumps(model))
             model = str(path)
-        command = [sys.executable, "-m", "ligerprof", "step", "--device", "cuda", "--repeats", "1", "--json"]
-        command += ["-o", f"{folder}/run", "--model", model, *flags(options)]
+        command = [sys.executable, "-m", "ligerprof", "step", "--repeats", "1", "--json"]
+        command += ["-o", f"{folder}/run", "--model", model, *flags({"device": "cuda", **options})]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode not in (0, 3):
             return {"failed": finished.stderr.strip().splitlines()[-1]}
