@@ -98,6 +98,9 @@ def _flce(shape: KernelShape) -> KernelMemory:
     workspace_bytes = chunk * shape.vocab * shape.product_bytes
     if shape.parameter_bytes != shape.product_bytes:
         workspace_bytes += 2 * weight_elements * shape.product_bytes
+    if shape.product_bytes == _FP32_BYTES and shape.head_trainable:
+        # products in fp32 take the path that adds each chunk's gradient of the weight as a tensor of its own
+        workspace_bytes += weight_elements * _FP32_BYTES
     losses_bytes = shape.tokens * (_FP32_BYTES + 1)
     weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
     single = shape.sequences == 1
