@@ -45,6 +45,7 @@ def _explain(snapshot: Snapshot, device_index: int | None, step: int | None) -> 
     moment = int(window[np.argmax(replayed.allocated_bytes[window])])
     owners = attribution.owners_at(moment)
     roles = breakdown(replayed, moment, owners)
+    answers = _answers(snapshot, attribution, owners, window)
     return PeakReport(
         device=replayed.device,
         peak_bytes=int(replayed.allocated_bytes[moment]),
@@ -54,8 +55,8 @@ def _explain(snapshot: Snapshot, device_index: int | None, step: int | None) -> 
         blocks=_groups(owners),
         phases=_phase_peaks(attribution.timeline, replayed, step),
         peak_phase=_phase_of_moment(attribution.timeline, moment),
-        notes=(*notes, *_notes(replayed)),
-        answers=_answers(snapshot, attribution, owners, window),
+        notes=(*notes, *_notes(replayed), *_out_of_memory_note(answers)),
+        answers=answers,
     )
 
 
@@ -168,3 +169,12 @@ def _notes(replayed: Replay) -> list[str]:
             f"the replay does not end in the segments the file states ({replayed.mismatches} events do not fit)"
         )
     return notes
+
+
+def _out_of_memory_note(answers: Answers) -> list[str]:
+    oom = answers.out_of_memory
+    if oom is None:
+        return []
+    asked, allocated, reserved = map(format_bytes, (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes))
+    left = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} left on the device"
+    return [f"out of memory: {asked} asked for, with {allocated} allocated and {reserved} reserved{left}"]

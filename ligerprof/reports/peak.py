@@ -144,13 +144,8 @@ def answer_lines(report: PeakReport) -> list[str]:
 
 
 def _oom_lines(oom: OutOfMemory) -> list[str]:
-    asked, allocated, reserved = map(format_bytes, (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes))
     free, largest = format_bytes(oom.reserved_free_bytes), format_bytes(oom.largest_free_bytes)
-    left = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} left on the device"
-    lines = [
-        f"Out of memory: {asked} asked for, with {allocated} allocated and {reserved} reserved{left}.",
-        f"Reserved but free: {free}, the largest piece {largest}: {_verdict(oom)}.",
-    ]
+    lines = [f"Reserved but free: {free}, the largest piece {largest}: {_verdict(oom)}."]
     if oom.pins and oom.fragmented:
         pin = oom.pins[0]
         holders = ", ".join(f"{role.value} {format_bytes(size)}" for role, size in pin.roles.items())
