@@ -13,12 +13,13 @@ STEP_ARGS ?= --model llama3.2-1b --liger flce
 PYTEST_ARGS ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install step test check format clean
+.PHONY: help install step test test-slow check format clean
 
 help:
 	@echo "make step      profile a training step: ligerprof step $(STEP_ARGS)"
 	@echo "make install   install the package, every extra that tests need, and the linters into $(VENV)"
 	@echo "make test      run the tests that need no GPU"
+	@echo "make test-slow run the tests that take longer than ten seconds each"
 	@echo "make check     ruff, formatting and mypy"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make clean     remove $(VENV) and caches; runs/ stays"
@@ -30,6 +31,9 @@ step: $(RUNTIME)
 
 test: $(EVERYTHING)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: $(EVERYTHING)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m slow
 
 check: $(EVERYTHING)
 	$(BIN)/ruff check .
