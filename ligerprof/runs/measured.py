@@ -1,6 +1,5 @@
 """One training step on a CUDA device: recorded once, counted once, timed without either."""
 
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,9 +15,11 @@ from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.stamping import Stamper
 from ligerprof.runs.training import Trainer, built_model, make_batch, make_optimizer, train_step
+from ligerprof.runs.versions import package_versions
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.replay import replay
 
 _MAX_EVENTS = 2_000_000
-_REPORTED_PACKAGES = ("torch", "triton", "transformers", "peft", "liger_kernel")
 
 
 def measure_step(recipe: TrainingRecipe, *, trace_directory: Path | None, progress: Progress) -> StepOutcome:
@@ -111,7 +112,6 @@ class _Session:
         self._stamper: Stamper | None = None
         self._step, self._phase = 0, Phase.BUILD
         self._snapshot: dict[str, Any] = {}
-        self._held_bytes = (0, 0)
         self._first: _PhaseCounters | None = None
         self._recorded: _PhaseCounters | None = None
         self._counted: _PhaseCounters | None = None
@@ -130,7 +130,6 @@ class _Session:
             self._stamper.detach()
             self._stamper = None
             torch.cuda.synchronize()
-            self._held_bytes = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
             self._snapshot = memory._snapshot()
             memory._record_memory_history(enabled=None)
             memory._set_memory_metadata("")
@@ -224,7 +223,7 @@ class _Session:
             profiled_step=self._recipe.warmup + 1,
             snapshot=self._snapshot,
             step_seconds=tuple(self._seconds),
-            versions=_versions(),
+            versions={**package_versions(), "cuda": str(torch.version.cuda)},
             notes=tuple(notes),
         )
 
@@ -232,12 +231,11 @@ class _Session:
         """The result of a run that did not fit: what held memory when it ended."""
         last = self._recorded
         first = self._first
-        events = self._snapshot["device_traces"][self._device.index]
-        refused = next((event for event in reversed(events) if event["action"] == "oom"), None)
+        requested_bytes, (allocated_bytes, reserved_bytes) = self._refused()
         oom = OutOfMemory(
-            requested_bytes=refused["size"] if refused else None,
-            allocated_bytes=self._held_bytes[0],
-            reserved_bytes=self._held_bytes[1],
+            requested_bytes=requested_bytes,
+            allocated_bytes=allocated_bytes,
+            reserved_bytes=reserved_bytes,
             limit_bytes=self._limit_bytes,
             phase=self._phase,
             step=self._step,
@@ -254,8 +252,18 @@ class _Session:
             profiled_step=self._step,
             snapshot=self._snapshot,
             oom=oom,
-            versions=_versions(),
+            versions={**package_versions(), "cuda": str(torch.version.cuda)},
         )
+
+    def _refused(self) -> tuple[int | None, tuple[int, int]]:
+        """What was asked for, and what was allocated and reserved then."""
+        replayed = replay(Snapshot.from_dict(self._snapshot), self._device.index)
+        event = replayed.out_of_memory
+        if event is None:
+            # it ran out after the recording, where only the counters saw it
+            return None, (torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+        held_bytes = int(replayed.allocated_bytes[event]), int(replayed.reserved_bytes[event])
+        return replayed.trace[event]["size"], held_bytes
 
 
 def _limit_memory(recipe: TrainingRecipe, device: torch.device) -> int:
@@ -271,15 +279,3 @@ def _limit_memory(recipe: TrainingRecipe, device: torch.device) -> int:
         )
     torch.cuda.set_per_process_memory_fraction(recipe.memory_limit_bytes / total_bytes, device)
     return recipe.memory_limit_bytes
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
-    for package in _REPORTED_PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions

@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -19,10 +18,10 @@ from ligerprof.runs.simulated.notes import notes_on
 from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.training import Trainer, built_model, make_batch, make_optimizer, train_step
+from ligerprof.runs.versions import package_versions
 from ligerprof.snapshots.allocator import AllocatorFullError
 from ligerprof.snapshots.allocator_settings import parse_allocator_settings
 
-_REPORTED_PACKAGES = ("torch", "triton", "transformers", "peft", "liger_kernel")
 # fake tensors of the CPU stand for those of a GPU
 _STAND_IN = torch.device("cpu")
 
@@ -131,7 +130,7 @@ class _Simulation:
             profiled_step=self._meter.step,
             snapshot=self._snapshot,
             oom=oom,
-            versions=_versions(),
+            versions=package_versions(),
             notes=notes_on(self._recipe, self._attention),
         )
 
@@ -156,16 +155,6 @@ def _no_collections() -> Iterator[None]:
     finally:
         if was_collecting:
             gc.enable()
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in _REPORTED_PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
 
 
 def _silent(_text: str) -> None:
