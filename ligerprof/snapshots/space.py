@@ -23,16 +23,6 @@ class FreeSpace:
         twin.starts, twin.ends, twin.borders = dict(self.starts), dict(self.ends), set(self.borders)
         return twin
 
-    def add_segment(self, start: int, size: int) -> None:
-        """Add memory from cudaMalloc; the ranges of an expandable segment are given instead."""
-        self.borders.add(start)
-        self.give(start, size)
-
-    def drop_segment(self, start: int, size: int) -> bool:
-        """Return a segment to the driver; False where it is not free."""
-        self.borders.discard(start)
-        return self.take(start, size)
-
     def give(self, start: int, size: int) -> None:
         """Add a free block and merge it with those that touch it."""
         end = start + size
