@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.compare import Comparison, Figures, compare, figures_from_json, figures_from_peak
+from ligerprof.analyzers.compare import Comparison, compare, figures_from_json, figures_from_peak
+from ligerprof.analyzers.result_reader import Figures
 from ligerprof.cli.options import json_option
 from ligerprof.cli.output import print_json
 from ligerprof.errors import ResultFormatError

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.compare import Comparison, Figures
+from ligerprof.analyzers.compare import Comparison
+from ligerprof.analyzers.result_reader import Figures
 from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
 
 if TYPE_CHECKING:

@@ -1,0 +1,112 @@
+"""Read one result of `step`, `estimate` or `explain` out of a JSON object that is not trusted."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ligerprof.errors import ResultFormatError
+from ligerprof.roles import MemoryBreakdown, Phase, Role
+
+Backend = Literal["estimated", "simulated", "measured", "snapshot"]
+_BACKENDS: tuple[Backend, ...] = ("simulated", "measured")
+# nothing that a byte count is read from is larger, and str() refuses integers of many thousand digits
+_MAX_BYTES = 2**63
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What one source says of one training step's memory.
+
+    Attributes:
+        source: the file or folder, as the user named it.
+        backend: how the figures came about.
+        phases: the highest bytes of each phase, where the source has them.
+        roles: who holds the peak.
+    """
+
+    source: str
+    backend: Backend
+    peak_bytes: int
+    phases: Mapping[Phase, int]
+    roles: MemoryBreakdown
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `columns` in the comparison's JSON."""
+        return {
+            "source": self.source,
+            "backend": self.backend,
+            "peak_bytes": self.peak_bytes,
+            "phases": {phase.value: size_bytes for phase, size_bytes in self.phases.items()},
+            "roles": self.roles.to_json(),
+        }
+
+
+class ResultReader:
+    """One JSON object of a file that is not trusted; every method raises ResultFormatError in one line."""
+
+    def __init__(self, values: object, source: str) -> None:
+        """Args: values: what json.loads gave; source: what errors name, such as a file and its line."""
+        if not isinstance(values, dict):
+            raise ResultFormatError(f"{source}: not a JSON object. Give what step, estimate or explain wrote.")
+        self._values: dict[str, Any] = values
+        self._source = source
+
+    def get(self, key: str) -> Any:
+        """A value as it stands in the file, None where it is not there."""
+        return self._values.get(key)
+
+    def backend(self) -> Backend:
+        """Whether the figures were measured or simulated."""
+        word = self.get("backend")
+        for known in _BACKENDS:
+            if word == known:
+                return known
+        raise ResultFormatError(f"{self._source}: backend {word!r:.40} is none of {', '.join(_BACKENDS)}.")
+
+    def figures(self, backend: Backend) -> Figures:
+        """Peak, phases and roles."""
+        return Figures(
+            source=self._source,
+            backend=backend,
+            peak_bytes=self.size("peak_bytes"),
+            phases={Phase(word): size_bytes for word, size_bytes in self._sizes("phases", Phase).items()},
+            roles=MemoryBreakdown.from_json(self._sizes("roles", Role)),
+        )
+
+    def size(self, key: str) -> int:
+        """A number of bytes."""
+        return self._size(key, self.get(key))
+
+    def number(self, key: str) -> float | None:
+        """A finite number, None where it is null or not there."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
+            raise ResultFormatError(f"{self._source}: {key!r} is no number. Write the file again.")
+        return float(value)
+
+    def text(self, key: str) -> str | None:
+        """A text, None where it is null or not there."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise ResultFormatError(f"{self._source}: {key!r} is no text. Write the file again.")
+        return value
+
+    def _sizes(self, key: str, words: type[Phase] | type[Role]) -> dict[str, int]:
+        sizes = self.get(key)
+        if not isinstance(sizes, dict):
+            raise ResultFormatError(f"{self._source}: {key!r} is missing or not an object. Write the file again.")
+        known = {word.value for word in words}
+        for word in sizes:
+            if word not in known:
+                raise ResultFormatError(
+                    f"{self._source}: {word!r:.40} in {key!r} is unknown. Is it of a newer version?"
+                )
+        return {word: self._size(f"{key}.{word}", size_bytes) for word, size_bytes in sizes.items()}
+
+    def _size(self, key: str, size_bytes: object) -> int:
+        if not isinstance(size_bytes, int) or isinstance(size_bytes, bool) or not -_MAX_BYTES < size_bytes < _MAX_BYTES:
+            raise ResultFormatError(f"{self._source}: {key!r} is no number of bytes. Write the file again.")
+        return size_bytes
