@@ -145,6 +145,12 @@ def recipe_options(function: Command) -> Command:
     return decorated  # type: ignore[no-any-return]
 
 
+def trace_option(*, default: bool) -> Callable[[Command], Command]:
+    """Whether a measured step is profiled once more for TensorBoard; passes `trace: bool`."""
+    text = "Profile two more steps on a GPU for TensorBoard."
+    return click.option("--trace/--no-trace", default=default, show_default=True, help=text)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 force_option = click.option("--force", is_flag=True, help="Overwrite what exists.")
 top_option = click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to show.")

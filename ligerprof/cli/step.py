@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ligerprof.cli.options import force_option, json_option, recipe_options
+from ligerprof.cli.options import force_option, json_option, recipe_options, trace_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import MissingDependencyError
 from ligerprof.recipe import TrainingRecipe, require_built
@@ -20,10 +20,13 @@ _OUT_OF_MEMORY = 3
     type=click.Path(path_type=Path, file_okay=False),
     help="The run directory. Default: the next number under runs/.",
 )
+@trace_option(default=True)
 @force_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, recipe: TrainingRecipe, output: Path | None, force: bool, as_json: bool) -> None:
+def command(
+    ctx: click.Context, recipe: TrainingRecipe, output: Path | None, trace: bool, force: bool, as_json: bool
+) -> None:
     """Run one profiled training step, on the GPU or simulated.
 
     Where there is no CUDA device the real model code runs on fake tensors through a model of
@@ -38,7 +41,7 @@ def command(ctx: click.Context, recipe: TrainingRecipe, output: Path | None, for
     from ligerprof.runs.step import run_step
 
     run = create_run_directory(output, force=force)
-    report = run_step(recipe, run, say)
+    report = run_step(recipe, run, say, trace=trace)
     say("writing the report")
     run.write_bytes(REPORT, render_page(report).encode())
     try:

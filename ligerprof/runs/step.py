@@ -3,6 +3,7 @@
 import statistics
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate
@@ -82,13 +83,14 @@ class StepReport:
         }
 
 
-def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress) -> StepReport:
+def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, trace: bool = True) -> StepReport:
     """Run the step where the recipe says, attribute its peak and write the run directory.
 
     Args:
         recipe: `device` auto takes a CUDA device where there is one, else the simulator.
         run: an existing directory; removed again where the step cannot run and left nothing in it.
         progress: is told in a few words what runs next.
+        trace: whether a measured step is profiled once more for TensorBoard.
 
     Raises:
         NotBuiltError: the recipe asks for something this version cannot run.
@@ -97,7 +99,7 @@ def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress) -> S
     """
     require_built(recipe, command="step")
     try:
-        outcome = _outcome(recipe, run, progress)
+        outcome = _outcome(recipe, run.tensorboard if trace else None, progress)
     except LigerprofError:
         run.remove_if_empty()
         raise
@@ -118,11 +120,11 @@ def choose_backend(recipe: TrainingRecipe) -> Backend:
     return "measured" if recipe.device == "cuda" else "simulated"
 
 
-def _outcome(recipe: TrainingRecipe, run: RunDirectory, progress: Progress) -> StepOutcome:
+def _outcome(recipe: TrainingRecipe, trace_directory: Path | None, progress: Progress) -> StepOutcome:
     if choose_backend(recipe) == "measured":
         from ligerprof.runs.measured import measure_step
 
-        return measure_step(recipe, trace_directory=run.tensorboard, progress=progress)
+        return measure_step(recipe, trace_directory=trace_directory, progress=progress)
     from ligerprof.runs.simulated import simulate_step
 
     return simulate_step(recipe, progress=progress)
