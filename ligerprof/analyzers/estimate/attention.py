@@ -126,20 +126,24 @@ def _weighted_sum(context: Context, probabilities: Value, value: Value) -> Value
     return output
 
 
-def _softmax(context: Context, scores: Value) -> Value:
-    """Keeps its output."""
-    return context.tape.run(
+def _softmax(context: Context, scores: Value, width: int) -> Value:
+    """Keeps its output. One kernel reads fp16 and writes fp32; bf16 is cast first (`softmax` in SoftMax.cpp)."""
+    fused_cast = context.recipe.compute_dtype == "float16"
+    read = context.tape.name(scores) if fused_cast else _cast_scores(context, scores, width)
+    sharp = context.tape.run(
         Operation(
             elements=scores.elements,
-            width=scores.width,
-            inputs=(scores,),
+            width=width,
+            inputs=(read,),
             saves_output=True,
             # softmax_backward_cuda_out multiplies gradient and output first
-            backward_scratch_bytes=scores.size_bytes,
+            backward_scratch_bytes=scores.elements * width,
             role=_SCORES,
             gradient_role=_SCORES,
         )
     )
+    context.tape.release(read)
+    return sharp
 
 
 def _softmax_width(context: Context, scores: Value) -> int:
@@ -169,9 +173,7 @@ def _eager(context: Context, query: Value, key: Value, value: Value, drop: float
     scores = _softcap_scores(context, scores)
     masked = _add_mask(context, scores)
     tape.release(scores)
-    wide = _cast_scores(context, masked, _softmax_width(context, masked))
-    sharp = _softmax(context, wide)
-    tape.release(wide)
+    sharp = _softmax(context, masked, _softmax_width(context, masked))
     probabilities = _cast_scores(context, sharp, query.width)
     tape.release(sharp, masked)
     dropped = dropout(context, probabilities, drop)
@@ -225,7 +227,7 @@ def _composed(context: Context, query: Value, key: Value, value: Value) -> Value
     scaled_key = renamed(context, keys, scale(context, keys))
     copied = _copy(context, scaled_query)
     scores = renamed(context, copied, _score_product(context, copied, scaled_key))
-    probabilities = renamed(context, scores, _softmax(context, scores))
+    probabilities = renamed(context, scores, _softmax(context, scores, FP32_BYTES))
     wide_output = _weighted_sum(context, probabilities, values)
     output = context.cast(wide_output, query.width)
     tape.release(wide_query, wide_key, wide_value, values, scaled_query, scaled_key, mask, probabilities, wide_output)

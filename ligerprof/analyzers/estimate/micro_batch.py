@@ -8,11 +8,11 @@ the same amount a layer, so the highest moment is at one of these two.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.context import FP32_BYTES, Context, is_eager
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
 from ligerprof.analyzers.estimate.meter import Block, Meter
-from ligerprof.analyzers.estimate.model import embed, final_norm_name, masks, table_sizes
+from ligerprof.analyzers.estimate.model import embed, final_norm_name, mask_elements, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
 from ligerprof.kernels.spec import KernelSpec
@@ -102,9 +102,9 @@ class MicroBatch:
         """Rotary tables are saved by every layer, so they live until backward ends; masks until the model returns."""
         for size_bytes in table_sizes(self._recipe, stream):
             self._until_backward_ends.append(self._meter.take(size_bytes, Role.ACTIVATIONS))
-        count, width = masks(self._recipe, stream)
-        if count:
-            elements = count * self._recipe.tokens * self._recipe.seq
+        if elements := mask_elements(self._recipe):
+            # numbers to add for eager, else booleans
+            width = stream.width if is_eager(self._recipe) else 1
             self._mask = self._bottom.tape.run(Operation(elements=elements, width=width, role=Role.INPUTS))
 
     def _repeat(self, times: int, act: Callable[[], None]) -> None:

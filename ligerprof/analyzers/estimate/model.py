@@ -11,6 +11,8 @@ from ligerprof.roles import Role
 _SORTED_INDICES = 3072
 # rows that one partial sum covers, and columns in whole warps (EmbeddingBackwardKernel.cu)
 _ROWS_PER_PARTIAL, _WARP = 10, 32
+# what the configs of Mistral and Gemma 2 hold where the file is silent
+_DEFAULT_WINDOW = 4096
 
 
 def embed(context: Context, role: Role) -> tuple[Value, Value]:
@@ -72,14 +74,22 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
     return (size_bytes, size_bytes)
 
 
-def masks(recipe: TrainingRecipe, stream: Value) -> tuple[int, int]:
-    """How many attention masks there are, and bytes an element: additive ones for eager, else booleans where needed."""
+def mask_elements(recipe: TrainingRecipe) -> int:
+    """Elements of all attention masks: always there for eager, for SDPA where its causal flag cannot say it."""
     kinds = 2 if recipe.spec.model_type == "gemma2" else 1
-    if is_eager(recipe):
-        return kinds, stream.width
-    window = recipe.spec.config.get("sliding_window")
-    slides = recipe.spec.model_type in ("mistral", "gemma2") and window is not None and recipe.seq > window
-    return (kinds, 1) if recipe.padding or slides else (0, 1)
+    square = recipe.seq**2
+    if is_eager(recipe) or recipe.padding:
+        return kinds * recipe.batch * square
+    # a window alone is the same for every sequence: `sdpa_mask` expands one
+    return kinds * square if _slides(recipe) else 0
+
+
+def _slides(recipe: TrainingRecipe) -> bool:
+    """Whether a sequence fills the window of Mistral or Gemma 2 (`_ignore_causal_mask_sdpa` in masking_utils.py)."""
+    if recipe.spec.model_type not in ("mistral", "gemma2"):
+        return False
+    window = recipe.spec.config.get("sliding_window", _DEFAULT_WINDOW)
+    return window is not None and recipe.seq >= window
 
 
 def final_norm_name(spec: ModelSpec) -> str:

@@ -5,15 +5,12 @@ from collections.abc import Iterable
 from ligerprof.analyzers.estimate.context import FP32_BYTES
 from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
 from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.deepspeed_config import zero_settings
 from ligerprof.errors import NotBuiltError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
 
 _HALF_BYTES = 2
-# deepspeed/runtime/zero/config.py, in elements: reduce_bucket_size, max_live_parameters, sub_group_size
-_REDUCE_BUCKET = 500_000_000
-_MAX_LIVE = 1_000_000_000
-_SUB_GROUP = 1_000_000_000
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placement:
@@ -36,6 +33,8 @@ def _require_known(recipe: TrainingRecipe) -> None:
         (recipe.zero == 0, "--engine deepspeed with --zero 0", "use --zero 1, 2 or 3"),
         (recipe.offload == "nvme", "--offload nvme", "use --offload all"),
         (recipe.lora is not None, "--lora with --engine deepspeed", "use --engine torch"),
+        (zero_settings(recipe)["overlap_comm"], "overlap_comm", "switch it off"),
+        (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
     ):
         if given:
             raise NotBuiltError(f"estimate: {what} has no closed form yet; {instead}.")
@@ -55,7 +54,7 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: int, share: int, largest: in
         resident=resident,
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, share)},
         # the bucket that gradients are gathered in, made with the first of them
-        reduction={Role.COMMUNICATION: _HALF_BYTES * _REDUCE_BUCKET},
+        reduction={Role.COMMUNICATION: _bucket_bytes(recipe)},
         gradient_share=0.0 if offloaded else kept_share,
         gradients_at_update=0 if offloaded else _HALF_BYTES * share,
         update={} if offloaded else _update_bytes(recipe, share),
@@ -71,23 +70,30 @@ def _stage_3(recipe: TrainingRecipe, elements: int, share: int, largest: int) ->
     step's backward holds one layer's weights and the head's.
     """
     offloaded, moved = recipe.offload != "none", recipe.offload == "all"
+    settings = zero_settings(recipe)
+    most_live, sub_group = settings["stage3_max_live_parameters"], settings["sub_group_size"]
     return Placement(
         resident={
             Role.PARAMETERS: 0 if moved else _HALF_BYTES * share,
             Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * share,
             # partitioned gradients have one flat buffer from the start, and so has the bucket
             Role.GRADIENTS: 0 if offloaded else _HALF_BYTES * share,
-            Role.COMMUNICATION: _HALF_BYTES * _REDUCE_BUCKET,
+            Role.COMMUNICATION: _bucket_bytes(recipe),
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, share)},
         # a weight that is needed is gathered whatever the limit says
-        running={Role.COMMUNICATION: _HALF_BYTES * min(elements, max(_MAX_LIVE, largest))},
+        running={Role.COMMUNICATION: _HALF_BYTES * min(elements, max(most_live, largest))},
         first_backward={Role.COMMUNICATION: _HALF_BYTES * (largest + _layer_elements(recipe))},
         gradient_share=0.0,
         gradients_at_update=0 if offloaded else _HALF_BYTES * share,
-        update={} if offloaded else _update_bytes(recipe, min(share, _SUB_GROUP)),
+        update={} if offloaded else _update_bytes(recipe, min(share, sub_group)),
         host_bytes=_host_bytes(recipe, share),
     )
+
+
+def _bucket_bytes(recipe: TrainingRecipe) -> int:
+    bucket_bytes: int = _HALF_BYTES * zero_settings(recipe)["reduce_bucket_size"]
+    return bucket_bytes
 
 
 def _layer_elements(recipe: TrainingRecipe) -> int:
