@@ -37,6 +37,10 @@ class SnapshotFormatError(LigerprofError):
     """A snapshot file that is not what torch.cuda.memory writes, or that is not safe to read."""
 
 
+class TraceFormatError(LigerprofError):
+    """A file that is not what torch.profiler writes, or that holds no GPU work."""
+
+
 class RunDirectoryError(LigerprofError):
     """A run directory that exists already, or lacks a file it should have."""
 
