@@ -17,6 +17,10 @@ class UnknownModelError(RecipeError):
     """A model name, config.json or folder that names no model this package can describe."""
 
 
+class ModelCodeError(LigerprofError):
+    """A model's own code, in transformers or beneath it, fails on a recipe."""
+
+
 class NotBuiltError(LigerprofError):
     """An option that is part of the contract and that this version cannot carry out yet."""
 

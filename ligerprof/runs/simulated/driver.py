@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.errors import NotBuiltError, RecipeError
 from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
@@ -37,6 +38,7 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
     Raises:
         NotBuiltError: the recipe asks for what the simulator does not cover.
         KernelUnavailableError: kernels that cannot be simulated.
+        ModelCodeError: the model's own code fails on the recipe.
         RecipeError: a memory limit above the GPU's memory, or allocator settings that torch would not take.
     """
     require_built(recipe, command="simulate")
@@ -66,6 +68,7 @@ class _Simulation:
             simulated_process(self._recipe.gpu_spec, recorder, self._attention),
             FakeTensorMode(),
             recorder,
+            model_failures_in_a_line(self._recipe, AllocatorFullError),
         ):
             try:
                 self._build_and_train()

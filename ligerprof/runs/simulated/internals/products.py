@@ -31,6 +31,21 @@ def _product_and_bias(call: Call) -> Any:
     return result
 
 
+def _grouped_product(call: Call) -> Any:
+    """One product a group of rows; what is not bf16 goes to cuBLAS group by group (GroupedMMUtils.h).
+
+    Shapes are asked for in bf16, which is all that torch's shape function takes.
+    """
+    if call.args[0].dtype == torch.bfloat16:
+        return call.run()
+    left, right = (matrix.to(torch.bfloat16) for matrix in call.args[:2])
+    shape = call.func(left, right, *call.args[2:], **call.kwargs).shape
+    result = torch.empty(shape, dtype=call.args[0].dtype, device=call.args[0].device)
+    call.track(result)
+    _hold(call, "cublas", call.device.gpu.cublas_workspace_bytes)
+    return result
+
+
 def _hold(call: Call, library: str, size_bytes: int) -> None:
     thread = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
     call.device.hold_for_good(f"{library} {thread}", size_bytes)
@@ -44,4 +59,5 @@ def _overloads(packet: Any) -> list[Any]:
 PRODUCT_INTERNALS: dict[Any, Internal] = {
     **{overload: _product for packet in (aten.mm, aten.bmm, aten.baddbmm) for overload in _overloads(packet)},
     **dict.fromkeys(_overloads(aten.addmm), _product_and_bias),
+    **dict.fromkeys(_overloads(aten._grouped_mm), _grouped_product),
 }
