@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ligerprof.deepspeed_config import deepspeed_config, read_deepspeed_config
 from ligerprof.errors import NotBuiltError, RecipeError
 from ligerprof.gpus import GpuSpec, find_gpu
 from ligerprof.kernels.selection import select_kernels
@@ -38,6 +39,7 @@ class TrainingRecipe:
         optimizer: `default` becomes adamw-fused, or deepspeed-cpu-adam where the optimizer is offloaded.
         clip: largest gradient norm; None becomes 1.0 with DeepSpeed; 0 never clips.
         zero: ZeRO stage, 0 to 3.
+        deepspeed_config: a JSON file of DeepSpeed's, or what it holds.
         memory_limit_bytes: limit on reserved bytes, or None.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF, or None.
         spec: the model described; set from `model`.
@@ -69,6 +71,7 @@ class TrainingRecipe:
     zero: int = 0
     offload: str = "none"
     nvme_path: str | None = None
+    deepspeed_config: str | Mapping[str, Any] | None = None
     gpus: int = 1
     device: str = "auto"
     gpu: str = "h200"
@@ -88,6 +91,8 @@ class TrainingRecipe:
             object.__setattr__(self, "optimizer", optimizer)
         if self.clip is None and self.engine == "deepspeed":
             object.__setattr__(self, "clip", 1.0)
+        if isinstance(self.deepspeed_config, str):
+            object.__setattr__(self, "deepspeed_config", read_deepspeed_config(self.deepspeed_config))
         _check_words(self)
         _check_ranges(self)
         _check_combinations(self)
@@ -198,6 +203,8 @@ def _check_combinations(recipe: TrainingRecipe) -> None:
     for wrong, message in (*_engine_conflicts(recipe), *_other_conflicts(recipe)):
         if wrong:
             raise RecipeError(message)
+    if recipe.engine == "deepspeed":
+        deepspeed_config(recipe)
 
 
 def _range_faults(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
@@ -228,6 +235,11 @@ def _engine_conflicts(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
     yield offload in ("all", "nvme") and recipe.zero != 3, f"--offload {offload} moves parameters: it needs --zero 3."
     yield offload == "optimizer" and recipe.zero == 0, "--offload optimizer needs --zero 1, 2 or 3."
     yield (offload == "nvme") != (recipe.nvme_path is not None), "--offload nvme and --nvme-path go together."
+    yield deepspeed and recipe.optimizer == "none", "engine deepspeed needs an optimizer. Choose another --optimizer."
+    yield (
+        recipe.deepspeed_config is not None and not deepspeed,
+        "--deepspeed-config needs --engine deepspeed.",
+    )
 
 
 def _other_conflicts(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
@@ -245,8 +257,12 @@ def require_built(recipe: TrainingRecipe, *, command: str) -> None:
     Raises:
         NotBuiltError: names the first option that is not built yet.
     """
+    if recipe.engine == "deepspeed" and command == "simulate":
+        raise NotBuiltError(
+            f"{command}: the simulator does not cover --engine deepspeed. Use `ligerprof estimate`, which has its"
+            " closed form, or a GPU."
+        )
     for given, what, instead in (
-        (recipe.engine == "deepspeed", "--engine deepspeed", "use --engine torch"),
         (recipe.qlora is not None, "--qlora", "use --lora"),
         (recipe.optimizer in ("adamw-8bit", "galore"), f"--optimizer {recipe.optimizer}", "use adamw-fused"),
         (recipe.attention == "flash", "--attention flash", "use sdpa"),

@@ -21,7 +21,7 @@ LAYERS = (
     ("roles", "gpus"),
     ("models",),
     ("kernels",),
-    ("recipe",),
+    ("recipe", "deepspeed_config"),
     ("snapshots",),
     ("analyzers",),
     ("runs",),

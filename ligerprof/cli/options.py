@@ -110,6 +110,7 @@ def _recipe_options() -> tuple[Callable[[Any], Any], ...]:
         click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage."),
         _choice("--offload", recipes.OFFLOADS, "What DeepSpeed keeps in host memory.", "none"),
         click.option("--nvme-path", metavar="DIR", help="Folder on the disk that --offload nvme uses."),
+        click.option("--deepspeed-config", metavar="FILE", help="DeepSpeed's JSON, for what no option here decides."),
         _count("--gpus", "gpus", "GPUs that train together."),
         _choice("--device", recipes.DEVICES, "Where the step runs.", "auto"),
         click.option(
@@ -124,6 +125,18 @@ def _recipe_options() -> tuple[Callable[[Any], Any], ...]:
         _count("--warmup", "warmup", "Steps before the profiled one."),
         _count("--repeats", "repeats", "Steps that are timed."),
     )
+
+
+def recipe_parameters() -> tuple[click.Option, ...]:
+    """The options of a recipe as click holds them, for commands that take several values each."""
+
+    def bare() -> None:
+        pass
+
+    for option in reversed(_recipe_options()):
+        option(bare)
+    parameters: list[click.Option] = bare.__click_params__  # type: ignore[attr-defined]
+    return tuple(reversed(parameters))
 
 
 def recipe_options(function: Command) -> Command:

@@ -23,7 +23,11 @@ _MAX_JSON_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDirectory:
-    """A folder with recipe.json, result.json, snapshot.pickle, tensorboard/ and report.html."""
+    """A folder with recipe.json, result.json, snapshot.pickle, tensorboard/ and report.html.
+
+    Several ranks leave a snapshot each: the worst rank's is snapshot.pickle, the others' are
+    snapshot-rankK.pickle, and what the ranks printed is in rank-K.log.
+    """
 
     path: Path
 
@@ -46,9 +50,14 @@ class RunDirectory:
         """Write one of the JSON files, whole or not at all."""
         self.write_bytes(name, (json.dumps(values, indent=2) + "\n").encode())
 
-    def write_snapshot(self, snapshot: Mapping[str, Any]) -> None:
-        """Write a snapshot dict as torch.cuda.memory._dump_snapshot does."""
-        self.write_bytes(SNAPSHOT, pickle.dumps(snapshot, protocol=4))
+    def write_snapshot(self, snapshot: Mapping[str, Any], *, rank: int | None = None) -> None:
+        """Write a snapshot dict as torch.cuda.memory._dump_snapshot does.
+
+        Args:
+            rank: whose it is, where it is not the run's one snapshot but another rank's beside it.
+        """
+        name = SNAPSHOT if rank is None else f"snapshot-rank{rank}.pickle"
+        self.write_bytes(name, pickle.dumps(snapshot, protocol=4))
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file, whole or not at all.

@@ -1,33 +1,41 @@
 """One training step on a CUDA device: recorded once, counted once, timed without either."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.stamping import Stamper
-from ligerprof.runs.training import Trainer, built_model, make_batch, make_optimizer, train_step
+from ligerprof.runs.training import Training, make_batch, torch_trainer, train_step
 from ligerprof.runs.versions import package_versions
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.replay import replay
 
 _MAX_EVENTS = 2_000_000
+_STATM = Path("/proc/self/statm")
+
+# builds a model under its engine on a device; shows the model to whoever hooks it before anything wraps it
+Build = Callable[[TrainingRecipe, torch.device, Callable[[nn.Module], None]], AbstractContextManager[Training]]
 
 
-def measure_step(recipe: TrainingRecipe, *, trace_directory: Path | None, progress: Progress) -> StepOutcome:
+def measure_step(
+    recipe: TrainingRecipe, *, trace_directory: Path | None, progress: Progress, build: Build = torch_trainer
+) -> StepOutcome:
     """Train on the current CUDA device: warm-up, one recorded step, one counted, timed ones, a traced one.
 
     The figures come from the counted step, which neither the recorder nor the stamps touch.
 
     Args:
+        build: makes what is trained, under the engine that the recipe asks for.
         trace_directory: where the profiler's trace goes, for TensorBoard; None takes none.
         progress: is told what runs next.
 
@@ -38,13 +46,13 @@ def measure_step(recipe: TrainingRecipe, *, trace_directory: Path | None, progre
     if not torch.cuda.is_available():
         raise MissingDependencyError("no CUDA device here. Use --device simulated.")
     with ExitStack() as cleanup:
-        return _measure(_Session(recipe, progress, cleanup), trace_directory)
+        return _measure(_Session(recipe, progress, cleanup), build, trace_directory)
 
 
-def _measure(session: "_Session", trace_directory: Path | None) -> StepOutcome:
+def _measure(session: "_Session", build: Build, trace_directory: Path | None) -> StepOutcome:
     try:
         with session.recorded():
-            session.build()
+            session.build(build)
             session.run_recorded()
         session.count()
         session.time()
@@ -116,6 +124,8 @@ class _Session:
         self._recorded: _PhaseCounters | None = None
         self._counted: _PhaseCounters | None = None
         self._seconds: list[float] = []
+        self._host_base_bytes = _resident_bytes() if recipe.offload != "none" else 0
+        self._host_bytes: int | None = None
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -134,18 +144,16 @@ class _Session:
             memory._record_memory_history(enabled=None)
             memory._set_memory_metadata("")
 
-    def build(self) -> None:
+    def build(self, build: Build) -> None:
         """Make model, optimizer and batch on the device."""
-        recipe = self._recipe
-        self._progress(f"building {recipe.spec.name}")
+        self._progress(f"building {self._recipe.spec.name}")
         torch.manual_seed(0)
-        model = self._cleanup.enter_context(built_model(recipe, self._device))
+        self._trainer = self._cleanup.enter_context(build(self._recipe, self._device, self._see_model))
+        self._batch = make_batch(self._recipe, self._device)
+
+    def _see_model(self, model: nn.Module) -> None:
         if self._stamper is not None:
             self._stamper.attach(model)
-        scaler = torch.amp.GradScaler("cuda") if recipe.autocast == "float16" else None
-        optimizer = make_optimizer(recipe, model)
-        self._trainer = Trainer(recipe=recipe, model=model, optimizer=optimizer, scaler=scaler, device_type="cuda")
-        self._batch = make_batch(recipe, self._device)
 
     def run_recorded(self) -> None:
         """Run the warm-up and the profiled step."""
@@ -174,6 +182,8 @@ class _Session:
         counters = _PhaseCounters(self._base_bytes, lambda phase: self._enter(self._step, phase))
         train_step(self._trainer, self._batch, counters)
         self._counted = counters
+        if self._recipe.offload != "none":
+            self._host_bytes = _resident_bytes() - self._host_base_bytes
 
     def time(self) -> None:
         """Time whole steps, nothing else running."""
@@ -225,6 +235,7 @@ class _Session:
             step_seconds=tuple(self._seconds),
             versions={**package_versions(), "cuda": str(torch.version.cuda)},
             notes=tuple(notes),
+            host_bytes=self._host_bytes,
         )
 
     def out_of_memory(self) -> StepOutcome:
@@ -264,6 +275,11 @@ class _Session:
             return None, (torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
         held_bytes = int(replayed.allocated_bytes[event]), int(replayed.reserved_bytes[event])
         return replayed.trace[event]["size"], held_bytes
+
+
+def _resident_bytes() -> int:
+    """Main memory of this process that is resident now."""
+    return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limit_memory(recipe: TrainingRecipe, device: torch.device) -> int:

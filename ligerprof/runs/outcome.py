@@ -49,6 +49,9 @@ class StepOutcome:
         gpu: the GPU measured, or the one the simulation stands for.
         versions: package name to version, as imported.
         notes: what a reader should know, one sentence each.
+        host_bytes: main memory that the step holds, where the engine keeps something there, else None.
+        ranks: every rank's own outcome where several trained together, by rank; the outcome itself is
+            then the one of the rank with the highest peak.
     """
 
     backend: Backend
@@ -65,3 +68,5 @@ class StepOutcome:
     oom: OutOfMemory | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    host_bytes: int | None = None
+    ranks: Mapping[int, "StepOutcome"] = field(default_factory=dict)

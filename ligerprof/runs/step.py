@@ -9,7 +9,7 @@ from typing import Any
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate
 from ligerprof.analyzers.explain import explain
 from ligerprof.analyzers.peak import PeakReport
-from ligerprof.errors import LigerprofError, UnknownModelError
+from ligerprof.errors import LigerprofError, NotBuiltError, UnknownModelError
 from ligerprof.recipe import TrainingRecipe, require_built
 from ligerprof.roles import STEP_PHASES
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
@@ -42,8 +42,8 @@ class StepReport:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens trained a second, accumulation included."""
-        tokens = self.recipe.tokens * self.recipe.grad_accum
+        """Tokens trained a second, on all GPUs together, accumulation included."""
+        tokens = self.recipe.tokens * self.recipe.grad_accum * self.recipe.gpus
         return tokens / self.step_seconds if self.step_seconds else None
 
     @property
@@ -72,6 +72,8 @@ class StepReport:
             "step_seconds": self.step_seconds,
             "step_seconds_all": list(outcome.step_seconds),
             "tokens_per_second": self.tokens_per_second,
+            "host_bytes": outcome.host_bytes,
+            "ranks": _ranks_json(outcome),
             "oom": _oom_json(outcome),
             "estimate": self.estimate.to_json() if self.estimate else None,
             "error_ratio": self.error_ratio,
@@ -99,14 +101,14 @@ def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
     """
     require_built(recipe, command="step")
     try:
-        outcome = _outcome(recipe, run.tensorboard if trace else None, progress)
+        outcome = _outcome(recipe, run, run.tensorboard if trace else None, progress)
     except LigerprofError:
         run.remove_if_empty()
         raise
     progress("attributing the peak")
     report = _report(recipe, outcome, run)
     run.write_json(RECIPE, recipe.to_json())
-    run.write_snapshot(outcome.snapshot)
+    _write_snapshots(outcome, run)
     run.write_json(RESULT, report.to_json())
     return report
 
@@ -120,14 +122,28 @@ def choose_backend(recipe: TrainingRecipe) -> Backend:
     return "measured" if recipe.device == "cuda" else "simulated"
 
 
-def _outcome(recipe: TrainingRecipe, trace_directory: Path | None, progress: Progress) -> StepOutcome:
-    if choose_backend(recipe) == "measured":
-        from ligerprof.runs.measured import measure_step
+def _outcome(
+    recipe: TrainingRecipe, run: RunDirectory, trace_directory: Path | None, progress: Progress
+) -> StepOutcome:
+    if choose_backend(recipe) == "simulated":
+        from ligerprof.runs.simulated import simulate_step
 
-        return measure_step(recipe, trace_directory=trace_directory, progress=progress)
-    from ligerprof.runs.simulated import simulate_step
+        return simulate_step(recipe, progress=progress)
+    if recipe.engine == "deepspeed":
+        from ligerprof.runs.deepspeed import measure_deepspeed_step
 
-    return simulate_step(recipe, progress=progress)
+        return measure_deepspeed_step(recipe, trace_directory=trace_directory, logs=run.path, progress=progress)
+    from ligerprof.runs.measured import measure_step
+
+    return measure_step(recipe, trace_directory=trace_directory, progress=progress)
+
+
+def _write_snapshots(outcome: StepOutcome, run: RunDirectory) -> None:
+    """The worst rank's under the one name that others look for, the other ranks' beside it."""
+    run.write_snapshot(outcome.snapshot)
+    for rank, of_rank in outcome.ranks.items():
+        if of_rank.snapshot is not outcome.snapshot:
+            run.write_snapshot(of_rank.snapshot, rank=rank)
 
 
 def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> StepReport:
@@ -139,7 +155,7 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
     estimated: MemoryEstimate | None = None
     try:
         estimated = estimate(recipe)
-    except UnknownModelError as error:
+    except (UnknownModelError, NotBuiltError) as error:
         notes.append(f"no estimate: {error}")
     return StepReport(
         recipe=recipe,
@@ -150,6 +166,21 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
         finished=datetime.now(timezone.utc),
         notes=tuple(notes),
     )
+
+
+def _ranks_json(outcome: StepOutcome) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": rank,
+            "gpu": of_rank.gpu,
+            "peak_bytes": of_rank.peak_bytes,
+            "reserved_bytes": of_rank.reserved_bytes,
+            "phases": {phase.value: of_rank.phases.get(phase, 0) for phase in STEP_PHASES},
+            "host_bytes": of_rank.host_bytes,
+            "step_seconds": statistics.median(of_rank.step_seconds) if of_rank.step_seconds else None,
+        }
+        for rank, of_rank in outcome.ranks.items()
+    ]
 
 
 def _oom_json(outcome: StepOutcome) -> dict[str, Any] | None:

@@ -31,9 +31,34 @@ class PhaseObserver(Protocol):
         ...
 
 
+class Training(Protocol):
+    """A model under an engine, as a training step drives it."""
+
+    @property
+    def recipe(self) -> TrainingRecipe:
+        """What is trained and how."""
+        ...
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """The loss of a micro-batch."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Make or accumulate gradients."""
+        ...
+
+    def update(self) -> None:
+        """Clip the gradients and step the optimizer."""
+        ...
+
+    def drop_gradients(self) -> None:
+        """Leave every gradient None."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainer:
-    """What a training step works on.
+    """What a training step of plain torch works on.
 
     Attributes:
         device_type: what autocast is switched on for (`cpu` under the simulator).
@@ -45,6 +70,60 @@ class Trainer:
     optimizer: torch.optim.Optimizer | None
     scaler: torch.amp.GradScaler | None
     device_type: str
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """The loss of a micro-batch, its share of an accumulated one."""
+        recipe = self.recipe
+        dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
+        with torch.autocast(self.device_type, dtype, enabled=dtype is not None):
+            loss: Tensor = self.model(**batch, use_cache=False).loss
+        return loss if recipe.grad_accum == 1 else loss / recipe.grad_accum
+
+    def backward(self, loss: Tensor) -> None:
+        """Make or accumulate gradients, of the scaled loss where there is a scaler."""
+        scaled: Any = loss if self.scaler is None else self.scaler.scale(loss)
+        scaled.backward()
+
+    def update(self) -> None:
+        """Clip the gradients and step the optimizer; nothing where there is none."""
+        optimizer, clip = self.optimizer, self.recipe.clip
+        if optimizer is None:
+            return
+        if self.scaler is not None and clip:
+            self.scaler.unscale_(optimizer)
+        if clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+    def drop_gradients(self) -> None:
+        """Leave every gradient None."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self.model.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def torch_trainer(
+    recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
+) -> Iterator[Trainer]:
+    """Build model and optimizer on a CUDA device for the engine torch.
+
+    Args:
+        see_model: is shown the model before anything wraps it.
+
+    Raises:
+        LigerprofError: what `built_model` raises.
+    """
+    with built_model(recipe, device) as model:
+        see_model(model)
+        scaler = torch.amp.GradScaler("cuda") if recipe.autocast == "float16" else None
+        optimizer = make_optimizer(recipe, model)
+        yield Trainer(recipe=recipe, model=model, optimizer=optimizer, scaler=scaler, device_type="cuda")
 
 
 @contextmanager
@@ -172,52 +251,20 @@ def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def train_step(trainer: Trainer, batch: dict[str, Tensor], observer: PhaseObserver) -> Tensor:
+def train_step(trainer: Training, batch: dict[str, Tensor], observer: PhaseObserver) -> Tensor:
     """Run forward and backward of every micro-batch, then the optimizer; gradients end as None.
 
     Returns:
         The last micro-batch's loss, detached.
     """
-    recipe, optimizer = trainer.recipe, trainer.optimizer
-    for _ in range(recipe.grad_accum):
+    for _ in range(trainer.recipe.grad_accum):
         with observer.phase(Phase.FORWARD):
-            loss = _forward(trainer, batch)
+            loss = trainer.forward(batch)
             observer.loss_made(loss)
         with observer.phase(Phase.BACKWARD):
-            _backward(trainer, loss)
+            trainer.backward(loss)
     with observer.phase(Phase.OPTIMIZER):
-        _step_optimizer(trainer)
+        trainer.update()
     with observer.phase(Phase.OUTSIDE):
-        if optimizer is not None:
-            optimizer.zero_grad(set_to_none=True)
-        else:
-            trainer.model.zero_grad(set_to_none=True)
+        trainer.drop_gradients()
     return loss.detach()
-
-
-def _forward(trainer: Trainer, batch: dict[str, Tensor]) -> Tensor:
-    recipe = trainer.recipe
-    dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
-    with torch.autocast(trainer.device_type, dtype, enabled=dtype is not None):
-        loss: Tensor = trainer.model(**batch, use_cache=False).loss
-    return loss if recipe.grad_accum == 1 else loss / recipe.grad_accum
-
-
-def _backward(trainer: Trainer, loss: Tensor) -> None:
-    scaled: Any = loss if trainer.scaler is None else trainer.scaler.scale(loss)
-    scaled.backward()
-
-
-def _step_optimizer(trainer: Trainer) -> None:
-    optimizer, clip = trainer.optimizer, trainer.recipe.clip
-    if optimizer is None:
-        return
-    if trainer.scaler is not None and clip:
-        trainer.scaler.unscale_(optimizer)
-    if clip:
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), clip)
-    if trainer.scaler is None:
-        optimizer.step()
-    else:
-        trainer.scaler.step(optimizer)
-        trainer.scaler.update()

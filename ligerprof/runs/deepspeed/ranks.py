@@ -1,0 +1,64 @@
+"""Which rank this process is, and what the outcomes of all ranks come to."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ligerprof.errors import RecipeError
+from ligerprof.runs.outcome import StepOutcome
+
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rank:
+    """One process of a group that a launcher such as torchrun started.
+
+    Attributes:
+        local: which of its machine's GPUs it takes.
+    """
+
+    rank: int
+    world_size: int
+    local: int
+
+
+def rank_from_environment(environment: Mapping[str, str] | None = None) -> Rank | None:
+    """Read the variables that torchrun, DeepSpeed's launcher and others set; None where no launcher did.
+
+    Raises:
+        RecipeError: some are missing, or one is no number.
+    """
+    variables = os.environ if environment is None else environment
+    if "RANK" not in variables and "WORLD_SIZE" not in variables:
+        return None
+    if missing := [name for name in _REQUIRED if name not in variables]:
+        raise RecipeError(f"RANK and WORLD_SIZE go with {', '.join(missing)}, which the environment lacks.")
+    try:
+        rank, world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+        return Rank(rank=rank, world_size=world_size, local=int(variables.get("LOCAL_RANK", "0")))
+    except ValueError as error:
+        raise RecipeError(
+            f"RANK, WORLD_SIZE and LOCAL_RANK are numbers ({error}). Unset them, or use torchrun."
+        ) from None
+
+
+def merge_ranks(outcomes: Mapping[int, StepOutcome]) -> StepOutcome:
+    """The outcome of the worst rank with all of them beside it.
+
+    The worst is one that ran out of memory, else the one with the highest peak. A step takes as
+    long as its slowest rank.
+
+    Args:
+        outcomes: at least one, by rank.
+    """
+    worst = max(outcomes, key=lambda rank: (outcomes[rank].oom is not None, outcomes[rank].peak_bytes, -rank))
+    timings = [outcome.step_seconds for outcome in outcomes.values() if outcome.step_seconds]
+    notes = dict.fromkeys(note for outcome in outcomes.values() for note in outcome.notes)
+    return dataclasses.replace(
+        outcomes[worst],
+        step_seconds=tuple(max(seconds) for seconds in zip(*timings, strict=False)),
+        notes=(f"the peak, the roles and the phases are rank {worst}'s, the highest of {len(outcomes)}", *notes),
+        ranks=dict(outcomes),
+    )
