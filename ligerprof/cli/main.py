@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "advise": ("ligerprof.cli.advise", "List the cheapest changes until a recipe fits."),
     "compare": ("ligerprof.cli.compare", "Put estimates, runs and snapshots side by side."),
     "diff": ("ligerprof.cli.diff", "Show what grew and shrank between two peaks."),
+    "sweep": ("ligerprof.cli.sweep", "Run a grid of steps; out of memory is a result."),
     "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
     "models": ("ligerprof.cli.models", "List the models known by name."),
     "kernels": ("ligerprof.cli.kernels", "List the fused kernels and what can run here."),

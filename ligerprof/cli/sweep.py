@@ -1,0 +1,115 @@
+"""`ligerprof sweep`: a grid of training steps, each in a process of its own, that a killed sweep goes on from."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ligerprof.analyzers.cells import CellStatus
+from ligerprof.cli.grid import grid_options
+from ligerprof.cli.options import json_option, trace_option
+from ligerprof.cli.output import print_json, say
+from ligerprof.errors import LigerprofError
+from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.runs.sweep.grid import Grid, varying_options
+from ligerprof.runs.sweep.process import CellSettings
+from ligerprof.runs.sweep.runner import RunnerSettings, Watcher
+from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, run_sweep
+
+_DEFAULT_FOLDER = Path("runs/sweep")
+
+
+class FailedCellsError(LigerprofError):
+    """Cells that neither ran nor were out of memory."""
+
+
+@click.command(name="sweep", short_help="Run a grid of steps; out of memory is a result.")
+@grid_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=_DEFAULT_FOLDER,
+    show_default=True,
+    help="The sweep's folder; cells that are finished in it are not run again.",
+)
+@click.option("--find-limit", type=click.Choice(["batch", "seq"]), help="Search the largest that runs, for each line.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of one cell.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Simulated cells at a time.")
+@click.option("--stop-at-oom", is_flag=True, help="Leave out sizes above one that was out of memory.")
+@click.option("--skip-invalid", is_flag=True, help="Leave out combinations that cannot be trained.")
+@click.option("--force", is_flag=True, help="Run finished cells again; their new rows count.")
+@click.option("--dry-run", is_flag=True, help="Print the cells and their estimates, and run nothing.")
+@trace_option(default=False)
+@json_option
+def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) -> None:
+    """Run a grid of training steps; out of memory is a result.
+
+    Every option of a recipe takes several values, joined by commas; kernels of one cell are joined by '+'. Each
+    combination runs in a process of its own and leaves one line in results.jsonl. Started again, a sweep goes on
+    from where it was stopped or killed.
+    """
+    plan = make_plan((grid,), skip_invalid=how["skip_invalid"], axis=how["find_limit"])
+    folder = SweepFolder(path=output)
+    if dry_run:
+        print_plan(plan, folder, as_json=as_json)
+        return
+    settings = RunnerSettings(
+        cell=CellSettings(timeout_seconds=how["timeout"], trace=how["trace"]),
+        jobs=how["jobs"],
+        stop_at_oom=how["stop_at_oom"],
+        again=how["force"],
+    )
+    with watching(plan) as watcher:
+        result = run_sweep(plan, folder, settings, watcher)
+    print_result(result, as_json=as_json)
+
+
+def print_plan(plan: SweepPlan, folder: SweepFolder, *, as_json: bool) -> None:
+    """The cells that would run, each with the closed form's peak."""
+    from ligerprof.reports.sweep import plan_json, plan_table
+    from ligerprof.reports.terminal import console
+
+    cells = folder.read()
+    if as_json:
+        print_json(plan_json(plan, cells))
+        return
+    console().print(plan_table(plan, cells))
+    for refusal in plan.refusals:
+        say(f"left out: {refusal.reason}")
+
+
+@contextmanager
+def watching(plan: SweepPlan) -> Iterator[Watcher]:
+    """Show the progress on stderr: a bar in a terminal, a line a cell elsewhere."""
+    from ligerprof.reports.sweep import BarWatcher, PlainWatcher, progress_bar
+
+    varying = varying_options(plan.recipes)
+    if sys.stderr.isatty():
+        with progress_bar() as progress:
+            yield BarWatcher(progress, varying)
+    else:
+        yield PlainWatcher(say, varying)
+
+
+def print_result(result: SweepResult, *, as_json: bool) -> None:
+    """The cells and the borders.
+
+    Raises:
+        FailedCellsError: after printing, where cells failed.
+    """
+    from ligerprof.reports.sweep import render_sweep
+    from ligerprof.reports.terminal import console
+
+    if as_json:
+        print_json(result.to_json())
+    else:
+        console().print(render_sweep(result))
+    if failed := result.count(CellStatus.FAILED):
+        raise FailedCellsError(
+            f"{failed} of {len(result.cells)} cells failed. Their reasons are above and in {result.folder.results}; "
+            "the same command tries them again."
+        )

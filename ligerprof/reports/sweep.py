@@ -1,0 +1,223 @@
+"""How a sweep looks: the cells that a grid means, the progress while they run, and the table of what came out."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ligerprof.analyzers.cells import Cell, CellStatus
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.errors import LigerprofError
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.reports.listing import add_listing_row, listing_table
+from ligerprof.runs.sweep.borders import Border
+from ligerprof.runs.sweep.grid import cell_key, describe, varying_options
+from ligerprof.runs.sweep.session import SweepPlan, SweepResult
+from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress
+    from rich.table import Table
+    from rich.text import Text
+
+_NO_FIGURE = "n/a"
+_STATUS_WORDS = {CellStatus.DONE: "done", CellStatus.OOM: "OUT OF MEMORY", CellStatus.FAILED: "FAILED"}
+
+
+def plan_table(plan: SweepPlan, cells: Mapping[str, Cell]) -> "Table":
+    """The cells in their order, the closed form's peak, and what is finished already."""
+    varying = varying_options(plan.recipes)
+    table = listing_table("cell", "estimated peak", "so far", right=("estimated peak",), folded=("cell",))
+    for recipe in plan.recipes:
+        peak_bytes = _estimated_peak(recipe)
+        peak = _NO_FIGURE if peak_bytes is None else format_bytes(peak_bytes)
+        add_listing_row(table, describe(recipe, varying), peak, _so_far(recipe, cells))
+    return table
+
+
+def plan_json(plan: SweepPlan, cells: Mapping[str, Cell]) -> dict[str, Any]:
+    """The object of `ligerprof sweep --dry-run --json`."""
+    return {
+        "schema": 1,
+        "kind": "sweep-plan",
+        "grids": [grid.to_json() for grid in plan.grids],
+        "cells": [
+            {
+                "key": cell_key(recipe),
+                "status": _so_far(recipe, cells),
+                "estimated_peak_bytes": _estimated_peak(recipe),
+                "recipe": recipe.to_json(),
+            }
+            for recipe in plan.recipes
+        ],
+        "refused": [{"options": dict(refusal.values), "reason": refusal.reason} for refusal in plan.refusals],
+    }
+
+
+def render_sweep(result: SweepResult) -> "RenderableType":
+    """The cells, what was left out, and the borders."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = [Text(f"left out: {len(result.left_out)} cells above one out of memory")] if result.left_out else []
+    borders = [borders_table(result.borders)] if result.borders else []
+    refused = [Text(f"left out: {refusal.reason}") for refusal in result.plan.refusals]
+    where = Text(f"{len(result.cells)} cells in {result.folder.results}")
+    return Group(*_backend_lines(result.cells), cells_table(result.cells), *borders, *lines, *refused, where)
+
+
+def _backend_lines(cells: Sequence[Cell]) -> "Iterator[Text]":
+    from rich.text import Text
+
+    backends = {(cell.figures.backend, cell.gpu) for cell in cells if cell.figures is not None}
+    for backend, gpu in sorted(backends):
+        if backend == "simulated":
+            yield Text(f"SIMULATED without a GPU, standing for {gpu}", style="bold yellow")
+        else:
+            yield Text(f"{backend} on {gpu}", style="bold green")
+
+
+def cells_table(cells: Sequence[Cell]) -> "Table":
+    """A row a cell: peak, reserved bytes, speed, and how it ended."""
+    varying = varying_options(cell.recipe for cell in cells)
+    figures = ("peak", "reserved", "step", "tokens/s")
+    table = listing_table("cell", *figures, "end", right=figures, folded=("cell", "end"))
+    for cell in cells:
+        add_listing_row(table, describe(cell.recipe, varying), *_figures(cell), end_words(cell))
+    return table
+
+
+def borders_table(borders: Sequence[Border]) -> "Table":
+    """A row a line: the largest size that ran and the smallest that was out of memory."""
+    varying = varying_options(border.recipe for border in borders)
+    sizes = ("largest that runs", "smallest out of memory")
+    table = listing_table("border of", *sizes, "note", right=sizes, folded=("border of", "note"))
+    for border in borders:
+        largest, smallest = (str(value or "none") for value in (border.largest, border.smallest_oom))
+        add_listing_row(table, border_words(border, varying), largest, smallest, border.reason or "")
+    return table
+
+
+def border_words(border: Border, varying: Iterable[str]) -> str:
+    """Which border of which line, such as `batch at 1024 tokens, all (ligerprof)`."""
+    size, _, rest = describe(border.recipe, varying).partition(", ")
+    batch, _, seq = size.partition(" x ")
+    return f"batch at {seq} tokens, {rest}" if border.axis == "batch" else f"sequence at batch {batch}, {rest}"
+
+
+def end_words(cell: Cell) -> str:
+    """How a cell ended, and why where it failed."""
+    words = _STATUS_WORDS[cell.status]
+    return f"{words}: {cell.error}" if cell.status is CellStatus.FAILED else words
+
+
+def _figures(cell: Cell) -> tuple[str, str, str, str]:
+    if cell.status is not CellStatus.DONE or cell.figures is None:
+        return "", "", "", ""
+    return (
+        format_bytes(cell.figures.peak_bytes),
+        format_bytes(cell.reserved_bytes) if cell.reserved_bytes is not None else _NO_FIGURE,
+        f"{1000 * cell.step_seconds:.1f} ms" if cell.step_seconds is not None else _NO_FIGURE,
+        f"{cell.tokens_per_second:,.0f}" if cell.tokens_per_second is not None else _NO_FIGURE,
+    )
+
+
+def _so_far(recipe: TrainingRecipe, cells: Mapping[str, Cell]) -> str:
+    cell = cells.get(cell_key(recipe))
+    return "to run" if cell is None else cell.status.value
+
+
+def _estimated_peak(recipe: TrainingRecipe) -> int | None:
+    try:
+        return estimate(recipe).peak_bytes
+    except LigerprofError:
+        # an architecture, or an optimizer, that has no closed form
+        return None
+
+
+class PlainWatcher:
+    """Tells a sweep's progress line by line, where stderr is no terminal."""
+
+    def __init__(self, say: Callable[[str], None], varying: Iterable[str]) -> None:
+        """Args: say: writes a line; varying: what cells are told apart by."""
+        self._say, self._varying = say, tuple(varying)
+        self._expected = self._ended = 0
+        self._clock = RemainingTime()
+
+    def expect(self, count: int) -> None:
+        """So many cells more are to run."""
+        self._expected += count
+
+    def working(self, recipe: TrainingRecipe, words: str) -> None:
+        """A line would be too much."""
+
+    def ended(self, cell: Cell) -> None:
+        """One line a cell."""
+        self._ended += 1
+        self._clock.ended(cell)
+        left = self._clock.text(self._expected - self._ended)
+        end = ", ".join(word for word in (end_words(cell), *_figures(cell)) if word)
+        self._say(f"{self._ended}/{self._expected} {describe(cell.recipe, self._varying)}: {end}; {left}")
+
+
+class BarWatcher:
+    """A progress bar with what is running and the time left."""
+
+    def __init__(self, progress: "Progress", varying: Iterable[str]) -> None:
+        """Args: progress: rich's, with a field `left`; varying: what cells are told apart by."""
+        self._progress, self._varying = progress, tuple(varying)
+        self._task = progress.add_task("starting", total=0, left="")
+        self._expected = self._ended = 0
+        self._clock = RemainingTime()
+
+    def expect(self, count: int) -> None:
+        """Lengthen the bar."""
+        self._expected += count
+        self._progress.update(self._task, total=self._expected)
+
+    def working(self, recipe: TrainingRecipe, words: str) -> None:
+        """Show what runs and what it said last."""
+        from rich.markup import escape
+
+        text = escape(f"{describe(recipe, self._varying)}: {words}"[:70])
+        left = self._clock.text(self._expected - self._ended)
+        self._progress.update(self._task, description=text, left=left)
+
+    def ended(self, cell: Cell) -> None:
+        """Move the bar."""
+        from rich.markup import escape
+
+        self._ended += 1
+        self._clock.ended(cell)
+        self._progress.update(self._task, completed=self._ended)
+        if cell.status is CellStatus.FAILED:
+            self._progress.console.print(escape(f"{describe(cell.recipe, self._varying)}: {end_words(cell)}"))
+
+
+def progress_bar() -> "Progress":
+    """The bar of a sweep, on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+    return Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
+
+
+class RemainingTime:
+    """How long the rest takes, from how long the cells so far took."""
+
+    def __init__(self) -> None:
+        """Start the clock."""
+        self._started = time.monotonic()
+        self._ended = 0
+
+    def ended(self, _cell: Cell) -> None:
+        """Count a cell."""
+        self._ended += 1
+
+    def text(self, remaining: int) -> str:
+        """Such as `about 4 min left`; nothing where nothing is known or left."""
+        if not self._ended or remaining <= 0:
+            return f"{max(remaining, 0)} left"
+        seconds = (time.monotonic() - self._started) / self._ended * remaining
+        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

@@ -1,0 +1,171 @@
+"""Search the border between what runs and what is out of memory, by running the steps around it."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ligerprof.analyzers.budget import find_limit
+from ligerprof.analyzers.cells import CellStatus
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.fit import SEQ_STEP
+from ligerprof.errors import LigerprofError, RecipeError
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.runs.sweep.grid import cell_key
+from ligerprof.runs.sweep.runner import Runner
+
+Axis = Literal["batch", "seq"]
+_UNITS: dict[Axis, int] = {"batch": 1, "seq": SEQ_STEP}
+# the first stride away from a guess is this share of it
+_STRIDE_SHARE = 16
+
+
+class _NoAnswerError(LigerprofError):
+    """A step on the way neither ran nor ran out of memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Border:
+    """Where memory ends on one axis, everything else kept.
+
+    Attributes:
+        recipe: a step of the line; its own value of the axis says nothing.
+        largest: the largest value that ran; None where none did.
+        smallest_oom: the smallest value that was out of memory; None where the search ended before.
+        reason: why the search ended before both stood next to each other, or None.
+    """
+
+    recipe: TrainingRecipe
+    axis: Axis
+    largest: int | None
+    smallest_oom: int | None
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `borders` in the sweep's JSON."""
+        return {
+            "axis": self.axis,
+            "largest": self.largest,
+            "smallest_oom": self.smallest_oom,
+            "reason": self.reason,
+            "recipe": self.recipe.to_json(),
+        }
+
+
+def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) -> tuple[Border, ...]:
+    """The border of every line of the recipes; cells of the folder that lie on a line are used.
+
+    Raises:
+        SweepInterruptedError: on Ctrl-C.
+    """
+    lines: dict[str, TrainingRecipe] = {}
+    for recipe in recipes:
+        lines.setdefault(_line(recipe, axis), recipe)
+    return tuple(_find_border(runner, key, recipe, axis) for key, recipe in lines.items())
+
+
+def bracket(
+    fits: Callable[[int], bool], guess: int, unit: int, known: tuple[int | None, int | None] = (None, None)
+) -> tuple[int | None, int | None]:
+    """The largest multiple of `unit` that fits and the next one, which does not.
+
+    Args:
+        fits: asked about each value once; all values below one that fits are taken to fit, too.
+        guess: the value to begin with, taken down to a multiple.
+        known: a value that fits and one that does not, None each where not known.
+
+    Returns:
+        The two values; None and `unit` where nothing fits.
+    """
+    low, high = known
+    value = _inside(guess - guess % unit, low, high, unit)
+    stride = max(unit, value // _STRIDE_SHARE // unit * unit)
+    while high is None or (high - (low or 0)) > unit:
+        value = _inside(value, low, high, unit)
+        if fits(value):
+            low = value
+        else:
+            high = value
+        if low is None:
+            value = value - stride
+        elif high is None:
+            value = value + stride
+        else:
+            value = (low + high) // 2 // unit * unit
+        stride *= 2
+    return low, high
+
+
+def _inside(value: int, low: int | None, high: int | None, unit: int) -> int:
+    """The value, moved between the known ones where it lies outside."""
+    value = max(value, unit, unit if low is None else low + unit)
+    return value if high is None else min(value, high - unit)
+
+
+def _find_border(runner: Runner, line: str, recipe: TrainingRecipe, axis: Axis) -> Border:
+    reason = None
+
+    def fits(value: int) -> bool:
+        nonlocal reason
+        try:
+            probe = _at(recipe, axis, value)
+        except RecipeError as error:
+            # the model has no more positions
+            reason = str(error)
+            return False
+        return _runs(runner, probe)
+
+    unit = _UNITS[axis]
+    try:
+        known = _aligned(*_known(runner, line, axis), unit)
+        bracket(fits, _guess(recipe, axis, known), unit, known)
+    except _NoAnswerError as error:
+        reason = str(error)
+    largest, smallest_oom = _known(runner, line, axis)
+    return Border(recipe=recipe, axis=axis, largest=largest, smallest_oom=smallest_oom, reason=reason)
+
+
+def _aligned(low: int | None, high: int | None, unit: int) -> tuple[int | None, int | None]:
+    """The two as multiples of `unit`: what is below one that fits fits, what is above one that does not does not."""
+    return (low // unit * unit or None) if low else None, -(-high // unit) * unit if high else None
+
+
+def _runs(runner: Runner, recipe: TrainingRecipe) -> bool:
+    runner.run([recipe])
+    cell = runner.finished(recipe)
+    if cell is None:
+        raise _NoAnswerError(f"{recipe.batch} x {recipe.seq} failed: {runner.cells[cell_key(recipe)].error}")
+    return cell.status is CellStatus.DONE
+
+
+def _known(runner: Runner, line: str, axis: Axis) -> tuple[int | None, int | None]:
+    """The largest value of a line that ran and the smallest above it that did not, of all cells so far."""
+    cells = [cell for cell in runner.cells.values() if _line(cell.recipe, axis) == line]
+    ran = [getattr(cell.recipe, axis) for cell in cells if cell.status is CellStatus.DONE]
+    lost = [getattr(cell.recipe, axis) for cell in cells if cell.status is CellStatus.OOM]
+    largest = max(ran, default=None)
+    return largest, min((value for value in lost if largest is None or value > largest), default=None)
+
+
+def _at(recipe: TrainingRecipe, axis: Axis, value: int) -> TrainingRecipe:
+    return dataclasses.replace(recipe, batch=value) if axis == "batch" else dataclasses.replace(recipe, seq=value)
+
+
+def _line(recipe: TrainingRecipe, axis: Axis) -> str:
+    return cell_key(_at(recipe, axis, 1))
+
+
+def _guess(recipe: TrainingRecipe, axis: Axis, known: tuple[int | None, int | None]) -> int:
+    """Where the closed form puts the border; the recipe's own value where there is none."""
+    own: int = getattr(recipe, axis)
+    try:
+        limit_bytes = find_limit(recipe).size_bytes
+        low, _ = bracket(
+            lambda value: estimate(_at(recipe, axis, value)).peak_bytes <= limit_bytes,
+            own,
+            _UNITS[axis],
+            known,
+        )
+    except LigerprofError:
+        return own
+    return low or own

@@ -1,0 +1,142 @@
+"""The folder of a sweep: its grids, its rows that survive a kill, and the lock that keeps a second sweep out."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ligerprof.analyzers.cells import RESULTS_NAME, Cell, read_cells
+from ligerprof.errors import ResultFormatError, RunDirectoryError
+
+GRIDS, RUNS, LOCK = "sweep.json", "runs", "sweep.lock"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepFolder:
+    """results.jsonl with a row a cell, sweep.json with the grids, and runs/KEY/ with each cell's run."""
+
+    path: Path
+
+    @property
+    def results(self) -> Path:
+        """One JSON object a line."""
+        return self.path / RESULTS_NAME
+
+    def run(self, key: str) -> Path:
+        """The run directory of a cell."""
+        return self.path / RUNS / key
+
+    def log(self, key: str) -> Path:
+        """What a cell said on stderr."""
+        return self.path / RUNS / f"{key}.log"
+
+    def output(self, key: str) -> Path:
+        """What a cell said on stdout, while it runs."""
+        return self.path / RUNS / f"{key}.out"
+
+    def make(self) -> None:
+        """Make the folder where there is none.
+
+        Raises:
+            RunDirectoryError: it cannot be made, or holds something else.
+        """
+        try:
+            if self.path.exists() and any(self.path.iterdir()) and not (self.path / GRIDS).exists():
+                raise RunDirectoryError(f"{self.path}: not empty and no sweep. Choose another -o.")
+            (self.path / RUNS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(f"{self.path}: cannot make it ({error.strerror}). Choose another -o.") from None
+
+    def read(self) -> dict[str, Cell]:
+        """The cells so far by key; the later of two rows counts.
+
+        Raises:
+            ResultFormatError: a line that no sweep wrote.
+        """
+        return {cell.key: cell for cell in read_cells([self.results])} if self.results.exists() else {}
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The same as they stand in the file."""
+        if not self.results.exists():
+            return {}
+        lines = self.results.read_text(encoding="utf-8").splitlines()
+        return {row["key"]: row for row in map(json.loads, filter(None, lines))}
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row that is on the disk when this returns.
+
+        Raises:
+            RunDirectoryError: the disk refuses.
+        """
+        line = json.dumps(row).encode() + b"\n"
+        try:
+            with self.results.open("ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunDirectoryError(f"{self.results}: cannot write ({error.strerror}). Make room.") from None
+
+    def heal(self) -> None:
+        """Take away what a killed sweep wrote of a last line; end a whole one that lacks its line end."""
+        if not self.results.exists():
+            return
+        content = self.results.read_bytes()
+        whole, end, rest = content.rpartition(b"\n")
+        if not rest:
+            return
+        if _is_json(rest):
+            with self.results.open("ab") as file:
+                file.write(b"\n")
+        else:
+            os.truncate(self.results, len(whole) + len(end))
+
+    def note_grids(self, grids: list[dict[str, Any]]) -> None:
+        """Add to sweep.json those grids that it does not hold yet.
+
+        Raises:
+            ResultFormatError: sweep.json is none.
+        """
+        path = self.path / GRIDS
+        known = _read_grids(path) if path.exists() else []
+        content = {"schema": _SCHEMA, "kind": "grids", "grids": known + [grid for grid in grids if grid not in known]}
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other sweeps out of the folder; the lock ends with the process, however it ends.
+
+        Raises:
+            RunDirectoryError: another sweep is at work in it.
+        """
+        import fcntl
+
+        with (self.path / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunDirectoryError(f"{self.path}: another sweep is at work here. Wait for it.") from None
+            yield
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _read_grids(path: Path) -> list[Any]:
+    try:
+        grids = json.loads(path.read_text(encoding="utf-8"))["grids"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        grids = None
+    if not isinstance(grids, list):
+        raise ResultFormatError(f"{path}: not what a sweep writes. Choose another -o.")
+    return grids

@@ -1,0 +1,136 @@
+"""One cell of a sweep as a process of its own, and the row that its end becomes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ligerprof.analyzers.cells import CellStatus
+from ligerprof.analyzers.flags import recipe_flags
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.runs.sweep.grid import cell_key
+from ligerprof.runs.sweep.guard import GRACE_SECONDS
+
+_DONE, _OUT_OF_MEMORY = 0, 3
+_LOG_TAIL_BYTES = 4096
+_LONGEST_ERROR = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellSettings:
+    """What all cells of a sweep have in common beside their recipes.
+
+    Attributes:
+        timeout_seconds: a cell that takes longer is ended and has failed; None waits for ever.
+        trace: whether measured cells are profiled for TensorBoard.
+    """
+
+    timeout_seconds: float | None = None
+    trace: bool = False
+
+
+class CellProcess:
+    """A running cell."""
+
+    def __init__(self, recipe: TrainingRecipe, folder: SweepFolder, settings: CellSettings) -> None:
+        """Start it."""
+        self.recipe, self.key = recipe, cell_key(recipe)
+        self._folder, self._settings = folder, settings
+        self._started = time.monotonic()
+        self._timed_out = False
+        with folder.output(self.key).open("wb") as output, folder.log(self.key).open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ligerprof.runs.sweep.guard", *self._command()],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def poll(self) -> dict[str, Any] | None:
+        """The row where the cell has ended, else None; ends a cell whose time is up."""
+        limit_seconds = self._settings.timeout_seconds
+        if self._process.poll() is None and limit_seconds is not None and self._seconds() > limit_seconds:
+            self._timed_out = True
+            self.stop()
+        return None if self._process.poll() is None else self._row()
+
+    def words(self) -> str:
+        """What the cell said last."""
+        return last_line(self._folder.log(self.key))
+
+    def stop(self) -> None:
+        """End the cell with all its processes."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(2 * GRACE_SECONDS)
+        self._process.kill()
+        self._process.wait()
+
+    def _command(self) -> list[str]:
+        step = [sys.executable, "-m", "ligerprof", "step", *recipe_flags(self.recipe)]
+        trace = "--trace" if self._settings.trace else "--no-trace"
+        return [*step, trace, "--json", "--force", "-o", str(self._folder.run(self.key))]
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _row(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        head = {"schema": 1, "kind": "cell", "key": self.key}
+        seconds = round(self._seconds(), 3)
+        code = self._process.returncode
+        result = self._result() if code in (_DONE, _OUT_OF_MEMORY) else None
+        if result is not None:
+            status = CellStatus.DONE if result["oom"] is None else CellStatus.OOM
+            return {**head, "status": status.value, "error": None, "seconds": seconds, **_without_head(result)}
+        return {
+            **head,
+            "status": CellStatus.FAILED.value,
+            "error": self._reason(code),
+            "seconds": seconds,
+            "recipe": self.recipe.to_json(),
+            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+
+    def _result(self) -> dict[str, Any] | None:
+        path = self._folder.output(self.key)
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        path.unlink()
+        return result if isinstance(result, dict) and "oom" in result else None
+
+    def _reason(self, code: int) -> str:
+        if self._timed_out:
+            return f"took longer than {self._settings.timeout_seconds:g} s and was ended"
+        words = self.words().removeprefix("Error: ")
+        if abs(code) in (128 + signal.SIGKILL, signal.SIGKILL):
+            return f"killed (signal 9; has the host run out of memory?) after: {words}"
+        return words or f"ended with exit code {code} and said nothing"
+
+
+def last_line(path: Path) -> str:
+    """The last line with anything in it, shortened; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LONGEST_ERROR]
+
+
+def _without_head(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name not in ("schema", "kind")}

@@ -1,0 +1,142 @@
+"""Run the cells of a sweep that are not finished yet, one after the other, and write each one's row."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ligerprof.analyzers.cells import Cell, CellStatus, cell_from_json
+from ligerprof.errors import LigerprofError
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.runs.sweep.grid import cell_key, line_of
+from ligerprof.runs.sweep.process import CellProcess, CellSettings
+
+_POLL_SECONDS = 0.1
+
+
+class SweepInterruptedError(LigerprofError):
+    """The user stopped the sweep; what is finished is kept."""
+
+    exit_code = 130
+
+
+class Watcher(Protocol):
+    """Is told how a sweep goes on."""
+
+    def expect(self, count: int) -> None:
+        """So many cells more are to run."""
+        ...
+
+    def working(self, recipe: TrainingRecipe, words: str) -> None:
+        """A cell runs and has said this last; called several times a second."""
+        ...
+
+    def ended(self, cell: Cell) -> None:
+        """A cell has its row."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerSettings:
+    """How cells are run.
+
+    Attributes:
+        jobs: cells at a time; more than one only where nothing is timed.
+        stop_at_oom: leave out cells that are larger than one of the same line that ran out of memory.
+        again: run finished cells again.
+    """
+
+    cell: CellSettings = field(default_factory=CellSettings)
+    jobs: int = 1
+    stop_at_oom: bool = False
+    again: bool = False
+
+
+class Runner:
+    """Runs cells in a locked sweep folder."""
+
+    def __init__(self, folder: SweepFolder, settings: RunnerSettings, watcher: Watcher) -> None:
+        """Read what is finished. The folder is locked and healed by the caller."""
+        self._folder, self._settings, self._watcher = folder, settings, watcher
+        self._cells = folder.read()
+        self._running: list[CellProcess] = []
+        self._asked: dict[str, None] = {}
+
+    @property
+    def cells(self) -> dict[str, Cell]:
+        """Every cell of the folder by key."""
+        return self._cells
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Keys of the cells that were to run, finished before or not, in order."""
+        return tuple(self._asked)
+
+    def finished(self, recipe: TrainingRecipe) -> Cell | None:
+        """The cell where it ran to its end, in memory or out of it; what failed is to be tried again."""
+        cell = self._cells.get(cell_key(recipe))
+        return None if cell is None or cell.status is CellStatus.FAILED else cell
+
+    def run(self, recipes: Sequence[TrainingRecipe]) -> tuple[TrainingRecipe, ...]:
+        """Run what is not finished, in order.
+
+        Returns:
+            What was left out because a smaller step of its line ran out of memory.
+
+        Raises:
+            SweepInterruptedError: on Ctrl-C.
+        """
+        self._asked.update(dict.fromkeys(cell_key(recipe) for recipe in recipes))
+        waiting = deque(recipe for recipe in recipes if self._settings.again or self.finished(recipe) is None)
+        left_out: list[TrainingRecipe] = []
+        self._watcher.expect(len(waiting))
+        try:
+            while waiting or self._running:
+                self._start(waiting, left_out)
+                self._collect()
+                time.sleep(_POLL_SECONDS)
+        except KeyboardInterrupt:
+            raise SweepInterruptedError(
+                f"{self._folder.path}: stopped with {len(waiting) + len(self._running)} cells to go. "
+                "The same command goes on from here."
+            ) from None
+        finally:
+            for process in self._running:
+                process.stop()
+            self._running.clear()
+        return tuple(left_out)
+
+    def _start(self, waiting: deque[TrainingRecipe], left_out: list[TrainingRecipe]) -> None:
+        while waiting and len(self._running) < self._settings.jobs:
+            recipe = waiting.popleft()
+            if self._settings.stop_at_oom and is_beyond(recipe, self._cells.values()):
+                left_out.append(recipe)
+                self._watcher.expect(-1)
+            else:
+                self._running.append(CellProcess(recipe, self._folder, self._settings.cell))
+
+    def _collect(self) -> None:
+        for process in list(self._running):
+            row = process.poll()
+            if row is None:
+                self._watcher.working(process.recipe, process.words())
+                continue
+            self._running.remove(process)
+            self._folder.append(row)
+            cell = cell_from_json(row, f"cell {process.key}")
+            self._cells[process.key] = cell
+            self._watcher.ended(cell)
+
+
+def is_beyond(recipe: TrainingRecipe, cells: Iterable[Cell]) -> bool:
+    """Whether a cell of the same line, no larger in batch and sequence, ran out of memory."""
+    line = line_of(recipe)
+    return any(
+        cell.status is CellStatus.OOM
+        and cell.recipe.batch <= recipe.batch
+        and cell.recipe.seq <= recipe.seq
+        and line_of(cell.recipe) == line
+        for cell in cells
+    )

@@ -1,0 +1,128 @@
+"""One sweep from its grids to its result: which cells, in which folder, and what they came to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ligerprof.analyzers.cells import Cell, CellStatus
+from ligerprof.errors import RecipeError
+from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.runs.sweep.borders import Axis, Border, find_borders
+from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.runs.sweep.grid import Grid, Refusal, expand
+from ligerprof.runs.sweep.runner import Runner, RunnerSettings, Watcher
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepPlan:
+    """What is to run.
+
+    Attributes:
+        recipes: the cells of the grids, in order, each once.
+        refusals: combinations that are left out because they cannot be trained.
+        axis: whose border is searched on every line, or None.
+    """
+
+    grids: tuple[Grid, ...]
+    recipes: tuple[TrainingRecipe, ...]
+    refusals: tuple[Refusal, ...] = ()
+    axis: Axis | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepResult:
+    """What a sweep came to.
+
+    Attributes:
+        cells: those of the plan and of the search for borders, in the order they were asked for.
+        rows: the same as they stand in results.jsonl.
+        left_out: what did not run because a smaller step was out of memory.
+    """
+
+    plan: SweepPlan
+    folder: SweepFolder
+    cells: tuple[Cell, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    borders: tuple[Border, ...]
+    left_out: tuple[TrainingRecipe, ...]
+
+    def count(self, status: CellStatus) -> int:
+        """Cells that ended so."""
+        return sum(cell.status is status for cell in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `ligerprof sweep --json`."""
+        return {
+            "schema": 1,
+            "kind": "sweep",
+            "folder": str(self.folder.path),
+            "grids": [grid.to_json() for grid in self.plan.grids],
+            "counts": {status.value: self.count(status) for status in CellStatus} | {"left_out": len(self.left_out)},
+            "cells": list(self.rows),
+            "borders": [border.to_json() for border in self.borders],
+            "refused": [{"options": dict(refusal.values), "reason": refusal.reason} for refusal in self.plan.refusals],
+        }
+
+
+def make_plan(grids: tuple[Grid, ...], *, skip_invalid: bool = False, axis: Axis | None = None) -> SweepPlan:
+    """The cells of grids, on the device that is here where the grid does not name one.
+
+    Raises:
+        RecipeError: a combination that cannot be trained, unless they are to be skipped; or nothing is left.
+    """
+    resolved = tuple(_on_a_device(grid) for grid in grids)
+    recipes, refusals = expand(resolved, lambda recipe: require_built(recipe, command="sweep"))
+    if refusals and (not skip_invalid or not recipes):
+        first = refusals[0]
+        options = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in first.values.items())
+        raise RecipeError(
+            f"{len(refusals)} of {len(refusals) + len(recipes)} combinations cannot be trained, such as {options}: "
+            f"{first.reason} Change the grid, or leave them out with --skip-invalid."
+        )
+    return SweepPlan(grids=resolved, recipes=recipes, refusals=refusals, axis=axis)
+
+
+def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, watcher: Watcher) -> SweepResult:
+    """Run what is not finished, then search the borders.
+
+    Raises:
+        RecipeError: several jobs, though cells are timed.
+        RunDirectoryError: the folder is another sweep's, or no sweep's.
+        SweepInterruptedError: on Ctrl-C.
+    """
+    _refuse_timed_jobs(plan, settings)
+    folder.make()
+    with folder.locked():
+        folder.heal()
+        folder.note_grids([grid.to_json() for grid in plan.grids])
+        runner = Runner(folder, settings, watcher)
+        left_out = runner.run(plan.recipes)
+        borders = find_borders(runner, plan.recipes, plan.axis) if plan.axis is not None else ()
+        rows = folder.rows()
+    keys = [key for key in runner.asked if key in rows]
+    return SweepResult(
+        plan=plan,
+        folder=folder,
+        cells=tuple(runner.cells[key] for key in keys),
+        rows=tuple(rows[key] for key in keys),
+        borders=borders,
+        left_out=left_out,
+    )
+
+
+def _on_a_device(grid: Grid) -> Grid:
+    """The grid with `auto` made out: a measured and a simulated cell are never the same one."""
+    from ligerprof.runs.step import choose_backend
+
+    devices = grid.options.get("device", ("auto",))
+    if "auto" in devices:
+        here = "cuda" if choose_backend(TrainingRecipe()) == "measured" else "simulated"
+        devices = tuple(dict.fromkeys(here if device == "auto" else device for device in devices))
+    return Grid(options={**grid.options, "device": devices})
+
+
+def _refuse_timed_jobs(plan: SweepPlan, settings: RunnerSettings) -> None:
+    if settings.jobs > 1 and any(recipe.device != "simulated" for recipe in plan.recipes):
+        raise RecipeError(
+            f"--jobs {settings.jobs}: measured cells run one at a time, or they time each other. Leave it out."
+        )
