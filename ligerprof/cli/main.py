@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("ligerprof.cli.diff", "Show what grew and shrank between two peaks."),
     "sweep": ("ligerprof.cli.sweep", "Run a grid of steps; out of memory is a result."),
     "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
+    "trace": ("ligerprof.cli.trace", "Show launches, busy share and gaps of a profiler trace."),
     "models": ("ligerprof.cli.models", "List the models known by name."),
     "kernels": ("ligerprof.cli.kernels", "List the fused kernels and what can run here."),
     "env": ("ligerprof.cli.env", "Show versions, GPUs and what is missing."),

@@ -18,6 +18,8 @@ RECIPE, RESULT, SNAPSHOT, TENSORBOARD, REPORT = (
     "report.html",
 )
 DEFAULT_PARENT = Path("runs")
+# as torch.profiler.tensorboard_trace_handler names them, packed or not
+TRACES = "*.pt.trace.json*"
 _MAX_JSON_BYTES = 64 * 2**20
 
 
@@ -115,6 +117,20 @@ def _named(output: Path, force: bool) -> Path:
     if not force and next(output.iterdir(), None) is not None:
         raise RunDirectoryError(f"{output}: not empty. Choose another -o, or add --force to overwrite its run.")
     return output
+
+
+def find_trace(path: Path) -> Path:
+    """The newest profiler trace in a run directory, its tensorboard/, or any folder that holds traces itself.
+
+    Raises:
+        RunDirectoryError: there is none.
+    """
+    found = [file for folder in (path / TENSORBOARD, path) for file in folder.glob(TRACES) if file.is_file()]
+    if not found:
+        raise RunDirectoryError(
+            f"{path}: no profiler trace ({TRACES}) in it. `ligerprof step` leaves one where it runs on a GPU."
+        )
+    return max(found, key=lambda file: (file.stat().st_mtime, file.name))
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""Put two traces side by side: what of the step's time grew and what shrank from the first to the second."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ligerprof.analyzers.trace.gaps import GapCause
+from ligerprof.analyzers.trace.host import HostLayer
+from ligerprof.analyzers.trace.kernel_classes import KernelClass
+from ligerprof.analyzers.trace.phases import WorkPhase
+from ligerprof.analyzers.trace.report import KernelTime, TraceReport, WorkTime
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelChange:
+    """One kernel in two traces; zeros where it did not run.
+
+    Attributes:
+        kernel: as it ran in the second trace, or in the first where it ran in that alone.
+    """
+
+    kernel: KernelTime
+    before_count: int
+    after_count: int
+    before_seconds: float
+    after_seconds: float
+
+    @property
+    def difference_seconds(self) -> float:
+        """By how much it grew."""
+        return self.after_seconds - self.before_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `kernels_by_change`."""
+        return {
+            "name": self.kernel.name,
+            "class": self.kernel.kind.value,
+            "before_count": self.before_count,
+            "after_count": self.after_count,
+            "before_seconds": self.before_seconds,
+            "after_seconds": self.after_seconds,
+            "difference_seconds": round(self.difference_seconds, 9),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceDifference:
+    """Two traces."""
+
+    before: TraceReport
+    after: TraceReport
+
+    def kernels(self) -> tuple[KernelChange, ...]:
+        """Every kernel by its whole name, the largest change of time first."""
+        before, after = ({kernel.name: kernel for kernel in trace.kernels} for trace in (self.before, self.after))
+        changes = [_change(kernel, before.get(name), after.get(name)) for name, kernel in {**before, **after}.items()]
+        return tuple(sorted(changes, key=lambda change: -abs(change.difference_seconds)))
+
+    def to_json(self, *, top: int | None = None) -> dict[str, Any]:
+        """The object of `ligerprof trace A B --json`.
+
+        Args:
+            top: how many kernels to list; None lists all.
+        """
+        before, after = self.before, self.after
+        return {
+            "schema": 1,
+            "kind": "trace",
+            "traces": [before.to_json(top=top), after.to_json(top=top)],
+            "difference": {
+                "window_seconds": round(after.window_seconds - before.window_seconds, 9),
+                "kernels": after.kernel_count - before.kernel_count,
+                "launches": after.launches.count - before.launches.count,
+                "gpu_busy_seconds": round(after.busiest.busy_seconds - before.busiest.busy_seconds, 9),
+                "gpu_busy_share": after.busy_share - before.busy_share,
+                "idle_seconds": _changes(before.idle_seconds, after.idle_seconds, GapCause),
+                "classes": _changes(_times(before.classes), _times(after.classes), KernelClass),
+                "phases": _changes(_times(before.phases), _times(after.phases), WorkPhase),
+                "host": _changes(before.host, after.host, HostLayer),
+                "kernels_by_change": [change.to_json() for change in self.kernels()[:top]],
+            },
+        }
+
+
+def _change(kernel: KernelTime, before: KernelTime | None, after: KernelTime | None) -> KernelChange:
+    return KernelChange(
+        kernel=kernel,
+        before_count=before.count if before else 0,
+        after_count=after.count if after else 0,
+        before_seconds=before.seconds if before else 0.0,
+        after_seconds=after.seconds if after else 0.0,
+    )
+
+
+def _times(work: Mapping[Key, WorkTime] | None) -> dict[Key, float] | None:
+    return None if work is None else {key: time.seconds for key, time in work.items()}
+
+
+def _changes(
+    before: Mapping[Any, float] | None, after: Mapping[Any, float] | None, words: Any
+) -> dict[str, float] | None:
+    """After less before, in seconds; None where one of the two traces does not tell."""
+    if before is None or after is None:
+        return None
+    return {word.value: round(after.get(word, 0.0) - before.get(word, 0.0), 9) for word in words}

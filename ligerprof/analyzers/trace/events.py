@@ -1,0 +1,268 @@
+"""Keep of a trace what the analysis needs, in columns: some 60 bytes an event instead of a thousand."""
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from ligerprof.analyzers.trace.scanner import trace_events
+from ligerprof.analyzers.trace.text import RECORD_LESS, text_chunks
+from ligerprof.errors import TraceFormatError
+
+Times = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
+
+ABSENT = -1
+PLAIN, RECORDED, NODE = 0, 1, 2
+COPY, KERNEL = 0, 1
+_MOST_ROWS = 10_000_000
+_MOST_NAMES = 100_000
+_LONGEST_NAME = 1000
+_MORE_NAMES = "(more names)"
+_LARGEST_NUMBER = 2**62
+
+
+class Table(IntEnum):
+    """What a kept event is."""
+
+    GPU_WORK = 0
+    CALL = 1
+    OPERATOR = 2
+    ANNOTATION = 3
+
+
+# categories as Kineto writes them now, and as it did before torch 1.12; a gpu_user_annotation is none of
+# these: it repeats an annotation of the CPU over the time that its kernels took
+_TABLES: dict[str, Table] = {
+    "kernel": Table.GPU_WORK,
+    "gpu_memcpy": Table.GPU_WORK,
+    "gpu_memset": Table.GPU_WORK,
+    "memcpy": Table.GPU_WORK,
+    "memset": Table.GPU_WORK,
+    "cuda_runtime": Table.CALL,
+    "cuda_driver": Table.CALL,
+    "runtime": Table.CALL,
+    "cpu_op": Table.OPERATOR,
+    "operator": Table.OPERATOR,
+    "user_annotation": Table.ANNOTATION,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Events:
+    """One kind of event, a column a field; times in microseconds of the trace's own clock.
+
+    Attributes:
+        names: index into `Trace.names`.
+        places: GPU work: the device; else: the host thread, index into `Trace.threads`.
+        streams: GPU work: the stream; else 0.
+        kinds: GPU work: KERNEL, or COPY for copies and fills; operators: RECORDED where it left a node for
+            backward, NODE where it is one, else PLAIN; else PLAIN.
+        correlations: what a call and the work it launched share; ABSENT where it has none.
+        operators: id of the operator that it ran under, or that it is; ABSENT where it has none.
+    """
+
+    starts: Times
+    ends: Times
+    names: Numbers
+    places: Numbers
+    streams: Numbers
+    correlations: Numbers
+    operators: Numbers
+    kinds: Numbers
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def where(self, chosen: npt.NDArray[Any]) -> "Events":
+        """Those that a mask or an index chooses."""
+        return Events(**{name: getattr(self, name)[chosen] for name in Events.__slots__})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """A profiler trace as far as the analysis looks.
+
+    Attributes:
+        source: where it came from.
+        threads: (process, thread) of the host.
+        unusable: entries without a usable time or name, left out.
+    """
+
+    source: str
+    work: Events
+    calls: Events
+    operators: Events
+    annotations: Events
+    names: tuple[str, ...]
+    threads: tuple[tuple[Any, Any], ...]
+    unusable: int
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read a Chrome trace of torch.profiler, plain or compressed with gzip or xz.
+
+    Raises:
+        TraceFormatError: no trace, damaged, cut short, too large, or without GPU work.
+    """
+    file = Path(path)
+    return collect(str(file), trace_events(str(file), text_chunks(file)))
+
+
+def collect(source: str, entries: Iterable[Any]) -> Trace:
+    """Sort the entries of `traceEvents` into columns.
+
+    Raises:
+        TraceFormatError: too many, or no GPU work among them.
+    """
+    collector = _Collector(source)
+    for entry in entries:
+        collector.add(entry)
+    if not collector.rows[Table.GPU_WORK].starts:
+        raise TraceFormatError(
+            f"{source}: no GPU work in it. Was ProfilerActivity.CUDA among the profiler's activities?"
+        )
+    return collector.trace()
+
+
+class _Rows:
+    """Columns that grow."""
+
+    def __init__(self) -> None:
+        self.starts = array("d")
+        self.ends = array("d")
+        self.whole = [array("q") for _ in range(6)]
+
+    def append(self, start: float, duration: float, *numbers: int) -> None:
+        self.starts.append(start)
+        self.ends.append(start + duration)
+        for column, number in zip(self.whole, numbers, strict=True):
+            column.append(number)
+
+    def events(self) -> Events:
+        names, places, streams, correlations, operators, kinds = (
+            np.array(column, dtype=np.int64) for column in self.whole
+        )
+        return Events(
+            starts=np.array(self.starts, dtype=np.float64),
+            ends=np.array(self.ends, dtype=np.float64),
+            names=names,
+            places=places,
+            streams=streams,
+            correlations=correlations,
+            operators=operators,
+            kinds=kinds,
+        )
+
+
+class _Collector:
+    def __init__(self, source: str) -> None:
+        self.rows = {table: _Rows() for table in Table}
+        self._source = source
+        self._names: dict[str, int] = {}
+        self._threads: dict[tuple[Any, Any], int] = {}
+        self._count = 0
+        self._unusable = 0
+
+    def add(self, entry: Any) -> None:
+        """Keep an entry if it is a span of time that the analysis looks at."""
+        if not isinstance(entry, dict):
+            self._unusable += 1
+            return
+        category = entry.get("cat")
+        if entry.get("ph") != "X" or not isinstance(category, str):
+            return
+        table = _TABLES.get(category) if category in _TABLES else _TABLES.get(category.lower())
+        if table is None:
+            return
+        span = self._span(entry)
+        if span is None:
+            self._unusable += 1
+            return
+        self._count += 1
+        if self._count > _MOST_ROWS:
+            raise TraceFormatError(f"{self._source}: more than {_MOST_ROWS:,} events. {RECORD_LESS}")
+        args = entry.get("args")
+        self._append(table, span, entry, args if isinstance(args, dict) else {})
+
+    def _span(self, entry: Mapping[str, Any]) -> tuple[float, float, int] | None:
+        """Start, duration and name, where all three can be used."""
+        start, duration, name = entry.get("ts"), entry.get("dur"), entry.get("name")
+        if not (_is_time(start) and _is_time(duration) and duration >= 0 and isinstance(name, str)):
+            return None
+        return start, duration, self._name_id(name)
+
+    def _append(
+        self, table: Table, span: tuple[float, float, int], entry: Mapping[str, Any], args: Mapping[str, Any]
+    ) -> None:
+        stream, kind = 0, PLAIN
+        if table is Table.GPU_WORK:
+            place = _number(args.get("device", entry.get("pid")), 0)
+            stream = _number(args.get("stream", entry.get("tid")), 0)
+            kind = KERNEL if entry["cat"].lower() == "kernel" else COPY
+        else:
+            place = self._thread_id(entry.get("pid"), entry.get("tid"))
+            kind = _part_in_autograd(args) if table is Table.OPERATOR else PLAIN
+        correlation = _number(args.get("correlation"), ABSENT)
+        operator = _number(args.get("External id", args.get("external id")), ABSENT)
+        self.rows[table].append(*span, place, stream, correlation, operator, kind)
+
+    def trace(self) -> Trace:
+        """Everything kept so far."""
+        return Trace(
+            source=self._source,
+            work=self.rows[Table.GPU_WORK].events(),
+            calls=self.rows[Table.CALL].events(),
+            operators=self.rows[Table.OPERATOR].events(),
+            annotations=self.rows[Table.ANNOTATION].events(),
+            names=tuple(self._names),
+            threads=tuple(self._threads),
+            unusable=self._unusable,
+        )
+
+    def _name_id(self, name: str) -> int:
+        known = self._names.get(name)
+        if known is not None:
+            return known
+        readable = "".join(_readable(name[:_LONGEST_NAME]))
+        if len(self._names) >= _MOST_NAMES:
+            readable = _MORE_NAMES
+        return self._names.setdefault(readable, len(self._names))
+
+    def _thread_id(self, process: Any, thread: Any) -> int:
+        key = tuple(value if isinstance(value, (int, str)) else None for value in (process, thread))
+        if len(self._threads) >= _MOST_NAMES:
+            key = (None, None)
+        return self._threads.setdefault(key, len(self._threads))  # type: ignore[arg-type]
+
+
+def _readable(name: str) -> Iterator[str]:
+    """Its characters, those replaced that a terminal would act on or that no encoding can write."""
+    return (character if character.isprintable() else "?" for character in name)
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    if type(value) is float:
+        return math.isfinite(value) and abs(value) < _LARGEST_NUMBER
+    return type(value) is int and -_LARGEST_NUMBER < value < _LARGEST_NUMBER
+
+
+def _number(value: Any, otherwise: int) -> int:
+    """A whole number that a column can hold."""
+    return value if type(value) is int and 0 <= value < _LARGEST_NUMBER else otherwise
+
+
+def _part_in_autograd(args: Mapping[str, Any]) -> int:
+    """Whether an operator left a node for backward, or is one: both carry the pair's sequence number.
+
+    A node names the thread of its other half, from 1; what ran forward has 0 there, or nothing.
+    """
+    if _number(args.get("Sequence number"), ABSENT) == ABSENT:
+        return PLAIN
+    return NODE if _number(args.get("Fwd thread id"), 0) else RECORDED

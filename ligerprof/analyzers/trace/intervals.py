@@ -1,0 +1,45 @@
+"""Unions of spans of time: what a device or a host was busy for, however many spans overlap."""
+
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.float64]
+Spans = tuple[Times, Times]
+
+NOTHING: Spans = (np.empty(0), np.empty(0))
+
+
+def clip(starts: Times, ends: Times, window: tuple[float, float]) -> Spans:
+    """The part of each span that lies in the window; spans without one keep their place with no length."""
+    clipped = np.clip(starts, *window)
+    return clipped, np.maximum(np.clip(ends, *window), clipped)
+
+
+def union(starts: Times, ends: Times) -> Spans:
+    """The same time in spans that neither overlap nor touch, in order."""
+    if not len(starts):
+        return NOTHING
+    order = np.argsort(starts, kind="stable")
+    starts, latest = starts[order], np.maximum.accumulate(ends[order])
+    opens = np.concatenate(([True], starts[1:] > latest[:-1]))
+    closes = np.concatenate((opens[1:], [True]))
+    return starts[opens], latest[closes]
+
+
+def length(spans: Spans) -> float:
+    """How long spans that do not overlap are together."""
+    return float(np.sum(spans[1] - spans[0]))
+
+
+def joined(first: Spans, second: Spans) -> Spans:
+    """The union of two."""
+    return union(np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1])))
+
+
+def contains(spans: Spans, moments: Times) -> npt.NDArray[np.bool_]:
+    """Whether each moment lies in one of the spans, which do not overlap and are in order."""
+    starts, ends = spans
+    if not len(starts):
+        return np.zeros(len(moments), dtype=np.bool_)
+    before = np.searchsorted(starts, moments, side="right") - 1
+    return (before >= 0) & (moments < ends[np.maximum(before, 0)])

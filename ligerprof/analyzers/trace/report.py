@@ -1,0 +1,247 @@
+"""What the analysis of a trace comes to: figures of a device, a class, a kernel, a gap, a layer of the host."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ligerprof.analyzers.trace.gaps import GapCause
+from ligerprof.analyzers.trace.host import HostLayer
+from ligerprof.analyzers.trace.kernel_classes import KernelClass
+from ligerprof.analyzers.trace.phases import WorkPhase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GapGroup:
+    """The gaps of one cause within one range of sizes.
+
+    Attributes:
+        from_seconds: the smallest that belongs here.
+        below_seconds: the smallest that does not; None without a bound.
+    """
+
+    cause: GapCause
+    from_seconds: float
+    below_seconds: float | None
+    count: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `gaps`."""
+        return {
+            "cause": self.cause.value,
+            "from_seconds": self.from_seconds,
+            "below_seconds": self.below_seconds,
+            "count": self.count,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LargeGap:
+    """One gap, with what ended it.
+
+    Attributes:
+        start_seconds: after the window's start.
+        next_kernel: name of the work that ended it, "" at the window's end.
+        operator: under which operator that was launched, "" where unknown.
+    """
+
+    start_seconds: float
+    seconds: float
+    cause: GapCause
+    next_kernel: str
+    operator: str
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `largest_gaps`."""
+        return {
+            "start_seconds": self.start_seconds,
+            "seconds": self.seconds,
+            "cause": self.cause.value,
+            "next_kernel": self.next_kernel,
+            "operator": self.operator,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceUse:
+    """What one GPU did within the window.
+
+    Attributes:
+        streams: how many ran work.
+        kernels: how many ran, at least in part, within the window.
+        copies: the same of copies and fills.
+        busy_seconds: at least one kernel ran.
+        occupied_seconds: at least one kernel, copy or fill ran; with the gaps it adds up to the window.
+        largest_gaps: the largest first.
+    """
+
+    device: int
+    streams: int
+    kernels: int
+    copies: int
+    busy_seconds: float
+    occupied_seconds: float
+    gaps: tuple[GapGroup, ...]
+    largest_gaps: tuple[LargeGap, ...]
+
+    def to_json(self, window_seconds: float) -> dict[str, Any]:
+        """One entry of `devices`."""
+        return {
+            "device": self.device,
+            "streams": self.streams,
+            "kernels": self.kernels,
+            "copies": self.copies,
+            "busy_seconds": self.busy_seconds,
+            "busy_share": self.busy_seconds / window_seconds,
+            "occupied_seconds": self.occupied_seconds,
+            "occupied_share": self.occupied_seconds / window_seconds,
+            "gaps": [gap.to_json() for gap in self.gaps],
+            "largest_gaps": [gap.to_json() for gap in self.largest_gaps],
+        }
+
+    def gap_seconds(self, cause: GapCause) -> float:
+        """Idle time of one cause."""
+        return sum(gap.seconds for gap in self.gaps if gap.cause is cause)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkTime:
+    """GPU time of some kernels, copies and fills: their durations within the window, added up."""
+
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelTime:
+    """All runs of one kernel.
+
+    Attributes:
+        operator: under which operator most of its time was launched, "" where unknown.
+    """
+
+    name: str
+    kind: KernelClass
+    operator: str
+    count: int
+    seconds: float
+    longest_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `top_kernels`."""
+        return {
+            "name": self.name,
+            "class": self.kind.value,
+            "operator": self.operator,
+            "count": self.count,
+            "seconds": self.seconds,
+            "mean_seconds": self.seconds / self.count,
+            "longest_seconds": self.longest_seconds,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launches:
+    """The host's calls that launch kernels, copies and fills.
+
+    Attributes:
+        count: calls that began within the window.
+        seconds: what they took together.
+        median_delay_seconds: from a call's begin to the begin of its work: small where the GPU waits
+            for the host, large where the host is ahead; None where no work has a call.
+    """
+
+    count: int
+    seconds: float
+    median_delay_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceReport:
+    """What `ligerprof trace` tells.
+
+    Attributes:
+        window_seconds: the profiled steps, from the first one's begin to the last one's end.
+        steps: their names; empty where the trace has none and the window is all of it.
+        devices: by index.
+        classes: largest first; classes without work are left out.
+        phases: None where the trace does not tell them apart.
+        kernels: every kernel, copy and fill by name, largest time first.
+        host: seconds of the window by layer, which add up to it; None without calls of CUDA.
+        notes: what a reader should know, one sentence each.
+    """
+
+    source: str
+    window_seconds: float
+    steps: tuple[str, ...]
+    devices: tuple[DeviceUse, ...]
+    launches: Launches
+    classes: Mapping[KernelClass, WorkTime]
+    phases: Mapping[WorkPhase, WorkTime] | None
+    kernels: tuple[KernelTime, ...]
+    host: Mapping[HostLayer, float] | None
+    notes: tuple[str, ...]
+
+    @property
+    def kernel_count(self) -> int:
+        """Kernels of all devices within the window, copies and fills left out."""
+        return sum(device.kernels for device in self.devices)
+
+    @property
+    def busiest(self) -> DeviceUse:
+        """The device whose kernels ran longest."""
+        return max(self.devices, key=lambda device: device.busy_seconds)
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the window in which kernels of the busiest device ran."""
+        return self.busiest.busy_seconds / self.window_seconds
+
+    @property
+    def idle_seconds(self) -> dict[GapCause, float]:
+        """Idle time of the busiest device by cause."""
+        return {cause: self.busiest.gap_seconds(cause) for cause in GapCause}
+
+    def to_json(self, *, top: int | None = None) -> dict[str, Any]:
+        """The object of `ligerprof trace --json`.
+
+        Args:
+            top: how many kernels to list; None lists all.
+        """
+        busiest = self.busiest
+        return {
+            "schema": 1,
+            "kind": "trace",
+            "source": self.source,
+            "window_seconds": self.window_seconds,
+            "steps": list(self.steps),
+            "kernels": self.kernel_count,
+            "gpu_busy_seconds": busiest.busy_seconds,
+            "gpu_busy_share": self.busy_share,
+            "gpu_occupied_share": busiest.occupied_seconds / self.window_seconds,
+            "devices": [device.to_json(self.window_seconds) for device in self.devices],
+            "launches": {
+                "count": self.launches.count,
+                "seconds": self.launches.seconds,
+                "median_delay_seconds": self.launches.median_delay_seconds,
+            },
+            "classes": {kind.value: _work_json(self.classes.get(kind)) for kind in KernelClass},
+            "phases": None
+            if self.phases is None
+            else {phase.value: _work_json(self.phases.get(phase)) for phase in WorkPhase},
+            "top_kernels": [kernel.to_json() for kernel in self.kernels[:top]],
+            "host": None if self.host is None else self._host_json(self.host),
+            "notes": list(self.notes),
+        }
+
+    def _host_json(self, host: Mapping[HostLayer, float]) -> dict[str, Any]:
+        count = self.kernel_count
+        return {
+            layer.value: {"seconds": seconds, "seconds_per_kernel": seconds / count if count else None}
+            for layer, seconds in host.items()
+        }
+
+
+def _work_json(work: WorkTime | None) -> dict[str, Any]:
+    return {"count": work.count if work else 0, "seconds": work.seconds if work else 0.0}

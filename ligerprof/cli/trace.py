@@ -1,0 +1,43 @@
+"""`ligerprof trace`: what the GPU did in a profiler trace, and why it waited."""
+
+from pathlib import Path
+
+import click
+
+from ligerprof.analyzers.trace.analysis import analyze_trace
+from ligerprof.analyzers.trace.difference import TraceDifference
+from ligerprof.analyzers.trace.report import TraceReport
+from ligerprof.cli.options import json_option, top_option
+from ligerprof.cli.output import print_json
+from ligerprof.runs.directory import find_trace
+
+_MOST_TRACES = 2
+
+
+@click.command(name="trace", short_help="Show launches, busy share and gaps of a profiler trace.")
+@click.argument(
+    "traces", metavar="TRACE|RUN [TRACE|RUN]", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
+)
+@top_option
+@json_option
+def command(traces: tuple[Path, ...], top: int, as_json: bool) -> None:
+    """Show how busy the GPU was in a profiled step, with what, and what it waited for.
+
+    TRACE is a Chrome trace of torch.profiler, plain or compressed with gzip or xz; RUN is a
+    directory that `ligerprof step` wrote, or any folder with *.pt.trace.json files: its newest
+    is taken. Two are put side by side.
+    """
+    if len(traces) > _MOST_TRACES:
+        raise click.UsageError(f"{len(traces)} traces given. Give one, or two to put side by side.")
+    reports = [analyze_trace(find_trace(path) if path.is_dir() else path) for path in traces]
+    found = reports[0] if len(reports) == 1 else TraceDifference(before=reports[0], after=reports[1])
+    if as_json:
+        print_json(found.to_json(top=top))
+        return
+    from ligerprof.reports.terminal import console
+    from ligerprof.reports.trace import render_trace, render_trace_difference
+
+    if isinstance(found, TraceReport):
+        console().print(render_trace(found, top=top))
+    else:
+        console().print(render_trace_difference(found, top=top))
