@@ -38,6 +38,10 @@ class SweepFolder:
         """What a cell said on stdout, while it runs."""
         return self.path / RUNS / f"{key}.out"
 
+    def deepspeed_config(self, key: str) -> Path:
+        """The DeepSpeed configuration of a cell that has one of the user's."""
+        return self.path / RUNS / f"{key}.deepspeed.json"
+
     def make(self) -> None:
         """Make the folder where there is none.
 

@@ -27,9 +27,12 @@ class Grid:
 
     Attributes:
         options: fields of a recipe, each with at least one value; absent fields keep their default.
+        variants: fields that go together, such as a kernel set with its provider; each is combined with
+            every combination of the options.
     """
 
     options: Mapping[str, tuple[Any, ...]]
+    variants: tuple[Mapping[str, Any], ...] = ({},)
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Values of one step each: sizes ascending, kernels next to each other at each size."""
@@ -37,14 +40,15 @@ class Grid:
         kernels = [name for name in names if name in KERNEL_OPTIONS]
         sizes = [name for name in names if name in SIZE_OPTIONS]
         others = [name for name in names if name not in (*KERNEL_OPTIONS, *SIZE_OPTIONS)]
-        for other, size, kernel in itertools.product(
-            self._products(others), sorted(self._products(sizes), key=_tokens), self._products(kernels)
+        for other, size, kernel, variant in itertools.product(
+            self._products(others), sorted(self._products(sizes), key=_tokens), self._products(kernels), self.variants
         ):
-            yield other | size | kernel
+            yield other | size | kernel | dict(variant)
 
-    def to_json(self) -> dict[str, list[Any]]:
-        """The options with their values."""
-        return {name: list(values) for name, values in self.options.items()}
+    def to_json(self) -> dict[str, Any]:
+        """The options with their values, and the variants."""
+        variants = [dict(variant) for variant in self.variants]
+        return {"options": {name: list(values) for name, values in self.options.items()}, "variants": variants}
 
     def _products(self, names: list[str]) -> list[dict[str, Any]]:
         return [

@@ -1,5 +1,6 @@
 """One cell of a sweep as a process of its own, and the row that its end becomes."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -76,9 +77,15 @@ class CellProcess:
         self._process.wait()
 
     def _command(self) -> list[str]:
-        step = [sys.executable, "-m", "ligerprof", "step", *recipe_flags(self.recipe)]
+        config = self.recipe.deepspeed_config
+        flags = recipe_flags(dataclasses.replace(self.recipe, deepspeed_config=None))
+        if config is not None:
+            file = self._folder.deepspeed_config(self.key)
+            file.write_text(json.dumps(config), encoding="utf-8")
+            flags = (*flags, "--deepspeed-config", str(file))
         trace = "--trace" if self._settings.trace else "--no-trace"
-        return [*step, trace, "--json", "--force", "-o", str(self._folder.run(self.key))]
+        output = ("-o", str(self._folder.run(self.key)), "--force", "--json")
+        return [sys.executable, "-m", "ligerprof", "step", *flags, trace, *output]
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started

@@ -71,7 +71,7 @@ def make_plan(grids: tuple[Grid, ...], *, skip_invalid: bool = False, axis: Axis
         RecipeError: a combination that cannot be trained, unless they are to be skipped; or nothing is left.
     """
     resolved = tuple(_on_a_device(grid) for grid in grids)
-    recipes, refusals = expand(resolved, lambda recipe: require_built(recipe, command="sweep"))
+    recipes, refusals = expand(resolved, _require_runnable)
     if refusals and (not skip_invalid or not recipes):
         first = refusals[0]
         options = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in first.values.items())
@@ -108,6 +108,10 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, wa
         borders=borders,
         left_out=left_out,
     )
+
+
+def _require_runnable(recipe: TrainingRecipe) -> None:
+    require_built(recipe, command="simulate" if recipe.device == "simulated" else "sweep")
 
 
 def _on_a_device(grid: Grid) -> Grid:

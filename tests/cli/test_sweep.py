@@ -1,0 +1,175 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ligerprof.cli.main import main
+from ligerprof.cli.options import recipe_parameters
+from ligerprof.cli.sweep import command
+from ligerprof.runs.sweep.folder import LOCK
+
+TINY = ("--model", "tiny", "--seq", "64", "--device", "simulated")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["sweep", *arguments], catch_exceptions=False)
+
+
+def planned(*arguments: str) -> list[dict[str, Any]]:
+    result = run(*TINY, *arguments, "--dry-run", "--json")
+    assert result.exit_code == 0, result.stderr
+    cells: list[dict[str, Any]] = json.loads(result.stdout)["cells"]
+    return cells
+
+
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def processes_with(text: str) -> list[int]:
+    """Processes whose command line names it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                arguments = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if text in arguments:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_a_killed_sweep_goes_on_without_running_a_finished_cell_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    results = folder / "results.jsonl"
+    sweep = [sys.executable, "-m", "ligerprof", "sweep", *TINY, "--batch", "1,2", "--memory-limit", "71MiB"]
+    sweep += ["-o", str(folder)]
+    first = subprocess.Popen(sweep, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # one cell is through, the other one runs
+    wait_for(lambda: results.exists() and results.read_bytes().endswith(b"\n"))
+    finished = results.read_bytes()
+    wait_for(lambda: len(list((folder / "runs").glob("*.log"))) == 2)
+    os.killpg(first.pid, signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    # the cell that ran has ended with its sweep
+    wait_for(lambda: processes_with(str(folder)) == [], seconds=10)
+    assert results.read_bytes() == finished
+    # a kill in the middle of a line
+    with results.open("ab") as file:
+        file.write(finished[: len(finished) // 2])
+    second = subprocess.run([*sweep, "--json"], capture_output=True, text=True, check=True, timeout=120)
+    lines = results.read_bytes().splitlines(keepends=True)
+    assert lines[0] == finished
+    assert [json.loads(line)["status"] for line in lines] == ["done", "oom"]
+    printed = json.loads(second.stdout)
+    assert printed["cells"] == [json.loads(line) for line in lines]
+    assert printed["counts"] == {"done": 1, "oom": 1, "failed": 0, "left_out": 0}
+    assert (folder / "runs" / printed["cells"][0]["key"] / "snapshot.pickle").exists()
+
+
+def test_a_row_is_a_step_and_a_failed_cell_ends_in_1(tmp_path: Path) -> None:
+    # a provider that nobody has is found out by the cell itself
+    result = run(*TINY, "--batch", "1", "--liger", "none,rms", "--provider", "nobody", "-o", str(tmp_path / "sweep"))
+    assert (result.exit_code, result.stderr.splitlines()[-1][:24]) == (1, "Error: 1 of 2 cells fail")
+    done, failed = (json.loads(line) for line in (tmp_path / "sweep" / "results.jsonl").read_text().splitlines())
+    assert list(done)[:6] == ["schema", "kind", "key", "status", "error", "seconds"]
+    assert (done["kind"], done["status"], done["error"]) == ("cell", "done", None)
+    assert done["peak_bytes"] == sum(done["roles"].values())
+    assert done["backend"] == "simulated"
+    assert "SIMULATED" in result.stdout
+    assert failed["status"] == "failed"
+    assert "nobody" in failed["error"]
+    assert failed["recipe"]["provider"] == "nobody"
+    assert max(len(line) for line in result.stdout.splitlines()) <= 100
+
+
+def test_every_option_of_a_recipe_takes_several_values() -> None:
+    names = {option.name for option in recipe_parameters()}
+    grid = {option.name for option in command.params if isinstance(option, type(command.params[0])) and option.multiple}
+    assert grid == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "values"),
+    [
+        (("--batch", "1,4", "--batch", "8"), "batch", [1, 4, 8]),
+        (("--liger", "rms+rope,all"), "liger", ["rms+rope", "all"]),
+        (("--checkpointing", "on,off"), "checkpointing", [True, False]),
+        (("--no-checkpointing",), "checkpointing", [False]),
+        (("--reentrant",), "reentrant", [True]),
+        (("--lora", "none,8"), "lora", [None, 8]),
+        (("--memory-limit", "none,1GiB"), "memory_limit_bytes", [None, 2**30]),
+        (("--alloc-conf", "a:1,b:2", "--alloc-conf", "c:3"), "alloc_conf", ["a:1,b:2", "c:3"]),
+        (("--liger", "flce", "--flce-budget", "lean,1MiB"), "flce_budget", ["lean", 2**20]),
+        (("--optimizer", "none,sgd"), "optimizer", ["none", "sgd"]),
+    ],
+)
+def test_values_are_read_as_step_reads_them(arguments: tuple[str, ...], field: str, values: list[Any]) -> None:
+    assert [cell["recipe"][field] for cell in planned(*arguments)] == values
+
+
+def test_a_plan_has_estimates_and_says_what_is_finished(tmp_path: Path) -> None:
+    text = run(*TINY, "--batch", "1,2", "--dry-run", "-o", str(tmp_path / "sweep"))
+    assert "to run" in text.stdout
+    assert not (tmp_path / "sweep").exists()
+    cells = planned("--batch", "1,2")
+    assert all(cell["estimated_peak_bytes"] > 60 * 2**20 for cell in cells)
+    assert cells[0]["estimated_peak_bytes"] < cells[1]["estimated_peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "says"),
+    [
+        (("--batch", "1,0"), 2, "not in the range"),
+        (("--batch", "1,,2"), 2, "empty value"),
+        (("--checkpointing", "maybe"), 2, "neither on nor off"),
+        (("--memory-limit", "lots"), 2, "not a size"),
+        (("--liger", "none,flce", "--loss", "hf,hf-4.45"), 2, "1 of 4 combinations cannot be trained"),
+        (("--liger", "flce", "--loss", "hf-4.45", "--skip-invalid"), 2, "1 of 1 combinations cannot be trained"),
+        (("--engine", "deepspeed", "--precision", "mixed"), 2, "simulator does not cover"),
+        (("--device", "cuda", "--jobs", "2"), 2, "--jobs 2"),
+    ],
+)
+def test_what_cannot_be_swept_is_one_line_before_anything_runs(
+    arguments: tuple[str, ...], exit_code: int, says: str, tmp_path: Path
+) -> None:
+    result = run("--model", "tiny", "--device", "simulated", *arguments, "-o", str(tmp_path / "sweep"))
+    assert result.exit_code == exit_code
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_invalid_combinations_are_left_out_if_asked() -> None:
+    cells = planned("--liger", "none,flce", "--loss", "hf,hf-4.45", "--skip-invalid")
+    assert [(cell["recipe"]["loss"], cell["recipe"]["liger"]) for cell in cells] == [
+        ("hf", "none"),
+        ("hf", "flce"),
+        ("hf-4.45", "none"),
+    ]
+
+
+def test_a_folder_at_work_is_refused(tmp_path: Path) -> None:
+    import fcntl
+
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "sweep.json").write_text('{"grids": []}')
+    with (folder / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        result = run(*TINY, "-o", str(folder))
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "another sweep" in result.stderr
