@@ -8,6 +8,8 @@ from ligerprof.cli.options import force_option, json_option, recipe_options, tra
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import MissingDependencyError
 from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.runs.ranks import Rank, rank_from_environment
+from ligerprof.units import format_bytes
 
 _OUT_OF_MEMORY = 3
 
@@ -33,6 +35,9 @@ def command(
     the caching allocator, and everything says that it is simulated.
     """
     require_built(recipe, command="step")
+    if recipe.engine == "deepspeed" and (rank := rank_from_environment()) is not None and rank.rank > 0:
+        _follow(ctx, recipe, rank, trace)
+        return
     from ligerprof.reports.page import render_page
     from ligerprof.reports.step import render_step
     from ligerprof.reports.tensorboard import write_scalars
@@ -54,3 +59,17 @@ def command(
         console().print(render_step(report))
     if report.outcome.oom is not None:
         ctx.exit(_OUT_OF_MEMORY)
+
+
+def _follow(ctx: click.Context, recipe: TrainingRecipe, rank: Rank, trace: bool) -> None:
+    """Train as a launcher's rank beside rank 0, which writes the run directory."""
+    from ligerprof.runs.deepspeed import follow_step
+
+    outcome = follow_step(recipe, trace=trace)
+    if outcome.oom is None:
+        say(f"rank {rank.rank}: peak {format_bytes(outcome.peak_bytes)}; rank 0 writes the result")
+        return
+    limit = format_bytes(outcome.oom.limit_bytes)
+    say(f"rank {rank.rank}: out of memory in {outcome.oom.phase.value} of step {outcome.oom.step}, limit {limit}")
+    # the launcher ends the other ranks when it sees the exit code
+    ctx.exit(_OUT_OF_MEMORY)

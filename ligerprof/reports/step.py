@@ -5,6 +5,7 @@ from rich.text import Text
 
 from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
 from ligerprof.roles import Role
+from ligerprof.runs.outcome import StepOutcome
 from ligerprof.runs.step import StepReport
 from ligerprof.units import format_bytes
 
@@ -67,6 +68,15 @@ def closing_lines(report: StepReport) -> list[str]:
             f"{report.step_seconds * 1000:.1f} ms a step (median of {len(outcome.step_seconds)}), "
             f"{report.tokens_per_second:,.0f} tokens/s"
         )
+    if outcome.host_bytes is not None:
+        lines.append(f"main memory: {format_bytes(outcome.host_bytes)} more resident than before the build")
+    lines += [_rank_line(rank, of_rank) for rank, of_rank in outcome.ranks.items()]
     lines += [f"note: {note}" for note in report.notes]
     lines.append(f"run: {report.run.path}")
     return lines
+
+
+def _rank_line(rank: int, outcome: StepOutcome) -> str:
+    end = ", out of memory" if outcome.oom is not None else ""
+    reserved = format_bytes(outcome.reserved_bytes)
+    return f"rank {rank}: peak {format_bytes(outcome.peak_bytes)}, reserved {reserved}, {outcome.gpu}{end}"

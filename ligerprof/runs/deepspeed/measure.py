@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.runs.deepspeed.engine import deepspeed_trainer, require_deepspeed
 from ligerprof.runs.deepspeed.launch import free_port, local_environment, run_ranks, set_environment
-from ligerprof.runs.deepspeed.ranks import Rank, merge_ranks, rank_from_environment
 from ligerprof.runs.measured import measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
+from ligerprof.runs.ranks import Rank, merge_ranks, rank_from_environment
 
 
 def measure_deepspeed_step(
@@ -43,6 +44,17 @@ def measure_deepspeed_step(
         return measure(progress)
 
 
+def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
+    """Train as a rank other than 0 of a launcher's group; what it measured goes to rank 0.
+
+    Args:
+        trace: whether rank 0 profiles steps, in which every rank takes part.
+    """
+    with TemporaryDirectory() as folder:
+        logs = Path(folder)
+        return measure_deepspeed_step(recipe, trace_directory=logs if trace else None, logs=logs, progress=_silent)
+
+
 def _measure_here(recipe: TrainingRecipe, trace_directory: Path | None, progress: Progress) -> StepOutcome:
     """Measure in this process, on the GPU of its LOCAL_RANK."""
     import torch
@@ -67,7 +79,7 @@ def _as_one_of(rank: Rank, recipe: TrainingRecipe, measure: Any, progress: Progr
         raise RecipeError(
             f"WORLD_SIZE is {rank.world_size}, --gpus {recipe.gpus}: give --gpus the number of GPUs of all machines."
         )
-    outcome: StepOutcome = measure(progress if rank.rank == 0 else _silent)
+    outcome: StepOutcome = measure(progress)
     if outcome.oom is not None:
         # the others wait for this rank: its launcher ends them when it exits
         return merge_ranks({rank.rank: outcome})
