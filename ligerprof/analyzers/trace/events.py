@@ -22,6 +22,7 @@ ABSENT = -1
 PLAIN, RECORDED, NODE = 0, 1, 2
 COPY, KERNEL = 0, 1
 _MOST_ROWS = 10_000_000
+_MOST_UNUSABLE = 1_000_000
 _MOST_NAMES = 100_000
 _LONGEST_NAME = 1000
 _MORE_NAMES = "(more names)"
@@ -172,24 +173,29 @@ class _Collector:
 
     def add(self, entry: Any) -> None:
         """Keep an entry if it is a span of time that the analysis looks at."""
-        if not isinstance(entry, dict):
-            self._unusable += 1
+        if not isinstance(entry, dict) or "ph" not in entry:
+            self._leave_out()
             return
         category = entry.get("cat")
-        if entry.get("ph") != "X" or not isinstance(category, str):
+        if entry["ph"] != "X" or not isinstance(category, str):
             return
         table = _TABLES.get(category) if category in _TABLES else _TABLES.get(category.lower())
         if table is None:
             return
         span = self._span(entry)
         if span is None:
-            self._unusable += 1
+            self._leave_out()
             return
         self._count += 1
         if self._count > _MOST_ROWS:
             raise TraceFormatError(f"{self._source}: more than {_MOST_ROWS:,} events. {RECORD_LESS}")
         args = entry.get("args")
         self._append(table, span, entry, args if isinstance(args, dict) else {})
+
+    def _leave_out(self) -> None:
+        self._unusable += 1
+        if self._unusable > _MOST_UNUSABLE:
+            raise TraceFormatError(f"{self._source}: more than {_MOST_UNUSABLE:,} entries are no events of a trace.")
 
     def _span(self, entry: Mapping[str, Any]) -> tuple[float, float, int] | None:
         """Start, duration and name, where all three can be used."""

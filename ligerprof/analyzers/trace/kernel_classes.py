@@ -46,14 +46,11 @@ RULES: Sequence[tuple[KernelClass, str]] = (
     (KernelClass.MATMUL, r"^triton_(tem|mm)_"),
     (KernelClass.COMPILED, r"^triton_(poi|red|per|for|foreach|spl|helper|unk)_"),
     # ours
-    (KernelClass.FUSED, r"^_(rms|layer_norm|rope|swiglu|geglu)_?(fwd|bwd)?_?kernel|^_column_sums_kernel"),
-    (KernelClass.FUSED, r"^cross_entropy_kernel|^_(total|scale|reciprocal_count)_kernel"),
+    (KernelClass.FUSED, r"^_(?!\w*attn)\w+_(fwd|bwd)_kernel|^_(rope|column_sums|total|scale|reciprocal_count)_kernel"),
+    (KernelClass.FUSED, r"^_?cross_entropy_kernel"),
     # liger-kernel's: most end in _forward_kernel or _backward_kernel, some have the two the other way round
     (KernelClass.FUSED, r"liger|^_?\w+_(forward|backward)_kernel(_tiled|_inference)?$|^_\w+_kernel_(forward|backward)"),
-    (
-        KernelClass.FUSED,
-        r"^element_mul_kernel|^_(triton|llama4)_(rope|qwen2vl_mrope)|^_triton_\w+$|^_jsd_kernel|^_kl_div",
-    ),
+    (KernelClass.FUSED, r"^element_mul_kernel|^_(llama4_rope|jsd|kldiv|tv_distance)_kernel|^_(triton|fused)_\w+$"),
     # cut-cross-entropy's
     (KernelClass.FUSED, r"^_?(cce|indexed_neg_dot|dlse)_\w*kernel|^_tl_\w+_kernel"),
     (KernelClass.ATTENTION, r"flash|fmha|sdpa|attention|_attn|attn_|\bmha_|cudnn::fusion::(compute_dot|convert_dq)"),

@@ -1,0 +1,172 @@
+"""Traces that nobody wrote in good faith: a report or one line, in bounded time and memory."""
+
+import gzip
+import io
+import json
+import lzma
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ligerprof.analyzers.trace.analysis import analyze, analyze_trace
+from ligerprof.analyzers.trace.events import collect
+from ligerprof.errors import LigerprofError, TraceFormatError
+from ligerprof.units import MIB
+from tests.analyzers.trace.entries import RECORDING, Entry, call, copy, kernel, operator, step, write
+
+GOOD = (step(0, 100), operator(1, 8, **{"External id": 3}), call(2, 3, 5), kernel(10, 20, correlation=5))
+
+CHILD = """
+import resource, sys, time
+from ligerprof.analyzers.trace.analysis import analyze_trace
+from ligerprof.errors import LigerprofError
+began = time.process_time()
+try:
+    analyze_trace(sys.argv[1])
+    print("a report")
+except LigerprofError as error:
+    assert "\\n" not in str(error)
+    print(error)
+assert time.process_time() - began < float(sys.argv[2])
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < int(sys.argv[3]) * 2**20
+"""
+
+
+def outcome_in_bounds(path: Path, *, seconds: float = 10, mebibytes: int = 400) -> str:
+    """What a process of its own says, which fails where it takes more."""
+    finished = subprocess.run(
+        [sys.executable, "-c", CHILD, str(path), str(seconds), str(mebibytes)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+def packed_run(piece: bytes, mebibytes: int, start: bytes = b'{"traceEvents": [') -> bytes:
+    """A gzip file of a short piece, over and over."""
+    packed = io.BytesIO()
+    many = piece * (MIB // len(piece))
+    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=9) as file:
+        file.write(start)
+        for _ in range(mebibytes):
+            file.write(many)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("piece", "says"),
+    [
+        (b" ", "of text from"),
+        (b"{},", "more than 1,000,000 entries are no events"),
+        (b"[", "nested deeper"),
+        (b"[],", "more than 1,000,000 entries are no events"),
+        (b'"' + b"x" * 1000, "where ',' or ']' belongs"),
+    ],
+    ids=["spaces", "empty events", "brackets", "empty lists", "texts"],
+)
+def test_a_gzip_bomb_is_refused(piece: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(packed_run(piece, 200))
+
+    assert path.stat().st_size < MIB
+    assert says in outcome_in_bounds(path, seconds=20)
+
+
+def test_one_endless_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(packed_run(b"x", 60, start=b'{"traceEvents": [{"name": "'))
+    assert "no whole value within 16.0 MiB" in outcome_in_bounds(path)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
+def test_packed_data_that_is_cut_short_or_damaged_is_one_line(pack: Any, tmp_path: Path) -> None:
+    packed = pack(json.dumps({"traceEvents": GOOD * 400}).encode())
+    path = tmp_path / "trace.json"
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(TraceFormatError, match=r"compressed data ends early\. Was the file cut short\?"):
+        analyze_trace(path)
+    path.write_bytes(packed[: len(packed) // 2] + b"\xff" * 40 + packed[len(packed) // 2 :])
+    with pytest.raises(TraceFormatError, match="cannot be read"):
+        analyze_trace(path)
+
+
+def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(
+        json.dumps({"traceEvents": [*GOOD, kernel(40, 5, "\x1b[2J\ud800\n[red]gemm")]}).encode()
+        # a name that is no UTF-8
+        + b" "
+    )
+    names = [entry.name for entry in analyze_trace(path).kernels]
+    assert "?[2J???[red]gemm".replace("???", "??") in names
+    "".join(names).encode()
+
+
+STRANGE_VALUES: list[Any] = [None, True, -1, 0, 1.5, -1e300, float("nan"), float("inf"), 10**400, 2**63, "5", [], {}]
+
+
+@pytest.mark.parametrize("key", ["ph", "cat", "name", "pid", "tid", "ts", "dur", "args"])
+@pytest.mark.parametrize("value", [..., *STRANGE_VALUES], ids=repr)
+def test_a_strange_field_costs_its_entry_at_most(key: str, value: Any) -> None:
+    def changed(entry: Entry) -> Entry:
+        rest = {name: kept for name, kept in entry.items() if name != key}
+        return rest if value is ... else {**rest, key: value}
+
+    report = analyze(collect("trace", [*GOOD, *(changed(entry) for entry in GOOD[1:]), changed(copy(50, 1))]))
+
+    text = json.dumps(report.to_json(), allow_nan=False)
+    assert json.loads(text)["kernels"] >= 1
+    assert report.window_seconds == pytest.approx(100e-6)
+
+
+@pytest.mark.parametrize("key", ["device", "stream", "correlation", "External id", "Sequence number", "Fwd thread id"])
+@pytest.mark.parametrize("value", STRANGE_VALUES, ids=repr)
+def test_a_strange_argument_is_an_absent_one(key: str, value: Any) -> None:
+    entries = [{**entry, "args": {**entry.get("args", {}), key: value}} for entry in GOOD]
+    report = analyze(collect("trace", entries))
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["kernels"] == 1
+
+
+@pytest.mark.parametrize("entry", [None, 3, "text", [], [[]], True], ids=repr)
+def test_entries_of_another_type_are_counted(entry: Any) -> None:
+    report = analyze(collect("trace", [entry, *GOOD]))
+    assert report.notes[-1] == "1 entries without a usable time, duration or name are left out"
+
+
+def test_what_a_trace_claims_of_its_clock_does_not_overflow(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json", step(-(2**61), 2**62 - 1), kernel(2**61, 5), kernel(0, 2**61))
+    json.dumps(analyze_trace(path).to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("rounds", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_damaged_bytes_are_a_report_or_one_error(rounds: int, tmp_path: Path) -> None:
+    whole = lzma.decompress(RECORDING.read_bytes())
+    # whole entries from the file's middle, where there is one of each kind, and its step
+    entries = json.loads(whole)["traceEvents"]
+    kept = [entry for entry in entries if "ProfilerStep" in entry.get("name", "")] + entries[-150:] + entries[:250]
+    text = json.dumps({"traceEvents": kept}).encode()
+    draw, errors = random.Random(3), 0
+    path = tmp_path / "damaged.json"
+    for _ in range(rounds):
+        damaged = bytearray(text)
+        for _ in range(draw.choice([1, 1, 2, 8])):
+            at = draw.randrange(len(damaged))
+            if draw.random() < 0.7:
+                damaged[at] = draw.choice(b'{}[]",:0123456789.-+eE \x00\xff\\u')
+            else:
+                del damaged[at : at + draw.randrange(1, 40)]
+        path.write_bytes(damaged)
+        try:
+            json.dumps(analyze_trace(path).to_json(), allow_nan=False)
+        except LigerprofError as error:
+            errors += 1
+            said = str(error)
+            assert said.startswith(str(path)), said
+    assert errors

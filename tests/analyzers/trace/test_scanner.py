@@ -1,0 +1,89 @@
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ligerprof.analyzers.trace.scanner import trace_events
+from ligerprof.errors import TraceFormatError
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda values: st.lists(values, max_size=4) | st.dictionaries(st.text(), values, max_size=4),
+    max_leaves=12,
+)
+METADATA = st.dictionaries(st.text().filter(lambda key: key != "traceEvents"), VALUES, max_size=3)
+
+
+def cut(text: str, places: list[int]) -> Iterator[str]:
+    borders = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return iter([text[start:end] for start, end in pairwise(borders)])
+
+
+def read(*chunks: str) -> list[Any]:
+    return list(trace_events("trace", iter(chunks)))
+
+
+@given(
+    events=st.lists(VALUES, max_size=6),
+    before=METADATA,
+    after=METADATA,
+    style=st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}]),
+    places=st.lists(st.integers(0, 10**6), max_size=20),
+)
+def test_events_are_what_json_reads_wherever_the_text_is_cut(
+    events: list[Any], before: dict[str, Any], after: dict[str, Any], style: dict[str, Any], places: list[int]
+) -> None:
+    text = json.dumps({**before, "traceEvents": events, **after}, **style)
+    values = json.loads(text)
+
+    assert list(trace_events("trace", cut(text, places))) == values["traceEvents"]
+    listed = json.dumps(events, **style)
+    assert list(trace_events("trace", cut(listed, places))) == values["traceEvents"]
+
+
+@given(events=st.lists(VALUES, min_size=1, max_size=4), keep=st.floats(0, 1, exclude_max=True))
+def test_a_file_that_is_cut_short_says_so(events: list[Any], keep: float) -> None:
+    text = json.dumps({"a": 1, "traceEvents": events})
+    with pytest.raises(TraceFormatError, match=r"cut short\?$"):
+        read(text[: int(len(text) * keep)])
+
+
+@given(text=st.text(alphabet='{}[]",:ntrue0123.eE-+ \\u"traceEvents', max_size=60))
+def test_any_text_is_events_or_an_error_of_ours(text: str) -> None:
+    with suppress(TraceFormatError):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "ends within a value, after 0 characters"),
+        ("# a comment", "no trace: it begins with '#'"),
+        ('{"traceEvents": {}}', "not valid JSON at character 17: '{' where '[' belongs"),
+        ('{"events": []}', "no 'traceEvents' in it"),
+        ('{"traceEvents": [{} {}]}', "'{' where ',' or ']' belongs"),
+        ('{"traceEvents": [{"name": nothing, "ts": 12345678}]}', "not valid JSON at character 26: Expecting value"),
+        ('{1: 2, "traceEvents": []}', "a key that is no text"),
+        ("[" * 100_000 + " " * 100, "values nested deeper than in any trace"),
+    ],
+    ids=["empty", "text", "object", "no events", "no comma", "word", "key", "deep"],
+)
+def test_what_is_wrong_is_told_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(TraceFormatError) as raised:
+        read(text)
+    assert message in str(raised.value)
+
+
+def test_a_value_without_an_end_is_given_up_on() -> None:
+    def endless() -> Iterator[str]:
+        yield '[{"name": "'
+        while True:
+            yield "x" * 2**20
+
+    with pytest.raises(TraceFormatError, match=r"no whole value within 16\.0 MiB"):
+        list(trace_events("trace", endless()))
