@@ -17,7 +17,7 @@ from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, varying_options
 from ligerprof.runs.sweep.process import CellSettings
 from ligerprof.runs.sweep.runner import RunnerSettings, Watcher
-from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, run_sweep
+from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, on_this_machine, run_sweep
 
 _DEFAULT_FOLDER = Path("runs/sweep")
 
@@ -52,7 +52,9 @@ def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) 
     combination runs in a process of its own and leaves one line in results.jsonl. Started again, a sweep goes on
     from where it was stopped or killed.
     """
-    plan = make_plan((grid,), skip_invalid=how["skip_invalid"], axis=how["find_limit"])
+    here = on_this_machine(grid)
+    searches = ((how["find_limit"], here),) if how["find_limit"] else ()
+    plan = make_plan((here,), searches=searches, skip_invalid=how["skip_invalid"])
     folder = SweepFolder(path=output)
     if dry_run:
         print_plan(plan, folder, as_json=as_json)

@@ -1,7 +1,7 @@
 """One sweep from its grids to its result: which cells, in which folder, and what they came to."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ligerprof.analyzers.cells import Cell, CellStatus
@@ -20,13 +20,13 @@ class SweepPlan:
     Attributes:
         recipes: the cells of the grids, in order, each once.
         refusals: combinations that are left out because they cannot be trained.
-        axis: whose border is searched on every line, or None.
+        searches: whose border is searched then, on the lines of which grids.
     """
 
     grids: tuple[Grid, ...]
     recipes: tuple[TrainingRecipe, ...]
     refusals: tuple[Refusal, ...] = ()
-    axis: Axis | None = None
+    searches: tuple[tuple[Axis, Grid], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,14 +64,29 @@ class SweepResult:
         }
 
 
-def make_plan(grids: tuple[Grid, ...], *, skip_invalid: bool = False, axis: Axis | None = None) -> SweepPlan:
-    """The cells of grids, on the device that is here where the grid does not name one.
+def on_this_machine(grid: Grid) -> Grid:
+    """The grid with device `auto` made out: a measured and a simulated cell are never the same one."""
+    from ligerprof.runs.step import choose_backend
+
+    devices = grid.options.get("device", ("auto",))
+    if "auto" in devices:
+        here = "cuda" if choose_backend(TrainingRecipe()) == "measured" else "simulated"
+        devices = tuple(dict.fromkeys(here if device == "auto" else device for device in devices))
+    return replace(grid, options={**grid.options, "device": devices})
+
+
+def make_plan(
+    grids: tuple[Grid, ...], *, searches: tuple[tuple[Axis, Grid], ...] = (), skip_invalid: bool = False
+) -> SweepPlan:
+    """The cells of grids whose devices are made out.
+
+    Args:
+        searches: grids of those whose lines' border is searched, each with its axis.
 
     Raises:
         RecipeError: a combination that cannot be trained, unless they are to be skipped; or nothing is left.
     """
-    resolved = tuple(_on_a_device(grid) for grid in grids)
-    recipes, refusals = expand(resolved, _require_runnable)
+    recipes, refusals = expand(grids, _require_runnable)
     if refusals and (not skip_invalid or not recipes):
         first = refusals[0]
         options = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in first.values.items())
@@ -79,7 +94,7 @@ def make_plan(grids: tuple[Grid, ...], *, skip_invalid: bool = False, axis: Axis
             f"{len(refusals)} of {len(refusals) + len(recipes)} combinations cannot be trained, such as {options}: "
             f"{first.reason} Change the grid, or leave them out with --skip-invalid."
         )
-    return SweepPlan(grids=resolved, recipes=recipes, refusals=refusals, axis=axis)
+    return SweepPlan(grids=grids, recipes=recipes, refusals=refusals, searches=searches)
 
 
 def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, watcher: Watcher) -> SweepResult:
@@ -97,7 +112,11 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, wa
         folder.note_grids([grid.to_json() for grid in plan.grids])
         runner = Runner(folder, settings, watcher)
         left_out = runner.run(plan.recipes)
-        borders = find_borders(runner, plan.recipes, plan.axis) if plan.axis is not None else ()
+        borders = [
+            border
+            for axis, grid in plan.searches
+            for border in find_borders(runner, expand([grid], _require_runnable)[0], axis)
+        ]
         rows = folder.rows()
     keys = [key for key in runner.asked if key in rows]
     return SweepResult(
@@ -105,24 +124,13 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, wa
         folder=folder,
         cells=tuple(runner.cells[key] for key in keys),
         rows=tuple(rows[key] for key in keys),
-        borders=borders,
+        borders=tuple(borders),
         left_out=left_out,
     )
 
 
 def _require_runnable(recipe: TrainingRecipe) -> None:
     require_built(recipe, command="simulate" if recipe.device == "simulated" else "sweep")
-
-
-def _on_a_device(grid: Grid) -> Grid:
-    """The grid with `auto` made out: a measured and a simulated cell are never the same one."""
-    from ligerprof.runs.step import choose_backend
-
-    devices = grid.options.get("device", ("auto",))
-    if "auto" in devices:
-        here = "cuda" if choose_backend(TrainingRecipe()) == "measured" else "simulated"
-        devices = tuple(dict.fromkeys(here if device == "auto" else device for device in devices))
-    return Grid(options={**grid.options, "device": devices})
 
 
 def _refuse_timed_jobs(plan: SweepPlan, settings: RunnerSettings) -> None:
