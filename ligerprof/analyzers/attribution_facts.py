@@ -20,6 +20,7 @@ _BODY = re.compile(r"^(.*?)\.?(?:layers|h|blocks)\.\d+$")
 _HEADS = ("lm_head", "embed_out")
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 _EMBEDDING_CALL = "nn/modules/sparse.py:forward"
+_CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$", re.MULTILINE)
 _CHECKPOINT_CALL = "torch/utils/checkpoint.py:"
 _SOFTMAX = re.compile(r"functional\.py:softmax\n(?:.*\n)*?.*:eager_attention_forward$", re.MULTILINE)
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
@@ -189,15 +190,22 @@ class FactFinder:
         return [block for block in self._live if self.phase(block) is Phase.BUILD]
 
     @cached_property
+    def _constructed(self) -> list[int]:
+        """Blocks that constructors of torch's modules made, whatever became of them."""
+        made = [_CONSTRUCTOR.search(kind.stack.text) is not None for kind in self._requests.kinds]
+        return self._blocks_of(made, Phase.BUILD)
+
+    @cached_property
     def _weight_sizes(self) -> frozenset[int]:
-        """Sizes of what was made while the model was built."""
-        return frozenset(self._sizes[block] for block in self._built)
+        """Sizes of what was made while the model was built, also of weights that an engine has cut up since."""
+        return frozenset(self._sizes[block] for block in (*self._built, *self._constructed))
 
     @cached_property
     def _head_weight_sizes(self) -> frozenset[int]:
         """Sizes of embeddings, which the head's weight shares; of the largest weight where none was seen to be made."""
         made = "nn/modules/sparse.py:__init__"
-        sizes = [self._sizes[block] for block in self._built if made in self._requests.of(block).stack.text]
+        blocks = (*self._built, *self._constructed)
+        sizes = [self._sizes[block] for block in blocks if made in self._requests.of(block).stack.text]
         return frozenset(sizes or sorted(self._weight_sizes)[-1:])
 
     @cached_property
@@ -243,10 +251,10 @@ class FactFinder:
         through = [_CHECKPOINT_CALL in kind.stack.text for kind in self._requests.kinds]
         return {self._timeline.run_at(self._made[block]): block for block in self._blocks_of(through)}
 
-    def _blocks_of(self, chosen: list[bool]) -> list[int]:
-        """Blocks made in forward by the kinds of request that are chosen."""
+    def _blocks_of(self, chosen: list[bool], phase: Phase = Phase.FORWARD) -> list[int]:
+        """Blocks made in a phase by the kinds of request that are chosen."""
         of_kind = np.flatnonzero(np.array(chosen, dtype=bool)[self._requests.kind_of]) if any(chosen) else ()
-        return [block for block in map(int, of_kind) if self.phase(block) is Phase.FORWARD]
+        return [block for block in map(int, of_kind) if self.phase(block) is phase]
 
     def _is_last_of_call(self, block: int) -> bool:
         return int(self._requests.place[block]) == int(self._requests.count[block]) - 1

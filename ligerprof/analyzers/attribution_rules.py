@@ -99,6 +99,10 @@ _OPTIMIZER, _OUTSIDE = Phase.OPTIMIZER, Phase.OUTSIDE
 _FUSED_LOSS = r"fused_linear_cross_entropy|ligerprof/kernels/flce/|cut_cross_entropy/"
 _FUSED_CE = r"liger_kernel/ops/cross_entropy\.py|ligerprof/kernels/ce/"
 _LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
+_COLLECTIVES = (
+    r"deepspeed/runtime/zero/partition|deepspeed/runtime/comm|deepspeed/comm/|distributed_c10d\.py:"
+    r"|distributed/(?:fsdp|_composable|_functional_collectives)|parallel/distributed\.py:"
+)
 _LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
 
 RULES: tuple[Rule, ...] = (
@@ -115,20 +119,28 @@ RULES: tuple[Rule, ...] = (
         has=(Trait.WORKSPACE_SIZED, Trait.OUTLIVES_STEP),
         lacks=(Trait.WEIGHT_SIZED,),
     ),
-    # DeepSpeed's and other buffers for moving parameters and gradients between ranks or to the host
+    # what DeepSpeed's ZeRO makes of weights, master copies and gradients
+    Rule(
+        role=Role.PARAMETERS,
+        phases=(_BUILD,),
+        stack=r"deepspeed/runtime/zero/.*:(?:flatten_dense_tensors_aligned|defragment|_partition_param)$",
+    ),
     Rule(
         role=Role.OPTIMIZER_STATES,
-        stack=r"deepspeed/runtime/.*:(?:_create_fp32_partitions|initialize_optimizer_states)$",
+        stack=r"deepspeed/runtime/.*:(?:_create_fp32_partitions|initialize_optimizer_states)$"
+        r"|\A\S*fp16/(?:un)?fused_optimizer\.py:__init__$",
     ),
-    Rule(
-        role=Role.COMMUNICATION,
-        stack=r"deepspeed/runtime/zero/(?!linear|tiling)|deepspeed/runtime/comm|deepspeed/comm/|distributed_c10d\.py:"
-        r"|distributed/(?:fsdp|_composable|_functional_collectives)|parallel/distributed\.py:",
-    ),
-    # the optimizer: what it makes and keeps, and what it drops
+    # the other block of this constructor holds the largest gradient on its way to main memory
+    Rule(role=Role.OPTIMIZER_STATES, stack=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Trait.HEAD_WEIGHT_SIZED,)),
+    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), stack=r"\A\S*zero/stage_1_and_2\.py:copy_grads_in_partition$"),
+    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), stack=r"\A\S*zero/linear\.py:backward$", has=(Trait.WEIGHT_SIZED,)),
+    # the optimizer: what it makes and keeps, and what it drops; within ZeRO's step weights are gathered, too
     Rule(role=Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$|:_init_group$|:init_state$"),
+    Rule(role=Role.COMMUNICATION, phases=(_OPTIMIZER,), stack=_COLLECTIVES),
     Rule(role=Role.OPTIMIZER_STATES, phases=(_OPTIMIZER,), has=(Trait.OUTLIVES_PHASE,)),
     Rule(role=Role.OPTIMIZER_TEMPORARIES, phases=(_OPTIMIZER,)),
+    # DeepSpeed's and other buffers for moving parameters and gradients between ranks or to the host
+    Rule(role=Role.COMMUNICATION, stack=rf"deepspeed/runtime/zero/(?!linear|tiling)|{_COLLECTIVES}"),
     # what feeds the model
     Rule(role=Role.INPUTS, stack=r":make_batch$|/dataloader\.py:|/data_collator\.py:|/data/_utils/"),
     Rule(role=Role.INPUTS, phases=(_FORWARD,), stack=r"\A\S*mask\w*\.py:"),
