@@ -3,7 +3,7 @@
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-_PACKAGES = ("torch", "triton", "transformers", "peft", "liger_kernel")
+_PACKAGES = ("torch", "triton", "transformers", "peft", "liger_kernel", "deepspeed")
 
 
 def package_versions() -> dict[str, str]:

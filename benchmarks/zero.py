@@ -1,0 +1,206 @@
+"""Measure ZeRO on several GPUs rank by rank, put the estimate beside it, and keep recordings small enough for tests.
+
+    python benchmarks/zero.py measure benchmarks/results/zero-h200.jsonl
+    python benchmarks/zero.py record build/recordings
+    python benchmarks/zero.py table benchmarks/results/zero-h200.jsonl > docs/results/zero-h200.md
+
+`measure` and `record` need four GPUs (or `--gpus 1`, to try them); `table` needs none. Rows run side by side: what
+is allocated does not depend on it, how long a step takes does, so no row keeps a time.
+"""
+
+import argparse
+import itertools
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+Options = tuple[str, ...]
+KEPT = ("recipe", "gpu", "peak_bytes", "peak_phase", "reserved_bytes", "first_step_peak_bytes", "phases", "roles")
+KEPT_TOO = ("host_bytes", "ranks", "oom", "notes", "versions", "finished")
+KERNELS = ("none", "all")
+PLAIN = tuple(("--zero", stage) for stage in ("1", "2", "3"))
+OFFLOADED = (("--zero", "2", "--offload", "optimizer"), ("--zero", "3", "--offload", "all"))
+ROW: Options = ("--engine", "deepspeed", "--precision", "mixed", "--batch", "2", "--repeats", "1", "--no-trace")
+# a Llama of 29 million parameters: what it records is small enough to keep
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+
+
+def step(options: Options, folder: Path, visible: str) -> dict[str, Any]:
+    """Run one step in a process of its own, on some of the GPUs."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "ligerprof", "step", "--json", "-o", str(folder), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": visible},
+    )
+    if finished.returncode not in (0, 3):
+        logs = "".join(f"\n{log}: {log.read_text()[-1500:]}" for log in folder.glob("rank-*.log"))
+        raise RuntimeError(f"{' '.join(options)}: {finished.stderr[-1500:]}{logs}")
+    result: dict[str, Any] = json.loads(finished.stdout)
+    return result
+
+
+def lanes(gpus: int) -> list[tuple[str, list[Options]]]:
+    """Rows that run one after the other, by the GPUs they run on."""
+    if gpus == 1:
+        return [("0", [("--gpus", "1", *zero) for zero in (*PLAIN, *OFFLOADED)])]
+    pairs = [(*zero, "--liger", kernels) for zero, kernels in itertools.product((*PLAIN, *OFFLOADED), KERNELS)]
+    fours = [(*zero, "--liger", kernels) for zero, kernels in itertools.product((*PLAIN, OFFLOADED[1]), KERNELS)]
+    return [
+        ("0,1", [("--gpus", "2", *row) for row in pairs[::2]]),
+        ("2,3", [("--gpus", "2", *row) for row in pairs[1::2]]),
+        ("0,1,2,3", [("--gpus", "4", *row) for row in fours[::2]]),
+        ("0,1,2,3", [("--gpus", "4", *row) for row in fours[1::2]]),
+    ]
+
+
+def run_lane(visible: str, rows: Sequence[Options], results: Path) -> None:
+    for options in rows:
+        started = time.monotonic()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                row = step((*ROW, *options), Path(folder) / "run", visible)
+        except (RuntimeError, ValueError) as error:
+            print(f"FAILED {' '.join(options)}: {error}", file=sys.stderr, flush=True)
+            continue
+        line = json.dumps({key: row[key] for key in (*KEPT, *KEPT_TOO)}) + "\n"
+        with results.open("a") as lines:
+            lines.write(line)
+        seconds = time.monotonic() - started
+        print(f"{' '.join(options)}: {row['peak_bytes']} bytes, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def measure(results: Path, gpus: int) -> None:
+    plan = lanes(gpus)
+    with ThreadPoolExecutor(len(plan)) as pool:
+        for done in [pool.submit(run_lane, visible, rows, results) for visible, rows in plan]:
+            done.result()
+
+
+def record(folder: Path, gpus: int) -> None:
+    """Record ZeRO-2, ZeRO-3 and one process on two GPUs, with their own counters' peaks in peaks.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config.json"
+    config.write_text(json.dumps(SMALL))
+    visible = ",".join(str(index) for index in range(min(gpus, 2)))
+    peaks: dict[str, Any] = {}
+    for stage in ("2", "3"):
+        options = (*ROW, "--gpus", str(min(gpus, 2)), "--zero", stage, "--model", str(config), "--seq", "512")
+        result = step(options, folder / f"zero{stage}", visible)
+        kept = ("peak_bytes", "reserved_bytes", "first_step_peak_bytes", "phases", "roles", "ranks", "notes")
+        peaks[f"small-zero{stage}"] = {key: result[key] for key in kept}
+        pack(folder / f"zero{stage}" / "snapshot.pickle", folder / f"small-zero{stage}.pickle.xz")
+    peaks["small-two-devices"] = record_devices(config, folder, min(gpus, 2))
+    (folder / "peaks.json").write_text(json.dumps(peaks, indent=2))
+
+
+def pack(source: Path, target: Path) -> None:
+    target.write_bytes(lzma.compress(source.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def record_devices(config: Path, folder: Path, devices: int) -> list[dict[str, int]]:
+    """Train a model on each GPU of one process, torch's own recorder on: batch 1 on the first, 2 on the second."""
+    import torch
+
+    from ligerprof.recipe import TrainingRecipe
+    from ligerprof.runs.training import make_batch, torch_trainer, train_step
+
+    memory: Any = torch.cuda.memory
+    memory._record_memory_history(max_entries=200_000, stacks="python")
+    recipes = [
+        TrainingRecipe(model=str(config), precision="bf16", batch=index + 1, seq=256) for index in range(devices)
+    ]
+    for index, recipe in enumerate(recipes):
+        device = torch.device("cuda", index)
+        with torch.cuda.device(device), torch_trainer(recipe, device, lambda _model: None) as trainer:
+            for _ in range(2):
+                train_step(trainer, make_batch(recipe, device), Unwatched())
+            torch.cuda.synchronize()
+    memory._dump_snapshot(str(folder / "two-devices.pickle"))
+    pack(folder / "two-devices.pickle", folder / "small-two-devices.pickle.xz")
+    return [
+        {
+            "device": index,
+            "peak_bytes": torch.cuda.max_memory_allocated(index),
+            "reserved_bytes": torch.cuda.max_memory_reserved(index),
+        }
+        for index in range(devices)
+    ]
+
+
+class Unwatched:
+    """Lets a step run as it is."""
+
+    def phase(self, _phase: Any) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+    def loss_made(self, _loss: Any) -> None:
+        pass
+
+
+def table_rows(results: Path) -> Iterator[str]:
+    from ligerprof.analyzers.estimate import estimate
+    from ligerprof.recipe import TrainingRecipe
+
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    order = ("gpus", "zero", "offload", "liger")
+    rows.sort(key=lambda row: [row["recipe"][key] for key in order])
+    yield "| GPUs | ZeRO | offload | kernels | peak a rank, MiB | forward | backward | optimizer | estimated | error |"
+    yield "|---:|---:|---|---|---|---:|---:|---:|---:|---:|"
+    for row in rows:
+        recipe = row["recipe"]
+        estimated = estimate(TrainingRecipe.from_json(recipe)).peak_bytes
+        cells = [str(recipe["gpus"]), str(recipe["zero"]), recipe["offload"], "+".join(recipe["kernels"]) or "none"]
+        cells.append(", ".join(f"{rank['peak_bytes'] / 2**20:,.1f}" for rank in row["ranks"] or [row]))
+        cells += [f"{row['phases'][phase] / 2**20:,.1f}" for phase in ("forward", "backward", "optimizer")]
+        cells += [f"{estimated / 2**20:,.1f}", f"{100 * (estimated / row['peak_bytes'] - 1):+.2f} %"]
+        yield f"| {' | '.join(cells)} |"
+
+
+def table(results: Path) -> None:
+    first = json.loads(results.read_text().splitlines()[0])
+    versions, recipe = first["versions"], first["recipe"]
+    print("# ZeRO on several GPUs\n")
+    print(
+        f"{recipe['model']}, {recipe['batch']} x {recipe['seq']} tokens a GPU, {recipe['precision']}, checkpointing, on"
+        f" {first['gpu']}s of one machine (torch {versions['torch']}, deepspeed {versions['deepspeed']}). Peaks are"
+        " max_memory_allocated of the steady step, rank 0 first; phases and error are the highest rank's.\n"
+    )
+    for row in table_rows(results):
+        print(row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "record", "table"))
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--gpus", type=int, default=4, choices=(1, 4))
+    arguments = parser.parse_args()
+    if arguments.what == "table":
+        table(arguments.path)
+    else:
+        {"measure": measure, "record": record}[arguments.what](arguments.path, arguments.gpus)
+
+
+if __name__ == "__main__":
+    main()
