@@ -47,6 +47,8 @@ class LossOptions:
             raise RecipeError(f"label smoothing is {self.label_smoothing}. It is a share from 0 up to but not 1.")
         if self.softcap is not None and self.softcap <= 0:
             raise RecipeError(f"the softcap is {self.softcap}. It is positive, or None.")
+        if self.logit_scale <= 0:
+            raise RecipeError(f"the logit scale is {self.logit_scale}. It is positive.")
 
 
 # mean over the labels that count, nothing else

@@ -19,11 +19,13 @@ def cross_entropy(
     labels: Tensor,
     options: LossOptions = PLAIN_LOSS,
     num_items: Tensor | float | None = None,
+    class_weight: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy of logits [..., V] against labels [...], computed in fp32 or wider.
 
     Args:
         num_items: what the summed loss is divided by instead of the count, where the reduction is `mean`.
+        class_weight: [V], what a label's loss is multiplied by; a mean divides by the weights of the labels.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if options.logit_scale != 1.0:
@@ -35,20 +37,26 @@ def cross_entropy(
     loss = functional.cross_entropy(
         wide.view(-1, wide.shape[-1]),
         targets.view(-1),
+        weight=class_weight,
         ignore_index=options.ignore_index,
         label_smoothing=options.label_smoothing,
         reduction="sum" if summed else options.reduction,
     )
     if options.z_loss > 0:
-        loss = loss + options.z_loss * _squared_normalizers(wide, targets, options, summed)
+        loss = loss + options.z_loss * _squared_normalizers(wide, targets, options, class_weight, summed)
     if summed and num_items is not None:
         return loss / num_items
     return loss.view(targets.shape) if options.reduction == "none" else loss
 
 
-def _squared_normalizers(wide: Tensor, targets: Tensor, options: LossOptions, summed: bool) -> Tensor:
+def _squared_normalizers(
+    wide: Tensor, targets: Tensor, options: LossOptions, class_weight: Tensor | None, summed: bool
+) -> Tensor:
     counts = targets != options.ignore_index
-    squares = torch.where(counts, torch.logsumexp(wide, dim=-1).square(), 0.0)
+    weights = counts.to(wide.dtype)
+    if class_weight is not None:
+        weights = weights * class_weight[targets.where(counts, 0)]
+    squares = weights * torch.logsumexp(wide, dim=-1).square()
     if options.reduction == "none":
         return squares.view(-1)
-    return squares.sum() if summed or options.reduction == "sum" else squares.sum() / counts.sum()
+    return squares.sum() if summed or options.reduction == "sum" else squares.sum() / weights.sum()

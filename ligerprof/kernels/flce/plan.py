@@ -16,47 +16,104 @@ _SMALL_TILE_TOKENS = 16
 _ROW_ALIGNMENT_ELEMENTS = 16
 
 
+# of the row kernel, in fp32, for each token whose logits are made block by block of the vocabulary
+STATISTICS_BYTES = 4 * 4
+_FP32_BYTES = 4
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkPlan:
-    """The workspace of one fused loss.
+    """How one fused loss spreads its logits over memory.
+
+    The first `scratch_tokens` have their logits in the bytes of the head's gradient, which is written last: those of
+    vocabulary block 0 in the workspace and those of block i where the gradient's rows of block i - 1 will be. Written
+    from the last block to the first, the gradient overwrites only logits that were used. The remaining tokens come
+    chunk by chunk through the workspace.
 
     Attributes:
-        chunk_tokens: tokens whose logits exist at a time; the last chunk may hold fewer.
-        chunks: passes over the head's weight.
-        row_elements: elements from one row of logits to the next.
-        workspace_bytes: of the one buffer that holds a chunk's logits.
+        scratch_tokens: 0 where no gradient's bytes are used.
+        block_words: vocabulary words of a block, the last block may hold fewer; 0 without scratch.
+        chunk_tokens: tokens of a chunk, the last chunk may hold fewer; 0 where scratch takes all.
+        chunks: of the remaining tokens.
+        row_elements: elements from one row of a chunk's logits to the next.
+        workspace_bytes: of the one buffer that holds a chunk's logits, or block 0 and the rows' statistics.
     """
 
+    scratch_tokens: int
+    block_words: int
     chunk_tokens: int
     chunks: int
     row_elements: int
     workspace_bytes: int
 
 
-def plan_chunks(*, tokens: int, hidden: int, vocab: int, element_bytes: int, budget: str | int) -> ChunkPlan:
-    """Choose the chunk for a budget.
+def plan_chunks(
+    *, tokens: int, hidden: int, vocab: int, element_bytes: int, budget: str | int, gradient_bytes: int = 0
+) -> ChunkPlan:
+    """Choose chunks for a budget.
 
     Args:
         tokens: rows of the hidden states.
         element_bytes: bytes of a logit as it is stored (2 or 4).
         budget: `lean` (no more than liger-kernel's chunk), `balanced` (256 MiB), or bytes.
+        gradient_bytes: bytes an element of the head's gradient; 0 where none is made.
 
     Raises:
         RecipeError: an unknown word, or fewer bytes than the smallest chunk takes.
     """
-    row_elements = _round_up(vocab, _ROW_ALIGNMENT_ELEMENTS)
+    row_elements = aligned(vocab)
     row_bytes = row_elements * element_bytes
     if budget == "lean":
         largest = lean_chunk_tokens(tokens=tokens, hidden=hidden, vocab=vocab)
+        budget_bytes = largest * row_bytes
     else:
-        largest = _tokens_within(_budget_bytes(budget), row_bytes, tokens)
-    chunk_tokens = _equal_chunks(tokens, largest)
+        budget_bytes = _budget_bytes(budget)
+        largest = _tokens_within(budget_bytes, row_bytes, tokens)
+    most = min(tokens, hidden * gradient_bytes // element_bytes)
+    scratch = _plan_scratch(most, largest, vocab, element_bytes, budget_bytes, gradient_bytes)
+    rest = tokens - scratch.tokens
+    chunk_tokens = _equal_chunks(rest, largest)
     return ChunkPlan(
+        scratch_tokens=scratch.tokens,
+        block_words=scratch.block_words,
         chunk_tokens=chunk_tokens,
-        chunks=-(-tokens // chunk_tokens),
+        chunks=-(-rest // chunk_tokens) if rest else 0,
         row_elements=row_elements,
-        workspace_bytes=chunk_tokens * row_bytes,
+        workspace_bytes=max(chunk_tokens * row_bytes, scratch.workspace_bytes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    tokens: int = 0
+    block_words: int = 0
+    workspace_bytes: int = 0
+
+
+def _plan_scratch(
+    most: int, largest_chunk: int, vocab: int, element_bytes: int, budget_bytes: int, gradient_bytes: int
+) -> _Scratch:
+    """As many tokens as the gradient's bytes hold, if that is more than a chunk.
+
+    The hidden states' gradient is summed in fp32 where the head's last block of gradients will be, so that block
+    bounds the tokens too.
+    """
+    for tokens in range(_whole_tiles(most), largest_chunk, -_tile_tokens(most)):
+        statistics_bytes = tokens * STATISTICS_BYTES
+        room = (budget_bytes - statistics_bytes) // (tokens * element_bytes)
+        most_words = room // _ROW_ALIGNMENT_ELEMENTS * _ROW_ALIGNMENT_ELEMENTS
+        if most_words < 1:
+            continue
+        words = aligned(-(-vocab // -(-vocab // most_words)))
+        last_words = vocab - (-(-vocab // words) - 1) * words
+        if last_words * gradient_bytes >= tokens * _FP32_BYTES:
+            return _Scratch(tokens, words, words * tokens * element_bytes + statistics_bytes)
+    return _Scratch()
+
+
+def aligned(elements: int) -> int:
+    """The stride of rows of so many elements."""
+    return _round_up(elements, _ROW_ALIGNMENT_ELEMENTS)
 
 
 def lean_chunk_tokens(*, tokens: int, hidden: int, vocab: int) -> int:
@@ -91,10 +148,19 @@ def _equal_chunks(tokens: int, largest: int) -> int:
     """Split evenly into as few chunks as `largest` allows, whole tiles each."""
     if largest >= tokens:
         return tokens
-    tile = _TILE_TOKENS if largest >= _TILE_TOKENS else _SMALL_TILE_TOKENS if largest >= _SMALL_TILE_TOKENS else 1
-    whole_tiles = largest // tile * tile
+    whole_tiles = _whole_tiles(largest)
     chunks = -(-tokens // whole_tiles)
-    return min(_round_up(-(-tokens // chunks), tile), whole_tiles)
+    return min(_round_up(-(-tokens // chunks), _tile_tokens(largest)), whole_tiles)
+
+
+def _tile_tokens(tokens: int) -> int:
+    fitting = (tile for tile in (_TILE_TOKENS, _SMALL_TILE_TOKENS) if tile <= tokens)
+    return next(fitting, 1)
+
+
+def _whole_tiles(tokens: int) -> int:
+    tile = _tile_tokens(tokens)
+    return tokens // tile * tile
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -21,6 +21,7 @@ def _memory(shape: KernelShape) -> KernelMemory:
         vocab=shape.vocab,
         element_bytes=product_bytes,
         budget=shape.flce_budget,
+        gradient_bytes=shape.parameter_bytes if shape.head_trainable else 0,
     )
     weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
     return KernelMemory(
