@@ -263,8 +263,6 @@ def require_built(recipe: TrainingRecipe, *, command: str) -> None:
             " closed form, or a GPU."
         )
     for given, what, instead in (
-        (recipe.qlora is not None, "--qlora", "use --lora"),
-        (recipe.optimizer in ("adamw-8bit", "galore"), f"--optimizer {recipe.optimizer}", "use adamw-fused"),
         (recipe.attention == "flash", "--attention flash", "use sdpa"),
         (recipe.flce_budget == "auto", "--flce-budget auto", "use balanced or a number of bytes"),
     ):

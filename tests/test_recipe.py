@@ -93,8 +93,8 @@ def test_precisions_say_their_dtypes() -> None:
 
 
 def test_what_is_not_built_is_named() -> None:
-    with pytest.raises(NotBuiltError, match="--qlora"):
-        require_built(TrainingRecipe(qlora=8), command="step")
+    with pytest.raises(NotBuiltError, match="--attention flash"):
+        require_built(TrainingRecipe(attention="flash"), command="step")
     require_built(TrainingRecipe(lora=8), command="step")
 
 

@@ -13,6 +13,13 @@ from ligerprof.models import ModelSpec
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.legacy_loss import use_legacy_loss
+from ligerprof.runs.low_bit import (
+    LOW_BIT_OPTIMIZERS,
+    adapt_quantized,
+    linears_unmade,
+    low_bit_optimizer,
+    quantize_linears,
+)
 
 LEARNING_RATE = 1e-5
 IGNORED_LABEL = -100
@@ -147,8 +154,9 @@ def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Mod
     if recipe.spec.weights_path is not None and device.type != "cpu":
         model = model_class.from_pretrained(recipe.spec.weights_path, config=config, **settings).to(device)
     else:
-        with device:
+        with device, linears_unmade(recipe):
             model = model_class._from_config(config, **settings)
+    quantize_linears(model, recipe, device)
     with _kernels_in(model, recipe, "cuda" if device.type == "cuda" else "simulated"):
         yield _prepared(model, recipe)
 
@@ -179,8 +187,11 @@ def _kernels_in(model: Any, recipe: TrainingRecipe, device_kind: str) -> Abstrac
 def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
     if recipe.loss == "hf-4.45":
         use_legacy_loss(model)
-    if recipe.lora is not None:
-        model = _with_lora(model, recipe.lora, recipe.checkpointing)
+    rank = recipe.lora or recipe.qlora
+    if rank is not None:
+        model = _with_lora(model, rank, recipe.checkpointing)
+    if recipe.qlora is not None:
+        adapt_quantized(model)
     if recipe.checkpointing:
         _checkpoint_layers(model, {"use_reentrant": recipe.reentrant})
     model.train()
@@ -229,6 +240,8 @@ def _with_lora(model: Any, rank: int, checkpointing: bool) -> Any:
 
 def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Optimizer | None:
     """The recipe's optimizer over the trainable parameters, or None."""
+    if recipe.optimizer in LOW_BIT_OPTIMIZERS:
+        return low_bit_optimizer(recipe, model, LEARNING_RATE)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "adamw-fused": lambda: torch.optim.AdamW(trainable, lr=LEARNING_RATE, fused=True),

@@ -97,7 +97,7 @@ def test_out_of_memory_is_a_result_with_exit_code_3(tmp_path: Path) -> None:
     ("options", "exit_code", "says"),
     [
         (("--device", "cuda"), 1, "no CUDA device"),
-        (("--device", "simulated", "--qlora", "8"), 1, "not built yet"),
+        (("--device", "simulated", "--attention", "flash"), 1, "not built yet"),
         (("--device", "simulated", "--liger", "rms", "--provider", "nobody"), 1, "nobody"),
         (("--liger", "gelu"), 2, "unknown kernel"),
         (("--model", "nowhere"), 2, "unknown model"),

@@ -178,7 +178,7 @@ def test_a_model_too_large_ends_while_it_is_built() -> None:
         ({"gpu": "mi300x"}, NotBuiltError),
         ({"alloc_conf": "backend:cudaMallocAsync"}, NotBuiltError),
         ({"memory_limit_bytes": 2**50}, RecipeError),
-        ({"qlora": 8}, NotBuiltError),
+        ({"attention": "flash"}, NotBuiltError),
     ],
 )
 def test_what_is_not_modelled_is_refused(options: dict[str, Any], error: type[Exception]) -> None:

@@ -1,15 +1,14 @@
 """The estimate of a recipe: which parts are put together, and what is said beside the figures."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import place, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
-from ligerprof.errors import NotBuiltError, UnknownModelError
-from ligerprof.kernels.registry import find_kernel
-from ligerprof.kernels.spec import KernelSpec
+from ligerprof.errors import UnknownModelError
+from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe import TrainingRecipe
 
 
@@ -22,7 +21,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         KernelUnavailableError: a kernel that the provider does not have.
     """
     _require_closed_form(recipe)
-    kernels = _kernels(recipe)
+    kernels = find_kernel_set(recipe.kernels, recipe.provider)
     steady = step_peaks(recipe, kernels, first=False)
     first = step_peaks(recipe, kernels, first=True)
     static, *others = terms = tuple(_terms(recipe, steady.planes_bytes))
@@ -43,23 +42,11 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     )
 
 
-def _kernels(recipe: TrainingRecipe) -> Mapping[str, KernelSpec]:
-    """The recipe's kernels by the slot they fill."""
-    specs = [find_kernel(name, recipe.provider) for name in recipe.kernels]
-    return {spec.slot: spec for spec in specs}
-
-
 def _require_closed_form(recipe: TrainingRecipe) -> None:
     if recipe.spec.closed_form_gap is not None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.closed_form_gap}. Use `ligerprof step --device simulated`."
         )
-    for given, what, instead in (
-        (recipe.qlora is not None, "--qlora", "use --lora"),
-        (recipe.optimizer in ("adamw-8bit", "galore"), f"--optimizer {recipe.optimizer}", "use adamw-fused"),
-    ):
-        if given:
-            raise NotBuiltError(f"estimate: {what} has no closed form yet; {instead}.")
 
 
 def _terms(recipe: TrainingRecipe, planes_bytes: int) -> Iterator[Term]:
@@ -84,8 +71,18 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         yield f"{gpu.title}: library workspaces as torch's source has them; no one measured this GPU"
     if recipe.memory_limit_bytes is not None:
         yield "the limit is held against allocated bytes; what the allocator reserves is usually a few percent more"
+    yield from _assumed_of_low_bits(recipe)
     if recipe.autocast:
         yield "autocast keeps its 16-bit weights until the forward pass ends"
+
+
+def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:
+    if recipe.qlora is not None:
+        yield "4-bit weights as bitsandbytes 0.50 packs them: NF4, double quantization; each product unpacks its weight"
+    if recipe.optimizer == "adamw-8bit":
+        yield "8-bit moments as bitsandbytes 0.50 keeps them: blocks of 256, fp32 below 4096 elements, embeddings too"
+    if recipe.optimizer == "galore":
+        yield "GaLore as galore_torch 1.0 runs it, on the matrices of decoder layers, and no decomposition in this step"
 
 
 def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
@@ -93,5 +90,7 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     yield "what the allocator reserves and does not hand out, and up to 1 MiB for each block that it does not split"
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
+    if recipe.optimizer == "galore":
+        yield "cuSOLVER's workspace in the steps that decompose gradients: the first and every 200th"
     if recipe.clip:
         yield "the norms that clipping computes (a few MiB)"

@@ -21,7 +21,7 @@ class Context:
     Attributes:
         tape: where operations go; a checkpointed layer has its own.
         weights: every parameter by name.
-        kernels: the fused kernels in place, by slot.
+        kernels: the fused kernels in place, by name.
         mask: the attention mask, where one is made.
         casts: autocast's cache of weight copies: they live until autocast is left.
     """
@@ -47,6 +47,11 @@ class Context:
     def stream_bytes(self) -> int:
         """Bytes an element of the residual stream, which has the weights' dtype."""
         return DTYPE_BYTES[self.recipe.weight_dtype]
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes an element that matrix products read."""
+        return DTYPE_BYTES[self.recipe.compute_dtype]
 
     @property
     def half_bytes(self) -> int | None:

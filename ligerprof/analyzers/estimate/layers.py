@@ -2,10 +2,11 @@
 
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.fused import add_and_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory, share_of
-from ligerprof.analyzers.estimate.lora import add_adapter
+from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
 from ligerprof.analyzers.estimate.norms import norm
-from ligerprof.analyzers.estimate.operations import add, dropout, linear, multiply, renamed, scale, unary
+from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear_4bit, multiply, renamed, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.roles import Role
 
@@ -25,9 +26,8 @@ def _llama_layer(context: Context, value: Value, name: str, output_role: Role) -
     tape.release(normed)
     if four_norms:
         attended = renamed(context, attended, norm(context, attended, f"{name}.post_attention_layernorm"))
-    middle = add(context, value, attended)
-    tape.release(attended)
-    normed = norm(context, middle, f"{name}.{'pre_feedforward' if four_norms else 'post_attention'}_layernorm")
+    middle_norm = f"{name}.{'pre_feedforward' if four_norms else 'post_attention'}_layernorm"
+    middle, normed = add_and_norm(context, value, attended, middle_norm)
     fed = _gated_mlp(context, normed, f"{name}.mlp")
     tape.release(normed)
     if four_norms:
@@ -41,7 +41,10 @@ def _llama_layer(context: Context, value: Value, name: str, output_role: Role) -
 
 def project(context: Context, value: Value, name: str) -> Value:
     """A linear layer of the model, with its bias and its adapter where it has them."""
-    result = linear(context, value, context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias"))
+    weight, bias = context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias")
+    if weight.packed_sizes:
+        return add_adapter_to_quantized(context, value, linear_4bit(context, value, weight, bias), name)
+    result = linear(context, value, weight, bias)
     return add_adapter(context, value, result, name) if f"{name}.lora_A" in context.weights else result
 
 
@@ -117,6 +120,11 @@ def _gated_mlp(context: Context, value: Value, name: str) -> Value:
     """`down_proj(act(gate_proj(x)) * up_proj(x))`: SwiGLU and GeGLU."""
     tape = context.tape
     slot = context.spec.mlp
+    if takes_gates(context, f"{name}.down_proj"):
+        gate, up = (project(context, value, f"{name}.{part}_proj") for part in ("gate", "up"))
+        output = gated_linear(context, gate, up, f"{name}.down_proj")
+        tape.release(gate, up)
+        return output
     if slot in context.kernels:
         product = _fused_gate(context, value, name, slot)
     else:

@@ -1,44 +1,79 @@
 """LoRA as peft adds it: two thin fp32 matrices beside each frozen linear layer of a block."""
 
 from collections.abc import Iterator
+from math import prod
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES, Context
 from ligerprof.analyzers.estimate.operations import add, linear, renamed, scale
-from ligerprof.analyzers.estimate.tape import Value, Weight
+from ligerprof.analyzers.estimate.tape import Operation, Value, Weight
 from ligerprof.errors import RecipeError
 from ligerprof.recipe import TrainingRecipe
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_ADAPTED = tuple(f".{target}.weight" for target in _TARGETS)
 
 
 def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
-    """Names and weights of the adapters; peft keeps them in fp32 whatever the model's dtype is.
+    """Names and weights of the adapters; peft makes them in fp32 whatever the model's dtype is.
 
     Raises:
         RecipeError: the model has none of the layers that are adapted.
     """
-    if recipe.lora is None:
+    rank = adapter_rank(recipe)
+    if rank is None:
         return
-    targets = [
-        item for item in recipe.spec.parameters if item.name.endswith(tuple(f".{name}.weight" for name in _TARGETS))
-    ]
+    # DeepSpeed casts the whole model to its 16 bits
+    width = FP32_BYTES if recipe.engine == "torch" else DTYPE_BYTES[recipe.weight_dtype]
+    targets = [item for item in recipe.spec.parameters if is_adapted(item.name)]
     if not targets:
-        raise RecipeError(f"--lora adapts {', '.join(_TARGETS)}: {recipe.spec.name} has none of them.")
+        raise RecipeError(f"LoRA adapts {', '.join(_TARGETS)}: {recipe.spec.name} has none of them.")
     for item in targets:
         layer = item.name.removesuffix(".weight")
-        yield f"{layer}.lora_A", Weight(recipe.lora * item.shape[1], FP32_BYTES)
-        yield f"{layer}.lora_B", Weight(recipe.lora * item.shape[0], FP32_BYTES)
+        for part, shape in (("A", (rank, item.shape[1])), ("B", (item.shape[0], rank))):
+            yield f"{layer}.lora_{part}", Weight(prod(shape), width, shape=shape, in_layer=True)
+
+
+def adapter_rank(recipe: TrainingRecipe) -> int | None:
+    """The rank of LoRA or QLoRA, None without either."""
+    return recipe.lora or recipe.qlora
+
+
+def is_adapted(name: str) -> bool:
+    """Whether a parameter is the weight of a layer that gets an adapter; QLoRA quantizes just these."""
+    return name.endswith(_ADAPTED)
 
 
 def add_adapter(context: Context, value: Value, result: Value, name: str) -> Value:
     """`result + lora_B(lora_A(x)) * scaling`, cast back to the dtype of `result` (peft's lora.Linear.forward)."""
     tape = context.tape
-    read = context.cast(value, FP32_BYTES)
-    thin = linear(context, read, context.weights[f"{name}.lora_A"])
-    wide = renamed(context, thin, linear(context, thin, context.weights[f"{name}.lora_B"]))
-    scaled = renamed(context, wide, scale(context, wide))
+    read = context.cast(value, context.weights[f"{name}.lora_A"].width)
+    scaled = _scaled_product(context, read, name)
     total = add(context, result, scaled)
     tape.release(scaled)
     output = context.cast(total, result.width)
     tape.release(read, total, result)
     return output
+
+
+def add_adapter_to_quantized(context: Context, value: Value, result: Value, name: str) -> Value:
+    """The same over 4-bit weights (peft's lora/bnb.py, Linear4bit.forward).
+
+    The result is cloned first. Outside of autocast the input is cast to the adapter's dtype, and
+    the adapter's output is cast back before it is added.
+    """
+    tape, converts = context.tape, context.half_bytes is None
+    cloned = tape.run(Operation(elements=result.elements, width=result.width, passes=(result,)))
+    tape.release(result)
+    read = context.cast(value, FP32_BYTES) if converts else tape.name(value)
+    scaled = _scaled_product(context, read, name)
+    if converts:
+        scaled = renamed(context, scaled, context.cast(scaled, result.width))
+    output = add(context, cloned, scaled)
+    tape.release(read, scaled, cloned)
+    return output
+
+
+def _scaled_product(context: Context, read: Value, name: str) -> Value:
+    thin = linear(context, read, context.weights[f"{name}.lora_A"])
+    wide = renamed(context, thin, linear(context, thin, context.weights[f"{name}.lora_B"]))
+    return renamed(context, wide, scale(context, wide))

@@ -1,6 +1,7 @@
 """What surrounds the decoder layers: embedding, rotary tables, masks, and the final norm's name."""
 
 from ligerprof.analyzers.estimate.context import FP32_BYTES, INDEX_BYTES, Context, is_eager
+from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.operations import add, dropout, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.models import ModelSpec
@@ -24,7 +25,7 @@ def embed(context: Context, role: Role) -> tuple[Value, Value]:
         scaled = scale(context, embedded, role=role)
         context.tape.release(embedded)
         embedded = scaled
-    if context.recipe.lora is not None and context.recipe.checkpointing:
+    if adapter_rank(context.recipe) is not None and context.recipe.checkpointing:
         # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
         embedded.needs_gradient = True
     return embedded, context.tape.name(embedded)

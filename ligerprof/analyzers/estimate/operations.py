@@ -1,6 +1,7 @@
 """Tensor operations that decoders are made of, each with what autograd keeps and what its gradient needs."""
 
 from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.low_bit import nf4_scale_bytes
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
 from ligerprof.roles import Role
 
@@ -37,6 +38,32 @@ def linear(
     context.tape.release(read)
     if isinstance(read_weight, Value) and not weight.trainable:
         context.tape.release(read_weight)
+    return output
+
+
+def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | None) -> Value:
+    """Linear4bit of bitsandbytes: computes in 16 bits, keeps nothing but the packed weight, and unpacks it both ways.
+
+    Unpacking makes the whole weight, and its scales in fp32: twice in forward (`_dequant_linear_fallback`,
+    which runs above some 1536 tokens; fewer may go without), once in backward (`MatMul4Bit.backward`).
+    """
+    tape, width = context.tape, context.compute_bytes
+    read = context.cast(value, width)
+    unpacked_bytes, scale_bytes = weight.elements * width, nf4_scale_bytes(weight.elements)
+    product = tape.run(
+        Operation(
+            elements=context.tokens * (weight.elements // (value.elements // context.tokens)),
+            width=width,
+            inputs=(read,) if bias is None else (read, bias),
+            forward_scratch_bytes=unpacked_bytes + 2 * scale_bytes,
+            backward_scratch_bytes=unpacked_bytes,
+            scratch_role=Role.WEIGHT_CASTS,
+            is_product=True,
+            in_function=True,
+        )
+    )
+    output = context.cast(product, value.width)
+    tape.release(read, product)
     return output
 
 

@@ -1,9 +1,16 @@
 """What stays on the GPU from step to step, and what the optimizer's step adds: for plain torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.context import FP32_BYTES
+from ligerprof.analyzers.estimate.low_bit import (
+    EIGHT_BIT_TABLE_SIZES,
+    eight_bit_state_sizes,
+    galore_decomposition_bytes,
+    galore_state_sizes,
+    galore_update_bytes,
+)
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
@@ -11,7 +18,7 @@ from ligerprof.snapshots.allocator import CachingAllocator
 from ligerprof.snapshots.allocator_settings import parse_allocator_settings
 
 Bytes = Mapping[Role, int]
-# states as large as the trainable weights
+# states as large as the trainable weights; those of low_bit.py are smaller
 _MOMENTS: Mapping[str, int] = {"adamw-fused": 2, "adamw-foreach": 2, "deepspeed-cpu-adam": 2, "sgd": 0, "none": 0}
 
 
@@ -29,12 +36,14 @@ class Placement:
         gradients_at_update: what is left of the gradients when the optimizer steps; None: all that
             backward left.
         update: made and dropped by the optimizer's step.
+        first_update: the same for what only the first step makes.
         host_bytes: main memory that this GPU's process holds.
     """
 
     resident: Bytes
     states: Bytes
     update: Bytes
+    first_update: Bytes = field(default_factory=dict)
     running: Bytes = field(default_factory=dict)
     first_backward: Bytes = field(default_factory=dict)
     reduction: Bytes = field(default_factory=dict)
@@ -51,17 +60,39 @@ def moment_count(recipe: TrainingRecipe) -> int:
 def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placement:
     """Weights, optimizer states and foreach AdamW's square roots, block by block."""
     weights = list(weights)
-    trainable = [weight.size_bytes for weight in weights if weight.trainable]
-    states = [size for size in trainable for _ in range(moment_count(recipe))]
-    # the fused optimizer keeps its step counters on the GPU
-    steps = [FP32_BYTES for _ in trainable] if recipe.optimizer == "adamw-fused" else []
-    foreach = trainable if recipe.optimizer == "adamw-foreach" else []
+    trainable = [weight for weight in weights if weight.trainable]
     allocator = CachingAllocator(settings=parse_allocator_settings(recipe.alloc_conf))
+    stored = [size for weight in weights for size in weight.stored_sizes]
+    is_galore = recipe.optimizer == "galore"
     return Placement(
-        resident=_allocate(allocator, Role.PARAMETERS, [weight.size_bytes for weight in weights]),
-        states=_allocate(allocator, Role.OPTIMIZER_STATES, [*states, *steps]),
-        update=_allocate(allocator, Role.OPTIMIZER_TEMPORARIES, foreach),
+        resident=_allocate(allocator, Role.PARAMETERS, stored),
+        states=_allocate(allocator, Role.OPTIMIZER_STATES, list(state_sizes(recipe, trainable))),
+        update=_allocate(allocator, Role.OPTIMIZER_TEMPORARIES, _update_sizes(recipe, trainable)),
+        first_update={Role.OPTIMIZER_TEMPORARIES: galore_decomposition_bytes(trainable) if is_galore else 0},
     )
+
+
+def state_sizes(recipe: TrainingRecipe, trainable: Iterable[Weight]) -> Iterator[int]:
+    """Bytes of each tensor that the optimizer keeps on the GPU."""
+    if recipe.optimizer == "adamw-8bit":
+        yield from EIGHT_BIT_TABLE_SIZES
+    for weight in trainable:
+        if recipe.optimizer == "adamw-8bit":
+            yield from eight_bit_state_sizes(weight)
+        elif recipe.optimizer == "galore":
+            yield from galore_state_sizes(recipe, weight)
+        else:
+            yield from (weight.size_bytes,) * moment_count(recipe)
+        if recipe.optimizer == "adamw-fused":
+            # the step counter; other optimizers count on the host
+            yield FP32_BYTES
+
+
+def _update_sizes(recipe: TrainingRecipe, trainable: list[Weight]) -> list[int]:
+    """What the step makes and drops: foreach AdamW the square roots of all second moments."""
+    if recipe.optimizer == "adamw-foreach":
+        return [weight.size_bytes for weight in trainable]
+    return [galore_update_bytes(recipe, trainable)] if recipe.optimizer == "galore" else []
 
 
 def _allocate(allocator: CachingAllocator, role: Role, sizes: list[int]) -> Bytes:

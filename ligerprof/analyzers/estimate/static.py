@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from ligerprof.analyzers.estimate.context import DTYPE_BYTES, INDEX_BYTES
-from ligerprof.analyzers.estimate.lora import adapter_weights
+from ligerprof.analyzers.estimate.lora import adapter_weights, is_adapted
+from ligerprof.analyzers.estimate.low_bit import is_in_layer, nf4_sizes
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe import TrainingRecipe
 
@@ -12,7 +13,17 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     """Every parameter of the model by transformers' name."""
     width = DTYPE_BYTES[recipe.weight_dtype]
     adapters = dict(adapter_weights(recipe))
-    weights = {item.name: Weight(item.elements, width, trainable=not adapters) for item in recipe.spec.parameters}
+    weights = {
+        item.name: Weight(
+            item.elements,
+            width,
+            trainable=not adapters,
+            shape=item.shape,
+            in_layer=is_in_layer(item.name),
+            packed_sizes=nf4_sizes(item.elements) if recipe.qlora is not None and is_adapted(item.name) else (),
+        )
+        for item in recipe.spec.parameters
+    }
     if recipe.spec.tied_embeddings:
         weights[recipe.spec.parameters[0].name].uses = 2
     return {**weights, **adapters}

@@ -101,6 +101,8 @@ def _update(meter: Meter, placement: Placement, *, first: bool) -> None:
     meter.start()
     if first:
         meter.add(placement.states)
+        meter.add(placement.first_update)
+        meter.add(placement.first_update, times=-1)
     meter.add(placement.update)
 
 

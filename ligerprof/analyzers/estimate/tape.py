@@ -21,6 +21,9 @@ class Weight:
         width: bytes an element.
         kept_share: the part of the whole gradient that stays where gradients are partitioned.
         uses: how often a forward pass reads it (a tied embedding: twice).
+        shape: the parameter's sizes.
+        in_layer: whether it belongs to a decoder layer.
+        packed_sizes: bytes of each tensor that holds it where it is quantized, else none.
         gradient: the gradient, once it is made; a micro-batch after the first adds to it.
         pending: gradients of some of the uses, while others are still to come.
     """
@@ -30,6 +33,9 @@ class Weight:
     trainable: bool = True
     kept_share: float = 1.0
     uses: int = 1
+    shape: tuple[int, ...] = ()
+    in_layer: bool = False
+    packed_sizes: tuple[int, ...] = ()
     gradient: Block | None = None
     pending: _Pending | None = None
     arrived: int = 0
@@ -38,6 +44,11 @@ class Weight:
     def size_bytes(self) -> int:
         """Bytes of the tensor, and of its gradient."""
         return self.elements * self.width
+
+    @property
+    def stored_sizes(self) -> tuple[int, ...]:
+        """Bytes of each tensor that holds the parameter."""
+        return self.packed_sizes or (self.size_bytes,)
 
     @property
     def needs_gradient(self) -> bool:

@@ -3,37 +3,66 @@
 from collections.abc import Collection
 
 from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES
-from ligerprof.analyzers.estimate.placement import moment_count
+from ligerprof.analyzers.estimate.lora import adapter_rank
+from ligerprof.analyzers.estimate.placement import moment_count, state_sizes
 from ligerprof.analyzers.estimate.result import Term
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.estimate.zero import zero_copies
 from ligerprof.recipe import TrainingRecipe
+from ligerprof.units import format_bytes
 
 
 def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
     """Weights of all parameters; gradients and optimizer states of those that train; on one GPU."""
-    elements = sum(item.elements for item in recipe.spec.parameters)
     if recipe.engine == "deepspeed":
-        return _zero_term(recipe, elements)
-    width = DTYPE_BYTES[recipe.weight_dtype]
-    copies = 1 + moment_count(recipe)
+        return _zero_term(recipe, weights)
     trained_bytes = sum(weight.size_bytes for weight in weights if weight.trainable)
-    size_bytes = sum(weight.size_bytes for weight in weights) + copies * trained_bytes
-    formula = f"{width * (1 + copies)} P, P = {elements:,}"
-    if recipe.lora is not None:
-        formula = f"{width} P + {FP32_BYTES * (1 + copies)} A, P = {elements:,}, A = {trained_bytes // FP32_BYTES:,}"
-    return Term(name="static", formula=formula, size_bytes=size_bytes)
-
-
-def _zero_term(recipe: TrainingRecipe, elements: int) -> Term:
-    copies = zero_copies(recipe)
-    share = f" / {recipe.gpus}" if recipe.gpus > 1 else ""
-    parts = [f"{size} P" if whole else f"{size} P{share}" for size, whole in copies if size]
-    size_bytes = sum(size * (elements if whole else -(-elements // recipe.gpus)) for size, whole in copies)
+    stored_bytes = sum(sum(weight.stored_sizes) for weight in weights)
+    state_bytes, state_text = _states(recipe, weights, trained_bytes)
     return Term(
         name="static",
-        formula=f"{' + '.join(parts) or 'all of it in main memory'}, P = {elements:,}",
-        size_bytes=size_bytes,
+        formula=_static_formula(recipe, weights, state_text),
+        size_bytes=stored_bytes + trained_bytes + state_bytes,
+    )
+
+
+def _states(recipe: TrainingRecipe, weights: Collection[Weight], trained_bytes: int) -> tuple[int, str]:
+    """Bytes of the optimizer's moments, and what of them is no multiple of the gradients as text."""
+    if recipe.optimizer in ("adamw-8bit", "galore"):
+        size_bytes = sum(state_sizes(recipe, [weight for weight in weights if weight.trainable]))
+        what = "8-bit moments" if recipe.optimizer == "adamw-8bit" else f"moments of rank {recipe.galore_rank}"
+        return size_bytes, f" + {what} {format_bytes(size_bytes)}"
+    return moment_count(recipe) * trained_bytes, ""
+
+
+def _static_formula(recipe: TrainingRecipe, weights: Collection[Weight], state_text: str) -> str:
+    elements = sum(item.elements for item in recipe.spec.parameters)
+    width = DTYPE_BYTES[recipe.weight_dtype]
+    copies = 1 if state_text else 1 + moment_count(recipe)
+    if adapter_rank(recipe) is None:
+        return f"{width * (1 + copies)} P{state_text}, P = {elements:,}"
+    adapters = sum(weight.elements for weight in weights if weight.trainable)
+    quantized = sum(weight.elements for weight in weights if weight.packed_sizes)
+    base = f"{width} (P - Q) + 0.516 Q" if quantized else f"{width} P"
+    names = f"P = {elements:,}, " + (f"Q = {quantized:,}, " if quantized else "") + f"A = {adapters:,}"
+    return f"{base} + {FP32_BYTES * (1 + copies)} A{state_text}, {names}"
+
+
+def _zero_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
+    whole = sum(weight.elements for weight in weights)
+    trained = sum(weight.elements for weight in weights if weight.trainable)
+    share = f" / {recipe.gpus}" if recipe.gpus > 1 else ""
+    letter = "P" if trained == whole else "A"
+    parts, size_bytes = [], 0
+    for (size, is_whole), name, count in zip(
+        zero_copies(recipe), ("P", letter, letter), (whole, trained, trained), strict=True
+    ):
+        if size:
+            parts.append(f"{size} {name}" if is_whole else f"{size} {name}{share}")
+            size_bytes += size * (count if is_whole else -(-count // recipe.gpus))
+    names = f"P = {whole:,}" + ("" if trained == whole else f", A = {trained:,}")
+    return Term(
+        name="static", formula=f"{' + '.join(parts) or 'all of it in main memory'}, {names}", size_bytes=size_bytes
     )
 
 

@@ -1,93 +1,143 @@
-"""What stays on one GPU of N under DeepSpeed's ZeRO, and what moves to main memory, in DeepSpeed's defaults."""
+"""What stays on one GPU of N under DeepSpeed, with ZeRO or without, and what moves to main memory."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import FP32_BYTES
 from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.deepspeed_config import zero_settings
+from ligerprof.deepspeed_config import Config, zero_settings
 from ligerprof.errors import NotBuiltError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
 
 _HALF_BYTES = 2
+# deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
+_MOST_IN_MEMORY = 1_000_000_000
+_OPTIMIZER_BUFFERS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Elements:
+    """Parameters of the model, counted.
+
+    Attributes:
+        whole: all of them.
+        largest: those of the largest tensor.
+        share: this GPU's part of all of them.
+        trained: all that train.
+        trained_share: this GPU's part of those that train.
+    """
+
+    whole: int
+    largest: int
+    share: int
+    trained: int
+    trained_share: int
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placement:
     """The share of one GPU under the recipe's ZeRO stage.
 
     Raises:
-        NotBuiltError: stage 0, offload to NVMe, or adapters.
+        NotBuiltError: 4-bit weights, 8-bit or projected moments.
     """
     _require_known(recipe)
-    sizes = [weight.elements for weight in weights]
-    elements, largest = sum(sizes), max(sizes)
-    share = -(-elements // recipe.gpus)
-    if recipe.zero == 3:
-        return _stage_3(recipe, elements, share, largest)
-    return _stage_1_or_2(recipe, elements, share, largest)
+    elements = _count(recipe, list(weights))
+    if recipe.zero == 0:
+        return _stage_0(recipe, elements)
+    return _stage_3(recipe, elements) if recipe.zero == 3 else _stage_1_or_2(recipe, elements)
+
+
+def _count(recipe: TrainingRecipe, weights: list[Weight]) -> _Elements:
+    whole = sum(weight.elements for weight in weights)
+    trained = sum(weight.elements for weight in weights if weight.trainable)
+    return _Elements(
+        whole=whole,
+        largest=max(weight.elements for weight in weights),
+        share=-(-whole // recipe.gpus),
+        trained=trained,
+        trained_share=-(-trained // recipe.gpus),
+    )
 
 
 def _require_known(recipe: TrainingRecipe) -> None:
+    optimizer = recipe.optimizer
     for given, what, instead in (
-        (recipe.zero == 0, "--engine deepspeed with --zero 0", "use --zero 1, 2 or 3"),
-        (recipe.offload == "nvme", "--offload nvme", "use --offload all"),
-        (recipe.lora is not None, "--lora with --engine deepspeed", "use --engine torch"),
-        (zero_settings(recipe)["overlap_comm"], "overlap_comm", "switch it off"),
+        (recipe.qlora is not None, "--qlora with --engine deepspeed", "use --lora"),
+        (optimizer in ("adamw-8bit", "galore"), f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
         (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
     ):
         if given:
             raise NotBuiltError(f"estimate: {what} has no closed form yet; {instead}.")
 
 
-def _stage_1_or_2(recipe: TrainingRecipe, elements: int, share: int, largest: int) -> Placement:
-    """Stage 1 partitions the fp32 copy and the moments, stage 2 the gradients too (stage_1_and_2.py)."""
-    offloaded = recipe.offload != "none"
-    kept_share = 1 / recipe.gpus if recipe.zero == 2 else 1.0
-    resident = {
-        Role.PARAMETERS: _HALF_BYTES * elements,
-        Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * share,
-        # temp_grad_buffer_for_gpu_offload: gradients pass through it on their way to main memory
-        Role.COMMUNICATION: _HALF_BYTES * largest if offloaded else 0,
-    }
+def _stage_0(recipe: TrainingRecipe, elements: _Elements) -> Placement:
+    """No ZeRO: an fp32 copy of each tensor, whose states are made at once (fp16/unfused_optimizer.py).
+
+    The step makes an fp32 gradient for each copy.
+    """
+    square_roots = FP32_BYTES if recipe.optimizer == "adamw-foreach" else 0
     return Placement(
-        resident=resident,
-        states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, share)},
-        # the bucket that gradients are gathered in, made with the first of them
-        reduction={Role.COMMUNICATION: _bucket_bytes(recipe)},
-        gradient_share=0.0 if offloaded else kept_share,
-        gradients_at_update=0 if offloaded else _HALF_BYTES * share,
-        update={} if offloaded else _update_bytes(recipe, share),
-        host_bytes=_host_bytes(recipe, share),
+        resident={
+            Role.PARAMETERS: _HALF_BYTES * elements.whole,
+            Role.OPTIMIZER_STATES: FP32_BYTES * elements.trained + _moment_bytes(recipe, elements.trained),
+        },
+        states={},
+        update={Role.OPTIMIZER_TEMPORARIES: (FP32_BYTES + square_roots) * elements.trained},
     )
 
 
-def _stage_3(recipe: TrainingRecipe, elements: int, share: int, largest: int) -> Placement:
+def _stage_1_or_2(recipe: TrainingRecipe, elements: _Elements) -> Placement:
+    """Stage 1 partitions the fp32 copy and the moments, stage 2 the gradients too (stage_1_and_2.py)."""
+    offloaded, trained = recipe.offload != "none", elements.trained_share
+    kept_share = 1 / recipe.gpus if recipe.zero == 2 else 1.0
+    resident = {
+        Role.PARAMETERS: _HALF_BYTES * elements.whole,
+        Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
+        # temp_grad_buffer_for_gpu_offload: gradients pass through it on their way to main memory
+        Role.COMMUNICATION: _HALF_BYTES * elements.largest if offloaded else 0,
+    }
+    # double buffers where reduction overlaps with backward (setup_buckets)
+    buckets = 2 if zero_settings(recipe)["overlap_comm"] else 1
+    return Placement(
+        resident=resident,
+        states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, trained)},
+        # the bucket that gradients are gathered in, made with the first of them
+        reduction={Role.COMMUNICATION: buckets * _bucket_bytes(recipe)},
+        gradient_share=0.0 if offloaded else kept_share,
+        gradients_at_update=0 if offloaded else _HALF_BYTES * trained,
+        update={} if offloaded else _update_bytes(recipe, trained),
+        host_bytes=_optimizer_host_bytes(recipe, trained) if offloaded else 0,
+    )
+
+
+def _stage_3(recipe: TrainingRecipe, elements: _Elements) -> Placement:
     """Stage 3 partitions the weights as well and gathers them when they are needed (stage3.py).
 
     From the second step on the order of modules is known, and prefetching runs ahead until
     max_live_parameters are there (partitioned_param_coordinator.py, fetch_sub_module). The first
     step's backward holds one layer's weights and the head's.
     """
-    offloaded, moved = recipe.offload != "none", recipe.offload == "all"
-    settings = zero_settings(recipe)
+    offloaded, moved = recipe.offload != "none", recipe.offload in ("all", "nvme")
+    settings, trained = zero_settings(recipe), elements.trained_share
     most_live, sub_group = settings["stage3_max_live_parameters"], settings["sub_group_size"]
     return Placement(
         resident={
-            Role.PARAMETERS: 0 if moved else _HALF_BYTES * share,
-            Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * share,
+            Role.PARAMETERS: 0 if moved else _HALF_BYTES * elements.share,
+            Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
             # partitioned gradients have one flat buffer from the start, and so has the bucket
-            Role.GRADIENTS: 0 if offloaded else _HALF_BYTES * share,
+            Role.GRADIENTS: 0 if offloaded else _HALF_BYTES * trained,
             Role.COMMUNICATION: _bucket_bytes(recipe),
         },
-        states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, share)},
+        states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, trained)},
         # a weight that is needed is gathered whatever the limit says
-        running={Role.COMMUNICATION: _HALF_BYTES * min(elements, max(most_live, largest))},
-        first_backward={Role.COMMUNICATION: _HALF_BYTES * (largest + _layer_elements(recipe))},
+        running={Role.COMMUNICATION: _HALF_BYTES * min(elements.whole, max(most_live, elements.largest))},
+        first_backward={Role.COMMUNICATION: _HALF_BYTES * (elements.largest + _layer_elements(recipe))},
         gradient_share=0.0,
-        gradients_at_update=0 if offloaded else _HALF_BYTES * share,
-        update={} if offloaded else _update_bytes(recipe, min(share, sub_group)),
-        host_bytes=_host_bytes(recipe, share),
+        gradients_at_update=0 if offloaded else _HALF_BYTES * trained,
+        update={} if offloaded else _update_bytes(recipe, min(trained, sub_group)),
+        host_bytes=_stage_3_host_bytes(recipe, elements, settings),
     )
 
 
@@ -111,19 +161,39 @@ def _update_bytes(recipe: TrainingRecipe, elements: int) -> Bytes:
     return {Role.OPTIMIZER_TEMPORARIES: (_HALF_BYTES + FP32_BYTES + square_roots) * elements}
 
 
-def _host_bytes(recipe: TrainingRecipe, share: int) -> int:
-    """Main memory: the fp32 copy, its gradient and two moments; with everything offloaded the 16-bit weights too."""
+def _optimizer_host_bytes(recipe: TrainingRecipe, trained: int) -> int:
+    """Main memory of an offloaded optimizer: the fp32 copy, its gradient and the moments."""
+    return (2 + moment_count(recipe)) * FP32_BYTES * trained
+
+
+def _stage_3_host_bytes(recipe: TrainingRecipe, elements: _Elements, settings: Config) -> int:
+    """Main memory of stage 3: the flat buffer of 16-bit gradients, the optimizer, with `all` the 16-bit weights.
+
+    With NVMe the optimizer passes through a few buffers of one group's size, and so do the weights
+    beyond those that stay in memory (swap_tensor/optimizer_utils.py, partitioned_param_swapper.py).
+    """
     if recipe.offload == "none":
         return 0
-    optimizer_bytes = (2 + moment_count(recipe)) * FP32_BYTES * share
-    return optimizer_bytes + (_HALF_BYTES * share if recipe.offload == "all" else 0)
+    gradient_bytes = _HALF_BYTES * elements.trained_share
+    if recipe.offload == "nvme":
+        return gradient_bytes + _nvme_host_bytes(elements, settings)
+    weight_bytes = _HALF_BYTES * elements.share if recipe.offload == "all" else 0
+    return gradient_bytes + _optimizer_host_bytes(recipe, elements.trained_share) + weight_bytes
+
+
+def _nvme_host_bytes(elements: _Elements, settings: Config) -> int:
+    place = settings["offload_param"]
+    group = min(elements.trained_share, settings["sub_group_size"])
+    buffer_bytes: int = _HALF_BYTES * place["buffer_count"] * place["buffer_size"]
+    kept_bytes: int = _HALF_BYTES * min(elements.share, place.get("max_in_cpu", _MOST_IN_MEMORY))
+    return _OPTIMIZER_BUFFERS * FP32_BYTES * group + buffer_bytes + kept_bytes
 
 
 def zero_copies(recipe: TrainingRecipe) -> tuple[tuple[int, bool], ...]:
     """(bytes a parameter, whether this GPU holds them for all parameters) of weights, optimizer states, gradients."""
     on_gpu = recipe.offload == "none"
     return (
-        (0 if recipe.offload == "all" else _HALF_BYTES, recipe.zero < 3),
-        (FP32_BYTES * (1 + moment_count(recipe)) if on_gpu else 0, False),
+        (0 if recipe.offload in ("all", "nvme") else _HALF_BYTES, recipe.zero < 3),
+        (FP32_BYTES * (1 + moment_count(recipe)) if on_gpu else 0, recipe.zero == 0),
         (_HALF_BYTES if on_gpu else 0, recipe.zero < 2),
     )

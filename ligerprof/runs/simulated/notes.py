@@ -36,5 +36,14 @@ def _notes(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
     if attention_used:
         kernels = " and ".join(sorted(_KERNEL_TITLES[name] for name in attention_used))
         yield f"scaled_dot_product_attention takes {kernels} kernel there."
+    if recipe.qlora is not None:
+        yield (
+            "4-bit weights are stand-ins with the storages of bitsandbytes 0.50 (NF4, double quantization); each"
+            " product unpacks its whole weight, which bitsandbytes leaves out for few tokens."
+        )
+    if recipe.optimizer == "adamw-8bit":
+        yield "8-bit moments are stand-ins with the storages of bitsandbytes 0.50; embeddings are in 8 bit too."
+    if recipe.optimizer == "galore":
+        yield "GaLore is a stand-in with the tensors of galore_torch 1.0; the decomposition's workspace is left out."
     if recipe.padding > 0:
         yield "Padding is taken to be there: every batch brings a mask that is not full."

@@ -77,7 +77,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
             key = storage._cdata
             size = storage.nbytes()
-            if size and key not in self._held:
+            # parameters on "meta" stand for what is made later
+            if size and key not in self._held and tensor.device.type != "meta":
                 self._watch(storage, self._device.allocate(size))
 
     def _watch(self, storage: torch.UntypedStorage, block: Block) -> None:

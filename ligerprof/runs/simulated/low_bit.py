@@ -1,0 +1,177 @@
+"""What bitsandbytes and galore_torch hold, on fake tensors: the same storages at the same moments, and no values.
+
+Both packages want a GPU. Written from bitsandbytes 0.50.2 and galore_torch 1.0.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import Linear as AdaptedLinear
+from torch import Tensor, nn
+
+from ligerprof.analyzers.estimate.low_bit import EIGHT_BIT_SMALLEST, EIGHT_BIT_TABLE_SIZES, eight_bit_blocks, nf4_sizes
+
+
+class FourBitLinear(nn.Linear):
+    """bitsandbytes.nn.Linear4bit with NF4 and double quantization.
+
+    Args:
+        weight: what is quantized; its dtype is the one that products are computed in.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = weight.shape
+        self._dtype, self._device = weight.dtype, weight.device
+        packed, scales, scales_of_scales, table, offset, code = nf4_sizes(weight.numel())
+        self.weight = nn.Parameter(self._bytes(packed), requires_grad=False)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+        self._scales = self._bytes(scales)
+        self._offset = self._bytes(offset).view(torch.float32)
+        self._tables = [self._bytes(size) for size in (scales_of_scales, table, code)]
+
+    def _bytes(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Linear4bit.forward: compute in the quantized weight's dtype, return the input's."""
+        product: Tensor = _FourBitProduct.apply(value.to(self._dtype), self)  # type: ignore[no-untyped-call]
+        return product.to(value.dtype)
+
+    def unpack(self, scales: Tensor) -> Tensor:
+        """The whole weight; `scales` in fp32 are read on the way."""
+        del scales
+        return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device=self._device)
+
+    def scales(self) -> Tensor:
+        """The scales of the blocks in fp32, without their offset."""
+        return torch.empty_like(self._scales, dtype=torch.float32)
+
+    @property
+    def offset(self) -> Tensor:
+        """The mean that was taken off the scales."""
+        return self._offset
+
+
+class _FourBitProduct(torch.autograd.Function):
+    """MatMul4Bit, by way of `_dequant_linear_fallback` in forward."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, layer: FourBitLinear) -> Tensor:
+        ctx.layer = layer
+        centred = layer.scales()
+        scales = centred + layer.offset
+        weight = layer.unpack(scales)
+        return nn.functional.linear(value, weight, layer.bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        layer: FourBitLinear = ctx.layer
+        scales = layer.scales()
+        scales += layer.offset
+        weight = layer.unpack(scales)
+        del scales
+        return torch.matmul(gradients[0], weight), None
+
+
+class _AdaptedFourBitLinear(AdaptedLinear):
+    """peft's Linear4bit (lora/bnb.py), which is not there without bitsandbytes."""
+
+    def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        name = self.active_adapters[0]
+        result: Tensor = self.base_layer(x)
+        result = result.clone()
+        converts = not torch.is_autocast_enabled()
+        if converts:
+            # peft makes adapters in fp32, whatever the model's dtype is
+            x = self._cast_input_dtype(x, torch.float32)
+        output: Tensor = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x))) * self.scaling[name]
+        if converts:
+            output = output.to(result.dtype)
+        return result + output
+
+
+def adapt_as_over_bitsandbytes(model: nn.Module) -> None:
+    """Let adapters over stand-ins run as peft's own layer over bitsandbytes' would."""
+    for module in model.modules():
+        if isinstance(module, AdaptedLinear) and isinstance(module.base_layer, FourBitLinear):
+            module.__class__ = _AdaptedFourBitLinear
+
+
+class EightBitAdamW(torch.optim.Optimizer):
+    """bitsandbytes.optim.AdamW8bit: states made in the first step, updated in place by one kernel."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self._tables: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Make the states of parameters that have none."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self.state[parameter]:
+                    self._make_states(parameter)
+
+    def _make_states(self, parameter: Tensor) -> None:
+        if parameter.numel() < EIGHT_BIT_SMALLEST:
+            self.state[parameter]["moments"] = [torch.zeros_like(parameter, dtype=torch.float32) for _ in range(2)]
+            return
+        if not self._tables:
+            self._tables = [torch.zeros(size // 4, device=parameter.device) for size in EIGHT_BIT_TABLE_SIZES]
+        self.state[parameter]["moments"] = [torch.zeros_like(parameter, dtype=torch.uint8) for _ in range(2)]
+        blocks = eight_bit_blocks(parameter.numel())
+        self.state[parameter]["scales"] = [torch.zeros(blocks, device=parameter.device) for _ in range(2)]
+
+
+class ProjectedAdamW(torch.optim.Optimizer):
+    """galore_torch.GaLoreAdamW tensor by tensor; a group with a `rank` is projected."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update; variables hold what they held until the next parameter's takes their place."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state, gradient = self.state[parameter], parameter.grad
+                if "rank" in group:
+                    gradient = _project(state, gradient, group["rank"])
+                if "first" not in state:
+                    state["first"], state["second"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+                denominator = state["second"].sqrt().add_(1e-6)
+                update = state["first"] / denominator
+                if "rank" in group:
+                    update = _project_back(state, update)
+                parameter.add_(update)
+
+
+def _project(state: dict[str, Any], gradient: Tensor, rank: int) -> Tensor:
+    """GaLoreProjector.project of type `std`; the decomposition is made again after 200 steps only."""
+    tall = gradient.shape[0] >= gradient.shape[1]
+    if "vectors" not in state:
+        state["vectors"] = _vectors(gradient, rank, tall=tall)
+    vectors: Tensor = state["vectors"]
+    return torch.matmul(gradient, vectors.t()) if tall else torch.matmul(vectors.t(), gradient)
+
+
+def _vectors(gradient: Tensor, rank: int, *, tall: bool) -> Tensor:
+    """The first singular vectors of the shorter side: a view of all where the gradient is fp32, else a copy."""
+    left, values, right = torch.linalg.svd(gradient.float(), full_matrices=False)
+    scaled = left[:, :rank] @ torch.diag(values[:rank]) if tall else torch.diag(values[:rank]) @ right[:rank, :]
+    del scaled
+    vectors: Tensor = right[:rank, :] if tall else left[:, :rank]
+    return vectors.type(gradient.dtype)
+
+
+def _project_back(state: dict[str, Any], update: Tensor) -> Tensor:
+    vectors: Tensor = state["vectors"]
+    tall = update.shape[0] >= update.shape[1]
+    full = torch.matmul(update, vectors) if tall else torch.matmul(vectors, update)
+    return full * 1.0

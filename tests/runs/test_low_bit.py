@@ -1,0 +1,87 @@
+"""4-bit weights, 8-bit moments and GaLore: the simulated step against the closed form, role by role."""
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.estimate.low_bit import eight_bit_state_sizes, low_rank_elements, nf4_sizes
+from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.analyzers.explain import explain
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import Phase, Role
+from ligerprof.runs.simulated import simulate_step
+from ligerprof.runs.simulated.low_bit import EightBitAdamW, FourBitLinear
+from ligerprof.snapshots.reader import Snapshot
+
+# positions and scalars that the closed form leaves out
+SMALL_BYTES = 64 * 1024
+CASES: list[dict[str, Any]] = [
+    {"optimizer": "adamw-8bit"},
+    {"optimizer": "adamw-8bit", "precision": "bf16", "checkpointing": False},
+    {"optimizer": "galore", "galore_rank": 16},
+    {"optimizer": "galore", "galore_rank": 4, "precision": "bf16", "grad_accum": 2},
+    {"qlora": 8},
+    {"qlora": 8, "precision": "bf16", "checkpointing": False, "liger": "all"},
+    {"qlora": 4, "precision": "fp16", "optimizer": "adamw-8bit"},
+    {"qlora": 4, "precision": "amp-fp16", "attention": "eager"},
+]
+
+
+@pytest.mark.parametrize("options", CASES, ids=lambda options: "-".join(map(str, options.values())))
+def test_closed_form_and_simulation_agree_role_by_role(options: dict[str, Any]) -> None:
+    recipe = TrainingRecipe(model="tiny", batch=2, seq=512, **options)
+    outcome = simulate_step(recipe)
+    simulated = explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step).roles
+    estimated = estimate(recipe).roles
+    # the gradient of frozen embeddings' output counts as either
+    together = (Role.ACTIVATIONS, Role.GRADIENTS)
+    assert sum(estimated[role] for role in together) == pytest.approx(
+        sum(simulated[role] for role in together), abs=SMALL_BYTES
+    )
+    for role in set(Role) - {*together, Role.ALLOCATOR_ROUNDING}:
+        assert estimated[role] == pytest.approx(simulated[role], abs=SMALL_BYTES), role
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_galore_update_holds_what_the_closed_form_says(precision: str) -> None:
+    recipe = TrainingRecipe(model="tiny", batch=1, seq=16, optimizer="galore", galore_rank=8, precision=precision)
+    outcome, estimated = simulate_step(recipe, record=False), estimate(recipe)
+    assert estimated.phases[Phase.OPTIMIZER] == pytest.approx(outcome.phases[Phase.OPTIMIZER], abs=SMALL_BYTES)
+
+
+def test_a_4_bit_layer_is_as_large_as_its_sizes_say() -> None:
+    layer = FourBitLinear(torch.zeros(96, 64, dtype=torch.bfloat16), None)
+    held = [layer.weight, layer._scales, *layer._tables, layer.offset]
+    assert sorted(tensor.numel() * tensor.element_size() for tensor in held) == sorted(nf4_sizes(96 * 64))
+    # half a byte a weight, one byte for 64 of them, and 1.1 KB
+    assert sum(nf4_sizes(2**20)) == 2**20 // 2 + 2**20 // 64 + 2**20 // 64 // 256 * 4 + 1024 + 4 + 64
+
+
+def test_8_bit_states_are_as_large_as_their_sizes_say() -> None:
+    for elements in (10, 4095, 4096, 70_001):
+        parameter = torch.nn.Parameter(torch.zeros(elements))
+        parameter.grad = torch.zeros(elements)
+        optimizer = EightBitAdamW([parameter])
+        optimizer.step()
+        states = [tensor for tensors in optimizer.state[parameter].values() for tensor in tensors]
+        sizes = [tensor.numel() * tensor.element_size() for tensor in states]
+        assert sizes == list(eight_bit_state_sizes(Weight(elements, 4)))
+
+
+def test_a_rank_beyond_a_matrix_projects_nothing_away() -> None:
+    assert low_rank_elements(Weight(12, 4, shape=(3, 4)), 100) == 12
+    assert low_rank_elements(Weight(12, 4, shape=(3, 4)), 2) == 8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", CASES, ids=lambda options: "-".join(map(str, options.values())))
+def test_measured_peak_is_the_simulated_one(options: dict[str, Any]) -> None:
+    for package in ("bitsandbytes", "galore_torch"):
+        pytest.importorskip(package)
+    measure_step = importlib.import_module("ligerprof.runs.measured").measure_step
+    recipe = TrainingRecipe(model="tiny", batch=2, seq=512, **options)
+    measured = measure_step(recipe, trace_directory=None, progress=print)
+    assert simulate_step(recipe, record=False).peak_bytes == pytest.approx(measured.peak_bytes, rel=0.01)
