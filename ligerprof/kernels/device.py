@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -47,10 +47,23 @@ def _cuda_sm_count(index: int | None) -> int:
 
 
 def on_device(tensor: "torch.Tensor") -> AbstractContextManager[object]:
-    """Make the tensor's GPU the one that Triton launches on; nothing for a tensor on the CPU."""
+    """Make the tensor's GPU the one that Triton launches on; nothing for a tensor on the CPU.
+
+    Compiled code chooses the device itself, and torch.compile does not trace torch's guard.
+    """
     import torch
 
+    if torch.compiler.is_compiling():
+        return nullcontext()
     return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
+
+
+def graph_is_retained() -> bool:
+    """Whether the backward pass that is running may run again, so that it must leave saved tensors as they are."""
+    import torch
+
+    # what torch's own compiled backward passes ask before they free or write over anything
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def triton_unavailable_reason(device_kind: str) -> str | None:

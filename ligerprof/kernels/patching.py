@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from ligerprof.errors import KernelInputError, KernelUnavailableError
+from ligerprof.kernels import decoder
 from ligerprof.kernels.causal_lm import fused_head_forward, fused_loss_forward, loss_after_head, loss_in_head
 from ligerprof.kernels.liger.patching import patch_with_liger
 from ligerprof.kernels.liger.spec import PROVIDER as LIGER
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.plans import PatchPlan, find_plan
-from ligerprof.kernels.registry import find_kernel
+from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import spec_from_config
@@ -61,7 +62,7 @@ class _Request:
     """What was asked for, resolved.
 
     Attributes:
-        entries: slot to the function that fills it; none for liger-kernel, which patches by itself.
+        entries: kernels' names to their functions; none for liger-kernel, which patches by itself.
     """
 
     plan: PatchPlan
@@ -133,14 +134,14 @@ def _apply_to_class(
 def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str) -> _Request:
     plan = find_plan(config.model_type)
     names = select_kernels(kernels, spec_from_config(config.to_dict(), name=config.model_type))
-    specs = [find_kernel(name, provider) for name in names]
-    for spec in specs:
+    specs = find_kernel_set(names, provider)
+    for spec in specs.values():
         require_available(spec, device_kind)
     return _Request(
         plan=plan,
         kernels=names,
         provider=provider,
-        entries={} if provider == LIGER else {spec.slot: load_entry(spec.entry) for spec in specs},
+        entries={} if provider == LIGER else {name: load_entry(spec.entry) for name, spec in specs.items()},
         options=LossOptions(budget=flce_budget, in_place=True),
     )
 
@@ -217,31 +218,36 @@ class _Patcher:
             "ce": self._fill_ce,
             "flce": self._fill_flce,
         }
-        for slot, kernel in self._request.entries.items():
-            fill[slot](kernel)
+        for slot in self._request.kernels:
+            fill[slot](self._request.entries[slot])
 
     def _fill_rope(self, kernel: Forward) -> None:
         for module in self._modules(self._plan.attention):
             self._swap(module, "rope", lambda original: _with_global(original, _ROPE, kernel))
 
     def _fill_rms(self, kernel: Forward) -> None:
-        eps, offset = self._plan.rms_eps, self._plan.rms_offset
-
-        def forward(self: Any, hidden_states: torch.Tensor) -> Any:
-            return kernel(hidden_states, self.weight, getattr(self, eps), offset)
-
+        add_kernel, layer = self._request.entries.get("add_rms"), self._plan.layer
+        forward = decoder.rms_forward(self._plan, kernel, add_kernel)
         for module in self._modules(self._plan.rms):
             self._swap(module, "rms", lambda _original: forward)
+        if add_kernel is not None and layer is not None:
+            for module in self._modules(layer.classes):
+                self._swap(module, "rms", lambda original: decoder.layer_forward(original, layer))
 
     def _fill_gated(self, slot: str, kernel: Forward) -> None:
-        def forward(self: Any, x: torch.Tensor) -> Any:
-            return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x)))
-
+        forward, linear_kernel = decoder.gated_forward(kernel), self._request.entries.get(f"{slot}_linear")
         for module in self._modules(self._plan.gated_mlp):
             activation = type(module.act_fn).__name__
             if activation not in _ACTIVATIONS[slot]:
                 raise KernelUnavailableError(f"{slot}: the model's MLP uses {activation}. Leave {slot} out.")
             self._swap(module, slot, lambda _original: forward)
+            if linear_kernel is not None:
+                self._fill_last_linear(slot, module, linear_kernel)
+
+    def _fill_last_linear(self, slot: str, mlp: Any, kernel: Forward) -> None:
+        """Let the MLP's last layer multiply the gates, if it is torch's own and so are those that make them."""
+        if all(_is_plain_linear(layer) for layer in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
+            self._swap(mlp.down_proj, slot, lambda original: decoder.gated_linear_forward(original, kernel))
 
     def _fill_layernorm(self, kernel: Forward) -> None:
         def forward(self: Any, x: torch.Tensor) -> Any:
@@ -289,6 +295,11 @@ class _Patcher:
             self._subclasses[key] = type(before.__name__, (before,), {**body, "__qualname__": before.__qualname__})
         module.__class__ = self._subclasses[key]
         self._patch.on_undo(functools.partial(_restore_class, weakref.ref(module), self._subclasses[key], before))
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    """Whether its forward is torch's and nothing else keeps or quantizes what goes through it."""
+    return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
 
 
 def _restore_class(reference: "weakref.ref[nn.Module]", ours: type[nn.Module], before: type[nn.Module]) -> None:

@@ -14,7 +14,7 @@ from ligerprof.kernels.layernorm.spec import SPECS as LAYERNORM_SPECS
 from ligerprof.kernels.liger.spec import SPECS as LIGER_SPECS
 from ligerprof.kernels.rms.spec import SPECS as RMS_SPECS
 from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
-from ligerprof.kernels.selection import KERNEL_NAMES
+from ligerprof.kernels.selection import KERNEL_NAMES, WIDER_KERNELS
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.kernels.swiglu.spec import SPECS as SWIGLU_SPECS
 
@@ -104,6 +104,17 @@ def find_kernel(name: str, provider: str = "ligerprof") -> KernelSpec:
     has = ", ".join(kernel.provider for kernel in registry.kernels if kernel.name == name) or "nobody"
     broken = "".join(f" Broken plug-in {item.entry_point}: {item.reason}." for item in registry.broken)
     raise KernelUnavailableError(f"provider {provider!r} has no kernel {name!r}; {has} has.{broken}")
+
+
+def find_kernel_set(names: Iterable[str], provider: str) -> dict[str, KernelSpec]:
+    """The kernels that `names` mean, by name: one for each, and the provider's wider ones for the same slots.
+
+    Raises:
+        KernelUnavailableError: the provider has none of one of the names.
+    """
+    found = {name: find_kernel(name, provider) for name in names}
+    wider = {kernel.name: kernel for kernel in load_registry().kernels if kernel.provider == provider}
+    return found | {name: wider[name] for name, slot in WIDER_KERNELS.items() if slot in found and name in wider}
 
 
 def _load_plugin(plugin: EntryPoint) -> tuple[KernelSpec, ...]:

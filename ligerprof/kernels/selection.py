@@ -9,6 +9,9 @@ from ligerprof.models import ModelSpec
 # the order in which kernels are listed, patched and printed
 KERNEL_NAMES = ("rope", "rms", "swiglu", "geglu", "layernorm", "ce", "flce")
 
+# kernels that do more in one call than their slot's own; a provider that has one puts it in wherever the model allows
+WIDER_KERNELS: Mapping[str, str] = {"add_rms": "rms", "swiglu_linear": "swiglu", "geglu_linear": "geglu"}
+
 # the study's "all but the fused loss"
 _STUDY_NO_FLCE = ("rope", "rms", "swiglu", "geglu", "layernorm")
 

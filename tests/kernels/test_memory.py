@@ -13,12 +13,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.kernels import KERNEL_NAMES, KernelMemory, KernelShape, find_kernel
+from ligerprof.kernels.selection import WIDER_KERNELS
 from ligerprof.kernels.device import sm_count, standing_for
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.patching import load_entry
 from tests.kernels.meter import ByteMeter
 
 EPS = 1e-6
+ALL_KERNELS = (*KERNEL_NAMES, *WIDER_KERNELS)
 SMALL = KernelShape(
     tokens=22,
     sequences=2,
@@ -109,6 +111,13 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
         return lambda entry: lambda x, w, b: entry(x, w, b, EPS), [data(*states), *parameters]
     if slot in ("swiglu", "geglu"):
         return lambda entry: entry, [data(*gates), data(*gates)]
+    if slot in ("swiglu_linear", "geglu_linear"):
+        # they write over gates that are no leaves, as those that a layer made are none
+        made = [data(*gates).clone(), data(*gates).clone(), weight(shape.hidden, shape.intermediate)]
+        return lambda entry: lambda gate, up, w: entry(gate, up, w, overwrite=True), made
+    if slot == "add_rms":
+        added = data(*states, dtype=dtypes[shape.product_bytes])
+        return lambda entry: lambda x, r, w: entry(x, r, w, EPS), [added, data(*states), weight(shape.hidden)]
     if slot == "rope":
         heads = [data(shape.sequences, seq, count, shape.head_dim) for count in (shape.heads, shape.kv_heads)]
         # both halves of a head turn by the same angles
@@ -160,8 +169,10 @@ AUTOCAST = dataclasses.replace(LLAMA_1B, activation_bytes=4, parameter_bytes=4, 
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("provider", ["ligerprof", "torch"])
-@pytest.mark.parametrize("slot", KERNEL_NAMES)
+@pytest.mark.parametrize(
+    ("slot", "provider"),
+    [*((slot, "ligerprof") for slot in ALL_KERNELS), *((slot, "torch") for slot in KERNEL_NAMES)],
+)
 def test_stated_bytes_are_asked_for_on_fake_tensors(
     slot: str, provider: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,12 +193,27 @@ def test_stated_bytes_of_mixed_dtypes(slot: str, provider: str, name: str, monke
 
 @pytest.mark.parametrize("head_trainable", [True, False], ids=["trainable", "frozen"])
 @pytest.mark.parametrize(
-    ("slot", "provider"), [("flce", "ligerprof"), ("flce", "torch"), ("ce", "ligerprof"), ("ce", "torch")]
+    ("slot", "provider"),
+    [("flce", "ligerprof"), ("flce", "torch"), ("ce", "ligerprof"), ("ce", "torch"), ("add_rms", "ligerprof")],
 )
-def test_stated_bytes_of_losses_under_autocast(
+def test_stated_bytes_under_autocast(
     slot: str, provider: str, head_trainable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(slot, provider, dataclasses.replace(AUTOCAST, head_trainable=head_trainable), monkeypatch)
+
+
+@pytest.mark.parametrize("head_trainable", [True, False], ids=["trainable", "frozen"])
+@pytest.mark.parametrize("slot", ["swiglu_linear", "geglu_linear"])
+def test_stated_bytes_of_gates_that_autocast_made(
+    slot: str, head_trainable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gates in 16 bit, the weight in 32."""
+    shape = dataclasses.replace(LLAMA_1B, parameter_bytes=4, head_trainable=head_trainable)
+    with launches_left_out(monkeypatch):
+        adapt, inputs = problem(slot, shape, "cpu")
+        with torch.autocast("cpu", torch.bfloat16):
+            measured = measure(adapt(load_entry(find_kernel(slot).entry)), inputs)
+    assert measured == Measured.stated(find_kernel(slot).memory(shape))
 
 
 def check(slot: str, provider: str, shape: KernelShape, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +225,7 @@ def check(slot: str, provider: str, shape: KernelShape, monkeypatch: pytest.Monk
     assert measured == Measured.stated(spec.memory(shape))
 
 
-@pytest.mark.parametrize("slot", KERNEL_NAMES)
+@pytest.mark.parametrize("slot", ALL_KERNELS)
 def test_stated_bytes_are_asked_for_by_a_real_call(slot: str, device: torch.device) -> None:
     shape = dataclasses.replace(SMALL, sm_count=sm_count(device))
     spec = find_kernel(slot)
@@ -208,7 +234,7 @@ def test_stated_bytes_are_asked_for_by_a_real_call(slot: str, device: torch.devi
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("slot", KERNEL_NAMES)
+@pytest.mark.parametrize("slot", ALL_KERNELS)
 def test_stated_peak_is_what_the_gpus_allocator_is_asked_for(slot: str) -> None:
     """Requested bytes of the caching allocator, which no operator can hide from."""
     spec = find_kernel(slot)

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.device import on_device, sm_count
+from ligerprof.kernels.device import sm_count
 from ligerprof.kernels.rows.plan import plan_rows
-from ligerprof.kernels.rows.triton import add_partial_sums, as_rows
+from ligerprof.kernels.rows.triton import ParameterGradients, as_rows, launch_backward, launch_forward, row_means
 
 
 @triton.jit
@@ -31,7 +31,6 @@ def _layer_norm_fwd_kernel(
     rows,
     columns,
     eps,
-    HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -41,19 +40,18 @@ def _layer_norm_fwd_kernel(
     mask = (row < rows)[:, None] & in_row[None, :]
     row64 = row.to(tl.int64)[:, None]
     x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)
     mean = tl.sum(x, axis=1) / columns
     centred = tl.where(mask, x - mean[:, None], 0.0)
     # rounding of the sum leaves the mean of rows far from zero off by more than one of its own roundings
-    rest = tl.sum(centred, axis=1) / columns
-    variance = tl.maximum(tl.sum(centred * centred, axis=1) / columns - rest * rest, 0.0)
+    rest, square = row_means(centred, centred * centred, columns)
     mean += rest
     centred -= rest[:, None]
-    rstd = tl.rsqrt(variance + tl.cast(eps, tl.float32))
+    rstd = tl.rsqrt(tl.maximum(square - rest * rest, 0.0) + tl.cast(eps, tl.float32))
     tl.store(mean_ptr + row, mean, mask=row < rows)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
-    weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)
     y = centred * rstd[:, None] * weight[None, :]
-    if HAS_BIAS:
+    if bias_ptr is not None:
         y += tl.load(bias_ptr + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
     tl.store(y_ptr + row64 * columns + column[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -66,13 +64,12 @@ def _layer_norm_bwd_kernel(
     mean_ptr,
     rstd_ptr,
     dx_ptr,
-    partial_ptr,
+    weight_partial_ptr,
+    bias_partial_ptr,
     dy_stride,
     x_stride,
     rows,
     columns,
-    WEIGHT_GRAD: tl.constexpr,
-    BIAS_GRAD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -93,20 +90,16 @@ def _layer_norm_bwd_kernel(
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
         normed = tl.where(mask, (x - mean) * rstd, 0.0)
         weighted = dy * weight[None, :]
-        along = tl.sum(normed * weighted, axis=1)[:, None] / columns
-        level = tl.sum(weighted, axis=1)[:, None] / columns
-        dx = rstd * (weighted - normed * along - level)
+        along, level = row_means(normed * weighted, weighted, columns)
+        dx = rstd * (weighted - normed * along[:, None] - level[:, None])
         tl.store(dx_ptr + row64 * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        if WEIGHT_GRAD:
-            weight_grad += dy * normed
-        if BIAS_GRAD:
-            bias_grad += dy
-    partial_ptr += tl.program_id(0) * columns
-    if WEIGHT_GRAD:
-        tl.store(partial_ptr + column, tl.sum(weight_grad, axis=0), mask=in_row)
-        partial_ptr += tl.num_programs(0) * columns
-    if BIAS_GRAD:
-        tl.store(partial_ptr + column, tl.sum(bias_grad, axis=0), mask=in_row)
+        weight_grad += dy * normed
+        bias_grad += dy
+    own = tl.program_id(0) * columns + column
+    if weight_partial_ptr is not None:
+        tl.store(weight_partial_ptr + own, tl.sum(weight_grad, axis=0), mask=in_row)
+    if bias_partial_ptr is not None:
+        tl.store(bias_partial_ptr + own, tl.sum(bias_grad, axis=0), mask=in_row)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -117,23 +110,9 @@ class _LayerNorm(torch.autograd.Function):
         mean_N = torch.empty(rows, dtype=torch.float32, device=x.device)
         rstd_N = torch.empty(rows, dtype=torch.float32, device=x.device)
         plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(x.device))
-        with on_device(x):
-            _layer_norm_fwd_kernel[(triton.cdiv(rows, plan.tile_rows),)](
-                x_ND,
-                weight,
-                weight if bias is None else bias,
-                y,
-                mean_N,
-                rstd_N,
-                x_ND.stride(0),
-                rows,
-                columns,
-                eps,
-                HAS_BIAS=bias is not None,
-                ROWS=plan.tile_rows,
-                BLOCK=plan.block,
-                num_warps=plan.warps,
-            )
+        launch_forward(
+            _layer_norm_fwd_kernel, plan, x_ND, weight, bias, y, mean_N, rstd_N, x_ND.stride(0), rows, columns, eps
+        )
         ctx.shape = x.shape
         ctx.save_for_backward(x_ND, weight, bias, mean_N, rstd_N)
         return y
@@ -144,39 +123,26 @@ class _LayerNorm(torch.autograd.Function):
         x_ND, weight, bias, mean_N, rstd_N = ctx.saved_tensors
         dy_ND = as_rows(grad)
         (rows, columns), device = x_ND.shape, x_ND.device
-        dx = torch.empty(ctx.shape, dtype=x_ND.dtype, device=device)
-        wanted = [
-            torch.empty(columns, dtype=parameter.dtype, device=device) if needed else None
-            for parameter, needed in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
-        ]
-        sums = [gradient for gradient in wanted if gradient is not None]
         plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(device))
-        partial = rstd_N
-        if sums:
-            partial = torch.empty(len(sums), plan.programs, columns, dtype=torch.float32, device=device)
-        with on_device(x_ND):
-            _layer_norm_bwd_kernel[(plan.programs,)](
-                dy_ND,
-                x_ND,
-                weight,
-                mean_N,
-                rstd_N,
-                dx,
-                partial,
-                dy_ND.stride(0),
-                x_ND.stride(0),
-                rows,
-                columns,
-                WEIGHT_GRAD=wanted[0] is not None,
-                BIAS_GRAD=wanted[1] is not None,
-                ROWS=plan.tile_rows,
-                BLOCK=plan.block,
-                STAGES=plan.stages,
-                num_warps=plan.warps,
-            )
-        if sums:
-            add_partial_sums(partial, *sums)
-        return dx, *wanted, None
+        dx = torch.empty(ctx.shape, dtype=x_ND.dtype, device=device)
+        parameters = ParameterGradients((weight, bias), ctx.needs_input_grad[1:3], plan)
+        launch_backward(
+            _layer_norm_bwd_kernel,
+            plan,
+            dy_ND,
+            x_ND,
+            weight,
+            mean_N,
+            rstd_N,
+            dx,
+            *parameters.partials,
+            dy_ND.stride(0),
+            x_ND.stride(0),
+            rows,
+            columns,
+        )
+        parameters.add_up()
+        return dx, *parameters.totals, None
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

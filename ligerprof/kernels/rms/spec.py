@@ -1,4 +1,7 @@
-"""What the RMSNorm kernel and its plain-torch twin cost."""
+"""What the RMSNorm kernels and their plain-torch twin cost."""
+
+from collections.abc import Callable
+from dataclasses import replace
 
 from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
 from ligerprof.kernels.rows.plan import plan_rows
@@ -20,6 +23,23 @@ def _memory(shape: KernelShape) -> KernelMemory:
         saved_bytes=shape.tokens * _FP32_BYTES,
         backward_gradient_bytes=plane_bytes + weight_gradient_bytes,
         backward_temporary_bytes=plan.programs * shape.hidden * _FP32_BYTES if shape.head_trainable else 0,
+    )
+
+
+def _add_memory(shape: KernelShape) -> KernelMemory:
+    """Its own sum is kept and returned; one gradient serves both addends, and where autocast computed one, a cast twin.
+
+    `activation_bytes` is the residual stream's; the other addend has the dtype of matrix products.
+    """
+    alone = _memory(shape)
+    elements = shape.tokens * shape.hidden
+    twin_bytes = elements * shape.product_bytes if shape.product_bytes != shape.activation_bytes else 0
+    return replace(
+        alone,
+        kept_inputs=("weight",),
+        keeps_output=True,
+        output_bytes=2 * alone.output_bytes,
+        backward_gradient_bytes=alone.backward_gradient_bytes + twin_bytes,
     )
 
 
@@ -45,18 +65,23 @@ def _reference_memory(shape: KernelShape) -> KernelMemory:
     )
 
 
-SPECS = (
-    KernelSpec(
-        name="rms",
+def _ours(name: str, title: str, function: str, memory: Callable[[KernelShape], KernelMemory]) -> KernelSpec:
+    return KernelSpec(
+        name=name,
         provider="ligerprof",
-        title="RMSNorm, one rounding, backward in one pass",
-        entry="ligerprof.kernels.rms.triton:rms_norm",
-        reference=_REFERENCE,
+        title=title,
+        entry=f"ligerprof.kernels.rms.triton:{function}",
+        reference=f"ligerprof.kernels.rms.reference:{function}",
         slot="rms",
-        memory=_memory,
+        memory=memory,
         applies=applies("rms"),
         unavailable_reason=triton_unavailable_reason,
-    ),
+    )
+
+
+SPECS = (
+    _ours("rms", "RMSNorm, one rounding, backward in one pass", "rms_norm", _memory),
+    _ours("add_rms", "residual addition and RMSNorm in one pass each way", "add_rms_norm", _add_memory),
     KernelSpec(
         name="rms",
         provider="torch",

@@ -1,6 +1,6 @@
-"""RMSNorm in Triton: fp32 math, one rounding; backward walks the rows in a few programs with a row of sums each.
+"""RMSNorm in Triton, alone or with the residual addition before it: fp32 math, one rounding, one pass each way.
 
-N rows, D columns, P programs.
+Backward walks the rows in a few programs with a row of partial sums each. N rows, D columns, P programs.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -14,18 +14,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.device import on_device, sm_count
+from ligerprof.kernels.device import sm_count
 from ligerprof.kernels.rows.plan import plan_rows
-from ligerprof.kernels.rows.triton import add_partial_sums, as_rows
+from ligerprof.kernels.rows.triton import ParameterGradients, as_rows, launch_backward, launch_forward
 
 
 @triton.jit
 def _rms_fwd_kernel(
     x_ptr,
+    residual_ptr,
     weight_ptr,
+    sum_ptr,
     y_ptr,
     rstd_ptr,
     x_stride,
+    residual_stride,
     rows,
     columns,
     eps,
@@ -38,32 +41,42 @@ def _rms_fwd_kernel(
     in_row = column < columns
     mask = (row < rows)[:, None] & in_row[None, :]
     row64 = row.to(tl.int64)[:, None]
+    out = row64 * columns + column[None, :]
     x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        x += tl.load(residual_ptr + row64 * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        # what is normalized is the sum that the next layer will read
+        total = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + out, total, mask=mask)
+        x = total.to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32) + tl.cast(offset, tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, axis=1) / columns + tl.cast(eps, tl.float32))
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
     y = x * rstd[:, None] * weight[None, :]
-    tl.store(y_ptr + row64 * columns + column[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _rms_bwd_kernel(
     dy_ptr,
+    sum_grad_ptr,
     x_ptr,
     weight_ptr,
     rstd_ptr,
     dx_ptr,
+    narrow_ptr,
     partial_ptr,
     dy_stride,
+    sum_grad_stride,
     x_stride,
     rows,
     columns,
     offset,
-    WEIGHT_GRAD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    """The gradient of what was normalized; `narrow` is the same in another dtype."""
     column = tl.arange(0, BLOCK)
     in_row = column < columns
     weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32) + tl.cast(offset, tl.float32)
@@ -73,6 +86,7 @@ def _rms_bwd_kernel(
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & in_row[None, :]
         row64 = row.to(tl.int64)[:, None]
+        out = row64 * columns + column[None, :]
         x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row64 * dy_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
@@ -80,73 +94,88 @@ def _rms_bwd_kernel(
         weighted = dy * weight[None, :]
         along = tl.sum(normed * weighted, axis=1)[:, None] / columns
         dx = rstd * (weighted - normed * along)
-        tl.store(dx_ptr + row64 * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        if WEIGHT_GRAD:
-            weight_grad += dy * normed
-    if WEIGHT_GRAD:
+        if sum_grad_ptr is not None:
+            dx += tl.load(sum_grad_ptr + row64 * sum_grad_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + out, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if narrow_ptr is not None:
+            tl.store(narrow_ptr + out, dx.to(narrow_ptr.dtype.element_ty), mask=mask)
+        weight_grad += dy * normed
+    if partial_ptr is not None:
         tl.store(partial_ptr + tl.program_id(0) * columns + column, tl.sum(weight_grad, axis=0), mask=in_row)
 
 
 class _RMSNorm(torch.autograd.Function):
+    """RMSNorm of x, or of x + residual, which then is the second result."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+    ) -> Tensor | tuple[Tensor, Tensor]:
         x_ND = as_rows(x)
-        (rows, columns), y = x_ND.shape, torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        rstd_N = torch.empty(rows, dtype=torch.float32, device=x.device)
-        plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(x.device))
-        with on_device(x):
-            _rms_fwd_kernel[(triton.cdiv(rows, plan.tile_rows),)](
-                x_ND,
-                weight,
-                y,
-                rstd_N,
-                x_ND.stride(0),
-                rows,
-                columns,
-                eps,
-                offset,
-                ROWS=plan.tile_rows,
-                BLOCK=plan.block,
-                num_warps=plan.warps,
-            )
+        rows, columns = x_ND.shape
+        dtype, device = x.dtype, x.device
+        residual_ND = total = None
+        if residual is not None:
+            residual_ND, dtype = as_rows(residual), torch.promote_types(x.dtype, residual.dtype)
+            total = torch.empty(x.shape, dtype=dtype, device=device)
+        y = torch.empty(x.shape, dtype=dtype, device=device)
+        rstd_N = torch.empty(rows, dtype=torch.float32, device=device)
+        launch_forward(
+            _rms_fwd_kernel,
+            plan_rows(rows=rows, columns=columns, sm_count=sm_count(device)),
+            x_ND,
+            residual_ND,
+            weight,
+            total,
+            y,
+            rstd_N,
+            x_ND.stride(0),
+            0 if residual_ND is None else residual_ND.stride(0),
+            rows,
+            columns,
+            eps,
+            offset,
+        )
         ctx.offset, ctx.shape = offset, x.shape
-        ctx.save_for_backward(x_ND, weight, rstd_N)
-        return y
+        ctx.dtypes = (x.dtype, None if residual is None else residual.dtype)
+        ctx.save_for_backward(x_ND if total is None else total.view(rows, columns), weight, rstd_N)
+        return y if total is None else (y, total)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_ND, weight, rstd_N = ctx.saved_tensors
-        dy_ND = as_rows(grad)
-        (rows, columns), device = x_ND.shape, x_ND.device
-        dx = torch.empty(ctx.shape, dtype=x_ND.dtype, device=device)
-        weight_grad = torch.empty(columns, dtype=weight.dtype, device=device) if ctx.needs_input_grad[1] else None
+    def backward(ctx: Any, grad: Tensor, sum_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        normed_ND, weight, rstd_N = ctx.saved_tensors
+        (rows, columns), device = normed_ND.shape, normed_ND.device
+        dy_ND, sum_grad_ND = as_rows(grad), None if sum_grad is None else as_rows(sum_grad)
         plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(device))
-        partial = rstd_N
-        if weight_grad is not None:
-            partial = torch.empty(1, plan.programs, columns, dtype=torch.float32, device=device)
-        with on_device(x_ND):
-            _rms_bwd_kernel[(plan.programs,)](
-                dy_ND,
-                x_ND,
-                weight,
-                rstd_N,
-                dx,
-                partial,
-                dy_ND.stride(0),
-                x_ND.stride(0),
-                rows,
-                columns,
-                ctx.offset,
-                WEIGHT_GRAD=weight_grad is not None,
-                ROWS=plan.tile_rows,
-                BLOCK=plan.block,
-                STAGES=plan.stages,
-                num_warps=plan.warps,
-            )
-        if weight_grad is not None:
-            add_partial_sums(partial, weight_grad)
-        return dx, weight_grad, None, None
+        gradients = {normed_ND.dtype: torch.empty(ctx.shape, dtype=normed_ND.dtype, device=device)}
+        for dtype in ctx.dtypes:
+            if dtype is not None and dtype not in gradients:
+                gradients[dtype] = torch.empty(ctx.shape, dtype=dtype, device=device)
+        dx, narrow = [*gradients.values(), None][:2]
+        parameters = ParameterGradients((weight,), (ctx.needs_input_grad[2],), plan)
+        launch_backward(
+            _rms_bwd_kernel,
+            plan,
+            dy_ND,
+            sum_grad_ND,
+            normed_ND,
+            weight,
+            rstd_N,
+            dx,
+            narrow,
+            *parameters.partials,
+            dy_ND.stride(0),
+            0 if sum_grad_ND is None else sum_grad_ND.stride(0),
+            normed_ND.stride(0),
+            rows,
+            columns,
+            ctx.offset,
+        )
+        parameters.add_up()
+        x_dtype, residual_dtype = ctx.dtypes
+        residual_grad = None if residual_dtype is None else gradients[residual_dtype]
+        return gradients[x_dtype], residual_grad, *parameters.totals, None, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -158,6 +187,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     Raises:
         KernelInputError: shapes that do not go together, or rows too long.
     """
+    _check_weight(x, weight)
+    return _RMSNorm.apply(x, None, weight, eps, offset)  # type: ignore[no-any-return]
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The RMSNorm of x + residual, and that sum, both in the wider of the two dtypes.
+
+    Raises:
+        KernelInputError: shapes or dtypes that do not go together, or rows too long.
+    """
+    _check_weight(x, weight)
+    if x.shape != residual.shape or torch.promote_types(x.dtype, residual.dtype) not in (x.dtype, residual.dtype):
+        raise KernelInputError(
+            f"add_rms: {tuple(x.shape)} {x.dtype} and a residual of {tuple(residual.shape)} {residual.dtype}"
+            " cannot be added in one of their dtypes."
+        )
+    return _RMSNorm.apply(x, residual, weight, eps, offset)  # type: ignore[no-any-return]
+
+
+def _check_weight(x: Tensor, weight: Tensor) -> None:
     if weight.shape != x.shape[-1:]:
         raise KernelInputError(f"rms: a weight of {tuple(weight.shape)} does not go with rows of {x.shape[-1]}.")
-    return _RMSNorm.apply(x, weight, eps, offset)  # type: ignore[no-any-return]
