@@ -10,7 +10,8 @@ from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.analyzers.attribution_rules import role_of
 from ligerprof.analyzers.attribution_timeline import Timeline, make_timeline
 from ligerprof.roles import MemoryBreakdown, Phase, Role
-from ligerprof.snapshots.replay import Int64s, Replay
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,8 @@ from ligerprof.analyzers.attribution_requests import Request, Requests
 from ligerprof.analyzers.attribution_rules import Facts, Trait
 from ligerprof.analyzers.attribution_timeline import Timeline
 from ligerprof.roles import Phase
-from ligerprof.snapshots.replay import Int64s, Replay
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import MIB
 
 # what cuBLAS takes by default: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)

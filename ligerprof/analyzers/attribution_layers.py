@@ -9,7 +9,8 @@ from ligerprof.analyzers.attribution_requests import Request, Requests
 from ligerprof.analyzers.attribution_stacks import Call
 from ligerprof.analyzers.attribution_timeline import Timeline
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.replay import Int64s, Replay
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
 
 Chain = tuple[Call, ...]
 

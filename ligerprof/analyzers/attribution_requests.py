@@ -1,15 +1,14 @@
 """Who asked for each block: stacks and stamps, told apart once for all the blocks that share them."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ligerprof.analyzers.attribution_stacks import Stack, StackReader
-from ligerprof.snapshots.replay import Int64s, Replay
+from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
+from ligerprof.snapshots.trace import Int64s
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)(?:\.|$)")
 
@@ -70,37 +69,37 @@ class Requests:
 
     def __init__(self, replayed: Replay) -> None:
         self.kinds: list[Request] = []
-        self._kinds_by_block = self._tell_apart(replayed)
-        self.kind_of = np.array(self._kinds_by_block, dtype=np.int64)
+        self.kind_of = self._tell_apart(replayed)
+        self._kinds_by_block: list[int] = self.kind_of.tolist()
         self.place, self.count, self.next_call = self._group(replayed)
 
     def of(self, block: int) -> Request:
         """The request behind a block."""
         return self.kinds[self._kinds_by_block[block]]
 
-    def _tell_apart(self, replayed: Replay) -> list[int]:
+    def _tell_apart(self, replayed: Replay) -> Int64s:
         """The kind of each block; stacks and stamps are told by identity first, for they are shared by the thousand."""
-        asked = [
-            replayed.trace[event] if event >= 0 else {"frames": replayed.frames_of(block)}
-            for block, event in enumerate(replayed.allocated_by.tolist())
-        ]
-        frames, texts = [one.get("frames") for one in asked], [one.get("user_metadata") for one in asked]
-        # all of it lives as long as the trace does, so identities stay what they are
-        pairs = _numbered(frames) * len(asked) + _numbered(texts)
-        _, first, kinds_of_pairs = np.unique(pairs, return_index=True, return_inverse=True)
+        older = [block.frames for block in replayed.older_blocks]
+        made = replayed.allocated_by[len(older) :]
+        frame_codes, frames = replayed.trace.objects("frames")
+        text_codes, texts = replayed.trace.objects("user_metadata")
+        frame_of = np.append(np.arange(len(older)) + len(frames), frame_codes[made])
+        text_of = np.append(np.full(len(older), len(texts)), text_codes[made])
+        frames, texts = [*frames, *older], [*texts, None]
+        _, first, kind_of_pair = np.unique(frame_of * len(texts) + text_of, return_index=True, return_inverse=True)
         reader = StackReader()
         known: dict[tuple[int, str | None], int] = {}
         kinds = np.zeros(len(first), dtype=np.int64)
         for pair in np.argsort(first).tolist():
-            stack, text = frames[first[pair]], texts[first[pair]]
+            stack, text = frames[frame_of[first[pair]]], texts[text_of[first[pair]]]
+            # all of it lives as long as the trace does, so identities stay what they are
             key = (id(stack) if stack else 0, text if isinstance(text, str) else None)
             if key not in known:
                 known[key] = len(self.kinds)
                 stamp = Stamp.parse(key[1]) if key[1] else None
                 self.kinds.append(Request(stack=reader.read(stack), stamp=stamp))
             kinds[pair] = known[key]
-        numbers: list[int] = kinds[kinds_of_pairs].tolist()
-        return numbers
+        return kinds[kind_of_pair]
 
     def _group(self, replayed: Replay) -> tuple[Int64s, Int64s, Int64s]:
         """Runs of blocks that one call made, each call known by stack, node and stamp."""
@@ -117,9 +116,3 @@ class Requests:
         made = np.append(replayed.allocated_by, len(replayed.trace))
         place = np.arange(len(call_of)) - np.repeat(starts, lengths)
         return place, np.repeat(lengths, lengths), np.repeat(made[ends], lengths)
-
-
-def _numbered(values: Sequence[Any]) -> Int64s:
-    """A small number for each value, the same for the same object."""
-    identities = np.fromiter(map(id, values), dtype=np.int64, count=len(values))
-    return np.unique(identities, return_inverse=True)[1].astype(np.int64)

@@ -9,14 +9,15 @@ import numpy.typing as npt
 
 from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.roles import Phase
-from ligerprof.snapshots.events import Event
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
+from ligerprof.snapshots.trace import Trace
 
 _PHASES = tuple(Phase)
 _CODES = {phase: code for code, phase in enumerate(_PHASES)}
 _UNKNOWN = -1
 _STEP_LIMIT = 2**31
+_TIME_LIMIT_US = 2**62
 _STEP_ANNOTATION, _ZERO_ANNOTATION = "Optimizer.step#", "Optimizer.zero_grad#"
 
 Codes = npt.NDArray[np.int64]
@@ -81,11 +82,10 @@ def _timeline(codes: Codes, steps: Codes, *, stamped: bool) -> Timeline:
     return Timeline(codes=codes, runs=_runs(codes, steps), steps=steps, stamped=stamped, last_pause=last_pause)
 
 
-def _from_stamps(trace: Sequence[Event]) -> tuple[Codes, Codes] | None:
+def _from_stamps(trace: Trace) -> tuple[Codes, Codes] | None:
     """Phases and steps as our stamps say, carried on over events without; None where no event has one."""
-    texts = [event.get("user_metadata") for event in trace]
-    by_identity = dict(zip(map(id, texts), texts, strict=True))
-    stamps = {text: Stamp.parse(text) for text in {text for text in by_identity.values() if isinstance(text, str)}}
+    text_of, texts = trace.objects("user_metadata")
+    stamps = {text: Stamp.parse(text) for text in {text for text in texts if isinstance(text, str)}}
     known = {
         text: (_CODES[stamp.phase], stamp.step)
         for text, stamp in stamps.items()
@@ -93,8 +93,9 @@ def _from_stamps(trace: Sequence[Event]) -> tuple[Codes, Codes] | None:
     }
     if not known:
         return None
-    pairs = [known.get(text, (_UNKNOWN, _UNKNOWN)) if isinstance(text, str) else (_UNKNOWN, _UNKNOWN) for text in texts]
-    columns = np.array(pairs, dtype=np.int64)
+    unknown = (_UNKNOWN, _UNKNOWN)
+    pairs = [known.get(text, unknown) if isinstance(text, str) else unknown for text in texts]
+    columns = np.array(pairs, dtype=np.int64)[text_of]
     return _carried_on(columns[:, 0]), np.maximum(_carried_on(columns[:, 1]), 0)
 
 
@@ -118,8 +119,8 @@ def _annotate(codes: Codes, replayed: Replay, annotations: Sequence[Mapping[str,
     if not ranges:
         return
     # clocks of several threads may run back a little; ranges are cut out of the rising times
-    stated = [event.get("time_us") for event in replayed.trace]
-    times = np.maximum.accumulate(np.array([_microseconds(time) for time in stated], dtype=np.int64))
+    stated = replayed.trace.numbers("time_us")
+    times = np.maximum.accumulate(np.where(stated < _TIME_LIMIT_US, stated, 0))
     for phase, start, end in ranges:
         codes[np.searchsorted(times, start, "left") : np.searchsorted(times, end, "right")] = _CODES[phase]
 
@@ -140,7 +141,7 @@ def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> 
 
 
 def _microseconds(time: Any) -> int:
-    return time if type(time) is int and 0 <= time < 2**62 else 0
+    return time if type(time) is int and 0 <= time < _TIME_LIMIT_US else 0
 
 
 def _carried_on(codes: Codes) -> Codes:

@@ -15,8 +15,10 @@ from ligerprof.analyzers.steps import growth, step_peaks
 from ligerprof.analyzers.whatif import what_if
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.roles import STEP_PHASES, Phase, Role
-from ligerprof.snapshots.reader import Snapshot, collector_off, read_snapshot
-from ligerprof.snapshots.replay import Int64s, Replay, replay, state_at
+from ligerprof.snapshots.plain import collector_off
+from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from ligerprof.snapshots.replay import Replay, replay, state_at
+from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import format_bytes
 
 SNAPSHOT_NAME = "snapshot.pickle"

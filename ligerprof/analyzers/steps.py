@@ -9,7 +9,8 @@ from ligerprof.analyzers.answers import Growth, StepPeaks
 from ligerprof.analyzers.attribution import Owner
 from ligerprof.analyzers.attribution_timeline import Timeline
 from ligerprof.roles import STEP_PHASES, Phase, Role
-from ligerprof.snapshots.replay import Int64s, Replay
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
 
 # the first step leaves the optimizer's states behind, and the second may still fill caches
 _LEAST_STEPS = 4

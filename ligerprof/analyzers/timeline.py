@@ -15,8 +15,10 @@ from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.analyzers.attribution_rules import role_of
 from ligerprof.analyzers.attribution_timeline import Timeline, make_timeline
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.reader import Snapshot, collector_off
-from ligerprof.snapshots.replay import Int64s, Replay, replay
+from ligerprof.snapshots.plain import collector_off
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.replay import Replay, replay
+from ligerprof.snapshots.trace import Int64s
 
 # twice the pixels of a wide screen, and every single event around the peak
 _STRETCHES = 2500
@@ -79,6 +81,7 @@ class RoleTimeline:
         moments: the moment that each column shows.
         last_moment: where the last column ends.
         roles: bytes at those moments, roles that never hold any left out; they add up to `allocated_bytes`.
+        moved_bytes: what had been allocated and freed, added up, when each column starts; one more for the end.
         peak_column: the column of the peak.
         running: what ran in each column.
     """
@@ -90,6 +93,7 @@ class RoleTimeline:
     allocated_bytes: Int64s
     reserved_bytes: Int64s
     roles: Mapping[Role, Int64s]
+    moved_bytes: Int64s
     peak_column: int
     holders: tuple[Holder, ...]
     holdings: tuple[Holding, ...]
@@ -123,6 +127,7 @@ def role_timeline(snapshot: Snapshot, device: int) -> RoleTimeline:
             allocated_bytes=replayed.allocated_bytes[moments],
             reserved_bytes=replayed.reserved_bytes[moments],
             roles=_bytes_by_role(replayed, moments, spans, found),
+            moved_bytes=_moved_bytes(replayed.allocated_bytes, starts),
             peak_column=int(np.searchsorted(starts, replayed.peak_moment(), "right")) - 1,
             holders=holders,
             holdings=tuple(_holdings(spans, holders, holder_of)),
@@ -179,6 +184,11 @@ def _bytes_by_role(replayed: Replay, moments: Int64s, spans: _Spans, found: Sequ
     held = np.cumsum(changes, axis=1)[:, :-1]
     held[order.index(Role.ALLOCATOR_ROUNDING)] = replayed.allocated_bytes[moments] - held.sum(axis=0)
     return {role: row for role, row in zip(order, held, strict=True) if row.any()}
+
+
+def _moved_bytes(allocated_bytes: Int64s, starts: Int64s) -> Int64s:
+    moved = np.append(0, np.cumsum(np.abs(np.diff(allocated_bytes))))
+    return np.append(moved[starts], moved[-1]).astype(np.int64)
 
 
 def _number(named: Sequence[Holder], sizes: Int64s) -> tuple[tuple[Holder, ...], list[int]]:

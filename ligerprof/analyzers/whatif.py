@@ -9,7 +9,8 @@ from ligerprof.analyzers.answers import WhatIf
 from ligerprof.analyzers.attribution import Owner
 from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.roles import Role
-from ligerprof.snapshots.replay import Int64s, Replay
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
 
 # less than this share of the peak is not worth a change
 _LEAST_SHARE = 0.02

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ligerprof.analyzers.timeline import RoleTimeline, Running
-from ligerprof.reports.figures import ROLE_COLORS
+from ligerprof.reports.plots.style import ROLE_LOOKS
 from ligerprof.roles import ROLE_MEANINGS
-from ligerprof.snapshots.replay import Int64s
+from ligerprof.snapshots.trace import Int64s
 
 _HERE = Path(__file__).parent
 _TEXT_COLUMNS = ("what", "module", "asked for by")
@@ -67,7 +67,7 @@ def html_timeline(timeline: RoleTimeline) -> str:
     """Memory over a recording, stacked by role, with zoom and hover; at most one to a page."""
     legend = "".join(
         f'<button type="button" data-role="{role.value}" aria-pressed="true" title="{escape(ROLE_MEANINGS[role])}">'
-        f'<i style="background:{ROLE_COLORS[role]}"></i>{role.value}</button>'
+        f'<i style="background:{ROLE_LOOKS[role].color}"></i>{role.value}</button>'
         for role in timeline.roles
     )
     script = (_HERE / "timeline.js").read_text(encoding="utf-8")
@@ -99,7 +99,7 @@ def _payload(timeline: RoleTimeline) -> dict[str, Any]:
         "roles": [
             {
                 "name": role.value,
-                "color": ROLE_COLORS[role],
+                "color": ROLE_LOOKS[role].color,
                 "bytes": _differences(sizes),
                 "holdings": [
                     [holding.column, *holding.largest] for holding in timeline.holdings if holding.role is role

@@ -1,55 +1,79 @@
 """A snapshot's events and final blocks as checked columns: what replaying and rewinding both read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.space import FreeSpace
+from ligerprof.snapshots.trace import Int64s, Trace
 
-# addresses have 64 bits; no device has 16 TiB
-_ADDRESS_LIMIT = 2**64
+# virtual addresses have 57 bits at most; no device has 16 TiB
+_ADDRESS_LIMIT = 2**62
 _SIZE_LIMIT = 2**44
 _ALLOCATED = "active_allocated"
 _HELD_STATES = (_ALLOCATED, "active_pending_free", "active_awaiting_free")
 
-Event = Mapping[str, Any]
+# the events that move memory or tell that there is none; of others only the place in the order counts
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+)
+ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OUT_OF_MEMORY = range(8)
+_OTHER = len(ACTIONS)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EventColumns:
     """The part of every event that moves memory.
 
     Attributes:
-        actions: `alloc`, `free_requested`, …; events that move none are in here too.
+        actions: indices into ACTIONS, one more for all others.
         addresses: 0 where an event has none.
         sizes: requested bytes, or a segment's bytes.
     """
 
-    actions: Sequence[str]
-    addresses: Sequence[int]
-    sizes: Sequence[int]
+    actions: Int64s
+    addresses: Int64s
+    sizes: Int64s
 
     @classmethod
-    def of(cls, trace: Sequence[Event], where: str) -> "EventColumns":
+    def of(cls, trace: Trace, where: str) -> "EventColumns":
         """Check and copy out the columns.
 
         Raises:
             SnapshotFormatError: an event without action, or a number that is none or out of range.
         """
-        actions: list[Any] = [event.get("action") for event in trace]
-        if not set(map(type, actions)) <= {str}:
-            index = next(index for index, action in enumerate(actions) if type(action) is not str)
-            raise SnapshotFormatError(f"{where}: event {index} has no action. Was the file damaged?")
-        addresses = [event.get("addr", 0) for event in trace]
-        sizes = [event.get("size", 0) for event in trace]
-        require_numbers(addresses, _ADDRESS_LIMIT, f"{where}: addr")
-        require_numbers(sizes, _SIZE_LIMIT, f"{where}: size")
-        return cls(actions=actions, addresses=addresses, sizes=sizes)
+        codes, names = trace.objects("action")
+        known = np.array([_action(name) for name in names], dtype=np.int64)
+        actions = known[codes]
+        nameless = np.flatnonzero(actions < 0)
+        if len(nameless):
+            raise SnapshotFormatError(f"{where}: event {nameless[0]} has no action. Was the file damaged?")
+        return cls(
+            actions=actions,
+            addresses=_numbers(trace, "addr", _ADDRESS_LIMIT, where),
+            sizes=_numbers(trace, "size", _SIZE_LIMIT, where),
+        )
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def up_to(self, stop: int) -> "EventColumns":
+        """The first events."""
+        return EventColumns(actions=self.actions[:stop], addresses=self.addresses[:stop], sizes=self.sizes[:stop])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldBlock:
+class HeldBlock(NamedTuple):
     """A block at some moment.
 
     Attributes:
@@ -83,30 +107,27 @@ class DeviceState:
     reserved_bytes: int = 0
 
     @classmethod
-    def from_segments(cls, segments: Iterable[Mapping[str, Any]], where: str) -> "DeviceState":
+    def from_segments(cls, segments: Sequence[Mapping[str, Any]], where: str) -> "DeviceState":
         """Read the `segments` of a snapshot.
 
         Raises:
             SnapshotFormatError: blocks or numbers that are none.
         """
         space = FreeSpace()
+        starts: list[Any] = [segment.get("address") for segment in segments]
+        sizes: list[Any] = [segment.get("total_size") for segment in segments]
+        require_numbers(starts, _ADDRESS_LIMIT, f"{where}: a segment's address")
+        require_numbers(sizes, _SIZE_LIMIT, f"{where}: a segment's total_size")
+        # ranges of one expandable segment merge when what lies between them is mapped
+        fixed = [segment.get("is_expandable") is not True for segment in segments]
+        space.borders.update(itertools.compress(starts, fixed))
         held: dict[int, HeldBlock] = {}
-        reserved_bytes = 0
-        for segment in segments:
-            start: Any = segment.get("address")
-            size: Any = segment.get("total_size")
-            require_numbers([start], _ADDRESS_LIMIT, f"{where}: a segment's address")
-            require_numbers([size], _SIZE_LIMIT, f"{where}: a segment's total_size")
-            reserved_bytes += size
-            # ranges of one expandable segment merge when what lies between them is mapped
-            if segment.get("is_expandable") is not True:
-                space.borders.add(start)
-            for block in _blocks(segment, start, where):
-                if block.held:
-                    held[block.address] = block
-                elif block.block_bytes:
-                    space.give(block.address, block.block_bytes)
-        return cls(space=space, blocks=held, reserved_bytes=reserved_bytes)
+        for block in _blocks(segments, starts, where):
+            if block.held:
+                held[block.address] = block
+            elif block.block_bytes:
+                space.give(block.address, block.block_bytes)
+        return cls(space=space, blocks=held, reserved_bytes=sum(sizes))
 
     def same_as(self, other: "DeviceState") -> bool:
         """Whether both hold the same blocks at the same addresses and are free in the same places."""
@@ -132,24 +153,37 @@ def require_numbers(values: Sequence[Any], limit: int, what: str) -> None:
     raise SnapshotFormatError(f"{what} number {index} is {value!r:.40}. Was the file damaged?")
 
 
-def _blocks(segment: Mapping[str, Any], start: int, where: str) -> Iterable[HeldBlock]:
-    """The blocks of a segment, free ones too; they follow each other without gaps."""
-    blocks = segment.get("blocks", [])
-    if not isinstance(blocks, list) or not set(map(type, blocks)) <= {dict}:
+def _action(name: Any) -> int:
+    if type(name) is not str:
+        return -1
+    return ACTIONS.index(name) if name in ACTIONS else _OTHER
+
+
+def _numbers(trace: Trace, key: str, limit: int, where: str) -> Int64s:
+    numbers = trace.numbers(key)
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= limit))
+    if len(wrong):
+        value = trace[int(wrong[0])].get(key)
+        raise SnapshotFormatError(f"{where}: {key} number {wrong[0]} is {value!r:.40}. Was the file damaged?")
+    return numbers
+
+
+def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where: str) -> Iterator[HeldBlock]:
+    """The blocks of all segments, free ones too; in a segment they follow each other without gaps."""
+    of_segments = [segment.get("blocks", []) for segment in segments]
+    if not all(isinstance(blocks, list) and {dict}.issuperset(map(type, blocks)) for blocks in of_segments):
         raise SnapshotFormatError(f"{where}: a segment's blocks are no list of blocks. Was the file damaged?")
-    address = start
-    for block in blocks:
-        size = block.get("size")
-        # a block's own address and requested size are in newer files only
-        requested = block.get("requested_size", size)
-        require_numbers([size, requested], _SIZE_LIMIT, f"{where}: a block's size")
-        state = block.get("state")
-        yield HeldBlock(
-            address=address,
-            requested_bytes=requested,
-            block_bytes=size,
-            held=state in _HELD_STATES,
-            allocated=state == _ALLOCATED,
-            frames=block.get("frames", ()),
-        )
-        address += size
+    # a block's own address and requested size are in newer files only
+    sizes: list[Any] = [block.get("size") for blocks in of_segments for block in blocks]
+    asked: list[Any] = [block.get("requested_size", block.get("size")) for blocks in of_segments for block in blocks]
+    require_numbers(sizes, _SIZE_LIMIT, f"{where}: a block's size")
+    require_numbers(asked, _SIZE_LIMIT, f"{where}: a block's requested_size")
+    figures = zip(sizes, asked, strict=True)
+    for start, blocks in zip(starts, of_segments, strict=True):
+        address = start
+        for block, (size, requested) in zip(blocks, figures, strict=False):
+            state = block.get("state")
+            yield HeldBlock(
+                address, requested, size, state in _HELD_STATES, state == _ALLOCATED, block.get("frames", ())
+            )
+            address += size

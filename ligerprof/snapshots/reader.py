@@ -1,19 +1,17 @@
 """Read torch's memory snapshot files without ever resolving, calling or building anything a file names."""
 
-import gc
 import gzip
 import io
 import lzma
-import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots.events import Event
-from ligerprof.snapshots.opcodes import require_plain_data
+from ligerprof.snapshots.columns import load_with_tables
+from ligerprof.snapshots.plain import load_plain_data
+from ligerprof.snapshots.trace import Event, Trace
 from ligerprof.units import MIB, format_bytes
 
 _WRITE_IT = "Write one with torch.cuda.memory._dump_snapshot() or `ligerprof step`."
@@ -38,9 +36,13 @@ class Snapshot:
 
     source: str
     segments: Sequence[Mapping[str, Any]]
-    device_traces: Sequence[Sequence[Event]]
+    device_traces: Sequence[Trace]
     settings: Mapping[str, Any] = field(default_factory=dict)
     annotations: Sequence[Mapping[str, Any]] = ()
+
+    def __post_init__(self) -> None:
+        traces = [_trace(trace, device, self.source) for device, trace in enumerate(self.device_traces)]
+        object.__setattr__(self, "device_traces", traces)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, source: str = "snapshot") -> "Snapshot":
@@ -51,16 +53,12 @@ class Snapshot:
         """
         if not isinstance(values, Mapping) or not {"segments", "device_traces"} & set(values):
             raise SnapshotFormatError(f"{source}: neither 'segments' nor 'device_traces' in it. {_WRITE_IT}")
-        traces = _list_of(values, "device_traces", list, source)
-        for device, trace in enumerate(traces):
-            if not set(map(type, trace)) <= {dict}:
-                raise SnapshotFormatError(f"{source}: device_traces[{device}] is not a list of events. {_WRITE_IT}")
         settings = values.get("allocator_settings")
         annotations = values.get("external_annotations")
         return cls(
             source=source,
             segments=_list_of(values, "segments", dict, source),
-            device_traces=traces,
+            device_traces=_list_of(values, "device_traces", Sequence, source),
             settings=settings if isinstance(settings, dict) else {},
             annotations=[note for note in annotations if isinstance(note, dict)]
             if isinstance(annotations, list)
@@ -73,9 +71,9 @@ class Snapshot:
         traced = {device for device, trace in enumerate(self.device_traces) if trace}
         return tuple(sorted(traced | {self._device_of(segment) for segment in self.segments}))
 
-    def trace_of(self, device: int) -> Sequence[Event]:
+    def trace_of(self, device: int) -> Trace:
         """Events of one device in their order."""
-        return self.device_traces[device] if device < len(self.device_traces) else ()
+        return self.device_traces[device] if device < len(self.device_traces) else Trace(())
 
     def segments_of(self, device: int) -> list[Mapping[str, Any]]:
         """Segments of one device as they were at the end."""
@@ -96,56 +94,22 @@ def read_snapshot(path: str | Path) -> Snapshot:
     """
     file = Path(path)
     try:
-        packed = file.read_bytes()
+        values = load_with_tables(_read(file))
+        # what is in the way of tables may be in the way of all: read it as any pickle, which says what and where
+        if values is None:
+            values = load_plain_data(_read(file))
     except OSError as error:
         raise SnapshotFormatError(f"{file}: cannot be read ({error.strerror}).") from None
-    try:
-        values = load_plain_data(_unpack(packed))
     except SnapshotFormatError as error:
         raise SnapshotFormatError(f"{file}: {error}") from None
     return Snapshot.from_dict(values, source=str(file))
 
 
-def load_plain_data(pickled: bytes) -> Any:
-    """Load a pickle of dicts, lists, text and numbers.
-
-    Raises:
-        SnapshotFormatError: anything else is in it, or it is damaged.
-    """
-    if pickled[:1] != b"\x80":
-        raise SnapshotFormatError(f"not a pickle: it begins with {pickled[:8]!r}. {_WRITE_IT}")
-    require_plain_data(pickled)
-    with collector_off():
-        try:
-            return _PlainUnpickler(io.BytesIO(pickled)).load()
-        except SnapshotFormatError:
-            raise
-        # a damaged pickle can raise nearly anything; none of it is a bug of ours
-        except Exception as error:
-            raise SnapshotFormatError(f"damaged pickle: {type(error).__name__}: {str(error)[:120]}.") from None
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """The last line of defence: the opcode walk has refused every global already."""
-
-    def find_class(self, module_name: str, global_name: str) -> NoReturn:
-        """Refuse every global."""
-        raise SnapshotFormatError(f"refusing to import {module_name}.{global_name} from a snapshot.")
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """Loading makes millions of objects and no garbage; the collector would walk them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _unpack(packed: bytes) -> bytes:
+def _read(file: Path) -> bytearray:
+    """The pickle in a file, unpacked."""
+    with file.open("rb", buffering=0) as stream:
+        packed = bytearray(file.stat().st_size)
+        del packed[stream.readinto(packed) or 0 :]
     if packed.startswith(_GZIP):
         return _decompress(gzip.GzipFile(fileobj=io.BytesIO(packed)), len(packed), "gzip")
     if packed.startswith(_XZ):
@@ -153,16 +117,14 @@ def _unpack(packed: bytes) -> bytes:
     return packed
 
 
-def _decompress(stream: Any, packed_bytes: int, kind: str) -> bytes:
+def _decompress(stream: Any, packed_bytes: int, kind: str) -> bytearray:
     """Unpack in chunks and stop at a size that no snapshot of `packed_bytes` reaches."""
     allowed_bytes = max(_ALWAYS_ALLOWED_BYTES, packed_bytes * _LARGEST_EXPANSION)
-    chunks: list[bytes] = []
-    unpacked_bytes = 0
+    unpacked = bytearray()
     try:
         while chunk := stream.read(_CHUNK_BYTES):
-            chunks.append(chunk)
-            unpacked_bytes += len(chunk)
-            if unpacked_bytes > allowed_bytes:
+            unpacked += chunk
+            if len(unpacked) > allowed_bytes:
                 raise SnapshotFormatError(
                     f"the {kind} data grows past {format_bytes(allowed_bytes)} from {format_bytes(packed_bytes)}:"
                     " no snapshot compresses that well. Unpack it yourself if it is yours."
@@ -171,7 +133,15 @@ def _decompress(stream: Any, packed_bytes: int, kind: str) -> bytes:
         raise SnapshotFormatError(f"the {kind} data ends early. Was the file cut short?") from None
     except (OSError, lzma.LZMAError, ValueError) as error:
         raise SnapshotFormatError(f"damaged {kind} data: {str(error)[:120]}.") from None
-    return b"".join(chunks)
+    return unpacked
+
+
+def _trace(events: Sequence[Event], device: int, source: str) -> Trace:
+    if isinstance(events, Trace):
+        return events
+    if not isinstance(events, list) or not set(map(type, events)) <= {dict}:
+        raise SnapshotFormatError(f"{source}: device_traces[{device}] is not a list of events. {_WRITE_IT}")
+    return Trace(events)
 
 
 def _list_of(values: Mapping[str, Any], key: str, item: type, source: str) -> list[Any]:

@@ -1,22 +1,35 @@
 """Replay a device's allocator events into blocks, so that allocated and reserved bytes are right at every moment."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ligerprof.snapshots.events import DeviceState, Event, EventColumns, HeldBlock
+from ligerprof.snapshots.events import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OUT_OF_MEMORY,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    DeviceState,
+    EventColumns,
+    HeldBlock,
+)
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.rewind import rewind
 from ligerprof.snapshots.rules import SizeRules
 from ligerprof.snapshots.stamp import Stamp
+from ligerprof.snapshots.trace import Int64s, Trace
 
-Int64s = npt.NDArray[np.int64]
 _NOT_IN_TRACE = -1
 _NO_BLOCK = -1
-_OUT_OF_MEMORY = "oom"
+# both steps of giving a block back, one right after the other
+_FREE = -1
+_GROWS, _SHRINKS = (SEGMENT_ALLOC, SEGMENT_MAP), (SEGMENT_FREE, SEGMENT_UNMAP)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +53,7 @@ class Replay:
     """
 
     device: int
-    trace: Sequence[Event]
+    trace: Trace
     requested_bytes: Int64s
     block_bytes: Int64s
     allocated_by: Int64s
@@ -96,19 +109,19 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
         run = _Run(rewind(trace, columns, final, rules), rules)
         run.play(columns)
     replayed = run.result(device, trace, complete=complete, verified=run.mismatches == 0 and run.state().same_as(final))
-    first_oom = columns.actions.index(_OUT_OF_MEMORY) if _OUT_OF_MEMORY in columns.actions else None
-    return replace(replayed, out_of_memory=first_oom)
+    refused = np.flatnonzero(columns.actions == OUT_OF_MEMORY)
+    return replace(replayed, out_of_memory=int(refused[0]) if len(refused) else None)
 
 
 def state_at(snapshot: Snapshot, replayed: Replay, moment: int) -> DeviceState:
     """What a replayed device held at a moment: replays it up to there once more."""
     where, rules = snapshot.source, SizeRules.from_settings(snapshot.settings)
-    before = DeviceState()
+    before, columns = DeviceState(), EventColumns.of(replayed.trace, where)
     if not replayed.complete:
         final = DeviceState.from_segments(snapshot.segments_of(replayed.device), where)
-        before = rewind(replayed.trace, EventColumns.of(replayed.trace, where), final, rules)
+        before = rewind(replayed.trace, columns, final, rules)
     run = _Run(before, rules)
-    run.play(EventColumns.of(replayed.trace[:moment], where))
+    run.play(columns.up_to(moment))
     return run.state()
 
 
@@ -119,119 +132,115 @@ class _Run:
         self.rules = rules
         self.space = before.space.copy()
         self.starts, self.ends = self.space.starts, self.space.ends
-        self.rounded: dict[int, tuple[int, int]] = {}
         self.start_reserved_bytes = before.reserved_bytes
         self.older = [before.blocks[address] for address in sorted(before.blocks)]
         # address to block index: in use, and given back but not yet free
         self.used = {block.address: index for index, block in enumerate(self.older) if block.allocated}
         self.waiting = {block.address: index for index, block in enumerate(self.older) if not block.allocated}
-        self.requested = [block.requested_bytes for block in self.older]
         self.held = [block.block_bytes for block in self.older]
-        self.allocated_by = [_NOT_IN_TRACE] * len(self.older)
-        self.freed_by = [_NOT_IN_TRACE] * len(self.older)
-        self.reserved_by: list[tuple[int, int]] = []
+        # of the events of freeing, in their order
+        self.freed: list[int] = []
         self.mismatches = 0
 
     def play(self, columns: EventColumns, *, stop_at_mismatch: bool = False) -> None:
         """Replay every event, or up to the first that does not fit the ones before it."""
-        steps: dict[str, Callable[[int, int, int], bool]] = {
-            "alloc": self._alloc,
-            "segment_alloc": self._segment_alloc,
-            "segment_free": self._segment_free,
-            "segment_map": self._segment_map,
-            "segment_unmap": self._segment_unmap,
-        }
-        used, waiting, freed_by, held = self.used, self.waiting, self.freed_by, self.held
-        give = self.space.give
-        events = zip(columns.actions, columns.addresses, columns.sizes, strict=True)
-        # both steps of giving back stand in the loop itself: a trace has a million of them
-        for index, (action, address, size) in enumerate(events):
-            if action == "free_completed":
-                block = waiting.pop(address, _NO_BLOCK)
-                if fits := block >= 0:
-                    give(address, held[block])
-            elif action == "free_requested":
-                block = used.pop(address, _NO_BLOCK)
-                if fits := block >= 0:
-                    freed_by[block] = index
-                    waiting[address] = block
+        self.columns = columns
+        used, held, starts, ends = self.used, self.held, self.starts, self.ends
+        rounded = {size: self._round(size) for size in np.unique(columns.sizes[columns.actions == ALLOC]).tolist()}
+        # what most events do stands in the loop itself: a trace has a million of them
+        for action, address, size in _steps(columns):
+            fits = True
+            if action == ALLOC:
+                block_bytes, splits_from = rounded[size]
+                free = starts.pop(address, _NOT_IN_TRACE)
+                rest = free - block_bytes
+                if rest >= splits_from:
+                    starts[address + block_bytes] = rest
+                    ends[address + free] = address + block_bytes
+                elif fits := rest >= 0:
+                    block_bytes = free
+                    del ends[address + free]
+                elif free >= 0:
+                    starts[address] = free
+                used[address] = len(held)
+                held.append(block_bytes)
+            elif action == _FREE and address in used:
+                block = used.pop(address)
+                self.freed.append(block)
+                self.space.give(address, held[block])
             else:
-                step = steps.get(action)
-                fits = step is None or step(address, size, index)
+                fits = self._step(action, address, size)
             if not fits:
                 self.mismatches += 1
                 if stop_at_mismatch:
                     return
 
-    def _alloc(self, address: int, size: int, index: int) -> bool:
-        block_bytes, splits_from = self.rounded.get(size) or self._round(size)
-        free = self.starts.pop(address, _NOT_IN_TRACE)
-        rest = free - block_bytes
-        if rest >= splits_from:
-            self.starts[address + block_bytes] = rest
-            self.ends[address + free] = address + block_bytes
-        elif rest >= 0:
-            block_bytes = free
-            del self.ends[address + free]
-        elif free >= 0:
-            self.starts[address] = free
-        self.used[address] = len(self.held)
-        self.requested.append(size)
-        self.held.append(block_bytes)
-        self.allocated_by.append(index)
-        self.freed_by.append(_NOT_IN_TRACE)
-        return rest >= 0
+    def _step(self, action: int, address: int, size: int) -> bool:
+        """What few events do; False where it does not fit the ones before it."""
+        if action == _FREE:
+            self.mismatches += not self._step(FREE_REQUESTED, address, size)
+            return self._step(FREE_COMPLETED, address, size)
+        if action == FREE_REQUESTED:
+            block = self.used.pop(address, _NO_BLOCK)
+            self.freed.append(block)
+            if block >= 0:
+                self.waiting[address] = block
+            return block >= 0
+        if action == FREE_COMPLETED:
+            block = self.waiting.pop(address, _NO_BLOCK)
+            if block >= 0:
+                self.space.give(address, self.held[block])
+            return block >= 0
+        return self._change_segments(action, address, size)
+
+    def _change_segments(self, action: int, address: int, size: int) -> bool:
+        if action == SEGMENT_ALLOC:
+            self.space.borders.add(address)
+        elif action == SEGMENT_FREE:
+            self.space.borders.discard(address)
+        if action in _GROWS:
+            self.space.give(address, size)
+            return True
+        return self.space.cut(address, size)
 
     def _round(self, size: int) -> tuple[int, int]:
         """Bytes of the block that serves a request, and the smallest rest that is split off it."""
         block_bytes = self.rules.round_request(size)
-        self.rounded[size] = block_bytes, self.rules.smallest_rest(block_bytes)
-        return self.rounded[size]
-
-    def _segment_alloc(self, address: int, size: int, index: int) -> bool:
-        self.space.borders.add(address)
-        return self._segment_map(address, size, index)
-
-    def _segment_map(self, address: int, size: int, index: int) -> bool:
-        self.space.give(address, size)
-        self.reserved_by.append((index, size))
-        return True
-
-    def _segment_free(self, address: int, size: int, index: int) -> bool:
-        self.space.borders.discard(address)
-        return self._segment_unmap(address, size, index)
-
-    def _segment_unmap(self, address: int, size: int, index: int) -> bool:
-        self.reserved_by.append((index, -size))
-        return self.space.cut(address, size)
+        return block_bytes, self.rules.smallest_rest(block_bytes)
 
     def state(self) -> DeviceState:
         """What the device holds now; stacks and requests left out."""
-        held = {**self.waiting, **self.used}
         blocks = {
-            address: HeldBlock(address=address, requested_bytes=self.requested[block], block_bytes=self.held[block])
-            for address, block in held.items()
+            address: HeldBlock(address=address, requested_bytes=0, block_bytes=self.held[block])
+            for address, block in (*self.waiting.items(), *self.used.items())
         }
-        reserved_bytes = self.start_reserved_bytes + sum(size for _, size in self.reserved_by)
-        return DeviceState(space=self.space, blocks=blocks, reserved_bytes=reserved_bytes)
+        return DeviceState(space=self.space, blocks=blocks, reserved_bytes=int(self.reserved()[-1]))
 
-    def result(self, device: int, trace: Sequence[Event], *, complete: bool, verified: bool) -> Replay:
-        block_bytes, requested = _column(self.held), _column(self.requested)
-        allocated_by, freed_by = _column(self.allocated_by), _column(self.freed_by)
+    def reserved(self) -> Int64s:
+        """Reserved bytes at each moment."""
+        actions, sizes = self.columns.actions, self.columns.sizes
+        grows, shrinks = np.isin(actions, _GROWS), np.isin(actions, _SHRINKS)
+        changes = np.where(grows, sizes, 0) - np.where(shrinks, sizes, 0)
+        return self.start_reserved_bytes + np.append(0, np.cumsum(changes))
+
+    def result(self, device: int, trace: Trace, *, complete: bool, verified: bool) -> Replay:
+        actions, sizes = self.columns.actions, self.columns.sizes
+        made = np.flatnonzero(actions == ALLOC)
+        older = np.array([block.requested_bytes for block in self.older], dtype=np.int64)
+        requested, block_bytes = np.append(older, sizes[made]), np.array(self.held, dtype=np.int64)
+        allocated_by = np.append(np.full(len(older), _NOT_IN_TRACE), made)
+        freed_by = np.full(len(block_bytes), _NOT_IN_TRACE)
+        freed = np.array(self.freed, dtype=np.int64)
+        freed_by[freed[freed >= 0]] = np.flatnonzero(actions == FREE_REQUESTED)[freed >= 0]
         # what waited for another stream at the start was allocated before the trace, not in it
-        keep = np.ones(len(self.held), dtype=bool)
+        keep = np.ones(len(block_bytes), dtype=bool)
         keep[[index for index, block in enumerate(self.older) if not block.allocated]] = False
-        older, within = keep & (allocated_by < 0), keep & (allocated_by >= 0)
-        freed = keep & (freed_by >= 0)
         changes = np.zeros(len(trace) + 1, dtype=np.int64)
-        changes[0] = block_bytes[older].sum()
+        changes[0] = block_bytes[: len(older)][keep[: len(older)]].sum()
         # an event makes or frees one block
-        changes[allocated_by[within] + 1] = block_bytes[within]
-        changes[freed_by[freed] + 1] = -block_bytes[freed]
-        reserved = np.zeros(len(trace) + 1, dtype=np.int64)
-        reserved[0] = self.start_reserved_bytes
-        for index, size in self.reserved_by:
-            reserved[index + 1] += size
+        changes[made + 1] = block_bytes[len(older) :]
+        known = keep & (freed_by >= 0)
+        changes[freed_by[known] + 1] = -block_bytes[known]
         return Replay(
             device=device,
             trace=trace,
@@ -240,7 +249,7 @@ class _Run:
             allocated_by=allocated_by[keep],
             freed_by=freed_by[keep],
             allocated_bytes=np.cumsum(changes),
-            reserved_bytes=np.cumsum(reserved),
+            reserved_bytes=self.reserved(),
             older_blocks=[block for block in self.older if block.allocated],
             complete=complete,
             verified=verified,
@@ -248,5 +257,11 @@ class _Run:
         )
 
 
-def _column(values: list[int]) -> Int64s:
-    return np.array(values, dtype=np.int64)
+def _steps(columns: EventColumns) -> Iterator[tuple[int, int, int]]:
+    """Action, address and size of all that moves memory; both steps of giving back as one where they follow."""
+    actions, addresses = columns.actions.copy(), columns.addresses
+    at_once = (actions[:-1] == FREE_REQUESTED) & (actions[1:] == FREE_COMPLETED) & (addresses[:-1] == addresses[1:])
+    requests = np.flatnonzero(at_once)
+    moves = actions < OUT_OF_MEMORY
+    actions[requests], moves[requests + 1] = _FREE, False
+    return zip(actions[moves].tolist(), addresses[moves].tolist(), columns.sizes[moves].tolist(), strict=True)

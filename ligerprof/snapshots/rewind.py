@@ -1,31 +1,43 @@
 """Undo a device's events from its final blocks backwards: what it held before the recording's first event."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from ligerprof.snapshots.events import DeviceState, Event, EventColumns, HeldBlock
+import numpy as np
+
+from ligerprof.snapshots.events import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    DeviceState,
+    EventColumns,
+    HeldBlock,
+)
 from ligerprof.snapshots.rules import SizeRules
+from ligerprof.snapshots.trace import Trace
 
 
-def rewind(trace: Sequence[Event], columns: EventColumns, final: DeviceState, rules: SizeRules) -> DeviceState:
+def rewind(trace: Trace, columns: EventColumns, final: DeviceState, rules: SizeRules) -> DeviceState:
     """The state before the first event.
 
     Exact but for one thing: a block of the large pool that was made before the trace and freed
     within it may have kept up to 1 MiB of unsplit rest that no event shows.
     """
     undo = _Undo(trace, final, rules, keeps_stacks=_frees_carry_the_owners_stack(trace, columns))
-    for index in range(len(columns.actions) - 1, -1, -1):
-        step = undo.steps.get(columns.actions[index])
-        if step is not None:
-            step(columns.addresses[index], columns.sizes[index], index)
+    moves = np.flatnonzero(np.isin(columns.actions, list(undo.steps)))[::-1]
+    events = (column[moves].tolist() for column in (columns.actions, columns.addresses, columns.sizes))
+    for action, address, size, index in zip(*events, moves.tolist(), strict=True):
+        undo.steps[action](address, size, index)
     return DeviceState(space=undo.space, blocks=undo.held, reserved_bytes=undo.reserved_bytes)
 
 
 class _Undo:
     """The state while going back; what does not fit is passed over, and the forward replay counts it."""
 
-    def __init__(self, trace: Sequence[Event], final: DeviceState, rules: SizeRules, *, keeps_stacks: bool) -> None:
+    def __init__(self, trace: Trace, final: DeviceState, rules: SizeRules, *, keeps_stacks: bool) -> None:
         self.trace = trace
         self.rules = rules
         self.keeps_stacks = keeps_stacks
@@ -33,13 +45,13 @@ class _Undo:
         self.space = final.space.copy()
         self.reserved_bytes = final.reserved_bytes
         self.steps = {
-            "alloc": self.alloc,
-            "free_requested": self.free_requested,
-            "free_completed": self.free_completed,
-            "segment_alloc": self.segment_alloc,
-            "segment_free": self.segment_free,
-            "segment_map": self.segment_map,
-            "segment_unmap": self.segment_unmap,
+            ALLOC: self.alloc,
+            FREE_REQUESTED: self.free_requested,
+            FREE_COMPLETED: self.free_completed,
+            SEGMENT_ALLOC: self.segment_alloc,
+            SEGMENT_FREE: self.segment_free,
+            SEGMENT_MAP: self.segment_map,
+            SEGMENT_UNMAP: self.segment_unmap,
         }
 
     def alloc(self, address: int, _size: int, _index: int) -> None:
@@ -53,7 +65,7 @@ class _Undo:
             self.free_completed(address, size, index)
             block = self.held.get(address)
         if block is not None:
-            self.held[address] = replace(block, allocated=True)
+            self.held[address] = block._replace(allocated=True)
 
     def free_completed(self, address: int, size: int, index: int) -> None:
         free = self.space.around(address)
@@ -86,12 +98,12 @@ class _Undo:
         self.reserved_bytes += size
 
 
-def _frees_carry_the_owners_stack(trace: Sequence[Event], columns: EventColumns) -> bool:
+def _frees_carry_the_owners_stack(trace: Trace, columns: EventColumns) -> bool:
     """Whether events of freeing repeat the stack of the allocation (context="alloc") and not their own."""
-    stacks: dict[int, Any] = {}
-    for index, action in enumerate(columns.actions):
-        if action == "alloc":
-            stacks[columns.addresses[index]] = trace[index].get("frames")
-        elif action == "free_requested" and (stack := stacks.get(columns.addresses[index])):
+    made: dict[int, int] = {}
+    for index, (action, address) in enumerate(zip(columns.actions.tolist(), columns.addresses.tolist(), strict=True)):
+        if action == ALLOC:
+            made[address] = index
+        elif action == FREE_REQUESTED and address in made and (stack := trace[made[address]].get("frames")):
             return bool(stack == trace[index].get("frames"))
     return False

@@ -25,13 +25,14 @@ class FreeSpace:
 
     def give(self, start: int, size: int) -> None:
         """Add a free block and merge it with those that touch it."""
+        starts, ends = self.starts, self.ends
         end = start + size
-        if end in self.starts and end not in self.borders:
-            end += self.starts.pop(end)
-        if start in self.ends and start not in self.borders:
-            start = self.ends.pop(start)
-        self.starts[start] = end - start
-        self.ends[end] = start
+        if end in starts and end not in self.borders:
+            end += starts.pop(end)
+        if start in ends and start not in self.borders:
+            start = ends.pop(start)
+        starts[start] = end - start
+        ends[end] = start
 
     def take(self, start: int, size: int) -> bool:
         """Take the first `size` bytes of the free block that begins at `start`; False where there is none."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import LigerprofError, SnapshotFormatError
-from ligerprof.snapshots.reader import Snapshot, load_plain_data, read_snapshot
+from ligerprof.snapshots.plain import load_plain_data
+from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.snapshots.programs import random_program
 
 RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"

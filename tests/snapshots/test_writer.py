@@ -7,7 +7,8 @@ from torch.cuda import _memory_viz
 
 from ligerprof.snapshots.allocator import CachingAllocator
 from ligerprof.snapshots.allocator_settings import AllocatorSettings, parse_allocator_settings
-from ligerprof.snapshots.reader import load_plain_data, read_snapshot
+from ligerprof.snapshots.plain import load_plain_data
+from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.writer import EventContext, TraceEvent, build_snapshot
 
 RECORDING = Path(__file__).parent.parent / "data" / "snapshots" / "hf-ckpt-4x1024.pickle.xz"

@@ -1,0 +1,139 @@
+"""Load a snapshot's pickle with its events as tables, read from the bytes; whatever is in the way, they stay dicts."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ligerprof.errors import SnapshotFormatError
+from ligerprof.snapshots.plain import load_plain_data
+from ligerprof.snapshots.table import FIRST_REFERENCE, KEPT, Cut, cut_alike
+from ligerprof.snapshots.trace import EventTable, Int64s, Trace
+
+_TRACES = "device_traces"
+_FIRST_KEY = "action"
+_PROTO_BYTES = 2
+_FRAME, _FRAME_HEAD_BYTES = 0x95, 9
+# opcodes that put a list of memo entries behind the snapshot, and make a pair of the two
+_OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
+_LOOKUP, _LOOKUP_BYTES = ord("j"), 5
+
+
+def load_with_tables(pickled: bytearray) -> Any:
+    """Load the pickle of a snapshot so that its lists of events are Traces; None where that cannot be done.
+
+    Args:
+        pickled: changed by this.
+    """
+    cut = cut_alike(pickled) if _take_out_frames(pickled) else None
+    del pickled[:]
+    return None if cut is None else _joined(cut)
+
+
+def _take_out_frames(pickled: bytearray) -> bool:
+    """Take out the heads of frames, which only say how much to read at once; False where something else is odd."""
+    bounds = []
+    position = _PROTO_BYTES
+    while position + _FRAME_HEAD_BYTES < len(pickled) and pickled[position] == _FRAME:
+        start = position + _FRAME_HEAD_BYTES
+        position = start + int.from_bytes(pickled[position + 1 : start], "little")
+        bounds.append((start, position))
+    if bounds and position != len(pickled):
+        return False
+    end = _PROTO_BYTES
+    with memoryview(pickled) as view:
+        for start, stop in bounds:
+            view[end : end + stop - start] = view[start:stop]
+            end += stop - start
+    del pickled[end if bounds else len(pickled) :]
+    return True
+
+
+def _joined(cut: Cut) -> Any:
+    """Load what was left by the cut and put the tables in; None where the two do not fit."""
+    references = _references(cut)
+    if references is None:
+        return None
+    lookups = np.zeros((len(cut.keys) + len(references), _LOOKUP_BYTES), dtype=np.uint8)
+    lookups[:, 0] = _LOOKUP
+    lookups[:, 1:] = np.concatenate([cut.keys, references]).astype("<u4").view(np.uint8).reshape(-1, 4)
+    try:
+        loaded = load_plain_data(cut.rest, extra=_OPEN_LIST + lookups.tobytes() + _CLOSE_LIST_AND_PAIR)
+    except SnapshotFormatError:
+        return None
+    if not isinstance(loaded, tuple) or not isinstance(loaded[0], dict):
+        return None
+    values, known = loaded
+    keys, objects = known[: len(cut.keys)], known[len(cut.keys) :]
+    traces = values.get(_TRACES)
+    if _FIRST_KEY not in keys or not _is_list_of_lists(traces) or not {str}.issuperset(map(type, keys)):
+        return None
+    kept = [item for items in traces for item in items if item is not None and type(item) is not dict]
+    marks = sum(items.count(None) for items in traces)
+    if marks != len(cut.counts) or not _encode(cut, references, len(kept)):
+        return None
+    table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=[*objects, *kept])
+    values[_TRACES] = list(_traces(traces, table, cut))
+    return values
+
+
+def _is_list_of_lists(traces: Any) -> bool:
+    return isinstance(traces, list) and {list}.issuperset(map(type, traces))
+
+
+def _references(cut: Cut) -> Int64s | None:
+    """The memo indices that the columns refer to, rising; None where one is higher than the memo can be."""
+    highest = FIRST_REFERENCE - int(cut.columns.min())
+    if highest > cut.pickled_bytes:
+        return None
+    seen = np.zeros(max(0, highest + 1), dtype=bool)
+    for column in _with_others(cut.columns):
+        seen[FIRST_REFERENCE - column[column <= FIRST_REFERENCE]] = True
+    return np.flatnonzero(seen).astype(np.int64)
+
+
+def _encode(cut: Cut, references: Int64s, kept_count: int) -> bool:
+    """Put -1 less an index for all that is no number: references first, then kept values in their order.
+
+    Returns:
+        False where others are kept than are there.
+    """
+    index_of = np.zeros(int(references[-1]) + 1 if len(references) else 0, dtype=np.int64)
+    index_of[references] = np.arange(len(references))
+    kept = [(column, np.flatnonzero(column == KEPT)) for column in _with_others(cut.columns)]
+    kept_before = np.zeros(cut.columns.shape[1], dtype=np.int64)
+    for _, rows in kept:
+        kept_before[rows] += 1
+    if int(kept_before.sum()) != kept_count:
+        return False
+    kept_before = np.cumsum(kept_before) - kept_before + len(references)
+    for column, rows in kept:
+        others = np.flatnonzero(column <= FIRST_REFERENCE)
+        column[others] = -1 - index_of[FIRST_REFERENCE - column[others]]
+        column[rows] = -1 - kept_before[rows]
+        kept_before[rows] += 1
+    return True
+
+
+def _with_others(columns: Int64s) -> list[Int64s]:
+    """The columns in which not all are numbers."""
+    return [column for column in columns if column.min() < 0]
+
+
+def _traces(traces: Sequence[Sequence[Any]], table: EventTable, cut: Cut) -> Iterator[Trace]:
+    """The events of each device: a None stands for as many rows of the table as the counts say."""
+    first_places = np.append(0, np.cumsum(cut.counts))
+    marks = 0
+    for items in traces:
+        is_mark = np.array([item is None for item in items], dtype=bool)
+        is_dict = np.array([type(item) is dict for item in items], dtype=bool)
+        marks_after = marks + int(np.count_nonzero(is_mark))
+        # kept values take no place
+        sizes, firsts = is_dict.astype(np.int64), np.zeros(len(items), dtype=np.int64)
+        sizes[is_mark], firsts[is_mark] = cut.counts[marks:marks_after], first_places[marks:marks_after]
+        in_table = np.repeat(is_mark, sizes)
+        rows = np.repeat(firsts - np.cumsum(sizes) + sizes, sizes) + np.arange(len(in_table))
+        rows[in_table] = cut.places[rows[in_table]]
+        rows[~in_table] = np.arange(-1, -1 - np.count_nonzero(is_dict), -1)
+        yield Trace([item for item in items if type(item) is dict], table, rows)
+        marks = marks_after
