@@ -1,0 +1,39 @@
+"""`ligerprof view`: TensorBoard with the PyTorch profiler plugin on a run."""
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from ligerprof.cli.output import say
+
+
+@click.command(name="view", short_help="Open a run in TensorBoard with the profiler plugin.")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Where to listen; 0 takes any free port. Default: 6006, or a free one where that is taken.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+def command(run: Path, port: int | None, host: str) -> None:
+    """Serve a run with TensorBoard and the PyTorch profiler plugin until Ctrl-C.
+
+    RUN is a directory that `ligerprof step` wrote, or a folder of them.
+    """
+    from ligerprof.reports.viewer import serve
+
+    # whoever stops us stops the server, too
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        with serve(run, host=host, port=port) as serving:
+            say(f"serving {run} at {serving.address} (Ctrl-C ends it)")
+            serving.wait()
+    except KeyboardInterrupt:
+        say("ended")
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
