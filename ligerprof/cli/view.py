@@ -7,7 +7,8 @@ from types import FrameType
 
 import click
 
-from ligerprof.cli.output import say
+from ligerprof.cli.options import json_option
+from ligerprof.cli.output import print_json, say
 
 
 @click.command(name="view", short_help="Open a run in TensorBoard with the profiler plugin.")
@@ -18,7 +19,8 @@ from ligerprof.cli.output import say
     help="Where to listen; 0 takes any free port. Default: 6006, or a free one where that is taken.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-def command(run: Path, port: int | None, host: str) -> None:
+@json_option
+def command(run: Path, port: int | None, host: str, as_json: bool) -> None:
     """Serve a run with TensorBoard and the PyTorch profiler plugin until Ctrl-C.
 
     RUN is a directory that `ligerprof step` wrote, or a folder of them.
@@ -30,6 +32,8 @@ def command(run: Path, port: int | None, host: str) -> None:
     try:
         with serve(run, host=host, port=port) as serving:
             say(f"serving {run} at {serving.address} (Ctrl-C ends it)")
+            if as_json:
+                print_json({"schema": 1, "kind": "view", "run": str(run), "address": serving.address})
             serving.wait()
     except KeyboardInterrupt:
         say("ended")

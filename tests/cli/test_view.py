@@ -135,6 +135,18 @@ def test_a_browser_shows_the_plugins_views(address: str, tmp_path: Path) -> None
         assert f">{text}<" in shown.stdout
 
 
+def test_json_tells_the_address_while_it_serves(run_with_trace: Path) -> None:
+    process, _ = start(run_with_trace, "--port", 0, "--json")
+    assert process.stdout is not None
+    text = "".join(iter(process.stdout.readline, "}\n")) + "}"
+    process.send_signal(signal.SIGINT)
+
+    values = json.loads(text)
+    assert (values["schema"], values["kind"], values["run"]) == (1, "view", str(run_with_trace))
+    assert values["address"].startswith("http://127.0.0.1:")
+    assert process.wait(20) == 0
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=lambda stop: stop.name)
 def test_the_server_ends_with_the_command(stop: signal.Signals, run_with_trace: Path) -> None:
     process, line = start(run_with_trace.parent, "--port", 0)
