@@ -14,7 +14,7 @@ from ligerprof.cli.options import json_option, trace_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.sweep.folder import SweepFolder
-from ligerprof.runs.sweep.grid import Grid, varying_options
+from ligerprof.runs.sweep.grid import Grid, telling_options
 from ligerprof.runs.sweep.process import CellSettings
 from ligerprof.runs.sweep.runner import RunnerSettings, Watcher
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, on_this_machine, run_sweep
@@ -89,12 +89,12 @@ def watching(plan: SweepPlan) -> Iterator[Watcher]:
     """Show the progress on stderr: a bar in a terminal, a line a cell elsewhere."""
     from ligerprof.reports.sweep import BarWatcher, PlainWatcher, progress_bar
 
-    varying = varying_options(plan.recipes)
+    telling = telling_options(plan.recipes)
     if sys.stderr.isatty():
         with progress_bar() as progress:
-            yield BarWatcher(progress, varying)
+            yield BarWatcher(progress, telling)
     else:
-        yield PlainWatcher(say, varying)
+        yield PlainWatcher(say, telling)
 
 
 def print_result(result: SweepResult, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.reports.listing import add_listing_row, listing_table
 from ligerprof.runs.sweep.borders import Border
-from ligerprof.runs.sweep.grid import cell_key, describe, varying_options
+from ligerprof.runs.sweep.grid import cell_key, describe, telling_options
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult
 from ligerprof.units import format_bytes
 
@@ -26,12 +26,12 @@ _STATUS_WORDS = {CellStatus.DONE: "done", CellStatus.OOM: "OUT OF MEMORY", CellS
 
 def plan_table(plan: SweepPlan, cells: Mapping[str, Cell]) -> "Table":
     """The cells in their order, the closed form's peak, and what is finished already."""
-    varying = varying_options(plan.recipes)
+    telling = telling_options(plan.recipes)
     table = listing_table("cell", "estimated peak", "so far", right=("estimated peak",), folded=("cell",))
     for recipe in plan.recipes:
         peak_bytes = _estimated_peak(recipe)
         peak = _NO_FIGURE if peak_bytes is None else format_bytes(peak_bytes)
-        add_listing_row(table, describe(recipe, varying), peak, _so_far(recipe, cells))
+        add_listing_row(table, describe(recipe, telling), peak, _so_far(recipe, cells))
     return table
 
 
@@ -79,28 +79,28 @@ def _backend_lines(cells: Sequence[Cell]) -> "Iterator[Text]":
 
 def cells_table(cells: Sequence[Cell]) -> "Table":
     """A row a cell: peak, reserved bytes, speed, and how it ended."""
-    varying = varying_options(cell.recipe for cell in cells)
+    telling = telling_options(cell.recipe for cell in cells)
     figures = ("peak", "reserved", "step", "tokens/s")
     table = listing_table("cell", *figures, "end", right=figures, folded=("cell", "end"))
     for cell in cells:
-        add_listing_row(table, describe(cell.recipe, varying), *_figures(cell), end_words(cell))
+        add_listing_row(table, describe(cell.recipe, telling), *_figures(cell), end_words(cell))
     return table
 
 
 def borders_table(borders: Sequence[Border]) -> "Table":
     """A row a line: the largest size that ran and the smallest that was out of memory."""
-    varying = varying_options(border.recipe for border in borders)
+    telling = telling_options(border.recipe for border in borders)
     sizes = ("largest that runs", "smallest out of memory")
     table = listing_table("border of", *sizes, "note", right=sizes, folded=("border of", "note"))
     for border in borders:
         largest, smallest = (str(value or "none") for value in (border.largest, border.smallest_oom))
-        add_listing_row(table, border_words(border, varying), largest, smallest, border.reason or "")
+        add_listing_row(table, border_words(border, telling), largest, smallest, border.reason or "")
     return table
 
 
-def border_words(border: Border, varying: Iterable[str]) -> str:
+def border_words(border: Border, telling: Iterable[str]) -> str:
     """Which border of which line, such as `batch at 1024 tokens, all (ligerprof)`."""
-    size, _, rest = describe(border.recipe, varying).partition(", ")
+    size, _, rest = describe(border.recipe, telling).partition(", ")
     batch, _, seq = size.partition(" x ")
     return f"batch at {seq} tokens, {rest}" if border.axis == "batch" else f"sequence at batch {batch}, {rest}"
 
@@ -138,9 +138,9 @@ def _estimated_peak(recipe: TrainingRecipe) -> int | None:
 class PlainWatcher:
     """Tells a sweep's progress line by line, where stderr is no terminal."""
 
-    def __init__(self, say: Callable[[str], None], varying: Iterable[str]) -> None:
-        """Args: say: writes a line; varying: what cells are told apart by."""
-        self._say, self._varying = say, tuple(varying)
+    def __init__(self, say: Callable[[str], None], telling: Iterable[str]) -> None:
+        """Args: say: writes a line; telling: what cells are told apart by."""
+        self._say, self._telling = say, tuple(telling)
         self._expected = self._ended = 0
         self._clock = RemainingTime()
 
@@ -157,15 +157,15 @@ class PlainWatcher:
         self._clock.ended(cell)
         left = self._clock.text(self._expected - self._ended)
         end = ", ".join(word for word in (end_words(cell), *_figures(cell)) if word)
-        self._say(f"{self._ended}/{self._expected} {describe(cell.recipe, self._varying)}: {end}; {left}")
+        self._say(f"{self._ended}/{self._expected} {describe(cell.recipe, self._telling)}: {end}; {left}")
 
 
 class BarWatcher:
     """A progress bar with what is running and the time left."""
 
-    def __init__(self, progress: "Progress", varying: Iterable[str]) -> None:
-        """Args: progress: rich's, with a field `left`; varying: what cells are told apart by."""
-        self._progress, self._varying = progress, tuple(varying)
+    def __init__(self, progress: "Progress", telling: Iterable[str]) -> None:
+        """Args: progress: rich's, with a field `left`; telling: what cells are told apart by."""
+        self._progress, self._telling = progress, tuple(telling)
         self._task = progress.add_task("starting", total=0, left="")
         self._expected = self._ended = 0
         self._clock = RemainingTime()
@@ -179,7 +179,7 @@ class BarWatcher:
         """Show what runs and what it said last."""
         from rich.markup import escape
 
-        text = escape(f"{describe(recipe, self._varying)}: {words}"[:70])
+        text = escape(f"{describe(recipe, self._telling)}: {words}"[:70])
         left = self._clock.text(self._expected - self._ended)
         self._progress.update(self._task, description=text, left=left)
 
@@ -191,7 +191,7 @@ class BarWatcher:
         self._clock.ended(cell)
         self._progress.update(self._task, completed=self._ended)
         if cell.status is CellStatus.FAILED:
-            self._progress.console.print(escape(f"{describe(cell.recipe, self._varying)}: {end_words(cell)}"))
+            self._progress.console.print(escape(f"{describe(cell.recipe, self._telling)}: {end_words(cell)}"))
 
 
 def progress_bar() -> "Progress":

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ligerprof.errors import RecipeError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.runs.sweep.borders import bracket
-from ligerprof.runs.sweep.grid import Grid, cell_key, expand, varying_options
+from ligerprof.runs.sweep.grid import Grid, cell_key, describe, expand, telling_options
 
 TINY = {"model": ("tiny",)}
 
@@ -68,10 +68,16 @@ def test_keys_in_files_stay_valid() -> None:
     assert cell_key(TrainingRecipe(model="tiny", batch=2, liger="all")) == "30b7bb01d1d80cbb"
 
 
-def test_options_that_vary() -> None:
-    first = TrainingRecipe(model="tiny")
-    others = [dataclasses.replace(first, batch=1), dataclasses.replace(first, model="llama3.2-1b")]
-    assert varying_options([first, *others]) == ("model", "batch")
+def test_cells_are_told_apart_in_as_few_words_as_will_do() -> None:
+    first = TrainingRecipe(model="tiny", liger="rms")
+    limited = dataclasses.replace(first, memory_limit_bytes=2**30, clip=1.0)
+    assert telling_options([first, dataclasses.replace(first, batch=1)]) == ("batch", "seq", "liger", "provider")
+    # the clip differs only where the limit does, and says nothing more
+    told = telling_options([first, limited, dataclasses.replace(limited, clip=None)])
+    assert told[4:] == ("clip", "memory_limit_bytes")
+    assert describe(limited, told) == "4 x 1024, rms (ligerprof), clip 1.0, limit 1024.0 MiB"
+    other = dataclasses.replace(first, model="llama3.2-1b", batch=1)
+    assert describe(other, telling_options([first, other])) == "1 x 1024, rms (ligerprof), llama3.2-1b"
 
 
 @given(

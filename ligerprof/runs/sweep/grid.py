@@ -10,10 +10,12 @@ from typing import Any
 
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe import TrainingRecipe
+from ligerprof.units import format_bytes
 
 # neighbours in time: what is compared with each other runs one after the other, at each size
 KERNEL_OPTIONS = ("liger", "provider", "flce_budget")
 SIZE_OPTIONS = ("batch", "seq")
+_ALWAYS_TOLD = (*SIZE_OPTIONS, "liger", "provider")
 _KEY_DIGITS = 16
 _DEFAULTS: dict[str, Any] = {item.name: item.default for item in dataclasses.fields(TrainingRecipe) if item.init}
 
@@ -108,30 +110,40 @@ def line_of(recipe: TrainingRecipe) -> str:
     return cell_key(dataclasses.replace(recipe, batch=1, seq=1))
 
 
-def describe(recipe: TrainingRecipe, varying: Iterable[str]) -> str:
-    """A step in a few words: its size, its kernels, and whatever else varies.
+def describe(recipe: TrainingRecipe, telling: Iterable[str]) -> str:
+    """A step in a few words: its size, its kernels, and whatever else tells it from others.
 
     Args:
-        varying: fields whose values differ between the steps at hand.
+        telling: from `telling_options`.
     """
     kernels = f"{recipe.liger} ({recipe.provider})" if recipe.kernels else "no kernels"
-    named = (*SIZE_OPTIONS, "liger", "provider")
-    others = [f"{name.replace('_', '-')} {option_text(recipe, name)}" for name in varying if name not in named]
+    others = [option_text(recipe, name) for name in telling if name not in _ALWAYS_TOLD]
     return ", ".join([f"{recipe.batch} x {recipe.seq}", kernels, *others])
 
 
-def varying_options(recipes: Iterable[TrainingRecipe]) -> tuple[str, ...]:
-    """Fields whose values differ, in the order of the recipe's fields."""
-    seen: dict[str, set[str]] = {name: set() for name in _DEFAULTS}
-    for recipe in recipes:
-        for name, values in seen.items():
-            values.add(option_text(recipe, name))
-    return tuple(name for name, values in seen.items() if len(values) > 1)
+def telling_options(recipes: Iterable[TrainingRecipe]) -> tuple[str, ...]:
+    """Fields that tell the recipes apart: size and kernels, the model where it differs, and others while they help."""
+    found = tuple(recipes)
+    columns = {name: [option_text(recipe, name) for recipe in found] for name in _DEFAULTS}
+    told = [*_ALWAYS_TOLD, *(["model"] if len(set(columns["model"])) > 1 else [])]
+    for name in columns:
+        if _classes(columns, [*told, name]) > _classes(columns, told):
+            told.append(name)
+    return tuple(told)
+
+
+def _classes(columns: Mapping[str, list[str]], names: list[str]) -> int:
+    return len(set(zip(*(columns[name] for name in names), strict=True)))
 
 
 def option_text(recipe: TrainingRecipe, name: str) -> str:
-    """One option of a recipe as text."""
-    return recipe.spec.name if name == "model" else str(getattr(recipe, name))
+    """One option of a recipe in words."""
+    value = getattr(recipe, name)
+    if name == "model":
+        return recipe.spec.name
+    if name == "memory_limit_bytes":
+        return "no limit" if value is None else f"limit {format_bytes(value)}"
+    return f"{name.replace('_', ' ')} {value}"
 
 
 def _tokens(size: Mapping[str, int]) -> tuple[int, int]:

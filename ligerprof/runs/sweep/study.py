@@ -36,7 +36,7 @@ _ZERO: Mapping[str, tuple[Any, ...]] = {
 }
 _NONE: Mapping[str, Any] = {"liger": "none"}
 _SETS = (_NONE, {"liger": "no-flce"}, {"liger": "all"}, {"liger": "all", "provider": LIGER})
-_SINGLE_KERNELS = ("rope", "rms", "swiglu", "ce", "flce")
+SINGLE_KERNELS = ("rope", "rms", "swiglu", "ce", "flce")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ PARTS = (
         question="What does each kernel give alone?",
         grid=Grid(
             options={**_ZERO, "batch": (ABLATION_BATCH,), "seq": (SWEEP_SEQ,)},
-            variants=(_NONE, *({"liger": name} for name in _SINGLE_KERNELS), *_SETS[1:3]),
+            variants=(_NONE, *({"liger": name} for name in SINGLE_KERNELS), *_SETS[1:3]),
         ),
     ),
     Part(

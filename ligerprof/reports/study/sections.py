@@ -1,0 +1,264 @@
+"""The sections of the study's report: what each table says, and the sentences that its figures make."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from ligerprof.analyzers.cells import Cell, CellStatus
+from ligerprof.reports.study.facts import (
+    ALL,
+    COLUMNS,
+    LIGER_ALL,
+    NO_FLCE,
+    NONE,
+    Facts,
+    KernelColumn,
+    largest_and_smallest,
+    sizes_on,
+)
+from ligerprof.reports.study.text import gib, peak, peak_and_reserved, percent, speed, table
+from ligerprof.roles import Role
+from ligerprof.runs.sweep.study import (
+    ABLATION_BATCH,
+    EXPLAINED_BATCHES,
+    PAPER_SEQ,
+    SINGLE_KERNELS,
+    SWEEP_BATCH,
+    SWEEP_SEQ,
+)
+from ligerprof.units import format_bytes, format_mib
+
+# roles below this share of every peak in the table are left out of it
+_SMALLEST_SHARE = 0.005
+_FP32_BYTES = 4
+
+
+def sweep_tables(facts: Facts, axis: str) -> list[str]:
+    """Peak and reserved bytes, then speed, against batch or sequence."""
+    sizes = sizes_on((cell for column in COLUMNS for cell in facts.zero(column)), axis)
+    if len(sizes) < 2:
+        return []
+    titles = [column.title for column in COLUMNS]
+    heading = "batch" if axis == "batch" else "sequence"
+    cells = {size: [_at(facts, column, axis, size) for column in COLUMNS] for size in sizes}
+    fixed = f"sequence {SWEEP_SEQ}" if axis == "batch" else f"batch {SWEEP_BATCH}"
+    return [
+        f"Peak allocated / reserved, GiB, at {fixed}:",
+        "",
+        *table([heading, *titles], ([f"{size:,}", *map(peak_and_reserved, row)] for size, row in cells.items())),
+        "Tokens a second:",
+        "",
+        *table([heading, *titles], ([f"{size:,}", *map(speed, row)] for size, row in cells.items())),
+    ]
+
+
+def borders(facts: Facts) -> list[str]:
+    """The largest size that ran on each line, and the smallest that did not."""
+    rows = []
+    for axis, name in (("batch", f"batch at {SWEEP_SEQ} tokens"), ("seq", f"sequence at batch {SWEEP_BATCH}")):
+        for column in COLUMNS:
+            largest, smallest = largest_and_smallest(facts.zero(column), axis)
+            if largest is not None or smallest is not None:
+                ran = "none" if largest is None else f"{largest:,}"
+                rows.append([name, column.title, ran, "not reached" if smallest is None else f"{smallest:,}"])
+    return table(["border of", "kernels", "largest that ran", "smallest out of memory"], rows) if rows else []
+
+
+def beside_liger(facts: Facts) -> list[str]:
+    """Our kernels against liger-kernel's wherever both ran."""
+    pairs = list(_pairs(facts.zero(ALL), facts.zero(LIGER_ALL)))
+    if not pairs:
+        return []
+    rows = [
+        [
+            f"{ours.recipe.batch} x {ours.recipe.seq:,}",
+            peak_and_reserved(ours),
+            peak_and_reserved(theirs),
+            percent(_peak_bytes(ours) / _peak_bytes(theirs)),
+            speed(ours),
+            speed(theirs),
+            percent(_speed(ours) / _speed(theirs)),
+        ]
+        for ours, theirs in pairs
+    ]
+    ratios = sorted(_speed(ours) / _speed(theirs) for ours, theirs in pairs)
+    peaks = sorted(_peak_bytes(ours) / _peak_bytes(theirs) for ours, theirs in pairs)
+    sentence = (
+        f"Over {len(pairs)} sizes our tokens a second are {percent(ratios[0])} to {percent(ratios[-1])} against "
+        f"liger-kernel's, {percent(statistics.median(ratios))} in the median; our peak is {percent(peaks[0])} to "
+        f"{percent(peaks[-1])}."
+    )
+    headings = ["batch x sequence", "ours: peak / reserved, GiB", "liger-kernel", "peak", "ours: tokens/s"]
+    return [
+        *table([*headings, "liger-kernel", "tokens/s"], rows),
+        sentence,
+        "",
+    ]
+
+
+def ablation(facts: Facts) -> list[str]:
+    """Each kernel alone, then together, beside none."""
+    base = facts.find(NONE, batch=ABLATION_BATCH, seq=SWEEP_SEQ)
+    singles = [KernelColumn(title=name, liger=name, provider="ligerprof") for name in SINGLE_KERNELS]
+    rows = []
+    for column in (*singles, NO_FLCE, ALL):
+        cell = facts.find(column, batch=ABLATION_BATCH, seq=SWEEP_SEQ)
+        if base is not None and _both_ran(base, cell) and cell is not None:
+            gain = percent(_peak_bytes(cell) / _peak_bytes(base))
+            rows.append([column.title, peak(cell), gain, speed(cell), percent(_speed(cell) / _speed(base))])
+    if base is None or len(rows) < 3:
+        return []
+    first = ["none", peak(base), "", speed(base), ""]
+    return [
+        f"At batch {ABLATION_BATCH} and sequence {SWEEP_SEQ}:",
+        "",
+        *table(["kernels", "peak, GiB", "against none", "tokens/s", "against none"], [first, *rows]),
+    ]
+
+
+def peaks_by_role(facts: Facts) -> list[str]:
+    """Who holds the peak at the batches that the study explains, without kernels and with all."""
+    found = [
+        (f"{batch}, {column.title}", cell)
+        for batch in EXPLAINED_BATCHES
+        for column in (NONE, ALL)
+        if (cell := facts.find(column, batch=batch, seq=SWEEP_SEQ)) is not None and cell.status is CellStatus.DONE
+    ]
+    if not found:
+        return []
+    cells = [cell for _, cell in found]
+    rows = [
+        [role.value, *(format_mib(_role_bytes(cell, role)) for cell in cells)]
+        for role in Role
+        if any(_role_bytes(cell, role) >= _SMALLEST_SHARE * _peak_bytes(cell) for cell in cells)
+    ]
+    rows.append(["all roles", *(format_mib(_peak_bytes(cell)) for cell in cells)])
+    return [
+        f"MiB at the peak by batch and kernels, sequence {SWEEP_SEQ}; roles under half a percent are in the sum alone:",
+        "",
+        *table(["role", *(title for title, _ in found)], rows),
+        *_loss_sentence(facts),
+    ]
+
+
+def _loss_sentence(facts: Facts) -> Iterator[str]:
+    batch = max(EXPLAINED_BATCHES)
+    plain, fused = (facts.find(column, batch=batch, seq=SWEEP_SEQ) for column in (NONE, ALL))
+    if plain is None or fused is None or not _both_ran(plain, fused):
+        return
+    planes = [Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES]
+    held = sum(_role_bytes(plain, role) for role in planes)
+    gone = _peak_bytes(plain) - _peak_bytes(fused)
+    yield (
+        f"At batch {batch} the loss's planes are {format_bytes(held)}, {100 * held / _peak_bytes(plain):.0f} % of the "
+        f"peak. All kernels take the peak from {format_bytes(_peak_bytes(plain))} to "
+        f"{format_bytes(_peak_bytes(fused))}: {format_bytes(gone)} less."
+    )
+    yield ""
+
+
+def closed_form(facts: Facts) -> list[str]:
+    """Every measured peak beside the closed form's."""
+    found = [
+        (cell, cell.estimate.peak_bytes / _peak_bytes(cell))
+        for cell in facts.cells
+        if cell.status is CellStatus.DONE and cell.estimate is not None and cell.figures is not None
+    ]
+    if not found:
+        return []
+    errors = sorted(abs(ratio - 1) for _, ratio in found)
+    worst = max(found, key=lambda pair: abs(pair[1] - 1))
+    rows = [
+        [_name(cell), gib(_peak_bytes(cell)), gib(cell.estimate.peak_bytes if cell.estimate else 0), percent(ratio, 2)]
+        for cell, ratio in found
+    ]
+    off = f"{100 * statistics.median(errors):.2f} % in the median and by {100 * errors[-1]:.2f} % at the worst"
+    return [
+        f"Over {len(found)} measured steps the closed form is off by {off} ({_name(worst[0])}).",
+        "",
+        "<details><summary>Every step</summary>",
+        "",
+        *table(["step", "measured, GiB", "closed form, GiB", "error"], rows),
+        "</details>",
+        "",
+    ]
+
+
+def loss_of_2024(facts: Facts) -> list[str]:
+    """The loss as transformers 4.45 made it, beside today's."""
+    rows = []
+    for cell in facts.zero(NONE, loss="hf-4.45"):
+        recipe = cell.recipe
+        today = facts.find(NONE, batch=recipe.batch, seq=recipe.seq)
+        plane = recipe.tokens * recipe.spec.vocab_size * _FP32_BYTES
+        rows.append(
+            [f"{recipe.batch} x {recipe.seq:,}", peak(today), peak(cell), _planes_held(cell, plane), gib(plane)]
+        )
+    if not rows:
+        return []
+    headings = ["batch x sequence", "peak today, GiB", "peak as in 4.45, GiB", "its planes", "one fp32 plane, GiB"]
+    return table(headings, rows)
+
+
+def _planes_held(cell: Cell, plane_bytes: int) -> str:
+    if cell.status is not CellStatus.DONE:
+        return ""
+    held = sum(_role_bytes(cell, role) for role in (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES))
+    return f"{held / plane_bytes:.2f} x"
+
+
+def paper(facts: Facts) -> list[str]:
+    """Llama-3-8B in bf16: peak and speed against batch, none and all."""
+    pairs = {cell.recipe.batch: [cell, None] for cell in facts.paper(NONE)}
+    for cell in facts.paper(ALL):
+        pairs.setdefault(cell.recipe.batch, [None, None])[1] = cell
+    if not pairs:
+        return []
+    rows = []
+    for batch, (plain, fused) in sorted(pairs.items()):
+        row = [f"{batch}", peak_and_reserved(plain), peak_and_reserved(fused), "", speed(plain), speed(fused), ""]
+        if plain is not None and fused is not None and _both_ran(plain, fused):
+            row[3] = percent(_peak_bytes(fused) / _peak_bytes(plain))
+            row[6] = percent(_speed(fused) / _speed(plain))
+        rows.append(row)
+    headings = ["batch", "none: peak / reserved, GiB", "all", "peak", "none: tokens/s", "all", "tokens/s"]
+    return [f"At sequence {PAPER_SEQ}:", "", *table(headings, rows)]
+
+
+def _name(cell: Cell) -> str:
+    recipe = cell.recipe
+    kernels = f"{recipe.liger}, {recipe.provider}" if recipe.kernels else "none"
+    loss = "" if recipe.loss == "hf" else f", loss {recipe.loss}"
+    return f"{recipe.spec.name}, {recipe.batch} x {recipe.seq:,}, {kernels}{loss}"
+
+
+def _at(facts: Facts, column: KernelColumn, axis: str, size: int) -> Cell | None:
+    batch, seq = (size, SWEEP_SEQ) if axis == "batch" else (SWEEP_BATCH, size)
+    return facts.find(column, batch=batch, seq=seq)
+
+
+def _pairs(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
+    """Cells of the same size that both ran, the smallest number of tokens first."""
+    others = {(cell.recipe.batch, cell.recipe.seq): cell for cell in theirs}
+    for cell in sorted(ours, key=lambda cell: (cell.recipe.tokens, cell.recipe.batch)):
+        other = others.get((cell.recipe.batch, cell.recipe.seq))
+        if other is not None and _both_ran(cell, other):
+            yield cell, other
+
+
+def _both_ran(first: Cell, second: Cell | None) -> bool:
+    return second is not None and all(
+        cell.status is CellStatus.DONE and cell.figures is not None and cell.tokens_per_second is not None
+        for cell in (first, second)
+    )
+
+
+def _peak_bytes(cell: Cell) -> int:
+    return cell.figures.peak_bytes if cell.figures is not None else 0
+
+
+def _speed(cell: Cell) -> float:
+    return cell.tokens_per_second or 0.0
+
+
+def _role_bytes(cell: Cell, role: Role) -> int:
+    return cell.figures.roles[role] if cell.figures is not None else 0

@@ -1,0 +1,55 @@
+"""How the report writes sizes, cells and tables in Markdown."""
+
+from collections.abc import Iterable, Sequence
+
+from ligerprof.analyzers.cells import Cell, CellStatus
+from ligerprof.units import GIB
+
+OUT_OF_MEMORY = "OOM"
+NOT_RUN = "\N{EN DASH}"
+
+
+def gib(size_bytes: int) -> str:
+    """A size in GiB, two digits."""
+    return f"{size_bytes / GIB:.2f}"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table whose columns but the first are aligned to the right."""
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return [_line(headings), _line(rule), *(_line(row) for row in rows), ""]
+
+
+def peak_and_reserved(cell: Cell | None) -> str:
+    """Such as `9.06 / 10.58`, in GiB."""
+    if cell is None or cell.status is not CellStatus.DONE or cell.figures is None:
+        return _missing(cell)
+    reserved = NOT_RUN if cell.reserved_bytes is None else gib(cell.reserved_bytes)
+    return f"{gib(cell.figures.peak_bytes)} / {reserved}"
+
+
+def peak(cell: Cell | None) -> str:
+    """The peak in GiB."""
+    if cell is None or cell.status is not CellStatus.DONE or cell.figures is None:
+        return _missing(cell)
+    return gib(cell.figures.peak_bytes)
+
+
+def speed(cell: Cell | None) -> str:
+    """Tokens a second."""
+    if cell is None or cell.status is not CellStatus.DONE or cell.tokens_per_second is None:
+        return _missing(cell)
+    return f"{cell.tokens_per_second:,.0f}"
+
+
+def percent(ratio: float, digits: int = 1) -> str:
+    """A ratio less one, with its sign."""
+    return f"{100 * (ratio - 1):+.{digits}f} %"
+
+
+def _missing(cell: Cell | None) -> str:
+    return OUT_OF_MEMORY if cell is not None and cell.status is CellStatus.OOM else NOT_RUN
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

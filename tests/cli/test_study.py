@@ -1,0 +1,158 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.cli.main import main
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.runs.sweep.grid import cell_key, expand
+from ligerprof.runs.sweep.study import BATCHES, MEMORY_LIMIT_BYTES, PARTS, SEQUENCES, adapt
+from ligerprof.units import GIB
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["study", *arguments], catch_exceptions=False)
+
+
+def study_recipes() -> list[TrainingRecipe]:
+    parts = [adapt(part, device="cuda", memory_limit_bytes=None, providers=("ligerprof", "liger")) for part in PARTS]
+    return list(expand([part.grid for part in parts], lambda _: None)[0])
+
+
+def make_row(recipe: TrainingRecipe) -> dict[str, Any]:
+    """A row that claims to be measured: the closed form's bytes, and a speed of its own for each provider."""
+    expected = estimate(recipe)
+    reserved_bytes = expected.peak_bytes + 2**30
+    limit_bytes = recipe.memory_limit_bytes or 139 * GIB
+    fits = reserved_bytes <= limit_bytes
+    speed = 1000.0 + recipe.tokens / 10 + (0.5 if recipe.provider == "liger" else 0)
+    return {
+        "schema": 1,
+        "kind": "cell",
+        "key": cell_key(recipe),
+        "status": "done" if fits else "oom",
+        "error": None,
+        "seconds": 30.0,
+        "backend": "measured",
+        "gpu": "NVIDIA Test",
+        "peak_bytes": expected.peak_bytes,
+        "reserved_bytes": reserved_bytes,
+        "phases": {},
+        "roles": expected.roles.to_json(),
+        "step_seconds": recipe.tokens / speed if fits else None,
+        "tokens_per_second": speed if fits else None,
+        "oom": None if fits else {"limit_bytes": limit_bytes},
+        "estimate": expected.to_json(),
+        "recipe": recipe.to_json(),
+        "versions": {"torch": "2.11.0", "deepspeed": "0.19.8"},
+        "finished": "2026-01-02T03:04:05+00:00",
+    }
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return [make_row(recipe) for recipe in study_recipes()]
+
+
+def write_rows(rows: list[dict[str, Any]], path: Path) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def table_under(text: str, heading: str) -> list[list[str]]:
+    """The cells of the first table after a heading, row by row, its own headings first."""
+    section = text.split(f"## {heading}\n")[1]
+    lines = section[section.index("| ") :].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
+
+
+def test_the_parts_are_the_study() -> None:
+    recipes = study_recipes()
+    zero = [recipe for recipe in recipes if recipe.engine == "deepspeed"]
+    assert {(r.zero, r.offload, r.precision, r.optimizer, r.memory_limit_bytes, r.checkpointing) for r in zero} == {
+        (3, "all", "mixed-fp16", "deepspeed-cpu-adam", MEMORY_LIMIT_BYTES, True)
+    }
+    for liger, provider in (("none", "ligerprof"), ("no-flce", "ligerprof"), ("all", "ligerprof"), ("all", "liger")):
+        own = [r for r in zero if (r.liger, r.provider, r.loss) == (liger, provider, "hf")]
+        assert {r.batch for r in own if r.seq == 1024} == set(BATCHES)
+        assert {r.seq for r in own if r.batch == 4} == set(SEQUENCES)
+
+
+def test_a_dry_run_has_every_cell_and_needs_no_gpu(tmp_path: Path) -> None:
+    result = run("--dry-run", "-o", str(tmp_path / "study"))
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("to run") == len(study_recipes())
+    assert not (tmp_path / "study").exists()
+    ours = json.loads(run("--dry-run", "--json", "--provider", "ligerprof", "--only", "batch").stdout)
+    assert {cell["recipe"]["provider"] for cell in ours["cells"]} == {"ligerprof"}
+    assert len(ours["cells"]) == 3 * len(BATCHES)
+    limited = json.loads(run("--dry-run", "--json", "--memory-limit", "15GiB", "--only", "seq").stdout)
+    assert {cell["recipe"]["memory_limit_bytes"] for cell in limited["cells"]} == {15 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "says"),
+    [
+        (("--only", "batch", "--device", "simulated"), 1, "the simulator does not cover ZeRO"),
+        (("--only", "lunch"), 2, "no part 'lunch'"),
+        (("--report",), 1, "no finished cell"),
+        (("--memory-limit", "some"), 2, "not a size"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], exit_code: int, says: str, tmp_path: Path) -> None:
+    result = run(*arguments, "-o", str(tmp_path / "study"))
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "study").exists()
+
+
+def test_every_number_of_the_sweep_tables_is_a_rows(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    results = write_rows(rows, tmp_path / "rows.jsonl")
+    folder = tmp_path / "report"
+    result = run("--report", "--results", str(results), "-o", str(folder))
+    assert result.exit_code == 0, result.stderr
+    text = (folder / "README.md").read_text()
+    columns = [("none", "ligerprof"), ("no-flce", "ligerprof"), ("all", "ligerprof"), ("all", "liger")]
+    for heading, field, fixed in (("Batch", "batch", ("seq", 1024)), ("Sequence", "seq", ("batch", 4))):
+        for line in table_under(text, heading)[1:]:
+            size = int(line[0].replace(",", ""))
+            for (liger, provider), shown in zip(columns, line[1:], strict=True):
+                (row,) = (
+                    row
+                    for row in rows
+                    if (row["recipe"]["liger"], row["recipe"]["provider"], row["recipe"]["loss"])
+                    == (liger, provider, "hf")
+                    and (row["recipe"][field], row["recipe"][fixed[0]]) == (size, fixed[1])
+                    and row["recipe"]["engine"] == "deepspeed"
+                )
+                sizes = f"{row['peak_bytes'] / GIB:.2f} / {row['reserved_bytes'] / GIB:.2f}"
+                assert shown == ("OOM" if row["status"] == "oom" else sizes)
+    done = sum(row["status"] == "done" for row in rows)
+    assert f"{len(rows)} steps, {len(rows) - done} of them out of memory, measured on NVIDIA Test, 2026-01-02" in text
+    assert "torch 2.11.0, deepspeed 0.19.8" in text
+    links = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert {"batch.svg", "sequence.svg", "ablation.svg", "roles.svg"} <= set(links)
+    assert all((folder / link).read_text().startswith("<?xml") for link in links)
+
+
+def test_a_part_alone_makes_a_report_of_its_own(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    few = [row for row in rows if row["recipe"]["batch"] in (4, 16) and row["recipe"]["liger"] == "none"]
+    results = write_rows(few, tmp_path / "rows.jsonl")
+    result = run("--report", "--results", str(results), "-o", str(tmp_path / "report"))
+    assert result.exit_code == 0, result.stderr
+    text = (tmp_path / "report" / "README.md").read_text()
+    assert "## Sequence" in text
+    assert "liger-kernel's" not in text
+    assert table_under(text, "Borders")[1] == ["batch at 1024 tokens", "none", "4", "16"]
+    # of two rows of one cell the later counts, also across files
+    again = [{**row, "peak_bytes": 2 * row["peak_bytes"]} for row in few if row["status"] == "done"]
+    later = write_rows(again, tmp_path / "later.jsonl")
+    both = ("--results", str(results), "--results", str(later))
+    assert run("--report", *both, "-o", str(tmp_path / "report")).exit_code == 1
+    assert run("--report", *both, "-o", str(tmp_path / "report"), "--force").exit_code == 0
+    assert f"{again[0]['peak_bytes'] / GIB:.2f} /" in (tmp_path / "report" / "README.md").read_text()
