@@ -1,8 +1,7 @@
 """Give every block alive at a moment its role, module, frame, phase and layer."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ligerprof.analyzers.attribution_facts import FactFinder
 from ligerprof.analyzers.attribution_layers import layers_by_weights, layers_in_passes
@@ -14,8 +13,7 @@ from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """Who holds one block.
 
     Attributes:
@@ -60,33 +58,39 @@ class Attribution:
         finder = FactFinder(
             self.replayed, self.requests, self.timeline, layers=layers, live=live, peak_bytes=peak_bytes
         )
-        roles = _roles(finder, live)
+        blocks: list[int] = live.tolist()
+        roles = dict(zip(blocks, find_roles(finder, live), strict=True))
         layers.update(layers_by_weights(self.replayed, self.requests, roles, layers))
-        return [self._owner(block, role, layers.get(block), finder) for block, role in roles.items()]
+        named = [(kind.module, kind.shown) for kind in self.requests.kinds]
+        return [
+            Owner(
+                block=block,
+                requested_bytes=requested_bytes,
+                role=role,
+                module=named[kind][0],
+                frame=named[kind][1],
+                phase=finder.phase(block) or Phase.OUTSIDE,
+                # a library keeps its workspace for all layers, whichever was the first to need it
+                layer=None if role is Role.LIBRARY_WORKSPACE else layers.get(block),
+            )
+            for (block, role), requested_bytes, kind in zip(
+                roles.items(),
+                self.replayed.requested_bytes[live].tolist(),
+                self.requests.kind_of[live].tolist(),
+                strict=True,
+            )
+        ]
 
-    def _owner(self, block: int, role: Role, layer: int | None, finder: FactFinder) -> Owner:
-        request = self.requests.of(block)
-        return Owner(
-            block=block,
-            requested_bytes=int(self.replayed.requested_bytes[block]),
-            role=role,
-            module=request.module,
-            frame=request.shown,
-            phase=finder.phase(block) or Phase.OUTSIDE,
-            # a library keeps its workspace for all layers, whichever was the first to need it
-            layer=None if role is Role.LIBRARY_WORKSPACE else layer,
-        )
 
-
-def _roles(finder: FactFinder, live: Int64s) -> dict[int, Role]:
+def find_roles(finder: FactFinder, blocks: Int64s) -> list[Role]:
     """The role of each block; those that no rule could tell apart are looked at once."""
     known: dict[Hashable, Role] = {}
-    roles = {}
-    for block, signature in zip(live.tolist(), finder.signatures(), strict=True):
+    roles = []
+    for block, signature in zip(blocks.tolist(), finder.signatures(blocks), strict=True):
         role = known.get(signature)
         if role is None:
             role = known[signature] = role_of(finder.facts(block))
-        roles[block] = role
+        roles.append(role)
     return roles
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution_requests import Request, Requests
 from ligerprof.analyzers.attribution_rules import Facts, Trait
-from ligerprof.analyzers.attribution_timeline import Timeline
+from ligerprof.analyzers.attribution_timeline import Timeline, phase_code
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -55,6 +55,10 @@ class FactFinder:
         self._sizes: list[int] = replayed.requested_bytes.tolist()
         self._made: list[int] = replayed.allocated_by.tolist()
         self._freed: list[int] = replayed.freed_by.tolist()
+        self._runs = timeline.runs_of(replayed.allocated_by)
+        self._phases = timeline.phases_of(replayed.allocated_by)
+        for block in range(len(replayed.older_blocks)):
+            self._phases[block] = phase_code(requests.of(block).stack.phase)
         self._static: dict[int, frozenset[Trait]] = {}
 
     def facts(self, block: int) -> Facts:
@@ -69,30 +73,28 @@ class FactFinder:
             traits=self._place_traits(block, request) | traits,
         )
 
-    def signatures(self) -> Iterator[tuple[int | bool, ...]]:
-        """All that the facts on each live block depend on: equal ones have equal facts."""
-        live = np.array(self._live, dtype=np.int64)
-        made, freed = self._replayed.allocated_by[live], self._replayed.freed_by[live]
+    def signatures(self, blocks: Int64s) -> Iterator[tuple[int, ...]]:
+        """All that the facts on each block depend on: equal ones have equal facts."""
+        freed = self._replayed.freed_by[blocks]
         kept = freed < 0
-        # entries before the recording are the last of these
-        runs, codes = np.append(self._timeline.runs, -1), np.append(self._timeline.codes, -1)
-        freed_run = np.where(kept, self._timeline.last_run, runs[freed])
+        freed_run = np.where(kept, self._timeline.last_run, self._timeline.runs_of(freed))
+        runs, made = self._runs[blocks], self._replayed.allocated_by[blocks]
+        layers = np.array([self._layers.get(block, -1) for block in blocks.tolist()], dtype=np.int64)
         columns = (
-            self._requests.kind_of[live],
-            self._replayed.requested_bytes[live],
-            codes[made],
+            self._requests.kind_of[blocks],
+            self._replayed.requested_bytes[blocks],
+            self._phases[blocks],
             kept,
-            np.sign(freed_run - runs[made]),
+            np.sign(freed_run - runs),
             made < self._timeline.last_pause,
-            ~kept & (freed < self._requests.next_call[live]),
-            self._requests.place[live],
-            self._requests.count[live],
+            ~kept & (freed < self._requests.next_call[blocks]),
+            self._requests.place[blocks],
+            self._requests.count[blocks],
+            np.isin(blocks, list(self._first_workspaces)),
+            layers < self._deepest_layer[runs],
+            self._last_checkpointed[runs] <= blocks,
         )
-        varying = (
-            (block in self._first_workspaces, self._in_later_layer(block), self._is_after_layers(block))
-            for block in self._live
-        )
-        return ((*row, *more) for *row, more in zip(*(column.tolist() for column in columns), varying, strict=True))
+        return zip(*(column.tolist() for column in columns), strict=True)
 
     def phase(self, block: int) -> Phase | None:
         """The phase a block was made in; that of its stack where it is older than the recording."""
@@ -115,7 +117,7 @@ class FactFinder:
             yield Trait.AFTER_LAYERS, self._is_after_layers(block)
 
     def _lifetime(self, block: int) -> Iterator[tuple[Trait, bool]]:
-        freed, made_run = self._freed[block], self._timeline.run_at(self._made[block])
+        freed, made_run = self._freed[block], int(self._runs[block])
         freed_run = self._timeline.run_at(freed) if freed >= 0 else None
         yield Trait.NEVER_FREED, freed_run is None
         yield Trait.DIES_IN_PHASE, freed_run == made_run
@@ -127,8 +129,7 @@ class FactFinder:
 
     def _in_later_layer(self, block: int) -> bool:
         """Whether a later layer has begun in the run that made a block: a recording can end within forward."""
-        deepest = self._deepest_layer.get(self._timeline.run_at(self._made[block]), -1)
-        return self._layers.get(block, -1) < deepest
+        return self._layers.get(block, -1) < int(self._deepest_layer[self._runs[block]])
 
     def _size(self, block: int) -> Iterator[tuple[Trait, bool]]:
         size = self._sizes[block]
@@ -184,7 +185,7 @@ class FactFinder:
 
     def _is_after_layers(self, block: int) -> bool:
         """Whether no checkpointed layer allocated after this block in its run: the last layer made it."""
-        return self._last_checkpointed.get(self._timeline.run_at(self._made[block]), -1) <= block
+        return int(self._last_checkpointed[self._runs[block]]) <= block
 
     @cached_property
     def _built(self) -> list[int]:
@@ -194,7 +195,7 @@ class FactFinder:
     def _constructed(self) -> list[int]:
         """Blocks that constructors of torch's modules made, whatever became of them."""
         made = [_CONSTRUCTOR.search(kind.stack.text) is not None for kind in self._requests.kinds]
-        return self._blocks_of(made, Phase.BUILD)
+        return self._blocks_of(made, Phase.BUILD).tolist()
 
     @cached_property
     def _weight_sizes(self) -> frozenset[int]:
@@ -213,7 +214,7 @@ class FactFinder:
     def _planes(self) -> frozenset[int]:
         """Sizes of the logits, which the head's call makes last, and of their upcast."""
         is_output = [_is_head_output(kind) for kind in self._requests.kinds]
-        outputs = {self._sizes[block] for block in self._blocks_of(is_output) if self._is_last_of_call(block)}
+        outputs = {self._sizes[block] for block in self._blocks_of(is_output).tolist() if self._is_last_of_call(block)}
         return frozenset(outputs | {2 * size for size in outputs})
 
     @cached_property
@@ -230,32 +231,38 @@ class FactFinder:
         return frozenset(first.values())
 
     @cached_property
-    def _deepest_layer(self) -> dict[int, int]:
-        """The last layer that had begun in each run."""
+    def _deepest_layer(self) -> Int64s:
+        """The last layer that had begun in each run; the last entry is of the time before the recording."""
         blocks = np.fromiter(self._layers, dtype=np.int64, count=len(self._layers))
         layers = np.fromiter(self._layers.values(), dtype=np.int64, count=len(self._layers))
-        within = self._replayed.allocated_by[blocks] >= 0
-        deepest = np.full(self._timeline.last_run + 1, -1, dtype=np.int64)
-        np.maximum.at(deepest, self._timeline.runs[self._replayed.allocated_by[blocks[within]]], layers[within])
-        return dict(enumerate(deepest.tolist()))
+        within = self._runs[blocks] >= 0
+        return self._highest_by_run(blocks[within], layers[within])
 
     @cached_property
     def _score_sizes(self) -> frozenset[int]:
         """Sizes of eager attention's score matrices, in either precision."""
         is_softmax = [_SOFTMAX.search(kind.stack.text) is not None for kind in self._requests.kinds]
-        sizes = {self._sizes[block] for block in self._blocks_of(is_softmax)}
+        sizes = {self._sizes[block] for block in self._blocks_of(is_softmax).tolist()}
         return frozenset(sizes | {2 * size for size in sizes} | {size // 2 for size in sizes})
 
     @cached_property
-    def _last_checkpointed(self) -> dict[int, int]:
-        """The last block that a checkpointed layer made in each run of forward."""
-        through = [_CHECKPOINT_CALL in kind.stack.text for kind in self._requests.kinds]
-        return {self._timeline.run_at(self._made[block]): block for block in self._blocks_of(through)}
+    def _last_checkpointed(self) -> Int64s:
+        """The last block that a checkpointed layer made in each run of forward; else -1."""
+        blocks = self._blocks_of([_CHECKPOINT_CALL in kind.stack.text for kind in self._requests.kinds])
+        return self._highest_by_run(blocks, blocks)
 
-    def _blocks_of(self, chosen: list[bool], phase: Phase = Phase.FORWARD) -> list[int]:
+    def _highest_by_run(self, blocks: Int64s, values: Int64s) -> Int64s:
+        """The highest of the blocks' values in each run, -1 where a run made none of them."""
+        highest = np.full(self._timeline.last_run + 2, -1, dtype=np.int64)
+        np.maximum.at(highest, self._runs[blocks], values)
+        return highest
+
+    def _blocks_of(self, chosen: list[bool], phase: Phase = Phase.FORWARD) -> Int64s:
         """Blocks made in a phase by the kinds of request that are chosen."""
-        of_kind = np.flatnonzero(np.array(chosen, dtype=bool)[self._requests.kind_of]) if any(chosen) else ()
-        return [block for block in map(int, of_kind) if self.phase(block) is phase]
+        if not any(chosen):
+            return np.empty(0, dtype=np.int64)
+        in_phase = self._phases == phase_code(phase)
+        return np.flatnonzero(np.array(chosen, dtype=bool)[self._requests.kind_of] & in_phase).astype(np.int64)
 
     def _is_last_of_call(self, block: int) -> bool:
         return int(self._requests.place[block]) == int(self._requests.count[block]) - 1

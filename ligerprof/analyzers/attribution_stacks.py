@@ -134,17 +134,16 @@ class StackReader:
         Args:
             frames: as a snapshot has them, unchecked; they must live as long as the reader.
         """
-        calls: list[Call] = []
-        native: list[str] = []
-        for frame in frames if isinstance(frames, list) else ():
-            if id(frame) not in self._known:
-                self._known[id(frame)] = _read_frame(frame)
-            known = self._known[id(frame)]
-            if isinstance(known, Call):
-                calls.append(known)
-            elif known is not None:
-                native.append(known)
-        return Stack(calls=tuple(calls), native=tuple(native))
+        known = self._known
+        listed = frames if isinstance(frames, list) else ()
+        for frame in listed:
+            if id(frame) not in known:
+                known[id(frame)] = _read_frame(frame)
+        read = [known[identity] for identity in map(id, listed)]
+        return Stack(
+            calls=tuple([one for one in read if type(one) is Call]),
+            native=tuple([one for one in read if type(one) is str]),
+        )
 
 
 def _read_frame(frame: Any) -> Call | str | None:

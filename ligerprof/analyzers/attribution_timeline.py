@@ -23,6 +23,11 @@ _STEP_ANNOTATION, _ZERO_ANNOTATION = "Optimizer.step#", "Optimizer.zero_grad#"
 Codes = npt.NDArray[np.int64]
 
 
+def phase_code(phase: Phase | None) -> int:
+    """The index that stands for a phase in columns, -1 for an unknown one."""
+    return _UNKNOWN if phase is None else _CODES[phase]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
     """The phase of every event, and the runs of equal phase that they form.
@@ -49,6 +54,14 @@ class Timeline:
     def run_at(self, event: int) -> int:
         """The run of an event, -1 before the recording."""
         return int(self.runs[event]) if event >= 0 else _UNKNOWN
+
+    def phases_of(self, events: Codes) -> Codes:
+        """Phases of many events at once, as indices; -1 before the recording or where unknown."""
+        return np.append(self.codes, _UNKNOWN)[events]
+
+    def runs_of(self, events: Codes) -> Codes:
+        """Runs of many events at once, -1 before the recording."""
+        return np.append(self.runs, _UNKNOWN)[events]
 
     def events_of(self, phase: Phase, step: int | None = None) -> Codes:
         """Indices of the events of a phase, of one stamped step or of all."""
@@ -105,7 +118,7 @@ def _from_stacks(replayed: Replay, requests: Requests) -> Codes:
     # with Python stacks alone, autograd's threads are those that have none
     silent = Phase.BACKWARD if any(stack.calls for stack in stacks) else None
     phases = [stack.phase if stack.calls or stack.native else silent for stack in stacks]
-    by_kind = np.array([_UNKNOWN if phase is None else _CODES[phase] for phase in phases], dtype=np.int64)
+    by_kind = np.array([phase_code(phase) for phase in phases], dtype=np.int64)
     codes = np.full(len(replayed.trace), _UNKNOWN, dtype=np.int64)
     within = replayed.allocated_by >= 0
     if len(by_kind):

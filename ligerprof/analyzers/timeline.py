@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import find_roles
 from ligerprof.analyzers.attribution_facts import FactFinder
 from ligerprof.analyzers.attribution_layers import layers_in_passes
 from ligerprof.analyzers.attribution_requests import Requests
-from ligerprof.analyzers.attribution_rules import role_of
 from ligerprof.analyzers.attribution_timeline import Timeline, make_timeline
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.plain import collector_off
@@ -172,7 +172,7 @@ def _roles(replayed: Replay, requests: Requests, phases: Timeline, blocks: Int64
         live=replayed.live_at(peak),
         peak_bytes=int(replayed.allocated_bytes[peak]),
     )
-    return [role_of(finder.facts(block)) for block in blocks.tolist()]
+    return find_roles(finder, blocks)
 
 
 def _bytes_by_role(replayed: Replay, moments: Int64s, spans: _Spans, found: Sequence[Role]) -> dict[Role, Int64s]:
