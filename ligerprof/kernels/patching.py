@@ -40,6 +40,15 @@ class Patch:
         self.kernels = kernels
         self.provider = provider
         self._undo: list[Callable[[], None]] = []
+        self._remarks: list[Callable[[], str | None]] = []
+
+    def on_notes(self, remark: Callable[[], str | None]) -> None:
+        """Ask `remark` for a line whenever notes are wanted."""
+        self._remarks.append(remark)
+
+    def notes(self) -> tuple[str, ...]:
+        """What the kernels leave to the model's layers as they are now, adapters put around them later included."""
+        return tuple(line for remark in self._remarks if (line := remark()) is not None)
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """Do `action` when the kernels are taken out, before what was registered earlier."""
@@ -236,13 +245,16 @@ class _Patcher:
 
     def _fill_gated(self, slot: str, kernel: Forward) -> None:
         forward, linear_kernel = decoder.gated_forward(kernel), self._request.entries.get(f"{slot}_linear")
-        for module in self._modules(self._plan.gated_mlp):
+        mlps = self._modules(self._plan.gated_mlp)
+        for module in mlps:
             activation = type(module.act_fn).__name__
             if activation not in _ACTIVATIONS[slot]:
                 raise KernelUnavailableError(f"{slot}: the model's MLP uses {activation}. Leave {slot} out.")
             self._swap(module, slot, lambda _original: forward)
             if linear_kernel is not None:
                 self._fill_last_linear(slot, module, linear_kernel)
+        if linear_kernel is not None:
+            self._patch.on_notes(functools.partial(_kept_products, slot, [weakref.ref(module) for module in mlps]))
 
     def _fill_last_linear(self, slot: str, mlp: Any, kernel: Forward) -> None:
         """Let the MLP's last layer multiply the gates, if it is torch's own and so are those that make them."""
@@ -295,6 +307,15 @@ class _Patcher:
             self._subclasses[key] = type(before.__name__, (before,), {**body, "__qualname__": before.__qualname__})
         module.__class__ = self._subclasses[key]
         self._patch.on_undo(functools.partial(_restore_class, weakref.ref(module), self._subclasses[key], before))
+
+
+def _kept_products(slot: str, references: "list[weakref.ref[Any]]") -> str | None:
+    mlps = [mlp for reference in references if (mlp := reference()) is not None]
+    others = [mlp.down_proj for mlp in mlps if not decoder.takes_gates(mlp.down_proj)]
+    if not others:
+        return None
+    names = ", ".join(sorted({f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in others}))
+    return f"{slot}: {len(others)} of {len(mlps)} MLPs keep their product for backward, since it goes into {names}"
 
 
 def _is_plain_linear(module: nn.Module) -> bool:

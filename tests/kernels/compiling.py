@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ligerprof.kernels import KERNEL_NAMES, KernelShape, find_kernel
+from ligerprof.kernels import KernelShape, find_kernel
 from ligerprof.kernels.device import standing_for
 from ligerprof.kernels.patching import load_entry
-from tests.kernels.test_memory import LLAMA_1B, problem
+from tests.kernels.test_memory import ALL_KERNELS, LLAMA_1B, problem
 
 CASES = {
     "llama-1b": LLAMA_1B,
@@ -56,7 +56,7 @@ def compile_launch(kernel: Any, given: tuple[Any, ...], options: dict[str, Any],
         value = given[index] if index < len(given) else options[parameter.name]
         special = not parameter.do_not_specialize
         kind = "fp32"
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and special):
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1 and special):
             kind, constants[(index,)] = "constexpr", value
         elif isinstance(value, Tensor):
             kind, attributes[(index,)] = _POINTERS[value.dtype], _ALIGNED
@@ -71,7 +71,7 @@ def compile_launch(kernel: Any, given: tuple[Any, ...], options: dict[str, Any],
 
 def main(capability: int) -> None:
     done: set[str] = set()
-    for slot in KERNEL_NAMES:
+    for slot in ALL_KERNELS:
         for case, shape in CASES.items():
             for kernel, given, options in launches(slot, shape):
                 compiled = compile_launch(kernel, given, options, capability)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.kernels.test_memory import ALL_KERNELS
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -23,7 +25,8 @@ def test_every_launch_compiles_for_hopper_and_streams_in_wide_loads(tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr[-2000:]
     launches = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {launch["slot"] for launch in launches} == {"rope", "rms", "swiglu", "geglu", "layernorm", "ce", "flce"}
+    # a gated kernel with the linear layer behind it launches what the one without does, backward apart
+    assert {launch["slot"] for launch in launches} == set(ALL_KERNELS)
     narrow = {(launch["slot"], launch["kernel"], launch["case"]) for launch in launches if launch["wide_loads"] == 0}
     # rows of given logits of an odd vocabulary are not aligned; labels and losses are few
     assert narrow <= {

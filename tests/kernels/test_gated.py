@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from ligerprof.errors import KernelInputError
+from ligerprof.kernels import find_kernel
 from ligerprof.kernels.geglu.reference import geglu as geglu_reference
+from ligerprof.kernels.patching import load_entry
 from ligerprof.kernels.swiglu.reference import swiglu as swiglu_reference
-from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves
+from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, relative_error, run
 
 Gated = Callable[[Tensor, Tensor], Tensor]
 
@@ -56,3 +60,97 @@ def test_inputs_that_differ_are_refused(pair: tuple[Gated, Gated], device: torch
         pair[0](torch.zeros(2, 8, device=device), torch.zeros(2, 9, device=device))
     with pytest.raises(KernelInputError, match="must be alike"):
         pair[0](torch.zeros(2, 8, device=device), torch.zeros(2, 8, device=device, dtype=torch.bfloat16))
+
+
+Linear = Callable[..., Tensor]
+
+
+@pytest.fixture(params=["swiglu", "geglu"])
+def linear_pair(request: pytest.FixtureRequest) -> tuple[Linear, Linear]:
+    """The kernel with the linear layer behind it, and its reference."""
+    spec = find_kernel(f"{request.param}_linear")
+    return load_entry(spec.entry), load_entry(spec.reference)
+
+
+def gates_and_layer(dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    return leaves(
+        torch.randn(2, 5, 136, dtype=dtype, device=device),
+        torch.randn(2, 5, 136, dtype=dtype, device=device),
+        torch.randn(24, 136, dtype=dtype, device=device) / 12,
+        torch.randn(24, dtype=dtype, device=device),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_with_the_linear_layer_matches_fp64(
+    linear_pair: tuple[Linear, Linear], dtype: torch.dtype, device: torch.device
+) -> None:
+    # product, output and each gradient are rounded
+    grad = torch.randn(2, 5, 24, dtype=dtype, device=device)
+    assert_matches_fp64(*linear_pair, gates_and_layer(dtype, device), 2 * ROUNDING[dtype], [grad])
+
+
+@pytest.mark.parametrize("frozen", [(2,), (3,), (2, 3)], ids=str)
+def test_with_a_frozen_linear_layer(
+    frozen: tuple[int, ...], linear_pair: tuple[Linear, Linear], device: torch.device
+) -> None:
+    inputs = gates_and_layer(torch.float32, device)
+    for index in frozen:
+        inputs[index].requires_grad_(False)  # noqa: FBT003
+    assert_matches_fp64(*linear_pair, inputs, 2 * ROUNDING[torch.float32])
+
+
+def test_gates_are_overwritten_by_their_gradients_where_the_caller_allows_it(
+    linear_pair: tuple[Linear, Linear], device: torch.device
+) -> None:
+    gate, up, weight, bias = gates_and_layer(torch.float32, device)
+    expected = run(linear_pair[1], [gate, up, weight, bias])[1:]
+    made = [gate.clone(), up.clone()]
+    output = linear_pair[0](*made, weight, bias, overwrite=True)
+    got = torch.autograd.grad(output, [gate, up, weight, bias], torch.ones_like(output))
+    assert max(relative_error(value, right) for value, right in zip(got, expected, strict=True)) < 1e-5
+    for value, gradient in zip(made, got[:2], strict=True):
+        assert value.data_ptr() == gradient.data_ptr()
+
+
+def test_a_retained_graph_gives_the_same_gradients_again(
+    linear_pair: tuple[Linear, Linear], device: torch.device
+) -> None:
+    gate, up, weight, bias = gates_and_layer(torch.float32, device)
+    output = linear_pair[0](gate.clone(), up.clone(), weight, bias, overwrite=True).square().sum()
+    first = torch.autograd.grad(output, [gate, up, weight], retain_graph=True)
+    second = torch.autograd.grad(output, [gate, up, weight])
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_whoever_else_keeps_overwritten_gates_is_told(linear_pair: tuple[Linear, Linear], device: torch.device) -> None:
+    gate, up, weight, bias = gates_and_layer(torch.float32, device)
+    made = gate.clone()
+    total = made.square().sum() + linear_pair[0](made, up.clone(), weight, bias, overwrite=True).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def test_recomputation_runs_neither_product_nor_linear_layer(
+    linear_pair: tuple[Linear, Linear], device: torch.device
+) -> None:
+    """torch.utils.checkpoint stops at the last tensor that is kept."""
+    gate, up, weight, bias = gates_and_layer(torch.float32, device)
+    counter = FlopCounterMode(display=False)
+
+    def layer(one: Tensor, other: Tensor) -> Tensor:
+        return linear_pair[0](one.clone(), other.clone(), weight, bias, overwrite=True)
+
+    output = checkpoint(layer, gate, up, use_reentrant=False)
+    with counter:
+        output.sum().backward()
+    # the gradients of product and weight
+    assert counter.get_total_flops() == 2 * (2 * 10 * 24 * 136)
+
+
+def test_a_linear_layer_that_does_not_go_with_the_gates_is_refused(
+    linear_pair: tuple[Linear, Linear], device: torch.device
+) -> None:
+    gate = torch.zeros(2, 8, device=device)
+    with pytest.raises(KernelInputError, match="does not go with gates of 8"):
+        linear_pair[0](gate, gate, torch.zeros(4, 9, device=device))

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.kernels import KERNEL_NAMES, KernelMemory, KernelShape, find_kernel
-from ligerprof.kernels.selection import WIDER_KERNELS
 from ligerprof.kernels.device import sm_count, standing_for
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.patching import load_entry
+from ligerprof.kernels.selection import WIDER_KERNELS
 from tests.kernels.meter import ByteMeter
 
 EPS = 1e-6

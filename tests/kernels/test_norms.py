@@ -21,6 +21,12 @@ def rms(x: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:
     return rms_norm(x, weight, EPS, offset)
 
 
+def add_rms(x: Tensor, residual: Tensor, weight: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    from ligerprof.kernels.rms.triton import add_rms_norm
+
+    return add_rms_norm(x, residual, weight, EPS, offset)
+
+
 def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     from ligerprof.kernels.layernorm.triton import layer_norm
 
@@ -69,6 +75,55 @@ def test_rms_with_a_frozen_input(frozen: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=str)
+def test_add_rms_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Both results are used, as a decoder layer uses them; sum and norm are rounded."""
+    sizes = ((rows, columns), (rows, columns), (columns,))
+    inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in sizes))
+    grads = [torch.randn(rows, columns, dtype=dtype, device=device) for _ in range(2)]
+    assert_matches_fp64(
+        add_rms, lambda x, r, w: rms_reference.add_rms_norm(x, r, w, EPS), inputs, 2 * ROUNDING[dtype], grads
+    )
+
+
+@pytest.mark.parametrize("wide", ["x", "residual"])
+def test_add_rms_of_two_dtypes_is_in_the_wider(wide: str, device: torch.device) -> None:
+    """As under autocast: what a product made is narrow, the residual stream is not."""
+    narrow = torch.randn(7, 96, device=device, dtype=torch.bfloat16)
+    other, weight = torch.randn(7, 96, device=device), torch.randn(96, device=device)
+    inputs = leaves(*((other, narrow) if wide == "x" else (narrow, other)), weight)
+    outputs = add_rms(*inputs)
+    assert all(output.dtype == torch.float32 for output in outputs)
+    gradients = torch.autograd.grad(outputs, inputs, [torch.randn(7, 96, device=device) for _ in range(2)])
+    assert [gradient.dtype for gradient in gradients] == [value.dtype for value in inputs]
+    assert_matches_fp64(
+        add_rms, lambda x, r, w: rms_reference.add_rms_norm(x, r, w, EPS), inputs, ROUNDING[torch.bfloat16]
+    )
+
+
+def test_add_rms_whose_sum_nobody_reads(device: torch.device) -> None:
+    inputs = leaves(*(torch.randn(size, device=device) for size in ((9, 64), (9, 64), (64,))))
+    assert_matches_fp64(
+        lambda *given: add_rms(*given)[0],
+        lambda x, r, w: rms_reference.add_rms_norm(x, r, w, EPS)[0],
+        inputs,
+        2 * ROUNDING[torch.float32],
+    )
+
+
+def test_add_rms_reads_strided_rows(device: torch.device) -> None:
+    x = torch.randn(6, 3, 80, device=device)[:, :, :50].requires_grad_()
+    residual = torch.randn(3, 6, 50, device=device).transpose(0, 1).requires_grad_()
+    weight = torch.randn(50, device=device, requires_grad=True)
+    assert_matches_fp64(
+        add_rms,
+        lambda a, r, w: rms_reference.add_rms_norm(a, r, w, EPS),
+        [x, residual, weight],
+        2 * ROUNDING[torch.float32],
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=str)
 def test_layernorm_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     sizes = ((rows, columns), (columns,), (columns,))
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in sizes))
@@ -112,5 +167,15 @@ def test_rows_too_long_and_weights_that_do_not_fit_are_refused(device: torch.dev
         plan_rows(rows=1, columns=MAX_COLUMNS + 1, sm_count=4)
     with pytest.raises(KernelInputError, match="rms"):
         rms(torch.zeros(2, 8, device=device), torch.zeros(7, device=device))
+    with pytest.raises(KernelInputError, match="cannot be added"):
+        add_rms(*(torch.zeros(2, size, device=device) for size in (8, 9)), torch.zeros(8, device=device))
     with pytest.raises(KernelInputError, match="layernorm"):
         layer(torch.zeros(2, 8, device=device), torch.zeros(8, device=device), torch.zeros(7, device=device))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 263, 264, 265, 8192, 16385])
+def test_backward_takes_as_few_programs_as_cost_no_turn_more(rows: int) -> None:
+    plan = plan_rows(rows=rows, columns=4096, sm_count=132)
+    turns = -(-rows // min(rows, 2 * 132))
+    assert -(-rows // plan.programs) == turns
+    assert plan.programs == 1 or -(-rows // (plan.programs - 1)) > turns

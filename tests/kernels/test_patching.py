@@ -205,9 +205,51 @@ def test_inside_peft(device: torch.device) -> None:
     config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
     model = peft.get_peft_model(tiny_model("llama", device=device), config)
     expected = train_once(model)
-    with apply(model, "all"):
+    with apply(model, "all") as patch:
         assert_same_step(expected, train_once(model))
+        assert patch.notes() == (
+            "swiglu: 2 of 2 MLPs keep their product for backward, since it goes into peft.tuners.lora.layer.Linear",
+        )
     assert all("lora" in name for name in expected[1])
+
+
+def test_adapters_that_come_after_the_kernels_are_trained_too(device: torch.device) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["gate_proj", "down_proj"], init_lora_weights=False)
+    plain, patched = tiny_model("llama", device=device), tiny_model("llama", device=device)
+    torch.manual_seed(1)
+    expected = train_once(peft.get_peft_model(plain, config))
+    patch = apply(patched, "no-flce")
+    assert patch.notes() == ()
+    torch.manual_seed(1)
+    assert_same_step(expected, train_once(peft.get_peft_model(patched, config)))
+    assert len(patch.notes()) == 1
+
+
+def test_what_joins_layers_runs_inside_the_calls_whose_weights_it_reads(device: torch.device) -> None:
+    """Hooks that gather a sharded weight fire before the kernel reads it."""
+    model, seen = tiny_model("llama", device=device, num_hidden_layers=1), []
+    layer = model.model.layers[0]
+    for name, module in (("norm", layer.post_attention_layernorm), ("down", layer.mlp.down_proj)):
+        module.register_forward_pre_hook(lambda _module, args, name=name: seen.append((name, len(args))))
+    with apply(model, "rms+swiglu"):
+        train_once(model)
+    assert seen == [("norm", 2), ("down", 2)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_a_layer_adds_and_normalizes_in_one_call(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ligerprof.kernels.rms import triton as rms
+
+    calls: list[str] = []
+    for name in ("rms_norm", "add_rms_norm"):
+        kernel = getattr(rms, name)
+        monkeypatch.setattr(rms, name, lambda *a, name=name, kernel=kernel: calls.append(name) or kernel(*a))
+    model = tiny_model(family)
+    layers = len(model.model.layers)
+    with apply(model, "rms"):
+        train_once(model)
+    assert calls.count("add_rms_norm") == layers
 
 
 def test_a_head_with_adapters_is_refused_by_name(device: torch.device) -> None:

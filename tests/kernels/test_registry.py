@@ -14,7 +14,8 @@ from ligerprof.kernels import KERNEL_NAMES, KernelSpec, find_kernel, list_kernel
 from ligerprof.kernels.device import DEVICE_KINDS, triton_unavailable_reason
 from ligerprof.kernels.flce.spec import SPECS as FLCE_SPECS
 from ligerprof.kernels.patching import load_entry
-from ligerprof.kernels.registry import BUILT_IN, ENTRY_POINT_GROUP, build_registry
+from ligerprof.kernels.registry import BUILT_IN, ENTRY_POINT_GROUP, build_registry, find_kernel_set
+from ligerprof.kernels.selection import WIDER_KERNELS
 
 PLUGIN = Path(__file__).parent.parent / "data" / "plugin"
 
@@ -39,7 +40,15 @@ def plugin(name: str) -> EntryPoint:
 
 def test_every_kernel_of_the_study_is_built_in_with_its_reference_beside_it() -> None:
     for provider in ("ligerprof", "torch"):
-        assert tuple(kernel.name for kernel in BUILT_IN if kernel.provider == provider) == KERNEL_NAMES
+        named = [kernel for kernel in BUILT_IN if kernel.provider == provider and kernel.name == kernel.slot]
+        assert tuple(kernel.name for kernel in named) == KERNEL_NAMES
+
+
+def test_wider_kernels_come_with_their_slots_of_whoever_has_them() -> None:
+    ours = {kernel.name: kernel.slot for kernel in BUILT_IN if kernel.provider == "ligerprof"}
+    assert {name: slot for name, slot in ours.items() if name != slot} == WIDER_KERNELS
+    assert list(find_kernel_set(("rms", "flce"), "ligerprof")) == ["rms", "flce", "add_rms"]
+    assert list(find_kernel_set(("rms", "swiglu"), "torch")) == ["rms", "swiglu"]
 
 
 @pytest.mark.parametrize("kernel", BUILT_IN, ids=lambda kernel: f"{kernel.provider}-{kernel.name}")
