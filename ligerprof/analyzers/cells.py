@@ -39,6 +39,7 @@ class Cell:
         estimate: the closed form beside it, None where there is none.
         gpu: the GPU measured, or the one the simulation stands for; "" where unknown.
         reserved_bytes: the highest reserved bytes of the steady step.
+        limit_bytes: the limit on reserved bytes that it ran under, None where there was none.
         step_seconds: median of the timed steps; None when simulated or not done.
         tokens_per_second: of one GPU.
     """
@@ -52,6 +53,7 @@ class Cell:
     estimate: Figures | None = None
     gpu: str = ""
     reserved_bytes: int | None = None
+    limit_bytes: int | None = None
     step_seconds: float | None = None
     tokens_per_second: float | None = None
 
@@ -98,7 +100,8 @@ def cell_from_json(values: object, source: str) -> Cell:
     error = row.text("error")
     key = row.text("key") or json.dumps(row.get("recipe"), sort_keys=True)
     if row.get("peak_bytes") is None:
-        return Cell(key=key, status=status, recipe=recipe, error=error, seconds=seconds)
+        limit_bytes = recipe.memory_limit_bytes
+        return Cell(key=key, status=status, recipe=recipe, error=error, seconds=seconds, limit_bytes=limit_bytes)
     beside = row.get("estimate")
     return Cell(
         key=key,
@@ -110,13 +113,16 @@ def cell_from_json(values: object, source: str) -> Cell:
         estimate=None if beside is None else ResultReader(beside, f"{source} (estimate)").figures("estimated"),
         gpu=row.text("gpu") or "",
         reserved_bytes=row.size("reserved_bytes"),
+        limit_bytes=_limit_bytes(row.get("oom"), recipe, source),
         step_seconds=row.number("step_seconds"),
         tokens_per_second=row.number("tokens_per_second"),
     )
 
 
 def _read_file(path: Path) -> Iterator[Cell]:
-    lines = _read_text(path).split("\n")
+    text = _read_text(path)
+    # one result over several lines, as `step --json` prints it
+    lines = [text] if text.startswith("{\n") else text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -163,6 +169,11 @@ def _status(row: ResultReader, source: str) -> CellStatus:
             return known
     known_words = ", ".join(status.value for status in CellStatus)
     raise ResultFormatError(f"{source}: status {word!r:.40} is none of {known_words}.")
+
+
+def _limit_bytes(oom: object, recipe: TrainingRecipe, source: str) -> int | None:
+    """What ran out knows the limit, also where it is the GPU's own."""
+    return recipe.memory_limit_bytes if oom is None else ResultReader(oom, f"{source} (oom)").size("limit_bytes")
 
 
 def _recipe(values: object, source: str) -> TrainingRecipe:

@@ -82,11 +82,12 @@ def command(as_json: bool, **options: Any) -> None:
     _refuse_overwriting(targets, force=options["force"])
     if not options["kernels"] and not options["earlier"]:
         raise RecipeError("bench: name a kernel such as flce, or records to show with --from FILE.")
-    from ligerprof.reports.bench import bench_json, check_figure_name, render_bench
+    from ligerprof.reports.bench import bench_json, render_bench
+    from ligerprof.reports.plots.style import check_format
     from ligerprof.reports.terminal import console
 
     if options["figure_file"] is not None:
-        check_figure_name(options["figure_file"].suffix)
+        check_format(options["figure_file"].suffix)
     earlier = [read_lines(path) for path in options["earlier"]]
     findings = join_findings(*earlier, _measure(options) if options["kernels"] else [])
     _write(findings, targets)
@@ -138,15 +139,20 @@ def _refuse_overwriting(targets: dict[Path, str], *, force: bool) -> None:
 
 
 def _write(findings: Sequence[Finding], targets: dict[Path, str]) -> None:
-    from ligerprof.reports.bench import draw_bench
+    from ligerprof.reports.plots.kernels import draw_bench
+    from ligerprof.reports.plots.style import write_figure
 
     for path, what in targets.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if what == FIGURE:
-                draw_bench(findings).savefig(path, dpi=150)
-            else:
-                path.write_text(write_csv(findings) if what == TABLE else write_lines(findings), encoding="utf-8")
-        except OSError as error:
-            raise RunDirectoryError(f"{path}: cannot write ({error.strerror}). Choose another file.") from None
+        if what == FIGURE:
+            write_figure(draw_bench(findings), path)
+        else:
+            _write_text(path, write_csv(findings) if what == TABLE else write_lines(findings))
         say(f"wrote {path}")
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: cannot write ({error.strerror}). Choose another file.") from None

@@ -51,19 +51,16 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
 
 def _check_target(figure: Path, *, force: bool) -> None:
     """Refuse a file that cannot be drawn to, before anything is searched."""
-    from ligerprof.reports.bench import check_figure_name
+    from ligerprof.reports.plots.style import check_format
 
-    check_figure_name(figure.suffix)
+    check_format(figure.suffix)
     if figure.exists() and not force:
         raise RunDirectoryError(f"{figure}: exists. Choose another file, or pass --force.")
 
 
 def _draw(found: Fit, figure: Path) -> None:
-    from ligerprof.reports.fit import draw_frontier
+    from ligerprof.reports.plots.frontier import draw_frontier
+    from ligerprof.reports.plots.style import write_figure
 
-    try:
-        figure.parent.mkdir(parents=True, exist_ok=True)
-        draw_frontier(found).savefig(figure, dpi=150)
-    except OSError as error:
-        raise RunDirectoryError(f"{figure}: cannot write ({error.strerror}). Choose another file.") from None
+    write_figure(draw_frontier(found), figure)
     say(f"wrote {figure}")

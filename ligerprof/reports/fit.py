@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 from ligerprof.analyzers.budget import Verdict
 from ligerprof.analyzers.fit import Fit, Point
 from ligerprof.analyzers.flags import command_line
-from ligerprof.reports.figures import STYLE
 from ligerprof.reports.terminal import PLAIN_WIDTH
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -100,45 +97,3 @@ def wrap_command(text: str) -> str:
         else:
             lines[-1] += f" {part}" if lines[-1] else part
     return "\n".join(lines)
-
-
-def draw_frontier(fit: Fit) -> "Figure":
-    """Largest batch against tokens a sequence, both on logarithmic axes; the wanted pair marked."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(fname=STYLE):
-        figure = Figure(figsize=(6.0, 3.6))
-        axes = figure.add_subplot()
-        _draw_points(axes, fit)
-        axes.plot(
-            [fit.recipe.seq],
-            [fit.recipe.batch],
-            marker="*",
-            markersize=11,
-            linestyle="",
-            color="#1b4f72" if fit.wanted.fits else "#922b21",
-            label=f"{fit.recipe.batch} x {fit.recipe.seq} {'fits' if fit.wanted.fits else 'does not fit'}",
-        )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_title(fit.recipe.summary, fontsize=7)
-        axes.set_xlabel("tokens a sequence")
-        axes.set_ylabel("largest batch")
-        axes.legend(loc="upper right")
-    return figure
-
-
-def _draw_points(axes: "Axes", fit: Fit) -> None:
-    if not fit.frontier:
-        return
-    lengths = [point.seq for point in fit.frontier]
-    batches = [point.batch for point in fit.frontier]
-    ways = " and ".join(dict.fromkeys(point.verdict.checked for point in fit.frontier))
-    label = f"fits {format_bytes(fit.limit.size_bytes)} ({ways})"
-    axes.fill_between(lengths, batches, min(batches), color="#a9dfbf", alpha=0.6, linewidth=0)
-    axes.plot(lengths, batches, color="#117a65", marker="o", label=label)
-    for length, batch in zip(lengths, batches, strict=True):
-        axes.annotate(f"{batch}", (length, batch), textcoords="offset points", xytext=(4, 4), fontsize=8)

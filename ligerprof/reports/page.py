@@ -1,12 +1,11 @@
 """report.html: one self-contained page of a step, for the browser; nothing is loaded from anywhere."""
 
-import io
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.timeline import role_timeline
-from ligerprof.reports.figures import draw_roles
 from ligerprof.reports.html import html_page, html_table, html_timeline, paragraph
+from ligerprof.reports.plots.roles import RolesBar, draw_roles
+from ligerprof.reports.plots.style import svg_text
 from ligerprof.reports.step import closing_lines, heading_lines, verdict
 from ligerprof.reports.terminal import RolesColumn, percent_error
 from ligerprof.roles import ROLE_MEANINGS, STEP_PHASES, Role
@@ -14,10 +13,8 @@ from ligerprof.runs.step import StepReport
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.units import format_mib
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _TOP_BLOCKS = 25
+_BARS_INCHES = 8.0
 
 
 def render_page(report: StepReport) -> str:
@@ -34,7 +31,7 @@ def render_page(report: StepReport) -> str:
             *(paragraph(line, report.outcome.backend) for line in subtitle),
             paragraph(verdict(report)),
             "<h2>Who holds the peak</h2>",
-            _svg(draw_roles(columns)),
+            _svg(columns),
             html_table(["role", *_figure_heads(columns), "what"], _role_rows(columns)),
             "<h2>Phases</h2>",
             html_table(["phase", *_figure_heads(columns)], _phase_rows(report)),
@@ -76,9 +73,8 @@ def _block_rows(report: StepReport) -> Iterable[list[str]]:
         yield [block.role.value, format_mib(block.size_bytes), str(block.count), block.module, block.frame]
 
 
-def _svg(figure: "Figure") -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg")
-    markup = buffer.getvalue()
+def _svg(columns: Sequence[RolesColumn]) -> str:
+    bars = [RolesBar(title=column.title, roles=column.roles) for column in columns]
+    markup = svg_text(draw_roles(bars, width_inches=_BARS_INCHES))
     # what comes before is the XML declaration, which has no place inside HTML
     return f'<div class="figure">{markup[markup.index("<svg") :]}</div>'

@@ -65,6 +65,16 @@ def test_a_line_that_is_still_written_is_left_out(tmp_path: Path) -> None:
     assert [cell.key for cell in read_cells([path])] == ["a", "b"]
 
 
+def test_what_ran_out_knows_its_limit() -> None:
+    oom = {"limit_bytes": 2**30}
+    assert cell_from_json(row(status="oom", oom=oom), "r").limit_bytes == 2**30
+    assert cell_from_json(row(oom=None), "r").limit_bytes is None
+    limited = {**RECIPE.to_json(), "memory_limit_bytes": 2**28}
+    assert cell_from_json(row(recipe=limited), "r").limit_bytes == 2**28
+    died = cell_from_json({"kind": "cell", "key": "a", "status": "oom", "recipe": limited}, "r")
+    assert (died.limit_bytes, died.figures) == (2**28, None)
+
+
 def test_plain_measured_steps_are_cells() -> None:
     cells = read_cells([MEASURED])
     assert len(cells) == len(MEASURED.read_text().splitlines())

@@ -107,7 +107,7 @@ def test_the_frontier_is_drawn_and_not_overwritten(tmp_path: Path) -> None:
     assert run(*arguments)[0] == 0
     drawn = figure.read_text(encoding="utf-8")
     assert "fits 100.0 MiB (closed form)" in drawn
-    assert "tokens a sequence" in drawn
+    assert "sequence, tokens" in drawn
 
     code, stdout, stderr = run(*arguments)
     assert (code, stdout) == (1, "")

@@ -1,0 +1,1 @@
+"""Figures from result files: what each shows, and the one look they share."""

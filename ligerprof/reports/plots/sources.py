@@ -1,0 +1,109 @@
+"""What figures are drawn from: which of the named files and folders hold cells, recordings or bench records."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ligerprof.analyzers.cells import RESULTS_NAME, Cell, cell_from_json, read_cells
+from ligerprof.analyzers.explain import SNAPSHOT_NAME
+from ligerprof.errors import ResultFormatError
+from ligerprof.reports.plots.series import kernel_set
+from ligerprof.runs.bench.records import Finding, join_findings, read_lines
+from ligerprof.runs.directory import RESULT, read_result
+
+_LONGEST_LINE = 2**16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotSource:
+    """A recording, not read yet.
+
+    Attributes:
+        title: short, for a panel; what ran, or the file's name.
+        origin: how it came about, where the folder says so.
+    """
+
+    path: Path
+    title: str
+    origin: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """Everything that was named."""
+
+    cells: tuple[Cell, ...] = ()
+    snapshots: tuple[SnapshotSource, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+def read_sources(paths: Iterable[Path]) -> Sources:
+    """Sort files and folders by what is in them, and read all but the recordings.
+
+    A folder is a sweep's (results.jsonl), a run's (result.json, snapshot.pickle), or one that holds a
+    recording. A file is a sweep's rows, one result, bench records, or a memory snapshot.
+
+    Raises:
+        ResultFormatError, RunDirectoryError, BenchFileError: what is named holds none of these.
+    """
+    cell_files: list[Path] = []
+    snapshots: list[SnapshotSource] = []
+    findings: list[list[Finding]] = []
+    runs: list[Cell] = []
+    for path in paths:
+        if path.is_dir() and not (path / RESULTS_NAME).exists():
+            run, recording = _read_run(path)
+            runs += run
+            snapshots += recording
+        elif path.is_dir() or _is_json(path):
+            if not path.is_dir() and _is_bench(path):
+                findings.append(read_lines(path))
+            else:
+                cell_files.append(path)
+        else:
+            snapshots.append(SnapshotSource(path=path, title=path.name.partition(".")[0]))
+    return Sources(
+        cells=(*read_cells(cell_files), *runs),
+        snapshots=tuple(snapshots),
+        findings=join_findings(*findings),
+    )
+
+
+def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
+    """The result and the recording of a run directory, each where it is there."""
+    snapshot = path / SNAPSHOT_NAME
+    if not (path / RESULT).exists():
+        if not snapshot.exists():
+            raise ResultFormatError(
+                f"{path}: neither {RESULTS_NAME} nor {RESULT} nor {SNAPSHOT_NAME} in it. Give a sweep or a run."
+            )
+        return [], [SnapshotSource(path=snapshot, title=path.name)]
+    cell = cell_from_json(read_result(path), str(path / RESULT))
+    recipe = cell.recipe
+    title = ", ".join([kernel_set(recipe), *([recipe.provider] if recipe.kernels else [])])
+    origin = cell.figures.backend if cell.figures is not None else ""
+    recording = [SnapshotSource(path=snapshot, title=title, origin=origin)] if snapshot.exists() else []
+    return [cell], recording
+
+
+def _is_json(path: Path) -> bool:
+    """Whether the file starts as a JSON object does; no snapshot, packed or not, starts so."""
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip()[:1] == b"{"
+    except OSError as error:
+        raise ResultFormatError(
+            f"{path}: not readable ({error.strerror}). Give a file of sweep, step or bench."
+        ) from None
+
+
+def _is_bench(path: Path) -> bool:
+    """Whether the first line is a bench record; what is wrong with others, their reader says."""
+    with path.open("rb") as file:
+        line = file.readline(_LONGEST_LINE)
+    try:
+        first = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and "what" in first and "recipe" not in first
