@@ -39,6 +39,8 @@ SMALL = {
     Role.CE_TEMPORARIES: 3 * 2048 * 32000 * 4,
     Role.LIBRARY_WORKSPACE: 64 * MIB,
 }
+# a larger one under DeepSpeed on two GPUs, as stored in 16 bit
+ZERO_WEIGHTS = 44_569_088 * 2
 
 # of the second training step at its peak; bf16 weights, gradients and moments
 EXPECTED = {
@@ -98,6 +100,24 @@ EXPECTED = {
     "small-streams": SMALL,
     "small-python-alloc-nockpt": {**SMALL, Role.CHECKPOINTS: 0},
     "small-sgd-accum": {**SMALL, Role.OPTIMIZER_STATES: SMALL_WEIGHTS, Role.GRADIENTS: SMALL_WEIGHTS},
+    "small-zero2": {
+        Role.PARAMETERS: ZERO_WEIGHTS,
+        # half of the fp32 copy and of two moments
+        Role.OPTIMIZER_STATES: 3 * ZERO_WEIGHTS,
+        Role.CE_TEMPORARIES: 0,
+        # the bucket, and the copy of what is in it that is sent
+        Role.COMMUNICATION: 1_000_000_000 + ZERO_WEIGHTS,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
+    "small-zero3": {
+        Role.PARAMETERS: ZERO_WEIGHTS // 2,
+        Role.OPTIMIZER_STATES: 3 * ZERO_WEIGHTS,
+        Role.CHECKPOINTS: 4 * 1024 * 512 * 2,
+        Role.CE_TEMPORARIES: 3 * 1024 * 32000 * 4,
+        # the bucket, the flat gradients and all weights gathered
+        Role.COMMUNICATION: 1_000_000_000 + ZERO_WEIGHTS // 2 + ZERO_WEIGHTS,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
 }
 
 

@@ -26,7 +26,11 @@ MEASURED = {
     "small-late": (1051144192, 1126170624),
     "small-python-alloc-nockpt": (1236021248, 1516240896),
     "small-sgd-accum": (1054532608, 1384120320),
+    "small-zero2": (1516271104, 1818230784),
+    "small-zero3": (1920782848, 2143289344),
 }
+# one process that trained on two devices
+MEASURED_ON_TWO = {0: (443799040, 482344960), 1: (540271104, 648019968)}
 LOST_THEIR_BEGINNING = {"small-ring-3000-expandable", "small-late"}
 
 
@@ -37,6 +41,17 @@ def test_replay_gives_the_measured_peaks_to_the_byte(name: str) -> None:
     assert (replayed.allocated_bytes.max(), replayed.reserved_bytes.max()) == MEASURED[name]
     assert replayed.complete == (name not in LOST_THEIR_BEGINNING)
     assert replayed.verified
+
+
+def test_replay_keeps_devices_apart() -> None:
+    snapshot = read_snapshot(RECORDINGS / "small-two-devices.pickle.xz")
+
+    assert list(snapshot.devices) == sorted(MEASURED_ON_TWO)
+    for device, measured in MEASURED_ON_TWO.items():
+        replayed = replay(snapshot, device)
+        assert (replayed.allocated_bytes.max(), replayed.reserved_bytes.max()) == measured
+        assert replayed.complete
+        assert replayed.verified
 
 
 @pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "hf-nockpt-8x1024"])
