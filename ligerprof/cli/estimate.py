@@ -9,7 +9,7 @@ from ligerprof.cli.options import json_option, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe import TrainingRecipe
-from ligerprof.reports.estimate import fits_limit, render_estimate
+from ligerprof.reports.estimate import fits_limit, layers_table, render_estimate
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,9 +21,16 @@ _SIMULATED = "simulated"
 
 @click.command(name="estimate", short_help="Predict the peak from a closed form, in milliseconds.")
 @recipe_options
+@click.option(
+    "--by",
+    type=click.Choice(("role", "layer")),
+    default="role",
+    show_default=True,
+    help="Show who holds the peak by role, or by part of the model as well.",
+)
 @click.option("--simulate", is_flag=True, help="Run the simulated step as well, and show both.")
 @json_option
-def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
+def command(recipe: TrainingRecipe, by: str, simulate: bool, as_json: bool) -> None:
     """Predict the peak of a training step from a closed form, in milliseconds and without torch.
 
     With --memory-limit the exit code is 3 where the prediction is over the limit.
@@ -34,6 +41,8 @@ def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
         print_json(_to_json(estimated, simulated))
     else:
         _print(recipe, estimated, simulated)
+        if by == "layer":
+            _print_layers(estimated)
     if not fits_limit(recipe, estimated):
         _refuse(recipe, estimated)
 
@@ -69,6 +78,12 @@ def _to_json(estimated: MemoryEstimate, simulated: "tuple[StepOutcome, PeakRepor
         },
         "error_ratio": estimated.peak_bytes / outcome.peak_bytes - 1,
     }
+
+
+def _print_layers(estimated: MemoryEstimate) -> None:
+    from ligerprof.reports.terminal import console
+
+    console().print(layers_table(estimated))
 
 
 def _print(

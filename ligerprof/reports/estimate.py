@@ -1,11 +1,13 @@
 """What `ligerprof estimate` prints: the peak, its terms, phases and roles, and what they rest on."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
-from ligerprof.units import format_bytes
+from ligerprof.roles import Role
+from ligerprof.units import format_bytes, format_mib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,6 +65,28 @@ def fits_limit(recipe: TrainingRecipe, estimate: MemoryEstimate) -> bool:
     """Whether both the steady and the first step stay within the recipe's limit; True without one."""
     limit_bytes = recipe.memory_limit_bytes
     return limit_bytes is None or max(estimate.peak_bytes, estimate.first_step_peak_bytes) <= limit_bytes
+
+
+# what a layer holds, told in four columns; the rest is `other`
+_LAYER_COLUMNS: Mapping[str, tuple[Role, ...]] = {
+    "weights": (Role.PARAMETERS,),
+    "gradients": (Role.GRADIENTS,),
+    "states": (Role.OPTIMIZER_STATES,),
+    "activations": (Role.CHECKPOINTS, Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES, Role.KERNEL_WORKSPACE),
+}
+
+
+def layers_table(estimate: MemoryEstimate) -> "Table":
+    """The peak by part of the model in MiB; of layers that are alike, each one's share."""
+    from ligerprof.reports.listing import add_listing_row, listing_table
+
+    columns = ("each, MiB", *_LAYER_COLUMNS, "other")
+    table = listing_table("at the peak", *columns, right=columns)
+    for place in estimate.layers:
+        held = [sum(place.roles[role] for role in roles) for roles in _LAYER_COLUMNS.values()]
+        cells = (place.roles.total_bytes, *held, place.roles.total_bytes - sum(held))
+        add_listing_row(table, place.name, *(format_mib(size // place.count) for size in cells))
+    return table
 
 
 def _terms_table(estimate: MemoryEstimate) -> "Table":

@@ -104,7 +104,7 @@ def test_a_kernel_inside_a_layer_never_raises_the_peak(recipe: TrainingRecipe) -
 def test_one_middle_layer_stands_exactly_for_all(recipe: TrainingRecipe) -> None:
     collapsed = estimate(recipe)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(micro_batch, "_explicit_layers", lambda layers: tuple((index, 1) for index in range(layers)))
+        patch.setattr(micro_batch, "explicit_layers", lambda layers: tuple((index, 1) for index in range(layers)))
         every_layer = estimate(recipe)
     # of two moments that are equally high, either may be the one whose roles are told
     for name in ("peak_bytes", "phases", "first_step_peak_bytes", "logits_bytes"):
@@ -256,3 +256,27 @@ def test_json_has_the_contract_s_keys() -> None:
     assert set(values["phases"]) == {"forward", "backward", "optimizer"}
     assert set(values["roles"]) == {role.value for role in Role}
     assert sum(values["roles"].values()) == values["peak_bytes"]
+
+
+@given(recipe=recipes())
+@settings(max_examples=40, deadline=None)
+def test_parts_of_the_model_add_up_to_the_peak_role_by_role(recipe: TrainingRecipe) -> None:
+    estimated = estimate(recipe)
+    assert sum(part.count for part in estimated.layers) == recipe.spec.layers + 3
+    for role in Role:
+        assert sum(part.roles[role] for part in estimated.layers) == estimated.roles[role]
+        assert all(part.roles[role] >= 0 for part in estimated.layers)
+
+
+def test_layers_that_are_alike_hold_alike() -> None:
+    parts = {part.name: part for part in estimate(TrainingRecipe(checkpointing=False)).layers}
+    assert list(parts) == ["embedding", "layer 0", "layers 1 to 14", "layer 15", "head and loss", "whole model"]
+    # at the loss no layer has begun its backward
+    first, middle, last = (parts[name] for name in ("layer 0", "layers 1 to 14", "layer 15"))
+    # the optimizer's counters, four bytes a tensor, are spread as its moments are
+    assert first.roles.total_bytes == pytest.approx(last.roles.total_bytes, abs=100)
+    assert middle.roles.total_bytes == pytest.approx(14 * first.roles.total_bytes, abs=100)
+    spec = TrainingRecipe().spec
+    layer = sum(item.elements for item in spec.parameters if ".layers.3." in item.name)
+    assert first.roles[Role.PARAMETERS] == 4 * layer
+    assert parts["embedding"].roles[Role.PARAMETERS] == 4 * spec.vocab_size * spec.hidden_size

@@ -1,8 +1,9 @@
 """The estimate of a recipe: which parts are put together, and what is said beside the figures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ligerprof.analyzers.estimate.context import is_eager
+from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import place, step_peaks
@@ -10,6 +11,7 @@ from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, sta
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe import TrainingRecipe
+from ligerprof.roles import MemoryBreakdown
 
 
 def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
@@ -34,12 +36,19 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         checkpoint_bytes=checkpoint_bytes,
         logits_bytes=steady.planes_bytes,
         roles=steady.peak,
+        layers=tuple(_layers(recipe, steady.peak_places)),
         first_step_peak_bytes=first.peak.total_bytes,
         host_bytes=place(recipe, make_weights(recipe).values()).host_bytes,
         terms=terms,
         assumed=tuple(_assumed(recipe)),
         left_out=tuple(_left_out(recipe)),
     )
+
+
+def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iterator[PlaceBytes]:
+    nothing = MemoryBreakdown(roles={})
+    for name, count in places(recipe.spec.layers):
+        yield PlaceBytes(name=name, count=count, roles=held.get(name, nothing))
 
 
 def _require_closed_form(recipe: TrainingRecipe) -> None:

@@ -1,8 +1,9 @@
-"""Count bytes as they come and go, role by role, and remember the highest moment."""
+"""Count bytes as they come and go, by role and by part of the model, and remember the highest moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.snapshots.rules import SizeRules
 
@@ -12,11 +13,13 @@ class Block:
     """One allocation; it lives until its last holder lets go.
 
     Attributes:
+        place: the part of the model that asked for it.
         holders: Python variables, saved tensors and pending gradients that refer to it.
     """
 
     size_bytes: int
     role: Role
+    place: str
     holders: int = 1
 
 
@@ -30,15 +33,19 @@ class Meter:
         rules: how the allocator rounds what is asked for.
 
     Attributes:
+        place: the part of the model that runs.
         planes_peak_bytes: the most that tensors of tokens times vocabulary ever took together.
     """
 
     def __init__(self, rules: SizeRules) -> None:
         self._rules = rules
         self._held = dict.fromkeys(Role, 0)
+        self._placed: dict[tuple[str, Role], int] = {}
         self._total_bytes = 0
         self._peak_total_bytes = 0
         self._peak = dict(self._held)
+        self._peak_placed = dict(self._placed)
+        self.place = WHOLE
         self.planes_peak_bytes = 0
         self._library_bytes = 0
 
@@ -56,15 +63,24 @@ class Meter:
         """Forget the highest moment: the next one is looked for from here."""
         self._peak_total_bytes = self._total_bytes
         self._peak = dict(self._held)
+        self._peak_placed = dict(self._placed)
 
     def peak(self) -> MemoryBreakdown:
         """Who held what at the highest moment since `start`."""
         return MemoryBreakdown(roles=self._peak)
 
+    def peak_places(self) -> dict[str, MemoryBreakdown]:
+        """The same by part of the model."""
+        roles: dict[str, dict[Role, int]] = {}
+        for (place, role), size_bytes in self._peak_placed.items():
+            roles.setdefault(place, {})[role] = size_bytes
+        return {place: MemoryBreakdown(roles=held) for place, held in roles.items()}
+
     def take(self, size_bytes: int, role: Role) -> Block:
         """Allocate a block with one holder."""
-        self._change(role, size_bytes, self._rules.round_request(size_bytes))
-        return Block(size_bytes=size_bytes, role=role)
+        block = Block(size_bytes=size_bytes, role=role, place=self.place)
+        self._change(block, size_bytes, self._rules.round_request(size_bytes))
+        return block
 
     def keep(self, block: Block) -> Block:
         """Add a holder."""
@@ -75,7 +91,7 @@ class Meter:
         """Take a holder away; the last one frees the block."""
         block.holders -= 1
         if block.holders == 0:
-            self._change(block.role, -block.size_bytes, -self._rules.round_request(block.size_bytes))
+            self._change(block, -block.size_bytes, -self._rules.round_request(block.size_bytes))
 
     def touch(self, size_bytes: int, role: Role) -> None:
         """Allocate and free at once: what an operation needs while it runs."""
@@ -92,21 +108,33 @@ class Meter:
             self.take(self._library_bytes, Role.LIBRARY_WORKSPACE)
             self._library_bytes = 0
 
-    def add(self, roles: Mapping[Role, int], times: int = 1) -> None:
+    def add(self, roles: Mapping[Role, int], times: int = 1, place: str | None = None) -> None:
         """Add bytes whose rounding is counted already, such as what a decoder layer leaves behind."""
         for role, size_bytes in roles.items():
-            self._held[role] += times * size_bytes
-        self._total_bytes = sum(self._held.values())
+            self._count(place or self.place, role, times * size_bytes)
         self._look()
 
-    def _change(self, role: Role, size_bytes: int, block_bytes: int) -> None:
+    def settle(self, role: Role, size_bytes: int) -> None:
+        """Let a role hold just these bytes, as the whole model's."""
+        for place, other in list(self._placed):
+            if other is role:
+                self._count(place, role, -self._placed[place, role])
+        self.add({role: size_bytes}, place=WHOLE)
+
+    def _count(self, place: str, role: Role, size_bytes: int) -> None:
         self._held[role] += size_bytes
-        self._held[Role.ALLOCATOR_ROUNDING] += block_bytes - size_bytes
-        self._total_bytes += block_bytes
+        self._placed[place, role] = self._placed.get((place, role), 0) + size_bytes
+        self._total_bytes += size_bytes
+
+    def _change(self, block: Block, size_bytes: int, block_bytes: int) -> None:
+        self._count(block.place, block.role, size_bytes)
+        if block_bytes != size_bytes:
+            self._count(block.place, Role.ALLOCATOR_ROUNDING, block_bytes - size_bytes)
         self._look()
 
     def _look(self) -> None:
         if self._total_bytes > self._peak_total_bytes:
             self._peak_total_bytes = self._total_bytes
             self._peak = dict(self._held)
+            self._peak_placed = dict(self._placed)
         self.planes_peak_bytes = max(self.planes_peak_bytes, sum(self._held[role] for role in _PLANES))

@@ -14,6 +14,7 @@ from ligerprof.analyzers.estimate.loss import head_and_loss
 from ligerprof.analyzers.estimate.meter import Block, Meter
 from ligerprof.analyzers.estimate.model import embed, final_norm_name, mask_elements, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
+from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, explicit_layers, layer_place
 from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe import TrainingRecipe
@@ -58,11 +59,14 @@ class MicroBatch:
 
     def forward(self) -> None:
         """Run embedding, layers, head and loss; what is left is what backward needs."""
+        self._meter.place = EMBEDDING
         embedded, stream = embed(self._bottom, self._stream_role)
+        self._meter.place = WHOLE
         self._make_tables(stream)
         held = self._bottom.tape.hand_over(stream)
-        for index, times in _explicit_layers(self._recipe.spec.layers):
+        for index, times in explicit_layers(self._recipe.spec.layers):
             stream, held = self._layer_forward(index, times, stream, held)
+        self._meter.place = HEAD
         hidden = norm(self._top, stream, final_norm_name(self._recipe.spec))
         self._meter.drop(held)
         self._bottom.tape.release(embedded)
@@ -71,25 +75,30 @@ class MicroBatch:
         self._loss = head_and_loss(self._top, hidden)
         self._top.tape.release(hidden)
         for layer in self._layers:
+            self._meter.place = layer_place(layer.index, layer.times)
             self._repeat(layer.times, layer.context.leave_autocast)
+        self._meter.place = HEAD
         self._top.leave_autocast()
 
     def backward(self) -> None:
         """Walk back from the loss; what is left are the gradients of the weights."""
+        self._meter.place = HEAD
         gradient = self._meter.take(FP32_BYTES, Role.OTHER)
         flowing = self._top.tape.backward(self._loss, gradient, self._layers[-1].output)
         self._top.tape.release(self._loss)
-        self._meter.add(self._reduction)
+        self._meter.add(self._reduction, place=WHOLE)
         for layer in reversed(self._layers):
             flowing = self._layer_backward(layer, flowing)
         if self._mask is not None:
             self._bottom.tape.release(self._mask)
+        self._meter.place = EMBEDDING
         if flowing is not None:
             self._bottom.tape.backward(self._layers[0].source, flowing, None)
         self._bottom.tape.forget_gradients()
         for block in self._until_backward_ends:
             self._meter.drop(block)
-        self._meter.add(self._reduction, times=-1)
+        self._meter.add(self._reduction, times=-1, place=WHOLE)
+        self._meter.place = WHOLE
 
     @property
     def _stream_role(self) -> Role:
@@ -117,6 +126,7 @@ class MicroBatch:
 
     def _layer_forward(self, index: int, times: int, stream: Value, held: Block) -> tuple[Value, Block]:
         """Run a layer on `stream`; the caller's loop variable `held` moves on to its output."""
+        self._meter.place = layer_place(index, times)
         checkpointing = self._recipe.checkpointing
         context = self._new_context(Tape(self._meter, saving=not checkpointing))
         is_last = index == self._recipe.spec.layers - 1
@@ -133,6 +143,7 @@ class MicroBatch:
         return result[0], context.tape.hand_over(result[0])
 
     def _layer_backward(self, layer: _Layer, gradient: Block | None) -> Block | None:
+        self._meter.place = layer_place(layer.index, layer.times)
         flowing: list[Block | None] = [None]
 
         def run() -> None:
@@ -166,10 +177,3 @@ class MicroBatch:
             return flowing
         context.tape.take_over(first_pass)
         return context.tape.finish_backward(layer.source)
-
-
-def _explicit_layers(layers: int) -> tuple[tuple[int, int], ...]:
-    """(index, how many it stands for) of the layers that are run."""
-    if layers <= 2:
-        return tuple((index, 1) for index in range(layers))
-    return ((0, 1), (1, layers - 2), (layers - 1, 1))

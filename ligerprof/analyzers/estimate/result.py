@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ligerprof.analyzers.estimate.places import PlaceBytes
 from ligerprof.roles import MemoryBreakdown, Phase
 
 
@@ -37,6 +38,7 @@ class MemoryEstimate:
         checkpoint_bytes: the inputs of all decoder layers, 0 without checkpointing.
         logits_bytes: the highest sum of all planes of tokens times vocabulary; 0 with a loss that makes none.
         roles: who holds the peak; adds up to `peak_bytes`.
+        layers: the same by part of the model, from the input on.
         first_step_peak_bytes: the first step's peak: it finds no optimizer states.
         host_bytes: main memory of this GPU's process with offload, else 0.
         terms: the headline quantities as formulas.
@@ -51,6 +53,7 @@ class MemoryEstimate:
     checkpoint_bytes: int
     logits_bytes: int
     roles: MemoryBreakdown
+    layers: tuple[PlaceBytes, ...]
     first_step_peak_bytes: int
     host_bytes: int
     terms: tuple[Term, ...]
@@ -69,6 +72,7 @@ class MemoryEstimate:
             "checkpoint_bytes": self.checkpoint_bytes,
             "logits_bytes": self.logits_bytes,
             "roles": self.roles.to_json(),
+            "layers": [place.to_json() for place in self.layers],
             "first_step_peak_bytes": self.first_step_peak_bytes,
             "host_bytes": self.host_bytes,
             "terms": [term.to_json() for term in self.terms],

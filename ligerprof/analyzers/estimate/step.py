@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
+from ligerprof.analyzers.estimate.places import spread, sums, weight_place
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.estimate.zero import zero_placement
@@ -24,10 +25,12 @@ class StepPeaks:
 
     Attributes:
         phases: who held what at the highest moment of each phase.
+        places: the same by part of the model.
         planes_bytes: the most that tensors of tokens times vocabulary took together.
     """
 
     phases: Mapping[Phase, MemoryBreakdown]
+    places: Mapping[Phase, Mapping[str, MemoryBreakdown]]
     planes_bytes: int
 
     @property
@@ -39,6 +42,11 @@ class StepPeaks:
     def peak(self) -> MemoryBreakdown:
         """Who held what at the peak of the step."""
         return self.phases[self.phase]
+
+    @property
+    def peak_places(self) -> Mapping[str, MemoryBreakdown]:
+        """The same by part of the model."""
+        return self.places[self.phase]
 
 
 def place(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placement:
@@ -57,32 +65,81 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     for weight in weights.values():
         weight.kept_share = placement.gradient_share
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
-    _place_static(meter, recipe, placement, first=first)
-    peaks: dict[Phase, MemoryBreakdown] = {}
+    static = _Static(recipe, weights, placement)
+    static.place(meter, first=first)
+    highest = _Highest(meter)
     # gradients are whole from the second micro-batch on, and no later one differs from it
     for micro_step in range(min(recipe.grad_accum, 2)):
         workspace_bytes = recipe.gpu_spec.cublas_workspace_bytes if first and micro_step == 0 else 0
         micro_batch = MicroBatch(recipe, weights, kernels, meter, placement.reduction)
         _run_phase(meter, micro_batch.forward, workspace_bytes)
-        _note(peaks, Phase.FORWARD, meter.peak())
+        highest.note(Phase.FORWARD)
         meter.add(placement.first_backward, times=int(first))
         _run_phase(meter, micro_batch.backward, workspace_bytes)
         meter.add(placement.first_backward, times=-int(first))
-        _note(peaks, Phase.BACKWARD, meter.peak())
+        highest.note(Phase.BACKWARD)
     if recipe.optimizer != "none":
-        _update(meter, placement, first=first)
-        _note(peaks, Phase.OPTIMIZER, meter.peak())
-    return StepPeaks(phases=peaks, planes_bytes=meter.planes_peak_bytes)
+        static.update(meter, first=first)
+        highest.note(Phase.OPTIMIZER)
+    return StepPeaks(phases=highest.roles, places=highest.places, planes_bytes=meter.planes_peak_bytes)
 
 
-def _place_static(meter: Meter, recipe: TrainingRecipe, placement: Placement, *, first: bool) -> None:
-    meter.add(placement.resident)
-    for size_bytes in input_sizes(recipe):
-        meter.take(size_bytes, Role.INPUTS)
-    if not first:
-        meter.add(placement.states)
-        meter.add(placement.running)
-        meter.add({Role.LIBRARY_WORKSPACE: recipe.gpu_spec.cublas_workspace_bytes}, times=CUBLAS_THREADS)
+class _Highest:
+    """The highest moment of each phase over all micro-batches."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self.roles: dict[Phase, MemoryBreakdown] = {}
+        self.places: dict[Phase, Mapping[str, MemoryBreakdown]] = {}
+
+    def note(self, phase: Phase) -> None:
+        """The phase ends."""
+        peak = self._meter.peak()
+        if phase not in self.roles or peak.total_bytes > self.roles[phase].total_bytes:
+            self.roles[phase], self.places[phase] = peak, self._meter.peak_places()
+
+
+class _Static:
+    """What a placement puts on the meter, each part of the model with its share."""
+
+    def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement) -> None:
+        self._recipe, self._placement = recipe, placement
+        placed = [(weight_place(name, recipe.spec.layers), weight) for name, weight in weights.items()]
+        trained = sums((place, weight.elements) for place, weight in placed if weight.trainable)
+        self._parts = {
+            Role.PARAMETERS: sums((place, sum(weight.stored_sizes)) for place, weight in placed),
+            Role.GRADIENTS: trained,
+            Role.OPTIMIZER_STATES: trained,
+        }
+
+    def place(self, meter: Meter, *, first: bool) -> None:
+        """Put down what is there when the step begins."""
+        self._add(meter, self._placement.resident)
+        for size_bytes in input_sizes(self._recipe):
+            meter.take(size_bytes, Role.INPUTS)
+        if not first:
+            self._add(meter, self._placement.states)
+            meter.add(self._placement.running)
+            meter.add({Role.LIBRARY_WORKSPACE: self._recipe.gpu_spec.cublas_workspace_bytes}, times=CUBLAS_THREADS)
+
+    def update(self, meter: Meter, *, first: bool) -> None:
+        """The optimizer's step: what ran is gone, states are there now, and what the step itself makes."""
+        placement = self._placement
+        if not first:
+            meter.add(placement.running, times=-1)
+        if placement.gradients_at_update is not None:
+            meter.settle(Role.GRADIENTS, placement.gradients_at_update)
+        meter.start()
+        if first:
+            self._add(meter, placement.states)
+            meter.add(placement.first_update)
+            meter.add(placement.first_update, times=-1)
+        meter.add(placement.update)
+
+    def _add(self, meter: Meter, held: Mapping[Role, int]) -> None:
+        for role, size_bytes in held.items():
+            for place, share_bytes in spread(size_bytes, self._parts.get(role, {})):
+                meter.add({role: share_bytes}, place=place)
 
 
 def _run_phase(meter: Meter, run: Callable[[], None], workspace_bytes: int) -> None:
@@ -90,22 +147,3 @@ def _run_phase(meter: Meter, run: Callable[[], None], workspace_bytes: int) -> N
     meter.start()
     meter.expect_library(workspace_bytes)
     run()
-
-
-def _update(meter: Meter, placement: Placement, *, first: bool) -> None:
-    """The optimizer's step: what ran is gone, states are there now, and what the step itself makes."""
-    if not first:
-        meter.add(placement.running, times=-1)
-    if placement.gradients_at_update is not None:
-        meter.add({Role.GRADIENTS: placement.gradients_at_update - meter.held[Role.GRADIENTS]})
-    meter.start()
-    if first:
-        meter.add(placement.states)
-        meter.add(placement.first_update)
-        meter.add(placement.first_update, times=-1)
-    meter.add(placement.update)
-
-
-def _note(peaks: dict[Phase, MemoryBreakdown], phase: Phase, peak: MemoryBreakdown) -> None:
-    if phase not in peaks or peak.total_bytes > peaks[phase].total_bytes:
-        peaks[phase] = peak

@@ -186,7 +186,8 @@ def _nvme_host_bytes(elements: _Elements, settings: Config) -> int:
     group = min(elements.trained_share, settings["sub_group_size"])
     buffer_bytes: int = _HALF_BYTES * place["buffer_count"] * place["buffer_size"]
     kept_bytes: int = _HALF_BYTES * min(elements.share, place.get("max_in_cpu", _MOST_IN_MEMORY))
-    return _OPTIMIZER_BUFFERS * FP32_BYTES * group + buffer_bytes + kept_bytes
+    swapped_bytes: int = _OPTIMIZER_BUFFERS * FP32_BYTES * group
+    return swapped_bytes + buffer_bytes + kept_bytes
 
 
 def zero_copies(recipe: TrainingRecipe) -> tuple[tuple[int, bool], ...]:

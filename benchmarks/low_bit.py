@@ -1,0 +1,60 @@
+"""Measure steps with 4-bit weights, 8-bit moments, GaLore and experts, and score them as accuracy.py does.
+
+    python benchmarks/low_bit.py measure RESULTS.jsonl   # on a GPU, with bitsandbytes and galore-torch
+    python benchmarks/low_bit.py score RESULTS.jsonl     # anywhere
+
+The recipes are chosen, not drawn: each puts its peak where one of these makes the difference.
+"""
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from accuracy import run_step, score
+
+SMALL: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 8000,
+}
+BIASED = {**SMALL, "model_type": "qwen2"}
+EXPERTS = {**SMALL, "model_type": "mixtral", "num_local_experts": 4}
+SHORT = {"batch": 1, "seq": 64}
+RECIPES: tuple[dict[str, Any], ...] = (
+    {"model": "llama3.2-1b", "batch": 4, "seq": 1024, "precision": "bf16", "optimizer": "adamw-8bit"},
+    {"model": "llama3.2-1b", "batch": 2, "seq": 512, "precision": "amp", "optimizer": "adamw-8bit"},
+    {"model": SMALL, **SHORT, "precision": "amp", "optimizer": "adamw-8bit"},
+    {"model": "llama3.2-1b", "batch": 4, "seq": 1024, "precision": "amp", "qlora": 16},
+    {"model": "llama3.2-1b", "batch": 2, "seq": 1024, "precision": "bf16", "qlora": 16, "checkpointing": False},
+    {"model": "llama3.2-1b", "batch": 4, "seq": 1024, "precision": "bf16", "qlora": 8, "liger": "all"},
+    {"model": "llama3.2-1b", "batch": 1, "seq": 256, "precision": "bf16", "qlora": 8, "checkpointing": False},
+    {"model": BIASED, "batch": 4, "seq": 1024, "precision": "bf16", "qlora": 8, "checkpointing": False},
+    {"model": SMALL, "batch": 4, "seq": 512, "precision": "amp-fp16", "qlora": 4, "attention": "eager"},
+    {"model": SMALL, "batch": 4, "seq": 1024, "precision": "amp", "optimizer": "galore", "galore_rank": 64},
+    {"model": SMALL, **SHORT, "precision": "bf16", "optimizer": "galore", "galore_rank": 64},
+    {"model": SMALL, **SHORT, "precision": "fp32", "optimizer": "galore", "galore_rank": 128},
+    {"model": EXPERTS, "batch": 4, "seq": 1024, "precision": "amp"},
+    {"model": EXPERTS, "batch": 4, "seq": 1024, "precision": "fp16", "checkpointing": False},
+)
+
+
+def measure(results: Path) -> None:
+    def run(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+        number, options = numbered
+        return {"seed": 0, "number": number, "options": options, **run_step(options)}
+
+    with ThreadPoolExecutor(len(RECIPES)) as pool:
+        rows = list(pool.map(run, enumerate(RECIPES)))
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for row in rows:
+        print(row["number"], row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    {"measure": measure, "score": score}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,80 @@
+"""Where in the model bytes belong: embedding, decoder layers, head and loss, or the whole of it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ligerprof.roles import MemoryBreakdown
+
+EMBEDDING, HEAD, WHOLE = "embedding", "head and loss", "whole model"
+_LAYER_LISTS = (".layers.", ".h.")
+_EMBEDDINGS = (".embed_tokens.", ".wte.", ".wpe.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceBytes:
+    """What one part of the model holds at the peak.
+
+    Attributes:
+        name: the part, such as `layers 1 to 14`.
+        count: how many layers it is, 1 for everything else; they are alike.
+        roles: bytes of all of them.
+    """
+
+    name: str
+    count: int
+    roles: MemoryBreakdown
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `layers` in the estimate's JSON, roles without bytes left out."""
+        roles = {word: size_bytes for word, size_bytes in self.roles.to_json().items() if size_bytes}
+        return {"name": self.name, "count": self.count, "bytes": self.roles.total_bytes, "roles": roles}
+
+
+def explicit_layers(layers: int) -> tuple[tuple[int, int], ...]:
+    """(index, how many it stands for) of the layers that are run."""
+    if layers <= 2:
+        return tuple((index, 1) for index in range(layers))
+    return ((0, 1), (1, layers - 2), (layers - 1, 1))
+
+
+def layer_place(index: int, times: int) -> str:
+    """The name of an explicit layer and those it stands for."""
+    return f"layer {index}" if times == 1 else f"layers {index} to {index + times - 1}"
+
+
+def places(layers: int) -> Iterator[tuple[str, int]]:
+    """Every part of a model with how many layers it is, from the input on."""
+    yield EMBEDDING, 1
+    for index, times in explicit_layers(layers):
+        yield layer_place(index, times), times
+    yield HEAD, 1
+    yield WHOLE, 1
+
+
+def weight_place(name: str, layers: int) -> str:
+    """The part of the model that a parameter belongs to."""
+    if any(part in name for part in _EMBEDDINGS):
+        return EMBEDDING
+    number = next((name.split(part, 1)[1].split(".", 1)[0] for part in _LAYER_LISTS if part in name), None)
+    if number is None:
+        return HEAD
+    return next(layer_place(first, times) for first, times in explicit_layers(layers) if int(number) < first + times)
+
+
+def spread(size_bytes: int, parts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Bytes over places in proportion to `parts`; what does not divide is the whole model's."""
+    whole, rest_bytes = sum(parts.values()), size_bytes
+    for place, part in parts.items():
+        share_bytes = size_bytes * part // whole if whole else 0
+        rest_bytes -= share_bytes
+        yield place, share_bytes
+    yield WHOLE, rest_bytes
+
+
+def sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Numbers added up by place."""
+    totals: dict[str, int] = {}
+    for place, number in pairs:
+        totals[place] = totals.get(place, 0) + number
+    return totals
