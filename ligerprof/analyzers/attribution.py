@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ligerprof.analyzers.attribution_facts import FactFinder
-from ligerprof.analyzers.attribution_layers import layers_by_weights, layers_in_passes
+from ligerprof.analyzers.attribution_layers import NO_LAYER, layers_by_weights, layers_in_passes
 from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.analyzers.attribution_rules import role_of
 from ligerprof.analyzers.attribution_timeline import Timeline, make_timeline
@@ -58,28 +58,23 @@ class Attribution:
         finder = FactFinder(
             self.replayed, self.requests, self.timeline, layers=layers, live=live, peak_bytes=peak_bytes
         )
-        blocks: list[int] = live.tolist()
-        roles = dict(zip(blocks, find_roles(finder, live), strict=True))
-        layers.update(layers_by_weights(self.replayed, self.requests, roles, layers))
-        named = [(kind.module, kind.shown) for kind in self.requests.kinds]
+        roles = dict(zip(live.tolist(), find_roles(finder, live), strict=True))
+        by_weights = layers_by_weights(self.replayed, self.requests, roles, layers)
+        layers[list(by_weights)] = list(by_weights.values())
+        kinds = self.requests.kind_of[live].tolist()
+        named = {kind: (self.requests.kinds[kind].module, self.requests.kinds[kind].shown) for kind in set(kinds)}
+        sizes, layer_of = self.replayed.requested_bytes[live].tolist(), layers[live].tolist()
         return [
-            Owner(
-                block=block,
-                requested_bytes=requested_bytes,
-                role=role,
-                module=named[kind][0],
-                frame=named[kind][1],
-                phase=finder.phase(block) or Phase.OUTSIDE,
-                # a library keeps its workspace for all layers, whichever was the first to need it
-                layer=None if role is Role.LIBRARY_WORKSPACE else layers.get(block),
-            )
-            for (block, role), requested_bytes, kind in zip(
-                roles.items(),
-                self.replayed.requested_bytes[live].tolist(),
-                self.requests.kind_of[live].tolist(),
-                strict=True,
+            Owner(block, size, role, *named[kind], phase or Phase.OUTSIDE, _shown_layer(layer, role))
+            for (block, role), size, kind, phase, layer in zip(
+                roles.items(), sizes, kinds, finder.phases(live), layer_of, strict=True
             )
         ]
+
+
+def _shown_layer(layer: int, role: Role) -> int | None:
+    # a library keeps its workspace for all layers, whichever was the first to need it
+    return None if layer == NO_LAYER or role is Role.LIBRARY_WORKSPACE else layer
 
 
 def find_roles(finder: FactFinder, blocks: Int64s) -> list[Role]:

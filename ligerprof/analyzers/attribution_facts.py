@@ -1,14 +1,14 @@
 """Work out what the rules ask about a block: how long it lived, what its size equals, where it was made."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 
 from ligerprof.analyzers.attribution_requests import Request, Requests
 from ligerprof.analyzers.attribution_rules import Facts, Trait
-from ligerprof.analyzers.attribution_timeline import Timeline, phase_code
+from ligerprof.analyzers.attribution_timeline import Timeline, phase_code, phase_of_code
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -31,7 +31,7 @@ class FactFinder:
     """Facts on the blocks that are alive at one moment.
 
     Args:
-        layers: decoder layers of what forward and backward made.
+        layers: of every block the decoder layer, -1 where forward and backward do not tell it.
         live: their indices.
         peak_bytes: allocated bytes at that moment.
     """
@@ -42,7 +42,7 @@ class FactFinder:
         requests: Requests,
         timeline: Timeline,
         *,
-        layers: Mapping[int, int],
+        layers: Int64s,
         live: Int64s,
         peak_bytes: int,
     ) -> None:
@@ -50,11 +50,10 @@ class FactFinder:
         self._timeline = timeline
         self._layers = layers
         self._replayed = replayed
-        self._live: list[int] = live.tolist()
+        self._live = live
         self._peak_bytes = peak_bytes
-        self._sizes: list[int] = replayed.requested_bytes.tolist()
-        self._made: list[int] = replayed.allocated_by.tolist()
-        self._freed: list[int] = replayed.freed_by.tolist()
+        self._sizes = replayed.requested_bytes
+        self._made = replayed.allocated_by
         self._runs = timeline.runs_of(replayed.allocated_by)
         self._phases = timeline.phases_of(replayed.allocated_by)
         for block in range(len(replayed.older_blocks)):
@@ -63,7 +62,7 @@ class FactFinder:
 
     def facts(self, block: int) -> Facts:
         """What the rules look at."""
-        request, phase = self._requests.of(block), self.phase(block)
+        request, phase = self._requests.of(block), phase_of_code(int(self._phases[block]))
         traits = {trait for trait, holds in self._varying(block, request, phase) if holds}
         return Facts(
             phase=phase,
@@ -79,7 +78,6 @@ class FactFinder:
         kept = freed < 0
         freed_run = np.where(kept, self._timeline.last_run, self._timeline.runs_of(freed))
         runs, made = self._runs[blocks], self._replayed.allocated_by[blocks]
-        layers = np.array([self._layers.get(block, -1) for block in blocks.tolist()], dtype=np.int64)
         columns = (
             self._requests.kind_of[blocks],
             self._replayed.requested_bytes[blocks],
@@ -91,21 +89,20 @@ class FactFinder:
             self._requests.place[blocks],
             self._requests.count[blocks],
             np.isin(blocks, list(self._first_workspaces)),
-            layers < self._deepest_layer[runs],
+            self._layers[blocks] < self._deepest_layer[runs],
             self._last_checkpointed[runs] <= blocks,
         )
         return zip(*(column.tolist() for column in columns), strict=True)
 
-    def phase(self, block: int) -> Phase | None:
-        """The phase a block was made in; that of its stack where it is older than the recording."""
-        event = self._made[block]
-        return self._timeline.phase_at(event) if event >= 0 else self._requests.of(block).stack.phase
+    def phases(self, blocks: Int64s) -> list[Phase | None]:
+        """The phase each block was made in; that of its stack where it is older than the recording."""
+        return [phase_of_code(code) for code in self._phases[blocks].tolist()]
 
     def _varying(self, block: int, request: Request, phase: Phase | None) -> Iterator[tuple[Trait, bool]]:
         yield from self._lifetime(block)
         yield from self._size(block)
         yield from self._call(block, request)
-        size = self._sizes[block]
+        size = int(self._sizes[block])
         if size in self._score_sizes:
             behind = phase is Phase.BACKWARD and _SCORE_NODES.search(request.node) is not None
             in_attention = not request.module or request.module.endswith("attn")
@@ -117,22 +114,22 @@ class FactFinder:
             yield Trait.AFTER_LAYERS, self._is_after_layers(block)
 
     def _lifetime(self, block: int) -> Iterator[tuple[Trait, bool]]:
-        freed, made_run = self._freed[block], int(self._runs[block])
+        freed, made_run = int(self._replayed.freed_by[block]), int(self._runs[block])
         freed_run = self._timeline.run_at(freed) if freed >= 0 else None
         yield Trait.NEVER_FREED, freed_run is None
         yield Trait.DIES_IN_PHASE, freed_run == made_run
         outlives_phase = (self._timeline.last_run if freed_run is None else freed_run) > made_run
         yield Trait.OUTLIVES_PHASE, outlives_phase
-        yield Trait.OUTLIVES_STEP, freed_run is None and self._made[block] < self._timeline.last_pause
+        yield Trait.OUTLIVES_STEP, freed_run is None and bool(self._made[block] < self._timeline.last_pause)
         yield Trait.OUTLIVES_LAYER, outlives_phase or (freed_run is None and self._in_later_layer(block))
         yield Trait.DIES_IN_CALL, 0 <= freed < int(self._requests.next_call[block])
 
     def _in_later_layer(self, block: int) -> bool:
         """Whether a later layer has begun in the run that made a block: a recording can end within forward."""
-        return self._layers.get(block, -1) < int(self._deepest_layer[self._runs[block]])
+        return bool(self._layers[block] < self._deepest_layer[self._runs[block]])
 
     def _size(self, block: int) -> Iterator[tuple[Trait, bool]]:
-        size = self._sizes[block]
+        size = int(self._sizes[block])
         yield Trait.WEIGHT_SIZED, size in self._weight_sizes
         yield Trait.HALF_WEIGHT_SIZED, 2 * size in self._weight_sizes
         yield Trait.HEAD_WEIGHT_SIZED, size in self._head_weight_sizes
@@ -185,64 +182,67 @@ class FactFinder:
 
     def _is_after_layers(self, block: int) -> bool:
         """Whether no checkpointed layer allocated after this block in its run: the last layer made it."""
-        return int(self._last_checkpointed[self._runs[block]]) <= block
+        return bool(self._last_checkpointed[self._runs[block]] <= block)
 
     @cached_property
-    def _built(self) -> list[int]:
-        return [block for block in self._live if self.phase(block) is Phase.BUILD]
+    def _built(self) -> Int64s:
+        built: Int64s = self._live[self._phases[self._live] == phase_code(Phase.BUILD)]
+        return built
 
     @cached_property
-    def _constructed(self) -> list[int]:
+    def _constructed(self) -> Int64s:
         """Blocks that constructors of torch's modules made, whatever became of them."""
         made = [_CONSTRUCTOR.search(kind.stack.text) is not None for kind in self._requests.kinds]
-        return self._blocks_of(made, Phase.BUILD).tolist()
+        return self._blocks_of(made, Phase.BUILD)
 
     @cached_property
     def _weight_sizes(self) -> frozenset[int]:
         """Sizes of what was made while the model was built, also of weights that an engine has cut up since."""
-        return frozenset(self._sizes[block] for block in (*self._built, *self._constructed))
+        return frozenset(self._sizes[np.append(self._built, self._constructed)].tolist())
 
     @cached_property
     def _head_weight_sizes(self) -> frozenset[int]:
         """Sizes of embeddings, which the head's weight shares; of the largest weight where none was seen to be made."""
         made = "nn/modules/sparse.py:__init__"
-        blocks = (*self._built, *self._constructed)
-        sizes = [self._sizes[block] for block in blocks if made in self._requests.of(block).stack.text]
+        blocks = np.append(self._built, self._constructed)
+        of_kind = np.array([made in kind.stack.text for kind in self._requests.kinds], dtype=bool)
+        sizes = self._sizes[blocks[of_kind[self._requests.kind_of[blocks]]]].tolist()
         return frozenset(sizes or sorted(self._weight_sizes)[-1:])
 
     @cached_property
     def _planes(self) -> frozenset[int]:
         """Sizes of the logits, which the head's call makes last, and of their upcast."""
         is_output = [_is_head_output(kind) for kind in self._requests.kinds]
-        outputs = {self._sizes[block] for block in self._blocks_of(is_output).tolist() if self._is_last_of_call(block)}
+        blocks = self._blocks_of(is_output)
+        is_last = self._requests.place[blocks] == self._requests.count[blocks] - 1
+        outputs = set(self._sizes[blocks[is_last]].tolist())
         return frozenset(outputs | {2 * size for size in outputs})
 
     @cached_property
     def _first_workspaces(self) -> frozenset[int]:
         """The first block of each phase that may be cuBLAS's: kept for good, and made by a product after its output."""
-        first: dict[Phase | None, int] = {}
+        first: dict[int, int] = {}
+        backward = phase_code(Phase.BACKWARD)
         kept = self._replayed.freed_by < 0
         sized = np.isin(self._replayed.requested_bytes, list(_WORKSPACE_SIZES))
-        for block in np.flatnonzero(sized & kept).tolist():
-            if self._requests.place[block]:
-                in_product = self._requests.of(block).stack.in_linear or self.phase(block) is Phase.BACKWARD
-                if in_product or self._made[block] < self._timeline.last_pause:
-                    first.setdefault(self.phase(block), block)
+        for block in np.flatnonzero(sized & kept & (self._requests.place > 0)).tolist():
+            phase = int(self._phases[block])
+            in_product = self._requests.of(block).stack.in_linear or phase == backward
+            if in_product or self._made[block] < self._timeline.last_pause:
+                first.setdefault(phase, block)
         return frozenset(first.values())
 
     @cached_property
     def _deepest_layer(self) -> Int64s:
         """The last layer that had begun in each run; the last entry is of the time before the recording."""
-        blocks = np.fromiter(self._layers, dtype=np.int64, count=len(self._layers))
-        layers = np.fromiter(self._layers.values(), dtype=np.int64, count=len(self._layers))
-        within = self._runs[blocks] >= 0
-        return self._highest_by_run(blocks[within], layers[within])
+        known = np.flatnonzero((self._layers >= 0) & (self._runs >= 0))
+        return self._highest_by_run(known, self._layers[known])
 
     @cached_property
     def _score_sizes(self) -> frozenset[int]:
         """Sizes of eager attention's score matrices, in either precision."""
         is_softmax = [_SOFTMAX.search(kind.stack.text) is not None for kind in self._requests.kinds]
-        sizes = {self._sizes[block] for block in self._blocks_of(is_softmax).tolist()}
+        sizes = set(self._sizes[self._blocks_of(is_softmax)].tolist())
         return frozenset(sizes | {2 * size for size in sizes} | {size // 2 for size in sizes})
 
     @cached_property
@@ -263,9 +263,6 @@ class FactFinder:
             return np.empty(0, dtype=np.int64)
         in_phase = self._phases == phase_code(phase)
         return np.flatnonzero(np.array(chosen, dtype=bool)[self._requests.kind_of] & in_phase).astype(np.int64)
-
-    def _is_last_of_call(self, block: int) -> bool:
-        return int(self._requests.place[block]) == int(self._requests.count[block]) - 1
 
     @cached_property
     def _checkpointing(self) -> bool:

@@ -14,12 +14,14 @@ from ligerprof.snapshots.trace import Int64s
 
 Chain = tuple[Call, ...]
 
+NO_LAYER = -1
+
 # how deep in the calls of a model its loop over the layers may be
 _DEEPEST_LOOP = 5
 
 
-def layers_in_passes(replayed: Replay, requests: Requests, timeline: Timeline, live: Int64s) -> dict[int, int]:
-    """Layers of what forward and backward made: by stamp, or else by loops in the stacks.
+def layers_in_passes(replayed: Replay, requests: Requests, timeline: Timeline, live: Int64s) -> Int64s:
+    """The layer of each block that forward or backward made, -1 where unknown: by stamp, or else by loops in stacks.
 
     A loop over layers shows in the stacks: one call repeats, and under it the lines of the
     layer's own code begin again each time. Recomputations run from the last layer to the first.
@@ -27,16 +29,14 @@ def layers_in_passes(replayed: Replay, requests: Requests, timeline: Timeline, l
     Args:
         live: blocks that are asked for; others made in the same passes come along.
     """
-    of_kind = [kind.layer for kind in requests.kinds]
-    if any(layer is not None for layer in of_kind):
-        named = ((block, of_kind[kind]) for block, kind in enumerate(requests.kind_of.tolist()))
-        return {block: layer for block, layer in named if layer is not None}
+    of_kind = np.array([NO_LAYER if kind.layer is None else kind.layer for kind in requests.kinds], dtype=np.int64)
+    if (of_kind != NO_LAYER).any():
+        stamped: Int64s = of_kind[requests.kind_of]
+        return stamped
     return _layers_by_loops(replayed, requests, timeline, live)
 
 
-def layers_by_weights(
-    replayed: Replay, requests: Requests, roles: Mapping[int, Role], known: Mapping[int, int]
-) -> dict[int, int]:
+def layers_by_weights(replayed: Replay, requests: Requests, roles: Mapping[int, Role], known: Int64s) -> dict[int, int]:
     """Layers of weights, by the order of their construction, and of what belongs to weights.
 
     Optimizer states follow the weights in their order; gradients come layer by layer, in sizes
@@ -44,7 +44,7 @@ def layers_by_weights(
 
     Args:
         roles: roles of the blocks that are alive.
-        known: layers that are known already.
+        known: layers of all blocks as far as passes tell them.
     """
     by_role: dict[Role, list[int]] = defaultdict(list)
     for block, role in roles.items():
@@ -52,7 +52,7 @@ def layers_by_weights(
     sizes: list[int] = replayed.requested_bytes.tolist()
     weights = by_role[Role.PARAMETERS]
     layers = _loop(weights, [requests.of(block).stack.build_calls for block in weights])
-    gradients = [block for block in by_role[Role.GRADIENTS] if block not in known]
+    gradients = [block for block in by_role[Role.GRADIENTS] if known[block] == NO_LAYER]
     return {
         **_layers_of_states(by_role[Role.OPTIMIZER_STATES], weights, layers, requests, sizes),
         **_layers_of_gradients(gradients, weights, layers, sizes),
@@ -93,27 +93,25 @@ def _count_rounds(made: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield block, rounds
 
 
-def _layers_by_loops(replayed: Replay, requests: Requests, timeline: Timeline, live: Int64s) -> dict[int, int]:
+def _layers_by_loops(replayed: Replay, requests: Requests, timeline: Timeline, live: Int64s) -> Int64s:
     """Layers of what forward and backward made, run by run."""
-    layers: dict[int, int] = {}
+    layers = np.full(len(replayed.block_bytes), NO_LAYER, dtype=np.int64)
     made = replayed.allocated_by
     wanted = set(timeline.runs[made[live[made[live] >= 0]]].tolist())
     last_layer = 0
     # steps of a training loop ask in the same order again and again
-    known: dict[tuple[Phase | None, int, bytes], list[tuple[int, int]]] = {}
+    known: dict[tuple[Phase | None, int, bytes], tuple[Int64s, Int64s]] = {}
     for blocks in _blocks_by_run(replayed, timeline):
         phase, kinds = timeline.phase_at(int(made[blocks[0]])), requests.kind_of[blocks]
         key = (phase, last_layer if phase is Phase.BACKWARD else 0, kinds.tobytes())
         if key not in known:
-            known[key] = list(
-                _layers_in_run([requests.kinds[kind] for kind in kinds.tolist()], phase, last_layer).items()
-            )
-        found = known[key]
-        if phase is Phase.FORWARD:
-            last_layer = max((layer for _, layer in found), default=last_layer)
+            found = _layers_in_run([requests.kinds[kind] for kind in kinds.tolist()], phase, last_layer)
+            known[key] = np.array(list(found), dtype=np.int64), np.array(list(found.values()), dtype=np.int64)
+        places, numbers = known[key]
+        if phase is Phase.FORWARD and len(numbers):
+            last_layer = int(numbers.max())
         if timeline.run_at(int(made[blocks[0]])) in wanted:
-            numbers = blocks.tolist()
-            layers.update((numbers[place], layer) for place, layer in found)
+            layers[blocks[places]] = numbers
     return layers
 
 

@@ -91,13 +91,12 @@ class Requests:
         known: dict[tuple[int, str | None], int] = {}
         kinds = np.zeros(len(first), dtype=np.int64)
         for pair in np.argsort(first).tolist():
-            stack, text = frames[frame_of[first[pair]]], texts[text_of[first[pair]]]
-            # all of it lives as long as the trace does, so identities stay what they are
-            key = (id(stack) if stack else 0, text if isinstance(text, str) else None)
+            # frames and stacks live as long as this runs, so that identities stay what they are
+            stack, text = reader.read(frames[frame_of[first[pair]]]), texts[text_of[first[pair]]]
+            key = (id(stack), text if isinstance(text, str) else None)
             if key not in known:
                 known[key] = len(self.kinds)
-                stamp = Stamp.parse(key[1]) if key[1] else None
-                self.kinds.append(Request(stack=reader.read(stack), stamp=stamp))
+                self.kinds.append(Request(stack=stack, stamp=Stamp.parse(key[1]) if key[1] else None))
             kinds[pair] = known[key]
         return kinds[kind_of_pair]
 

@@ -1,6 +1,7 @@
 """Read the stack of an allocation: which Python code asked, which autograd node ran, and in which phase of training."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -123,10 +124,11 @@ class Stack:
 
 
 class StackReader:
-    """Makes stacks of frames, reading each frame that a file shares between stacks once."""
+    """Makes stacks of frames, reading what a file shares once; equal lists of the same frames give the same stack."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Call | str | None] = {}
+        self._frames: dict[int, Call | str | None] = {}
+        self._stacks: dict[tuple[int, ...], Stack] = {}
 
     def read(self, frames: Any) -> Stack:
         """Tell Python's calls from C++'s functions; what is no frame, or has no names, is left out.
@@ -134,12 +136,19 @@ class StackReader:
         Args:
             frames: as a snapshot has them, unchecked; they must live as long as the reader.
         """
-        known = self._known
         listed = frames if isinstance(frames, list) else ()
-        for frame in listed:
+        identities = tuple(map(id, listed))
+        stack = self._stacks.get(identities)
+        if stack is None:
+            stack = self._stacks[identities] = self._read(listed)
+        return stack
+
+    def _read(self, frames: Sequence[Any]) -> Stack:
+        known = self._frames
+        for frame in frames:
             if id(frame) not in known:
                 known[id(frame)] = _read_frame(frame)
-        read = [known[identity] for identity in map(id, listed)]
+        read = [known[id(frame)] for frame in frames]
         return Stack(
             calls=tuple([one for one in read if type(one) is Call]),
             native=tuple([one for one in read if type(one) is str]),

@@ -28,6 +28,11 @@ def phase_code(phase: Phase | None) -> int:
     return _UNKNOWN if phase is None else _CODES[phase]
 
 
+def phase_of_code(code: int) -> Phase | None:
+    """The phase that an index stands for."""
+    return None if code == _UNKNOWN else _PHASES[code]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
     """The phase of every event, and the runs of equal phase that they form.
@@ -48,8 +53,7 @@ class Timeline:
 
     def phase_at(self, event: int) -> Phase | None:
         """The phase of an event; None before the recording or where it is unknown."""
-        code = int(self.codes[event]) if event >= 0 else _UNKNOWN
-        return _PHASES[code] if code != _UNKNOWN else None
+        return phase_of_code(int(self.codes[event]) if event >= 0 else _UNKNOWN)
 
     def run_at(self, event: int) -> int:
         """The run of an event, -1 before the recording."""

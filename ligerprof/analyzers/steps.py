@@ -49,10 +49,11 @@ def growth(timeline: Timeline, replayed: Replay, owners: Sequence[Owner]) -> Gro
     if int(rises.min()) <= 0:
         return None
     first, last = int(ends[1]), int(ends[-1])
+    made, freed = replayed.allocated_by, replayed.freed_by
+    stays = (first <= made) & (made < last) & ((freed < 0) | (freed >= last))
     stayed: dict[tuple[Role, str], int] = defaultdict(int)
     for owner in owners:
-        made, freed = int(replayed.allocated_by[owner.block]), int(replayed.freed_by[owner.block])
-        if first <= made < last and (freed < 0 or freed >= last):
+        if stays[owner.block]:
             stayed[owner.role, " ".join(filter(None, (owner.module, owner.frame)))] += owner.requested_bytes
     if not stayed:
         return None

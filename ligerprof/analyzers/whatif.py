@@ -1,5 +1,6 @@
 """Work out what the peak would be if a role held nothing, and name the change that does it."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from ligerprof.snapshots.trace import Int64s
 
 # less than this share of the peak is not worth a change
 _LEAST_SHARE = 0.02
+# no request is as large, and fewer kinds of request than this fit in a file
+_SIZE_LIMIT = 2**44
 
 
 class _Change(NamedTuple):
@@ -51,14 +54,18 @@ def what_if(replayed: Replay, requests: Requests, owners: Sequence[Owner], windo
     """
     peak_bytes = int(replayed.allocated_bytes[window].max())
     likes = _likes(replayed, requests)
+    blocks_of: dict[Role, list[int]] = defaultdict(list)
+    for owner in owners:
+        blocks_of[owner.role].append(owner.block)
     answers = []
     for roles, change, option in _CHANGES:
-        blocks = [owner.block for owner in owners if owner.role in roles]
+        present = tuple(role for role in roles if role in blocks_of)
+        blocks = [block for role in present for block in blocks_of[role]]
         if int(replayed.block_bytes[blocks].sum() if blocks else 0) < _LEAST_SHARE * peak_bytes:
             continue
-        gone = np.flatnonzero(np.isin(likes, likes[blocks]))
-        rest = int((replayed.allocated_bytes - _held_by(replayed, gone))[window].max())
-        present = tuple(role for role in roles if any(owner.role is role for owner in owners))
+        is_gone = np.zeros(len(likes), dtype=bool)
+        is_gone[likes[blocks]] = True
+        rest = int((replayed.allocated_bytes - _held_by(replayed, np.flatnonzero(is_gone[likes])))[window].max())
         answers.append(
             WhatIf(without=present, peak_bytes=rest, saved_bytes=peak_bytes - rest, change=change, option=option)
         )
@@ -66,14 +73,14 @@ def what_if(replayed: Replay, requests: Requests, owners: Sequence[Owner], windo
 
 
 def _likes(replayed: Replay, requests: Requests) -> Int64s:
-    """A number for each block; the same for the same code, module and size, in whichever step."""
+    """A number for each block, less than there are blocks; the same for the same code, module and size in any step."""
     numbers: dict[object, int] = {}
     of_kind = [
         numbers.setdefault((kind.stack.calls, kind.node, kind.module, kind.recomputes), len(numbers))
         for kind in requests.kinds
     ]
-    sizes = np.unique(replayed.requested_bytes, return_inverse=True)[1].astype(np.int64)
-    likes: Int64s = np.array(of_kind, dtype=np.int64)[requests.kind_of] * len(sizes) + sizes
+    asked = np.array(of_kind, dtype=np.int64)[requests.kind_of] * _SIZE_LIMIT + replayed.requested_bytes
+    likes: Int64s = np.unique(asked, return_inverse=True)[1]
     return likes
 
 
@@ -81,6 +88,8 @@ def _held_by(replayed: Replay, blocks: Int64s) -> Int64s:
     """Allocated bytes of some blocks at each moment."""
     made, freed, sizes = replayed.allocated_by[blocks], replayed.freed_by[blocks], replayed.block_bytes[blocks]
     changes = np.zeros(replayed.last_moment + 1, dtype=np.int64)
-    np.add.at(changes, made + 1, sizes)
-    np.subtract.at(changes, freed[freed >= 0] + 1, sizes[freed >= 0])
+    changes[0] = sizes[made < 0].sum()
+    # an event makes or frees one block
+    changes[made[made >= 0] + 1] = sizes[made >= 0]
+    changes[freed[freed >= 0] + 1] = -sizes[freed >= 0]
     return np.cumsum(changes)

@@ -104,11 +104,13 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     rules = SizeRules.from_settings(snapshot.settings)
     run = _Run(DeviceState(), rules)
     run.play(columns, stop_at_mismatch=True)
-    complete = run.mismatches == 0 and (not snapshot.segments or run.state().same_as(final))
+    verified = run.ends_in(final)
+    complete = verified or (run.mismatches == 0 and not snapshot.segments)
     if not complete:
         run = _Run(rewind(trace, columns, final, rules), rules)
         run.play(columns)
-    replayed = run.result(device, trace, complete=complete, verified=run.mismatches == 0 and run.state().same_as(final))
+        verified = run.ends_in(final)
+    replayed = run.result(device, trace, complete=complete, verified=verified)
     refused = np.flatnonzero(columns.actions == OUT_OF_MEMORY)
     return replace(replayed, out_of_memory=int(refused[0]) if len(refused) else None)
 
@@ -142,38 +144,44 @@ class _Run:
         self.freed: list[int] = []
         self.mismatches = 0
 
-    def play(self, columns: EventColumns, *, stop_at_mismatch: bool = False) -> None:
+    def play(self, columns: EventColumns, *, stop_at_mismatch: bool = False) -> None:  # noqa: C901 - see below
         """Replay every event, or up to the first that does not fit the ones before it."""
         self.columns = columns
-        used, held, starts, ends = self.used, self.held, self.starts, self.ends
+        used, held, starts, ends, borders = self.used, self.held, self.starts, self.ends, self.space.borders
         rounded = {size: self._round(size) for size in np.unique(columns.sizes[columns.actions == ALLOC]).tolist()}
-        # what most events do stands in the loop itself: a trace has a million of them
+        # what most events do, FreeSpace's give included, stands in the loop itself: a trace has a million of them
         for action, address, size in _steps(columns):
-            fits = True
+            if action == _FREE and address in used:
+                block = used.pop(address)
+                self.freed.append(block)
+                start, end = address, address + held[block]
+                if end in starts and end not in borders:
+                    end += starts.pop(end)
+                if start in ends and start not in borders:
+                    start = ends.pop(start)
+                starts[start], ends[end] = end - start, start
+                continue
             if action == ALLOC:
                 block_bytes, splits_from = rounded[size]
                 free = starts.pop(address, _NOT_IN_TRACE)
                 rest = free - block_bytes
-                if rest >= splits_from:
-                    starts[address + block_bytes] = rest
-                    ends[address + free] = address + block_bytes
-                elif fits := rest >= 0:
-                    block_bytes = free
-                    del ends[address + free]
-                elif free >= 0:
-                    starts[address] = free
                 used[address] = len(held)
-                held.append(block_bytes)
-            elif action == _FREE and address in used:
-                block = used.pop(address)
-                self.freed.append(block)
-                self.space.give(address, held[block])
-            else:
-                fits = self._step(action, address, size)
-            if not fits:
-                self.mismatches += 1
-                if stop_at_mismatch:
-                    return
+                if rest >= splits_from:
+                    held.append(block_bytes)
+                    ends[address + free] = address + block_bytes
+                    starts[address + block_bytes] = rest
+                    continue
+                held.append(max(free, block_bytes))
+                if rest >= 0:
+                    del ends[address + free]
+                    continue
+                if free >= 0:
+                    starts[address] = free
+            elif self._step(action, address, size):
+                continue
+            self.mismatches += 1
+            if stop_at_mismatch:
+                return
 
     def _step(self, action: int, address: int, size: int) -> bool:
         """What few events do; False where it does not fit the ones before it."""
@@ -207,6 +215,10 @@ class _Run:
         """Bytes of the block that serves a request, and the smallest rest that is split off it."""
         block_bytes = self.rules.round_request(size)
         return block_bytes, self.rules.smallest_rest(block_bytes)
+
+    def ends_in(self, final: DeviceState) -> bool:
+        """Whether all events fitted and the device now holds what it should."""
+        return self.mismatches == 0 and self.state().same_as(final)
 
     def state(self) -> DeviceState:
         """What the device holds now; stacks and requests left out."""
