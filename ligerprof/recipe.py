@@ -264,7 +264,6 @@ def require_built(recipe: TrainingRecipe, *, command: str) -> None:
         )
     for given, what, instead in (
         (recipe.attention == "flash", "--attention flash", "use sdpa"),
-        (recipe.flce_budget == "auto", "--flce-budget auto", "use balanced or a number of bytes"),
     ):
         if given:
             raise NotBuiltError(f"{command}: {what} is not built yet; {instead}.")

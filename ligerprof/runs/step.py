@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.estimate import MemoryEstimate, estimate
+from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
 from ligerprof.analyzers.explain import explain
 from ligerprof.analyzers.peak import PeakReport
 from ligerprof.errors import LigerprofError, NotBuiltError, UnknownModelError
@@ -152,6 +152,8 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
     if outcome.oom is None and peak.peak_bytes != outcome.peak_bytes:
         difference_bytes = peak.peak_bytes - outcome.peak_bytes
         notes.append(f"the roles add up to the snapshot's peak, {difference_bytes:+d} bytes off the counters' peak")
+    if (headroom := headroom_note(recipe)) is not None:
+        notes.append(headroom)
     estimated: MemoryEstimate | None = None
     try:
         estimated = estimate(recipe)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError
 from ligerprof.models import ModelSpec
 from ligerprof.recipe import TrainingRecipe
@@ -179,7 +180,7 @@ def _kernels_in(model: Any, recipe: TrainingRecipe, device_kind: str) -> Abstrac
         model,
         "+".join(recipe.kernels),
         provider=recipe.provider,
-        flce_budget=recipe.flce_budget,
+        flce_budget=settle_flce_budget(recipe).flce_budget,
         device_kind=device_kind,
     )
 

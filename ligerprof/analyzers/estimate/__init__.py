@@ -1,6 +1,15 @@
 """What a training step will need, in closed form."""
 
 from ligerprof.analyzers.estimate.closed_form import estimate
+from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 
-__all__ = ["MemoryEstimate", "Term", "estimate"]
+__all__ = [
+    "Headroom",
+    "MemoryEstimate",
+    "Term",
+    "estimate",
+    "find_headroom",
+    "headroom_note",
+    "settle_flce_budget",
+]

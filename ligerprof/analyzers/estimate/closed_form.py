@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from ligerprof.analyzers.estimate.context import is_eager
+from ligerprof.analyzers.estimate.fused import keeps_products
+from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.static import make_weights
@@ -23,6 +25,8 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         KernelUnavailableError: a kernel that the provider does not have.
     """
     _require_closed_form(recipe)
+    headroom = headroom_note(recipe)
+    recipe = settle_flce_budget(recipe)
     kernels = find_kernel_set(recipe.kernels, recipe.provider)
     steady = step_peaks(recipe, kernels, first=False)
     first = step_peaks(recipe, kernels, first=True)
@@ -40,7 +44,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         first_step_peak_bytes=first.peak.total_bytes,
         host_bytes=place(recipe, make_weights(recipe).values()).host_bytes,
         terms=terms,
-        assumed=tuple(_assumed(recipe)),
+        assumed=(*_assumed(recipe), *([] if headroom is None else [headroom])),
         left_out=tuple(_left_out(recipe)),
     )
 
@@ -81,6 +85,8 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.memory_limit_bytes is not None:
         yield "the limit is held against allocated bytes; what the allocator reserves is usually a few percent more"
     yield from _assumed_of_low_bits(recipe)
+    if keeps_products(recipe):
+        yield "the layer behind a gated activation has an adapter, so the activation's product is kept"
     if recipe.autocast:
         yield "autocast keeps its 16-bit weights until the forward pass ends"
 

@@ -8,6 +8,8 @@ from ligerprof.analyzers.estimate.kernel_call import kernel_memory
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
+from ligerprof.kernels.registry import find_kernel_set
+from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
 
 
@@ -37,6 +39,12 @@ def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> 
     )
     context.tape.release(added)
     return middle, normed
+
+
+def keeps_products(recipe: TrainingRecipe) -> bool:
+    """Whether adapters keep a kernel from making a gated activation's product anew, as it otherwise would."""
+    adapted = recipe.lora is not None or recipe.qlora is not None
+    return adapted and f"{recipe.spec.mlp}_linear" in find_kernel_set(recipe.kernels, recipe.provider)
 
 
 def takes_gates(context: Context, name: str) -> bool:
