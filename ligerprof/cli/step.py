@@ -40,7 +40,7 @@ def command(
         return
     from ligerprof.reports.page import render_page
     from ligerprof.reports.step import render_step
-    from ligerprof.reports.tensorboard import write_scalars
+    from ligerprof.reports.tensorboard import write_summaries
     from ligerprof.reports.terminal import console
     from ligerprof.runs.directory import REPORT, create_run_directory
     from ligerprof.runs.step import run_step
@@ -50,7 +50,7 @@ def command(
     say("writing the report")
     run.write_bytes(REPORT, render_page(report).encode())
     try:
-        write_scalars(report)
+        write_summaries(report)
     except MissingDependencyError as error:
         say(f"note: {error}")
     if as_json:

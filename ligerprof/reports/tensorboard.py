@@ -1,13 +1,24 @@
-"""Scalars of a step for TensorBoard, beside the profiler's trace."""
+"""What of a step TensorBoard shows beside the profiler's trace: scalars, the peak's figure, and the step in words."""
+
+from typing import TYPE_CHECKING
 
 from ligerprof.errors import MissingDependencyError
+from ligerprof.reports.plots.roles import RolesBar, draw_roles
+from ligerprof.reports.step import closing_lines, heading_lines, verdict
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.step import StepReport
 from ligerprof.units import MIB
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def write_scalars(report: StepReport) -> None:
-    """Write peaks by role and phase, the estimate, reserved bytes and latency as scalars, in MiB and seconds.
+_FIGURE_INCHES = 8.0
+
+
+def write_summaries(report: StepReport) -> None:
+    """Write peaks by role and phase, the estimate and its error, reserved bytes and speed, the figure and the text.
+
+    Scalars are in MiB, seconds, tokens a second and percent.
 
     Raises:
         MissingDependencyError: tensorboard is not installed.
@@ -20,21 +31,38 @@ def write_scalars(report: StepReport) -> None:
         ) from None
     number = report.outcome.profiled_step
     with SummaryWriter(log_dir=str(report.run.tensorboard)) as writer:
-        for tag, value in _scalars(report).items():
+        for tag, value in scalars(report).items():
             writer.add_scalar(tag, value, number)
+        writer.add_figure("peak/by_role", _figure(report), number)
+        writer.add_text("step", _text(report), number)
 
 
-def _scalars(report: StepReport) -> dict[str, float]:
+def scalars(report: StepReport) -> dict[str, float]:
+    """Every scalar of a step by its tag; what is not known, such as a simulated step's speed, is left out."""
     outcome, backend = report.outcome, report.outcome.backend
-    scalars = {
+    found = {
         f"peak_mib/{backend}": outcome.peak_bytes / MIB,
         f"reserved_mib/{backend}": outcome.reserved_bytes / MIB,
         **{f"phase_mib/{phase.value}": outcome.phases.get(phase, 0) / MIB for phase in STEP_PHASES},
         **{f"role_mib/{role.value}": report.peak.roles[role] / MIB for role in Role},
     }
     if report.estimate is not None:
-        scalars["peak_mib/estimated"] = report.estimate.peak_bytes / MIB
+        found["peak_mib/estimated"] = report.estimate.peak_bytes / MIB
+    if report.error_ratio is not None:
+        found["estimate/error_percent"] = 100 * report.error_ratio
     if report.step_seconds is not None and report.tokens_per_second is not None:
-        scalars["speed/step_seconds"] = report.step_seconds
-        scalars["speed/tokens_per_second"] = report.tokens_per_second
-    return scalars
+        found["speed/step_seconds"] = report.step_seconds
+        found["speed/tokens_per_second"] = report.tokens_per_second
+    return found
+
+
+def _figure(report: StepReport) -> "Figure":
+    bars = [RolesBar(title=report.outcome.backend, roles=report.peak.roles)]
+    if report.estimate is not None:
+        bars.append(RolesBar(title="estimated", roles=report.estimate.roles))
+    return draw_roles(bars, width_inches=_FIGURE_INCHES)
+
+
+def _text(report: StepReport) -> str:
+    # TensorBoard reads Markdown, where one line break is none
+    return "\n\n".join([*heading_lines(report), verdict(report), *closing_lines(report)])
