@@ -14,6 +14,7 @@ from ligerprof.analyzers.estimate.loss import head_and_loss
 from ligerprof.analyzers.estimate.meter import Block, Meter
 from ligerprof.analyzers.estimate.model import embed, final_norm_name, mask_elements, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
+from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, explicit_layers, layer_place
 from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
 from ligerprof.kernels.spec import KernelSpec
@@ -47,10 +48,10 @@ class MicroBatch:
         weights: Mapping[str, Weight],
         kernels: Mapping[str, KernelSpec],
         meter: Meter,
-        reduction: Mapping[Role, int],
+        placement: Placement,
     ) -> None:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
-        self._reduction = reduction
+        self._placement = placement
         self._mask: Value | None = None
         self._bottom = self._new_context(Tape(meter))
         self._top = self._new_context(Tape(meter))
@@ -86,9 +87,11 @@ class MicroBatch:
         gradient = self._meter.take(FP32_BYTES, Role.OTHER)
         flowing = self._top.tape.backward(self._loss, gradient, self._layers[-1].output)
         self._top.tape.release(self._loss)
-        self._meter.add(self._reduction, place=WHOLE)
+        self._meter.add(self._placement.reduction, place=WHOLE)
+        self._meter.add(self._placement.bucket_copies, place=WHOLE)
         for layer in reversed(self._layers):
             flowing = self._layer_backward(layer, flowing)
+        self._meter.add(self._placement.bucket_copies, times=-1, place=WHOLE)
         if self._mask is not None:
             self._bottom.tape.release(self._mask)
         self._meter.place = EMBEDDING
@@ -97,7 +100,7 @@ class MicroBatch:
         self._bottom.tape.forget_gradients()
         for block in self._until_backward_ends:
             self._meter.drop(block)
-        self._meter.add(self._reduction, times=-1, place=WHOLE)
+        self._meter.add(self._placement.reduction, times=-1, place=WHOLE)
         self._meter.place = WHOLE
 
     @property

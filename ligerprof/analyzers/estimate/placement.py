@@ -32,6 +32,9 @@ class Placement:
         running: there while forward and backward run, from the second step on.
         first_backward: there while the first step's backward runs.
         reduction: there from backward's first gradient until backward ends.
+        bucket_copies: made and dropped while decoder layers run backward, when gradients are reduced; what
+            the layers behind have freed by then is taken off.
+        last_reduction: made and dropped when backward has run, as the last gradients are reduced.
         gradient_share: the part of each gradient that stays on this GPU once it is whole.
         gradients_at_update: what is left of the gradients when the optimizer steps; None: all that
             backward left.
@@ -47,6 +50,8 @@ class Placement:
     running: Bytes = field(default_factory=dict)
     first_backward: Bytes = field(default_factory=dict)
     reduction: Bytes = field(default_factory=dict)
+    bucket_copies: Bytes = field(default_factory=dict)
+    last_reduction: Bytes = field(default_factory=dict)
     gradient_share: float = 1.0
     gradients_at_update: int | None = None
     host_bytes: int = 0

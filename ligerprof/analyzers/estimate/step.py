@@ -71,12 +71,14 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     # gradients are whole from the second micro-batch on, and no later one differs from it
     for micro_step in range(min(recipe.grad_accum, 2)):
         workspace_bytes = recipe.gpu_spec.cublas_workspace_bytes if first and micro_step == 0 else 0
-        micro_batch = MicroBatch(recipe, weights, kernels, meter, placement.reduction)
+        micro_batch = MicroBatch(recipe, weights, kernels, meter, placement)
         _run_phase(meter, micro_batch.forward, workspace_bytes)
         highest.note(Phase.FORWARD)
         meter.add(placement.first_backward, times=int(first))
         _run_phase(meter, micro_batch.backward, workspace_bytes)
         meter.add(placement.first_backward, times=-int(first))
+        meter.add(placement.last_reduction)
+        meter.add(placement.last_reduction, times=-1)
         highest.note(Phase.BACKWARD)
     if recipe.optimizer != "none":
         static.update(meter, first=first)

@@ -105,6 +105,8 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: _Elements) -> Placement:
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, trained)},
         # the bucket that gradients are gathered in, made with the first of them
         reduction={Role.COMMUNICATION: buckets * _bucket_bytes(recipe)},
+        bucket_copies={} if recipe.zero == 1 else _bucket_copies(recipe, _flat_copy(recipe, _fills(recipe).within)),
+        last_reduction={} if recipe.zero == 1 else _last_reduction(recipe, elements, buckets * _bucket_bytes(recipe)),
         gradient_share=0.0 if offloaded else kept_share,
         gradients_at_update=0 if offloaded else _HALF_BYTES * trained,
         update={} if offloaded else _update_bytes(recipe, trained),
@@ -134,6 +136,7 @@ def _stage_3(recipe: TrainingRecipe, elements: _Elements) -> Placement:
         # a weight that is needed is gathered whatever the limit says
         running={Role.COMMUNICATION: _HALF_BYTES * min(elements.whole, max(most_live, elements.largest))},
         first_backward={Role.COMMUNICATION: _HALF_BYTES * (elements.largest + _layer_elements(recipe))},
+        bucket_copies=_bucket_copies(recipe, _scattered_copy(recipe, elements.whole, most_live)),
         gradient_share=0.0,
         gradients_at_update=0 if offloaded else _HALF_BYTES * trained,
         update={} if offloaded else _update_bytes(recipe, min(trained, sub_group)),
@@ -144,6 +147,72 @@ def _stage_3(recipe: TrainingRecipe, elements: _Elements) -> Placement:
 def _bucket_bytes(recipe: TrainingRecipe) -> int:
     bucket_bytes: int = _HALF_BYTES * zero_settings(recipe)["reduce_bucket_size"]
     return bucket_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fills:
+    """How many elements the bucket holds when it is emptied.
+
+    Attributes:
+        within: the most while decoder layers run backward, 0 where it never is.
+        last: when backward's last gradient finds no room in it; that gradient is `waiting` elements large.
+    """
+
+    within: int
+    last: int
+    waiting: int
+
+
+def _fills(recipe: TrainingRecipe) -> _Fills:
+    """Gradients come from the last parameter to the first; one that finds no room has the bucket emptied."""
+    bucket, filled, within = zero_settings(recipe)["reduce_bucket_size"], 0, 0
+    *others, last = reversed(recipe.spec.parameters)
+    for parameter in others:
+        if filled + parameter.elements > bucket:
+            within, filled = max(within, filled), 0
+        filled += parameter.elements
+    waiting = last.elements if filled + last.elements > bucket else 0
+    return _Fills(within=within, last=filled if waiting else filled + last.elements, waiting=waiting)
+
+
+def _bucket_copies(recipe: TrainingRecipe, copy_bytes: int) -> Bytes:
+    """A copy made when some layers are through, less the checkpoints that they have freed by then.
+
+    Without checkpointing they have freed far more than any copy takes.
+    """
+    layers = _fills(recipe).within // _layer_elements(recipe)
+    freed_bytes = layers * recipe.tokens * recipe.spec.hidden_size * _HALF_BYTES
+    return {Role.COMMUNICATION: max(0, copy_bytes - freed_bytes) if recipe.checkpointing else 0}
+
+
+def _flat_copy(recipe: TrainingRecipe, elements: int) -> int:
+    """Between ranks, what is in the bucket is flattened once more (stage_1_and_2.py, allreduce_bucket)."""
+    return _HALF_BYTES * elements if recipe.gpus > 1 else 0
+
+
+def _last_reduction(recipe: TrainingRecipe, elements: _Elements, bucket_bytes: int) -> Bytes:
+    """The bucket, emptied once more, or two fp32 copies of the largest gradient on its way to main memory.
+
+    The norm of each gradient is taken of an fp32 copy, and another goes to main memory
+    (set_norm_for_param_grad_in_gpu, async_inplace_copy_grad_to_fp32_buffer_from_gpu).
+    """
+    fills = _fills(recipe)
+    waiting_bytes, copy_bytes = _HALF_BYTES * fills.waiting, _flat_copy(recipe, fills.last)
+    widened_bytes = 2 * FP32_BYTES * min(elements.largest, elements.trained_share) if recipe.offload != "none" else 0
+    if widened_bytes > waiting_bytes + copy_bytes:
+        return {Role.COMMUNICATION: bucket_bytes + widened_bytes}
+    return {Role.COMMUNICATION: bucket_bytes + copy_bytes, Role.GRADIENTS: waiting_bytes}
+
+
+def _scattered_copy(recipe: TrainingRecipe, elements: int, most_live: int) -> int:
+    """What scattering a bucket takes beyond the weights that are no longer gathered by then.
+
+    The bucket's gradients are put together once more, in the order of ranks
+    (coalesced_collectives.py, reduce_scatter_coalesced). The layers they are of have given back their weights.
+    """
+    filled = _fills(recipe).within
+    given_back = max(0, min(elements, most_live) - (elements - filled))
+    return _HALF_BYTES * max(0, filled - given_back)
 
 
 def _layer_elements(recipe: TrainingRecipe) -> int:
