@@ -1,5 +1,6 @@
 """What a cross-entropy can be asked for beyond its tensors, without torch."""
 
+import ast
 from dataclasses import dataclass
 
 from ligerprof.errors import RecipeError
@@ -53,3 +54,16 @@ class LossOptions:
 
 # mean over the labels that count, nothing else
 PLAIN_LOSS = LossOptions()
+
+
+def options_as_text(options: LossOptions) -> str:
+    """The options as one string, which an operation of a compiled graph can carry."""
+    return repr([getattr(options, name) for name in _FIELDS])
+
+
+def options_from_text(text: str) -> LossOptions:
+    """The inverse of `options_as_text`."""
+    return LossOptions(**dict(zip(_FIELDS, ast.literal_eval(text), strict=True)))
+
+
+_FIELDS = tuple(LossOptions.__slots__)

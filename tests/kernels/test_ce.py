@@ -29,12 +29,22 @@ OPTIONS = {
 }
 
 
-def kernel(logits: Tensor, labels: Tensor, options: LossOptions = PLAIN_LOSS, num_items: Any = None) -> Tensor:
+# options that class weights take part in
+WEIGHTED = ("mean", "sum", "none", "shift", "ignore-7", "smoothing", "z-loss", "z-loss-none", "softcap", "everything")
+
+
+def kernel(
+    logits: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    num_items: Any = None,
+    class_weight: Tensor | None = None,
+) -> Tensor:
     from ligerprof.kernels.ce.triton import cross_entropy
 
     # a loss in place eats its leaf
     given = logits.clone() if options.in_place else logits
-    return cross_entropy(given, labels, options, num_items)
+    return cross_entropy(given, labels, options, num_items, class_weight)
 
 
 def logits_and_labels(device: torch.device, dtype: torch.dtype = torch.float32, vocab: int = VOCAB) -> list[Tensor]:
@@ -63,6 +73,20 @@ def test_every_option_matches_fp64(name: str, in_place: bool, device: torch.devi
     grads = [torch.rand(3, 5, device=device)] if options.reduction == "none" else None
     tolerance = LOSS_ROUNDINGS[torch.float32]
     assert_matches_fp64(lambda *g: kernel(*g, options), lambda *g: reference(*g, options), inputs, tolerance, grads)
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_class_weights(name: str, device: torch.device) -> None:
+    options, (logits, labels) = OPTIONS[name], logits_and_labels(device)
+    labels[labels == -100] = options.ignore_index
+    grads = [torch.rand(3, 5, device=device)] if options.reduction == "none" else None
+    assert_matches_fp64(
+        lambda x, y, w: kernel(x, y, options, class_weight=w),
+        lambda x, y, w: reference(x, y, options, class_weight=w),
+        [logits, labels, 2 * torch.rand(VOCAB, device=device)],
+        LOSS_ROUNDINGS[torch.float32],
+        grads,
+    )
 
 
 @pytest.mark.parametrize("items", [6, 2.5, torch.tensor(4), torch.tensor([2.5])], ids=str)
@@ -165,6 +189,8 @@ def test_shapes_and_options_that_make_no_sense_are_refused(device: torch.device)
     logits, labels = logits_and_labels(device)
     with pytest.raises(KernelInputError, match="One label a row"):
         kernel(logits, labels[:, :-1])
-    for wrong in ({"reduction": "max"}, {"label_smoothing": 1.0}, {"softcap": 0.0}):
+    with pytest.raises(KernelInputError, match="One weight a word"):
+        kernel(logits, labels, class_weight=torch.ones(VOCAB - 1, device=device))
+    for wrong in ({"reduction": "max"}, {"label_smoothing": 1.0}, {"softcap": 0.0}, {"logit_scale": 0.0}):
         with pytest.raises(RecipeError):
             LossOptions(**wrong)

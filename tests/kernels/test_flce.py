@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ligerprof.errors import KernelInputError
+from ligerprof.kernels.flce.plan import plan_chunks
 from ligerprof.kernels.flce.reference import fused_linear_cross_entropy as reference
 from ligerprof.kernels.options import LossOptions
 from tests.kernels.oracle import DTYPES, LOSS_ROUNDINGS, assert_matches_fp64, in_fp64, leaves, relative_error, run
-from tests.kernels.test_ce import OPTIONS
+from tests.kernels.test_ce import OPTIONS, WEIGHTED
 
 VOCAB = 509
 # bytes that hold 16 fp32 rows of that vocabulary: every test below then has several chunks
@@ -163,6 +164,81 @@ def test_one_chunk_and_many_agree(device: torch.device) -> None:
         assert max(relative_error(part, value) for part, value in zip(parts, whole, strict=True)) < FP32
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("recomputed", [False, True], ids=["once", "twice"])
+def test_logits_in_the_bytes_of_the_heads_gradient(recomputed: bool, dtype: torch.dtype, device: torch.device) -> None:
+    """First tokens in scratch, then the others in chunks, or in scratch as well and their logits made twice."""
+    budget = "lean" if recomputed else 400 * 512 * dtype.itemsize
+    tokens, hidden = (100, 64) if recomputed else (520, 480)
+    plan = plan_chunks(
+        tokens=tokens,
+        hidden=hidden,
+        vocab=VOCAB,
+        element_bytes=dtype.itemsize,
+        budget=budget,
+        gradient_bytes=dtype.itemsize,
+    )
+    assert plan.recomputed == recomputed
+    assert 0 < plan.scratch_tokens < tokens
+    assert plan.block_words < VOCAB
+    options = LossOptions(budget=budget, softcap=8.0, label_smoothing=0.1)
+    inputs = [*problem(device, dtype, shape=(tokens,), hidden=hidden), *leaves(torch.randn(VOCAB, device=device))]
+    assert_matches_fp64(
+        lambda x, w, y, b: kernel(x, w, y, options, b),
+        lambda x, w, y, b: reference(x, w, y, options, b),
+        inputs,
+        LOSS_ROUNDINGS[dtype],
+    )
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "bias"])
+def test_scratch_makes_only_what_is_wanted(frozen: str, device: torch.device) -> None:
+    states, weight, labels = problem(device, shape=(100,), hidden=64)
+    bias = torch.randn(VOCAB, device=device, requires_grad=True)
+    (states if frozen == "hidden" else bias).requires_grad_(False)  # noqa: FBT003
+    options = LossOptions(budget="lean")
+    assert_matches_fp64(
+        lambda x, w, y, b: kernel(x, w, y, options, b),
+        lambda x, w, y, b: reference(x, w, y, options, b),
+        [states, weight, labels, bias],
+        FP32,
+    )
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_class_weights(name: str, device: torch.device) -> None:
+    options, (states, weight, labels) = OPTIONS[name], problem(device)
+    labels[labels == -100] = options.ignore_index
+    grads = [torch.rand(3, 13, device=device)] if options.reduction == "none" else None
+    assert_matches_fp64(
+        lambda x, h, y, w: kernel(x, h, y, with_options(options), class_weight=w),
+        lambda x, h, y, w: reference(x, h, y, options, class_weight=w),
+        [states, weight, labels, 2 * torch.rand(VOCAB, device=device)],
+        FP32,
+        grads,
+    )
+
+
+@pytest.mark.parametrize("budget", ["lean", "balanced", SMALL_BUDGET])
+@pytest.mark.parametrize("shift", [False, True], ids=["given", "shifted"])
+def test_predictions_without_logits(shift: bool, budget: str | int, device: torch.device) -> None:
+    """The likeliest word of every token that counts, from the pass that makes the loss."""
+    inputs = problem(device)
+    got, expected = (torch.empty_like(inputs[2]) for _ in range(2))
+    options = LossOptions(shift=shift, budget=budget, softcap=5.0)
+    loss = kernel(*inputs, options, predictions=got)
+    assert relative_error(loss, reference(*inputs, options, predictions=expected)) < FP32
+    assert torch.equal(got, expected)
+    assert (got == -1).sum() > 0
+
+
+def test_predictions_change_no_gradient(device: torch.device) -> None:
+    inputs = problem(device)
+    plain = run(kernel, inputs)
+    with_predictions = run(lambda *g: kernel(*g, predictions=torch.empty_like(inputs[2])), inputs)
+    assert all(torch.equal(one, other) for one, other in zip(plain, with_predictions, strict=True))
+
+
 def test_no_label_counts(device: torch.device) -> None:
     states, weight, labels = problem(device)
     loss, *grads = run(kernel, [states, weight, torch.full_like(labels, -100)])
@@ -217,6 +293,8 @@ def test_shapes_that_do_not_go_together_are_refused(device: torch.device) -> Non
         kernel(states, weight, labels[:, 1:])
     with pytest.raises(KernelInputError, match="do not go together"):
         kernel(states, weight[:, 1:], labels)
+    with pytest.raises(KernelInputError, match="int64"):
+        kernel(states, weight, labels, predictions=labels.int())
 
 
 @pytest.mark.gpu

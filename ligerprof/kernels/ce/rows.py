@@ -21,6 +21,8 @@ STATISTICS = 4
 # launch: one program a row, which reads it twice. Programs that fill a multiprocessor keep the rows under way few
 # enough for the L2 cache, so that the second reading comes from there; what a thread loads at once keeps memory busy
 _MAX_LANES = 8192
+# a block of words is read once: many small programs hide each other's waits
+_BLOCK_LANES = 2048
 _LANES_PER_WARP = 256
 _MIN_WARPS = 4
 _BYTES_PER_LANE = 16
@@ -173,15 +175,15 @@ def cross_entropy_kernel(
         total = tl.load(statistics_ptr + statistics_stride)
         z_y = tl.load(statistics_ptr + 2 * statistics_stride)
         z_sum = tl.load(statistics_ptr + 3 * statistics_stride)
+    # asked for here and awaited at the end
+    token_scale = 1.0
+    if WRITE_GRAD and HAS_SCALE:
+        token_scale = tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
     w_y = 1.0
     if HAS_CLASS_WEIGHT:
         w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
 
     if COUNT:
-        raw_y = tl.load(logits_ptr + place, mask=in_block, other=0.0)
-        z_y += tl.where(
-            in_block, _logits(raw_y, label, in_block, bias_ptr, logit_scale, softcap, HAS_BIAS, HAS_SOFTCAP), 0.0
-        )
         # every lane keeps its own maximum and sum, so that no thread waits for another inside the loop.
         # not -inf: a lane of nothing but -inf must not make inf - inf
         lane_highest = tl.full([LANES], -3.0e38, tl.float32)
@@ -208,6 +210,11 @@ def cross_entropy_kernel(
             lane_total = lane_total * tl.exp2(lane_highest - new_highest)
             lane_total += tl.sum(tl.exp2(z - new_highest[None, :]), 0)
             lane_highest = new_highest
+        # the cache has it by now
+        raw_y = tl.load(logits_ptr + place, mask=in_block, other=0.0)
+        z_y += tl.where(
+            in_block, _logits(raw_y, label, in_block, bias_ptr, logit_scale, softcap, HAS_BIAS, HAS_SOFTCAP), 0.0
+        )
         z_sum += tl.sum(lane_sum)
         block_highest = tl.max(lane_highest)
         if HAS_PREDICTION:
@@ -243,9 +250,7 @@ def cross_entropy_kernel(
     if WRITE_GRAD:
         # no thread may overwrite the label's logit while another still reads it
         tl.debug_barrier()
-        scale = tl.where(in_vocab, logit_scale, float("nan"))
-        if HAS_SCALE:
-            scale *= tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
+        scale = tl.where(in_vocab, logit_scale * token_scale, float("nan"))
         of_softmax = scale * (own + all_words + 2.0 * w_y * z_weight * _LN_2 * lse)
         each_word *= scale
         for start in range(0, width, BLOCK):
@@ -317,7 +322,7 @@ def gradient_of_words(
 def _launch(call: LossCall, logits: Tensor, grad: Tensor | None, first_row: int, of: _Words) -> None:
     options, (rows, words) = call.options, logits.shape
     width = words if of.width is None else of.width
-    depth, lanes, warps = _tile(call, words, width, logits.element_size())
+    depth, lanes, warps = _tile(call, words, width, logits.element_size(), alone=of.statistics is None)
     target = logits if grad is None else grad
     with on_device(logits):
         cross_entropy_kernel[(rows,)](
@@ -370,12 +375,12 @@ def _or_labels(call: LossCall, value: Tensor | None) -> Tensor:
     return call.labels_N if value is None else value
 
 
-def _tile(call: LossCall, words: int, width: int, element_bytes: int) -> tuple[int, int, int]:
+def _tile(call: LossCall, words: int, width: int, element_bytes: int, *, alone: bool) -> tuple[int, int, int]:
     """Elements a lane, lanes and warps of a program: as many bytes at once as registers hold."""
     options = call.options
     plain = options.softcap is None and options.label_smoothing == 0 and width == words
     plain = plain and call.bias_V is None and call.prediction_N is None
     lane_bytes = _BYTES_PER_LANE if plain else _BYTES_PER_LANE_OF_LONG_FORMULAS
-    lanes = min(_MAX_LANES, triton.next_power_of_2(words))
+    lanes = min(_MAX_LANES if alone else _BLOCK_LANES, triton.next_power_of_2(words))
     depth = min(lane_bytes // element_bytes, triton.next_power_of_2(triton.cdiv(words, lanes)))
     return depth, lanes, max(lanes // _LANES_PER_WARP, _MIN_WARPS)

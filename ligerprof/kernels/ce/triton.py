@@ -4,6 +4,8 @@ N tokens (rows), V vocabulary. The same row kernel serves the fused linear loss.
 """
 
 import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,86 +23,116 @@ def graph_is_kept() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def make_call(
-    labels: Tensor, vocab: int, options: LossOptions, class_weight: Tensor | None, device: torch.device
-) -> LossCall:
-    """Labels in one row on the device, and what each word weighs.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossRequest:
+    """What a call of either loss has no gradient for.
+
+    Attributes:
+        num_items: what the summed loss is divided by instead of the count, where the reduction is `mean`.
+        class_weight: [V], or None.
+        predictions: of the labels' shape, is filled; or None.
+        token_scale: factor on each token's gradient, known in backward where nothing is reduced; or None.
+    """
+
+    labels: Tensor
+    options: LossOptions
+    num_items: Tensor | float | None = None
+    class_weight: Tensor | None = None
+    predictions: Tensor | None = None
+    token_scale: Tensor | None = None
+
+
+# launches the row kernel for all tokens
+Launch = Callable[[LossCall], None]
+
+
+def compute_loss(request: LossRequest, vocab: int, launch: Launch, like: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The loss, and the factor that its gradients lack where they wait for the loss's scale.
+
+    Args:
+        launch: fills losses and gradients.
+        like: of the device and the dtype of the logits.
 
     Raises:
-        KernelInputError: not one weight a word.
+        KernelInputError: not one class weight a word.
     """
-    labels_N = labels.to(device).reshape(-1).contiguous()
-    total = None
-    if class_weight is not None:
-        if class_weight.shape != (vocab,):
+    options = request.options
+    loss_N = torch.empty(request.labels.numel(), dtype=torch.float32, device=like.device)
+    call = dataclasses.replace(_make_call(request, vocab, like.device), loss_N=loss_N)
+    if options.reduction == "none":
+        scale = None if request.token_scale is None else request.token_scale.reshape(-1).contiguous()
+        launch(dataclasses.replace(call, scale=scale))
+        return loss_N.view(request.labels.shape), None
+    factor = loss_divisor(call, request.num_items)
+    total = torch.empty((), dtype=torch.float32, device=like.device)
+    waits = waits_for_loss_scale(like.dtype)
+    launch(dataclasses.replace(call, scale=None if waits else factor))
+    reduce_losses(loss_N, factor, total)
+    return total, factor if waits else None
+
+
+def _make_call(request: LossRequest, vocab: int, device: torch.device) -> LossCall:
+    """Labels in one row on the device, and what each word weighs."""
+    weight, total = request.class_weight, None
+    if weight is not None:
+        if weight.shape != (vocab,):
             raise KernelInputError(
-                f"class weights of shape {tuple(class_weight.shape)} do not go with a vocabulary of {vocab}."
+                f"class weights of shape {tuple(weight.shape)} do not go with a vocabulary of {vocab}."
                 " One weight a word is needed."
             )
-        class_weight = class_weight.detach().to(device).contiguous()
-        total = class_weight.sum() if options.label_smoothing > 0 else None
+        weight = weight.detach().to(device).contiguous()
+        total = weight.sum() if request.options.label_smoothing > 0 else None
     return LossCall(
-        labels_N=labels_N,
-        seq_len=labels.shape[-1],
+        labels_N=request.labels.to(device).reshape(-1).contiguous(),
+        seq_len=request.labels.shape[-1],
         vocab=vocab,
-        options=options,
-        class_weight_V=class_weight,
+        options=request.options,
+        class_weight_V=weight,
         class_weight_sum=total,
+        prediction_N=request.predictions,
     )
+
+
+def loss_of_logits(logits_NV: Tensor, grad_NV: Tensor | None, request: LossRequest) -> tuple[Tensor, Tensor | None]:
+    """The loss, with the logits' gradient written to `grad_NV`, and the factor that it lacks, if any."""
+    return compute_loss(
+        request, logits_NV.shape[1], lambda call: loss_and_gradient(call, logits_NV, grad_NV), logits_NV
+    )
+
+
+def as_rows(logits: Tensor) -> Tensor:
+    """Logits as [N, V] with dense rows, where they are if they can be."""
+    # detached: autograd must not look for the history of a view whose bytes change
+    logits_NV = logits.detach().reshape(-1, logits.shape[-1])
+    return logits_NV if logits_NV.stride(-1) == 1 else logits_NV.contiguous()
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        labels: Tensor,
-        num_items: Tensor | float | None,
-        class_weight: Tensor | None,
-        options: LossOptions,
-        track: bool,
-    ) -> Tensor:
-        # detached: autograd must not look for the history of a view whose bytes change
-        logits_NV = logits.detach().reshape(-1, logits.shape[-1])
-        if logits_NV.stride(-1) != 1:
-            logits_NV = logits_NV.contiguous()
-        loss_N = torch.empty(labels.numel(), dtype=torch.float32, device=logits.device)
-        call = make_call(labels, logits.shape[-1], options, class_weight, logits.device)
-        call = dataclasses.replace(call, loss_N=loss_N)
-        ctx.options, ctx.shape = options, logits.shape
-        if options.reduction == "none":
-            loss_and_gradient(call, logits_NV, None)
-            ctx.save_for_backward(logits_NV, labels, class_weight)
-            return loss_N.view(labels.shape)
-        factor = loss_divisor(call, num_items)
+    def forward(ctx: Any, logits: Tensor, request: LossRequest, track: bool) -> Tensor:
+        logits_NV, options = as_rows(logits), request.options
+        ctx.request, ctx.shape = request, logits.shape
         grad_NV = None
-        if track:
+        if track and options.reduction != "none":
             grad_NV = logits_NV if options.in_place else torch.empty_like(logits_NV)
-        scale = None if waits_for_loss_scale(logits.dtype) else factor
-        loss_and_gradient(dataclasses.replace(call, scale=scale), logits_NV, grad_NV)
+        loss, late = loss_of_logits(logits_NV, grad_NV, request)
         if grad_NV is logits_NV:
             # whoever saved the logits for backward learns that they are gone
             torch.autograd.graph.increment_version(logits)
-        ctx.save_for_backward(grad_NV, factor)
-        total = torch.empty((), dtype=torch.float32, device=logits.device)
-        reduce_losses(loss_N, factor, total)
-        return total
+        ctx.save_for_backward(logits_NV if options.reduction == "none" else grad_NV, late)
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        in_place = not graph_is_kept()
-        if ctx.options.reduction == "none":
-            logits_NV, labels, class_weight = ctx.saved_tensors
-            grad = logits_NV if in_place and ctx.options.in_place else torch.empty_like(logits_NV)
-            call = make_call(labels, logits_NV.shape[-1], ctx.options, class_weight, logits_NV.device)
-            scale = grad_loss.reshape(-1).contiguous()
-            loss_and_gradient(dataclasses.replace(call, scale=scale), logits_NV, grad)
+        in_place, request = not graph_is_kept(), ctx.request
+        kept_NV, late = ctx.saved_tensors
+        if request.options.reduction == "none":
+            grad = kept_NV if in_place and request.options.in_place else torch.empty_like(kept_NV)
+            loss_of_logits(kept_NV, grad, dataclasses.replace(request, token_scale=grad_loss))
         else:
-            made_NV, factor = ctx.saved_tensors
-            late = factor if waits_for_loss_scale(made_NV.dtype) else None
-            grad = scale_by_device_factor(made_NV, grad_loss, late, in_place=in_place)
-        return grad.view(ctx.shape), None, None, None, None, None
+            grad = scale_by_device_factor(kept_NV, grad_loss, late, in_place=in_place)
+        return grad.view(ctx.shape), None, None
 
 
 def cross_entropy(
@@ -126,5 +158,10 @@ def cross_entropy(
         raise KernelInputError(
             f"ce: labels {tuple(labels.shape)} do not go with logits {tuple(logits.shape)}. One label a row is needed."
         )
+    request = LossRequest(labels=labels, options=options, num_items=num_items, class_weight=class_weight)
+    if torch.compiler.is_compiling():
+        from ligerprof.kernels.ce.compiled import compiled_loss
+
+        return compiled_loss(logits, request)
     track = torch.is_grad_enabled() and logits.requires_grad
-    return _CrossEntropy.apply(logits, labels, num_items, class_weight, options, track)  # type: ignore[no-any-return]
+    return _CrossEntropy.apply(logits, request, track)  # type: ignore[no-any-return]

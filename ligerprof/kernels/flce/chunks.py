@@ -50,99 +50,137 @@ def run_chunks(op: Operands, grads: Gradients, call: LossCall) -> None:
     )
     workspace = torch.empty(plan.workspace_bytes // dtype.itemsize, dtype=dtype, device=op.hidden_ND.device)
     if plan.scratch_tokens:
-        _run_scratch(op, grads, call, plan, workspace)
-    for start in range(plan.scratch_tokens, tokens, max(plan.chunk_tokens, 1)):
-        stop = min(start + plan.chunk_tokens, tokens)
-        logits_CV = workspace[: (stop - start) * plan.row_elements].view(-1, plan.row_elements)[:, : call.vocab]
-        _run_chunk(op, grads, call, start, logits_CV)
+        _Scratch(op, grads, call, plan, workspace).run()
+    for chunk in () if plan.recomputed else _later_chunks(plan, tokens):
+        logits = workspace[: (chunk.stop - chunk.start) * plan.row_elements]
+        _run_chunk(op, grads, call, chunk, logits.view(-1, plan.row_elements)[:, : call.vocab])
 
 
-def _run_chunk(op: Operands, grads: Gradients, call: LossCall, start: int, logits_CV: Tensor) -> None:
-    chunk = slice(start, start + logits_CV.shape[0])
+def _later_chunks(plan: ChunkPlan, tokens: int) -> Iterator[slice]:
+    for number in range(plan.chunks):
+        start = plan.scratch_tokens + number * plan.chunk_tokens
+        yield slice(start, min(start + plan.chunk_tokens, tokens))
+
+
+def _run_chunk(op: Operands, grads: Gradients, call: LossCall, chunk: slice, logits_CV: Tensor) -> None:
     torch.mm(op.hidden_ND[chunk], op.weight_VD.t(), out=logits_CV)
     grad_CV = logits_CV if grads.wanted else None
-    loss_and_gradient(call, logits_CV, grad_CV, first_row=start, width=logits_CV.stride(0))
+    loss_and_gradient(call, logits_CV, grad_CV, first_row=chunk.start, width=logits_CV.stride(0))
     # from here on the chunk holds the gradient of its logits
     if grads.hidden_ND is not None:
         torch.mm(logits_CV, op.weight_VD, out=grads.hidden_ND[chunk])
-    _add_to_head(op.hidden_ND[chunk], grads.weight_VD, grads.bias_V, logits_CV, accumulate=start > 0)
+    _add_to_head(grads, slice(0, call.vocab), op.hidden_ND[chunk], logits_CV, accumulate=chunk.start > 0)
 
 
-def _add_to_head(
-    hidden_CD: Tensor, weight_grad: Tensor | None, bias_grad: Tensor | None, grad_CB: Tensor, *, accumulate: bool
-) -> None:
-    """Write, or add to, the gradients of those of the head's rows and biases that made these logits."""
-    if weight_grad is not None:
-        _product_into(weight_grad, grad_CB.t(), hidden_CD, accumulate=accumulate)
-    if bias_grad is not None:
+def _add_to_head(grads: Gradients, words: slice, hidden_CD: Tensor, grad_CB: Tensor, *, accumulate: bool) -> None:
+    """Write, or add to, the gradients of the head's rows and biases that made these logits."""
+    if grads.weight_VD is not None:
+        _product_into(grads.weight_VD[words], grad_CB.t(), hidden_CD, accumulate=accumulate)
+    if grads.bias_V is not None:
         ones_1C = grad_CB.new_ones(1, grad_CB.shape[0])
-        _product_into(bias_grad.view(1, -1), ones_1C, grad_CB, accumulate=accumulate)
+        _product_into(grads.bias_V[words].view(1, -1), ones_1C, grad_CB, accumulate=accumulate)
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Words of the vocabulary and where the logits of the scratch tokens for them are."""
+    """Words of the vocabulary, and where a chunk's logits for them are."""
 
     words: slice
     logits_CB: Tensor
 
-    @property
-    def place(self) -> dict[str, int]:
-        """Where the row kernel finds it."""
-        return {"first_row": 0, "first_word": self.words.start, "width": self.logits_CB.stride(0)}
+
+class _Scratch:
+    """Tokens with logits in the bytes of the head's gradient, before it is written."""
+
+    def __init__(self, op: Operands, grads: Gradients, call: LossCall, plan: ChunkPlan, workspace: Tensor) -> None:
+        assert grads.weight_VD is not None
+        tokens = op.hidden_ND.shape[0]
+        self._op, self._grads, self._call, self._plan, self._workspace = op, grads, call, plan, workspace
+        self._weight_grad = grads.weight_VD
+        self._first = slice(0, plan.scratch_tokens)
+        self._later = tuple(_later_chunks(plan, tokens)) if plan.recomputed else ()
+        # after block 0
+        free = workspace[plan.block_words * plan.scratch_tokens :].view(torch.float32)
+        self._statistics = free[: STATISTICS * tokens].view(STATISTICS, tokens)
+
+    def run(self) -> None:
+        """Fill what the plan gives to the scratch."""
+        for chunk in (*self._later, self._first):
+            blocks = self._lay_out(chunk)
+            self._count(chunk, blocks)
+            self._differentiate(chunk, blocks)
+        for block in reversed(blocks):
+            _add_to_head(self._grads, block.words, self._op.hidden_ND[chunk], block.logits_CB, accumulate=False)
+        for chunk in self._later:
+            self._recompute(chunk)
+
+    def _lay_out(self, chunk: slice) -> list[_Block]:
+        """Block 0 in the workspace, block i where block i - 1's gradient will be."""
+        blocks = []
+        for words in self._words():
+            before = slice(words.start - self._plan.block_words, words.start)
+            memory = self._weight_grad[before].view(-1).view(self._workspace.dtype) if words.start else self._workspace
+            blocks.append(_block(words, chunk, memory))
+        return blocks
+
+    def _words(self) -> Iterator[slice]:
+        vocab, words = self._call.vocab, self._plan.block_words
+        for start in range(0, vocab, words):
+            yield slice(start, min(start + words, vocab))
+
+    def _count(self, chunk: slice, blocks: list[_Block]) -> None:
+        for block in blocks:
+            self._make_logits(chunk, block)
+            # while the block is in the cache
+            count_words(self._call, block.logits_CB, self._statistics[:, chunk], **_place(chunk, block))
+
+    def _make_logits(self, chunk: slice, block: _Block) -> None:
+        torch.mm(self._op.hidden_ND[chunk], self._op.weight_VD[block.words].t(), out=block.logits_CB)
+
+    def _make_gradient(self, chunk: slice, block: _Block) -> None:
+        gradient_of_words(self._call, block.logits_CB, self._statistics[:, chunk], **_place(chunk, block))
+
+    def _differentiate(self, chunk: slice, blocks: list[_Block]) -> None:
+        """Logits become their gradient, and that the hidden states'."""
+        total_CD = self._hidden_total(chunk, blocks[-1].words.start)
+        for block in blocks:
+            self._make_gradient(chunk, block)
+            if total_CD is not None:
+                weight_BD = self._op.weight_VD[block.words]
+                _product_into(total_CD, block.logits_CB, weight_BD, accumulate=block.words.start > 0)
+        if self._grads.hidden_ND is not None and total_CD is not None:
+            self._grads.hidden_ND[chunk].copy_(total_CD)
+
+    def _hidden_total(self, chunk: slice, last_word: int) -> Tensor | None:
+        """Where the hidden states' gradient is summed over blocks: in fp32, where the head's last rows will be."""
+        hidden_grad = self._grads.hidden_ND
+        if hidden_grad is None:
+            return None
+        chunk_CD = hidden_grad[chunk]
+        if chunk_CD.dtype == torch.float32:
+            return chunk_CD
+        unwritten = self._weight_grad[last_word:].view(-1)
+        elements = chunk_CD.numel() * torch.float32.itemsize // unwritten.itemsize
+        return unwritten[:elements].view(torch.float32).view(chunk_CD.shape)
+
+    def _recompute(self, chunk: slice) -> None:
+        """The head's gradient of tokens whose logits were overwritten."""
+        for words in self._words():
+            block = _block(words, chunk, self._workspace)
+            self._make_logits(chunk, block)
+            self._make_gradient(chunk, block)
+            _add_to_head(self._grads, words, self._op.hidden_ND[chunk], block.logits_CB, accumulate=True)
 
 
-def _run_scratch(op: Operands, grads: Gradients, call: LossCall, plan: ChunkPlan, workspace: Tensor) -> None:
-    """The first tokens, with logits in the bytes of the head's gradient."""
-    weight_grad = grads.weight_VD
-    assert weight_grad is not None
-    hidden_CD = op.hidden_ND[: plan.scratch_tokens]
-    statistics, blocks = _lay_out(weight_grad, call, plan, workspace)
-    for block in blocks:
-        torch.mm(hidden_CD, op.weight_VD[block.words].t(), out=block.logits_CB)
-        # while the block is in the cache
-        count_words(call, block.logits_CB, statistics, **block.place)
-    total_CD = _hidden_total(grads.hidden_ND, weight_grad, hidden_CD, blocks[-1].words.start)
-    for number, block in enumerate(blocks):
-        gradient_of_words(call, block.logits_CB, statistics, **block.place)
-        if total_CD is not None:
-            _product_into(total_CD, block.logits_CB, op.weight_VD[block.words], accumulate=number > 0)
-    if grads.hidden_ND is not None and total_CD is not None:
-        grads.hidden_ND[: plan.scratch_tokens].copy_(total_CD)
-    for block in reversed(blocks):
-        bias_grad = None if grads.bias_V is None else grads.bias_V[block.words]
-        _add_to_head(hidden_CD, weight_grad[block.words], bias_grad, block.logits_CB, accumulate=False)
+def _block(words: slice, chunk: slice, memory: Tensor) -> _Block:
+    tokens, width = chunk.stop - chunk.start, words.stop - words.start
+    rows = memory[: tokens * aligned(width)].view(tokens, -1)
+    return _Block(words, rows[:, :width])
 
 
-def _lay_out(weight_grad: Tensor, call: LossCall, plan: ChunkPlan, workspace: Tensor) -> tuple[Tensor, list[_Block]]:
-    """Statistics [STATISTICS, C] in fp32 after block 0 in the workspace; block i in block i - 1's gradient."""
-    tokens, dtype = plan.scratch_tokens, workspace.dtype
-    free = workspace[plan.block_words * tokens :].view(torch.float32)
-    statistics = free[: STATISTICS * tokens].view(STATISTICS, tokens)
-    blocks = []
-    for words in _word_blocks(call.vocab, plan.block_words):
-        before = slice(words.start - plan.block_words, words.start)
-        memory = weight_grad[before].view(-1).view(dtype) if words.start else workspace
-        width = words.stop - words.start
-        rows = memory[: tokens * aligned(width)].view(tokens, -1)
-        blocks.append(_Block(words=words, logits_CB=rows[:, :width]))
-    return statistics, blocks
-
-
-def _word_blocks(vocab: int, block_words: int) -> Iterator[slice]:
-    for start in range(0, vocab, block_words):
-        yield slice(start, min(start + block_words, vocab))
-
-
-def _hidden_total(hidden_grad: Tensor | None, weight_grad: Tensor, hidden_CD: Tensor, last_word: int) -> Tensor | None:
-    """Where the hidden states' gradient is summed over blocks: in fp32, where the head's last gradients will be."""
-    if hidden_grad is None:
-        return None
-    if hidden_grad.dtype == torch.float32:
-        return hidden_grad[: hidden_CD.shape[0]]
-    unwritten = weight_grad[last_word:].view(-1)
-    elements = hidden_CD.numel() * torch.float32.itemsize // weight_grad.itemsize
-    return unwritten[:elements].view(torch.float32).view(hidden_CD.shape)
+def _place(chunk: slice, block: _Block) -> dict[str, int]:
+    """Where the row kernel finds a block."""
+    return {"first_row": chunk.start, "first_word": block.words.start, "width": block.logits_CB.stride(0)}
 
 
 def _product_into(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool) -> None:

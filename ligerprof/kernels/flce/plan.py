@@ -21,6 +21,11 @@ STATISTICS_BYTES = 4 * 4
 _FP32_BYTES = 4
 
 
+# tokens of a chunk from which on it costs less to read and write the head's gradient for it than to make its logits
+# twice, as measured at 2048 and 4096 hidden elements
+_WORTHWHILE_TOKENS = 384
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkPlan:
     """How one fused loss spreads its logits over memory.
@@ -28,21 +33,25 @@ class ChunkPlan:
     The first `scratch_tokens` have their logits in the bytes of the head's gradient, which is written last: those of
     vocabulary block 0 in the workspace and those of block i where the gradient's rows of block i - 1 will be. Written
     from the last block to the first, the gradient overwrites only logits that were used. The remaining tokens come
-    chunk by chunk through the workspace.
+    chunk by chunk through the workspace. Small chunks would read and write the head's gradient too often: where
+    `recomputed`, the remaining tokens go through the scratch first, chunk by chunk, for their losses and the hidden
+    states' gradient, and their logits are made again, block by block in the workspace, for the head's.
 
     Attributes:
         scratch_tokens: 0 where no gradient's bytes are used.
         block_words: vocabulary words of a block, the last block may hold fewer; 0 without scratch.
         chunk_tokens: tokens of a chunk, the last chunk may hold fewer; 0 where scratch takes all.
         chunks: of the remaining tokens.
+        recomputed: whether their logits are made twice.
         row_elements: elements from one row of a chunk's logits to the next.
-        workspace_bytes: of the one buffer that holds a chunk's logits, or block 0 and the rows' statistics.
+        workspace_bytes: of the one buffer that holds a chunk's logits, or block 0 and all rows' statistics.
     """
 
     scratch_tokens: int
     block_words: int
     chunk_tokens: int
     chunks: int
+    recomputed: bool
     row_elements: int
     workspace_bytes: int
 
@@ -70,16 +79,21 @@ def plan_chunks(
         budget_bytes = _budget_bytes(budget)
         largest = _tokens_within(budget_bytes, row_bytes, tokens)
     most = min(tokens, hidden * gradient_bytes // element_bytes)
+    budget_bytes -= tokens * STATISTICS_BYTES
     scratch = _plan_scratch(most, largest, vocab, element_bytes, budget_bytes, gradient_bytes)
     rest = tokens - scratch.tokens
-    chunk_tokens = _equal_chunks(rest, largest)
+    recomputed = scratch.tokens > 0 and largest < min(rest, _WORTHWHILE_TOKENS)
+    chunk_tokens = _equal_chunks(rest, scratch.tokens if recomputed else largest)
+    chunk_bytes = 0 if recomputed else chunk_tokens * row_bytes
+    scratch_bytes = scratch.workspace_bytes + tokens * STATISTICS_BYTES if scratch.tokens else 0
     return ChunkPlan(
         scratch_tokens=scratch.tokens,
         block_words=scratch.block_words,
         chunk_tokens=chunk_tokens,
         chunks=-(-rest // chunk_tokens) if rest else 0,
+        recomputed=recomputed,
         row_elements=row_elements,
-        workspace_bytes=max(chunk_tokens * row_bytes, scratch.workspace_bytes),
+        workspace_bytes=max(chunk_bytes, scratch_bytes),
     )
 
 
@@ -99,15 +113,14 @@ def _plan_scratch(
     bounds the tokens too.
     """
     for tokens in range(_whole_tiles(most), largest_chunk, -_tile_tokens(most)):
-        statistics_bytes = tokens * STATISTICS_BYTES
-        room = (budget_bytes - statistics_bytes) // (tokens * element_bytes)
+        room = budget_bytes // (tokens * element_bytes)
         most_words = room // _ROW_ALIGNMENT_ELEMENTS * _ROW_ALIGNMENT_ELEMENTS
         if most_words < 1:
             continue
         words = aligned(-(-vocab // -(-vocab // most_words)))
         last_words = vocab - (-(-vocab // words) - 1) * words
         if last_words * gradient_bytes >= tokens * _FP32_BYTES:
-            return _Scratch(tokens, words, words * tokens * element_bytes + statistics_bytes)
+            return _Scratch(tokens, words, words * tokens * element_bytes)
     return _Scratch()
 
 

@@ -11,20 +11,32 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.ce.factors import loss_divisor, reduce_losses, scale_by_device_factor, waits_for_loss_scale
-from ligerprof.kernels.ce.triton import graph_is_kept, make_call
+from ligerprof.kernels.ce.factors import scale_by_device_factor
+from ligerprof.kernels.ce.triton import LossRequest, compute_loss, graph_is_kept
 from ligerprof.kernels.flce.chunks import Gradients, Operands, run_chunks
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
 
 
-def _product_dtype(hidden: Tensor) -> torch.dtype:
-    """As autocast would have cast for a linear layer."""
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+def loss_and_gradients(
+    inputs: tuple[Tensor, Tensor, Tensor | None], dtype: torch.dtype, request: LossRequest, wanted: tuple[bool, ...]
+) -> tuple[Tensor, Gradients, Tensor | None]:
+    """The loss, its gradients, and the factor that these lack where they wait for the loss's scale.
 
-
-def _operands(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Operands:
-    return Operands(hidden.reshape(-1, hidden.shape[-1]).to(dtype), weight.to(dtype))
+    Args:
+        inputs: hidden states, weight and bias.
+        dtype: of the products.
+        wanted: of which of the inputs a gradient is.
+    """
+    hidden, weight, bias = inputs
+    op = Operands(hidden.reshape(-1, hidden.shape[-1]).to(dtype), weight.to(dtype))
+    grads = _empty_gradients(op, weight, bias, request.options, wanted)
+    loss, late = compute_loss(
+        request,
+        weight.shape[0],
+        lambda call: run_chunks(op, grads, dataclasses.replace(call, bias_V=bias)),
+        op.hidden_ND,
+    )
+    return loss, _in_dtypes(grads, weight, bias), late
 
 
 def _empty_gradients(
@@ -39,6 +51,15 @@ def _empty_gradients(
     )
 
 
+def _in_dtypes(grads: Gradients, weight: Tensor, bias: Tensor | None) -> Gradients:
+    """The head's gradients as its parameters are; the hidden states' waits for its dtype until backward."""
+    return Gradients(
+        grads.hidden_ND,
+        None if grads.weight_VD is None else grads.weight_VD.to(weight.dtype),
+        None if grads.bias_V is None or bias is None else grads.bias_V.to(bias.dtype),
+    )
+
+
 class _FusedLinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -46,67 +67,42 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        labels: Tensor,
-        num_items: Tensor | float | None,
-        class_weight: Tensor | None,
-        prediction: Tensor | None,
-        options: LossOptions,
+        dtype: torch.dtype,
+        request: LossRequest,
         track: bool,
     ) -> Tensor:
-        op = _operands(hidden, weight, _product_dtype(hidden))
-        ctx.options, ctx.compute_dtype = options, op.hidden_ND.dtype
+        waits = request.options.reduction == "none"
+        wanted = tuple(track and needed and not waits for needed in ctx.needs_input_grad[:3])
+        loss, grads, late = loss_and_gradients((hidden, weight, bias), dtype, request, wanted)
+        ctx.dtype, ctx.request = dtype, dataclasses.replace(request, predictions=None)
         ctx.hidden_shape, ctx.hidden_dtype = hidden.shape, hidden.dtype
-        loss_N = torch.empty(labels.numel(), dtype=torch.float32, device=hidden.device)
-        call = make_call(labels, weight.shape[0], options, class_weight, hidden.device)
-        call = dataclasses.replace(call, loss_N=loss_N, bias_V=bias, prediction_N=prediction)
-        if options.reduction == "none":
-            run_chunks(op, Gradients(None, None, None), call)
-            ctx.save_for_backward(hidden, weight, bias, labels, class_weight)
-            return loss_N.view(labels.shape)
-        factor = loss_divisor(call, num_items)
-        total = torch.empty((), dtype=torch.float32, device=hidden.device)
-        wanted = tuple(track and needed for needed in ctx.needs_input_grad[:3])
-        grads = _empty_gradients(op, weight, bias, options, wanted)
-        scale = None if waits_for_loss_scale(ctx.compute_dtype) else factor
-        run_chunks(op, grads, dataclasses.replace(call, scale=scale))
-        reduce_losses(loss_N, factor, total)
-        ctx.save_for_backward(grads.hidden_ND, _as(grads.weight_VD, weight), _as(grads.bias_V, bias), factor)
-        return total
+        if waits:
+            ctx.save_for_backward(hidden, weight, bias)
+        else:
+            ctx.save_for_backward(grads.hidden_ND, grads.weight_VD, grads.bias_V, late)
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.options.reduction == "none":
-            grads = _recomputed_gradients(ctx, grad_loss)
+        if ctx.request.options.reduction == "none":
+            # every token has its own factor, which must be known before tokens are summed
+            request = dataclasses.replace(ctx.request, token_scale=grad_loss)
+            _, grads, _ = loss_and_gradients(ctx.saved_tensors, ctx.dtype, request, ctx.needs_input_grad[:3])
         else:
             grads = _scaled_gradients(ctx, grad_loss)
         grad_hidden = grads.hidden_ND
         if grad_hidden is not None:
             grad_hidden = grad_hidden.to(ctx.hidden_dtype).view(ctx.hidden_shape)
-        return grad_hidden, grads.weight_VD, grads.bias_V, None, None, None, None, None, None
-
-
-def _as(value: Tensor | None, like: Tensor | None) -> Tensor | None:
-    return value if value is None or like is None else value.to(like.dtype)
+        return grad_hidden, grads.weight_VD, grads.bias_V, None, None, None
 
 
 def _scaled_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
-    *made, factor = ctx.saved_tensors
-    late = factor if waits_for_loss_scale(ctx.compute_dtype) else None
+    *made, late = ctx.saved_tensors
     in_place = not graph_is_kept()
     return Gradients(
         *(None if g is None else scale_by_device_factor(g, grad_loss, late, in_place=in_place) for g in made)
     )
-
-
-def _recomputed_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
-    """Gradients where every token has its own factor: it must be known before tokens are summed."""
-    hidden, weight, bias, labels, class_weight = ctx.saved_tensors
-    op = _operands(hidden, weight, ctx.compute_dtype)
-    grads = _empty_gradients(op, weight, bias, ctx.options, ctx.needs_input_grad[:3])
-    call = make_call(labels, weight.shape[0], ctx.options, class_weight, hidden.device)
-    run_chunks(op, grads, dataclasses.replace(call, scale=grad_loss.reshape(-1).contiguous(), bias_V=bias))
-    return Gradients(grads.hidden_ND, _as(grads.weight_VD, weight), _as(grads.bias_V, bias))
 
 
 def fused_linear_cross_entropy(
@@ -147,11 +143,27 @@ def fused_linear_cross_entropy(
             f"flce: predictions are a {predictions.dtype} tensor of {tuple(predictions.shape)}. They need int64, the"
             f" labels' shape {tuple(labels.shape)}, and no gaps: torch.empty_like(labels)."
         )
+    dtype = _product_dtype(hidden)
+    request = LossRequest(
+        labels=labels,
+        options=options,
+        num_items=num_items,
+        class_weight=class_weight,
+        predictions=predictions,
+    )
+    if torch.compiler.is_compiling():
+        from ligerprof.kernels.flce.compiled import compiled_loss
+
+        return compiled_loss((hidden, weight, bias), dtype, request)
     tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
     track = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return _FusedLinearCrossEntropy.apply(  # type: ignore[no-any-return]
-        hidden, weight, bias, labels, num_items, class_weight, predictions, options, track
-    )
+    return _FusedLinearCrossEntropy.apply(hidden, weight, bias, dtype, request, track)  # type: ignore[no-any-return]
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    """As autocast would have cast for a linear layer."""
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 def _can_hold_predictions(predictions: Tensor, labels: Tensor) -> bool:

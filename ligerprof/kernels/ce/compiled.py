@@ -1,0 +1,90 @@
+"""Cross-entropy as one opaque operation of a compiled graph: no graph break, the gradient a tensor of its own."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ligerprof.kernels.ce.triton import LossRequest, as_rows, loss_of_logits
+from ligerprof.kernels.options import LossOptions, options_as_text, options_from_text
+
+
+def compiled_loss(logits: Tensor, request: LossRequest) -> Tensor:
+    """The loss, where torch.compile traces the call."""
+    items = request.num_items
+    loss: Tensor
+    loss, *_ = _loss(
+        logits,
+        request.labels,
+        request.class_weight,
+        items if isinstance(items, Tensor) else None,
+        None if items is None or isinstance(items, Tensor) else float(items),
+        None,
+        torch.is_grad_enabled() and logits.requires_grad,
+        options_as_text(request.options),
+    )
+    return loss
+
+
+@torch.library.custom_op("ligerprof::cross_entropy", mutates_args=())
+def _loss(
+    logits: Tensor,
+    labels: Tensor,
+    class_weight: Tensor | None,
+    num_items: Tensor | None,
+    divisor: float | None,
+    token_scale: Tensor | None,
+    wanted: bool,
+    options: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, gradient of the logits, and the factor it lacks; empty where there is none.
+
+    Without reduction there is a gradient only once `token_scale` is known.
+    """
+    request = LossRequest(
+        labels=labels,
+        options=options_from_text(options),
+        num_items=divisor if num_items is None else num_items,
+        class_weight=class_weight,
+        token_scale=token_scale,
+    )
+    now = _now(wanted, request.options, token_scale)
+    grad = torch.empty_like(logits, memory_format=torch.contiguous_format) if now else None
+    loss, late = loss_of_logits(as_rows(logits), None if grad is None else as_rows(grad), request)
+    nothing = logits.new_empty(0, dtype=torch.float32)
+    return loss, logits.new_empty(0) if grad is None else grad, nothing if late is None else late
+
+
+def _now(wanted: bool, options: LossOptions, token_scale: Tensor | None) -> bool:
+    return wanted and (options.reduction != "none" or token_scale is not None)
+
+
+@_loss.register_fake
+def _(logits: Tensor, labels: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *_, token_scale, wanted, options = others
+    read = options_from_text(options)
+    reduced = read.reduction != "none"
+    loss = logits.new_empty(() if reduced else labels.shape, dtype=torch.float32)
+    grad = logits.new_empty(logits.shape if _now(wanted, read, token_scale) else 0)
+    return loss, grad, logits.new_empty(int(reduced and logits.dtype == torch.float16), dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.divisor, _, _, ctx.options = inputs
+    ctx.waits = options_from_text(ctx.options).reduction == "none"
+    ctx.save_for_backward(*(tensors if ctx.waits else output[1:]))
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    if ctx.waits:
+        rest = (ctx.divisor, grad_loss, True, ctx.options)
+        _, grad, _ = _loss(*ctx.saved_tensors, *rest)
+    else:
+        made, late = ctx.saved_tensors
+        # a tensor of no dimension leaves the other's dtype alone
+        grad = made * (grad_loss * late.view(()) if late.numel() else grad_loss)
+    return grad, *[None] * 7
+
+
+_loss.register_autograd(_backward, setup_context=_keep)

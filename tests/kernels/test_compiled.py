@@ -1,0 +1,94 @@
+"""Both losses inside torch.compile: one graph, the same values and gradients as without."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ligerprof.kernels.options import LossOptions, options_as_text, options_from_text
+from tests.kernels.oracle import relative_error, run
+
+VOCAB, HIDDEN = 509, 40
+SMALL_BUDGET = 16 * 512 * 4
+OPTIONS = {
+    "mean": LossOptions(shift=True, budget=SMALL_BUDGET),
+    "none": LossOptions(reduction="none", budget="lean"),
+    "rest": LossOptions(label_smoothing=0.1, z_loss=1e-3, softcap=5.0, ignore_index=3, in_place=True),
+}
+
+
+def inputs(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    states = torch.randn(3, 13, HIDDEN, device=device, dtype=dtype, requires_grad=True)
+    weight = (0.3 * torch.randn(VOCAB, HIDDEN, device=device)).to(dtype).requires_grad_()
+    return [states, weight, torch.randint(VOCAB, (3, 13), device=device)]
+
+
+def fused(options: LossOptions, **more: Any) -> Callable[..., Tensor]:
+    from ligerprof.kernels.flce.triton import fused_linear_cross_entropy
+
+    # work around the loss, so that autograd reaches through the operation
+    return lambda x, w, y: 2 * fused_linear_cross_entropy(torch.tanh(x), w, y, options, **more)
+
+
+def given_logits(options: LossOptions, **more: Any) -> Callable[..., Tensor]:
+    from ligerprof.kernels.ce.triton import cross_entropy
+
+    return lambda x, w, y: 2 * cross_entropy(torch.tanh(x) @ w.t(), y, options, **more)
+
+
+def assert_compiles(function: Callable[..., Tensor], given: list[Tensor], backend: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    expected, got = run(function, given), run(compiled, given)
+    assert max(relative_error(one, other) for one, other in zip(got, expected, strict=True)) < 1e-6
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("make", [fused, given_logits])
+def test_one_graph_with_the_same_gradients(make: Any, name: str, backend: str, device: torch.device) -> None:
+    if backend == "inductor" and device.type == "cpu":
+        pytest.skip("the interpreter is not what inductor compiles for")
+    assert_compiles(make(OPTIONS[name]), inputs(device), backend)
+
+
+@pytest.mark.parametrize("make", [fused, given_logits])
+def test_divisors_and_class_weights_on_the_device(make: Any, device: torch.device) -> None:
+    class_weight = torch.rand(VOCAB, device=device)
+    for items in (torch.tensor(17.0, device=device), 20):
+        assert_compiles(make(LossOptions(), num_items=items, class_weight=class_weight), inputs(device), "aot_eager")
+
+
+def test_bias_predictions_and_frozen_hidden_states(device: torch.device) -> None:
+    states, weight, labels = inputs(device)
+    states.requires_grad_(False)  # noqa: FBT003
+    bias = torch.randn(VOCAB, device=device, requires_grad=True)
+    seen = []
+    for compile_it in (False, True):
+        torch.compiler.reset()
+        predictions = torch.empty_like(labels)
+        function = fused(LossOptions(), bias=bias, predictions=predictions)
+        loss = torch.compile(function, backend="aot_eager", fullgraph=True) if compile_it else function
+        seen.append([*run(loss, [states, weight, labels]), *torch.autograd.grad(loss(states, weight, labels), bias)])
+        seen[-1].append(predictions)
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def test_under_autocast(device: torch.device) -> None:
+    def half(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return fused(LossOptions(budget=SMALL_BUDGET))(x, w, y)
+
+    assert_compiles(half, inputs(device), "aot_eager")
+
+
+def test_fp16_gradients_wait_for_the_loss_scale(device: torch.device) -> None:
+    for make in (fused, given_logits):
+        assert_compiles(make(LossOptions()), inputs(device, torch.float16), "aot_eager")
+
+
+def test_a_compiled_graph_carries_options_as_text() -> None:
+    for options in OPTIONS.values():
+        assert options_from_text(options_as_text(options)) == options
