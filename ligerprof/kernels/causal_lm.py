@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.errors import KernelInputError
+from ligerprof.kernels.measured_budget import MeasuredBudget
 from ligerprof.kernels.options import IGNORE_INDEX, LossOptions
 from ligerprof.kernels.plans import PatchPlan
 
@@ -75,10 +76,15 @@ def fused_loss_forward(original: Forward, plan: PatchPlan, run_loss: LossRunner,
     return forward
 
 
-def fused_head_forward(original: Forward, kernel: Callable[..., Tensor]) -> Forward:
+def fused_head_forward(
+    original: Forward, kernel: Callable[..., Tensor], budget: MeasuredBudget | None = None
+) -> Forward:
     """A linear layer's forward that computes the loss where it is handed one.
 
     The loss runs inside the head's own call so that hooks which gather its weight (ZeRO-3, FSDP) have fired.
+
+    Args:
+        budget: tells each call's workspace; None leaves it to the call's options.
     """
 
     @functools.wraps(original)
@@ -86,7 +92,10 @@ def fused_head_forward(original: Forward, kernel: Callable[..., Tensor]) -> Forw
         if loss is None:
             logits: Tensor = original(self, hidden)
             return logits
-        return kernel(hidden, self.weight, loss.labels, loss.options, self.bias, loss.num_items)
+        options = loss.options
+        if budget is not None:
+            options = dataclasses.replace(options, budget=budget.next(hidden, self.weight))
+        return kernel(hidden, self.weight, loss.labels, options, self.bias, loss.num_items)
 
     forward.computes_loss = True  # type: ignore[attr-defined]
     return forward

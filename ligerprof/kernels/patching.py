@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ligerprof.errors import KernelInputError, KernelUnavailableError
+from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
 from ligerprof.kernels import decoder
 from ligerprof.kernels.causal_lm import fused_head_forward, fused_loss_forward, loss_after_head, loss_in_head
 from ligerprof.kernels.liger.patching import patch_with_liger
 from ligerprof.kernels.liger.spec import PROVIDER as LIGER
+from ligerprof.kernels.measured_budget import MeasuredBudget
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.plans import PatchPlan, find_plan
 from ligerprof.kernels.registry import find_kernel_set
@@ -72,6 +73,7 @@ class _Request:
 
     Attributes:
         entries: kernels' names to their functions; none for liger-kernel, which patches by itself.
+        measured: the fused loss, where its workspace is told by what the process has held; else None.
     """
 
     plan: PatchPlan
@@ -79,6 +81,7 @@ class _Request:
     provider: str
     entries: dict[str, Callable[..., Any]]
     options: LossOptions
+    measured: KernelSpec | None
 
 
 def apply(
@@ -95,7 +98,8 @@ def apply(
         model: a causal language model of transformers, wrapped or not (peft, DDP), or its class.
         kernels: as `--liger` takes it: `all`, `no-flce`, or names joined by `+` or `,`.
         provider: whose kernels.
-        flce_budget: workspace of the fused loss: `lean`, `balanced`, or bytes.
+        flce_budget: workspace of the fused loss: `lean`, `balanced`, bytes, or `auto`: as much as the highest moment
+            so far leaves room for, from the third call on.
         device_kind: `cuda`, `cpu` or `simulated`; None reads it off the model (`cuda` for a class).
 
     Returns:
@@ -146,12 +150,19 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
     specs = find_kernel_set(names, provider)
     for spec in specs.values():
         require_available(spec, device_kind)
+    measured = flce_budget == "auto" and "flce" in specs
+    if measured and (provider, device_kind) != ("ligerprof", "cuda"):
+        raise RecipeError(
+            f"flce budget auto measures ligerprof's fused loss on a CUDA device, not {provider}'s on {device_kind}."
+            " Give lean, balanced or bytes."
+        )
     return _Request(
         plan=plan,
         kernels=names,
         provider=provider,
         entries={} if provider == LIGER else {name: load_entry(spec.entry) for name, spec in specs.items()},
-        options=LossOptions(budget=flce_budget, in_place=True),
+        options=LossOptions(budget="lean" if measured else flce_budget, in_place=True),
+        measured=specs["flce"] if measured else None,
     )
 
 
@@ -279,7 +290,9 @@ class _Patcher:
                 f"flce: the model's head is a {type(head).__name__}; the fused loss reads a plain linear layer's weight"
                 " and would leave adapters out. Use ce, or take the head out of the adapter's targets."
             )
-        self._swap(head, "flce", lambda original: fused_head_forward(original, kernel))
+        measured = self._request.measured
+        budget = None if measured is None else MeasuredBudget(measured)
+        self._swap(head, "flce", lambda original: fused_head_forward(original, kernel, budget))
         self._fuse_loss("flce", loss_in_head)
 
     def _fuse_loss(self, slot: str, run_loss: Any) -> None:
