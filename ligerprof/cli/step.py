@@ -8,7 +8,7 @@ from ligerprof.cli.options import force_option, json_option, recipe_options, tra
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import MissingDependencyError
 from ligerprof.recipe import TrainingRecipe, require_built
-from ligerprof.runs.ranks import Rank, rank_from_environment
+from ligerprof.runs.deepspeed.ranks import Rank, rank_from_environment
 from ligerprof.units import format_bytes
 
 _OUT_OF_MEMORY = 3
@@ -63,7 +63,7 @@ def command(
 
 def _follow(ctx: click.Context, recipe: TrainingRecipe, rank: Rank, trace: bool) -> None:
     """Train as a launcher's rank beside rank 0, which writes the run directory."""
-    from ligerprof.runs.deepspeed import follow_step
+    from ligerprof.runs.deepspeed.measure import follow_step
 
     outcome = follow_step(recipe, trace=trace)
     if outcome.oom is None:

@@ -130,7 +130,7 @@ def _outcome(
 
         return simulate_step(recipe, progress=progress)
     if recipe.engine == "deepspeed":
-        from ligerprof.runs.deepspeed import measure_deepspeed_step
+        from ligerprof.runs.deepspeed.measure import measure_deepspeed_step
 
         return measure_deepspeed_step(recipe, trace_directory=trace_directory, logs=run.path, progress=progress)
     from ligerprof.runs.measured import measure_step

@@ -13,9 +13,9 @@ from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.runs.deepspeed.engine import deepspeed_trainer, require_deepspeed
 from ligerprof.runs.deepspeed.launch import free_port, local_environment, run_ranks, set_environment
+from ligerprof.runs.deepspeed.ranks import Rank, merge_ranks, rank_from_environment
 from ligerprof.runs.measured import measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
-from ligerprof.runs.ranks import Rank, merge_ranks, rank_from_environment
 
 
 def measure_deepspeed_step(
