@@ -6,7 +6,7 @@ import click
 
 from ligerprof.analyzers.diff import diff_peaks
 from ligerprof.analyzers.explain import explain
-from ligerprof.cli.options import json_option, top_option
+from ligerprof.cli.common_options import json_option, top_option
 from ligerprof.cli.output import print_json
 
 

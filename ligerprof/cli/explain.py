@@ -6,7 +6,7 @@ import click
 
 from ligerprof.analyzers.explain import SNAPSHOT_NAME, explain
 from ligerprof.analyzers.peak import PeakReport
-from ligerprof.cli.options import force_option, json_option, size_option, top_option
+from ligerprof.cli.common_options import force_option, json_option, size_option, top_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError, OutputError
 from ligerprof.reports.peak import VIEWS, View, render_peak

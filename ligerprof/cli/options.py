@@ -1,4 +1,4 @@
-"""Every option that two commands share, written once: the recipe's, and the ways to print."""
+"""The options of a recipe, written once for every command that takes one; others are in common_options."""
 
 import dataclasses
 import functools
@@ -8,34 +8,18 @@ from typing import Any, TypeVar
 import click
 
 from ligerprof import recipe as recipes
-from ligerprof.errors import RecipeError
+from ligerprof.cli.common_options import force_option, json_option, or_usage_error, size_option, top_option
 from ligerprof.gpus import GPUS
 from ligerprof.models import DEFAULT_MODEL
-from ligerprof.units import parse_bytes
+
+__all__ = ["force_option", "json_option", "recipe_options", "recipe_parameters", "size_option", "top_option", "trace_option"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Value = TypeVar("Value")
 _DEFAULTS = {item.name: item.default for item in dataclasses.fields(recipes.TrainingRecipe)}
 
 
-def _read_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else _or_usage_error(parse_bytes, value)
-
-
 def _read_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> str | int:
-    return _or_usage_error(recipes.parse_flce_budget, value)
-
-
-def _or_usage_error(parse: Callable[[str], Value], text: str) -> Value:
-    try:
-        return parse(text)
-    except RecipeError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def size_option(flag: str, name: str, text: str) -> Callable[[Command], Command]:
-    """An option that takes a size such as 24GiB and passes int bytes, or None."""
-    return click.option(flag, name, callback=_read_size, metavar="SIZE", help=text)
+    return or_usage_error(recipes.parse_flce_budget, value)
 
 
 def _choice(flag: str, words: tuple[str, ...], text: str, default: str | None) -> Callable[[Command], Command]:
@@ -162,8 +146,3 @@ def trace_option(*, default: bool) -> Callable[[Command], Command]:
     """Whether a measured step is profiled once more for TensorBoard; passes `trace: bool`."""
     text = "Profile two more steps on a GPU for TensorBoard."
     return click.option("--trace/--no-trace", default=default, show_default=True, help=text)
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
-force_option = click.option("--force", is_flag=True, help="Overwrite what exists.")
-top_option = click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to show.")

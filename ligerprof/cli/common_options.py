@@ -1,0 +1,33 @@
+"""The options that commands share which take no recipe: they load in no time."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ligerprof.errors import RecipeError
+from ligerprof.units import parse_bytes
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+force_option = click.option("--force", is_flag=True, help="Overwrite what exists.")
+top_option = click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to show.")
+
+
+def size_option(flag: str, name: str, text: str) -> Callable[[Command], Command]:
+    """An option that takes a size such as 24GiB and passes int bytes, or None."""
+    return click.option(flag, name, callback=_read_size, metavar="SIZE", help=text)
+
+
+def or_usage_error(parse: Callable[[str], Value], text: str) -> Value:
+    """Parse what an option was given; what the parser refuses is an error of usage."""
+    try:
+        return parse(text)
+    except RecipeError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _read_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else or_usage_error(parse_bytes, value)
