@@ -51,7 +51,8 @@ def _take_out_frames(pickled: bytearray) -> bool:
 
 def _joined(cut: Cut) -> Any:
     """Load what was left by the cut and put the tables in; None where the two do not fit."""
-    references = _references(cut)
+    cells = [_Cells(column) for column in cut.columns if column.min() < 0]
+    references = _references(cells, cut.pickled_bytes)
     if references is None:
         return None
     lookups = np.zeros((len(cut.keys) + len(references), _LOOKUP_BYTES), dtype=np.uint8)
@@ -70,7 +71,7 @@ def _joined(cut: Cut) -> Any:
         return None
     kept = [item for items in traces for item in items if item is not None and type(item) is not dict]
     marks = sum(items.count(None) for items in traces)
-    if marks != len(cut.counts) or not _encode(cut, references, len(kept)):
+    if marks != len(cut.counts) or not _encode(cells, references, len(kept)):
         return None
     table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=[*objects, *kept])
     values[_TRACES] = list(_traces(traces, table, cut))
@@ -81,43 +82,46 @@ def _is_list_of_lists(traces: Any) -> bool:
     return isinstance(traces, list) and {list}.issuperset(map(type, traces))
 
 
-def _references(cut: Cut) -> Int64s | None:
-    """The memo indices that the columns refer to, rising; None where one is higher than the memo can be."""
-    highest = FIRST_REFERENCE - int(cut.columns.min())
-    if highest > cut.pickled_bytes:
+class _Cells:
+    """Where a column holds what is no number."""
+
+    def __init__(self, column: Int64s) -> None:
+        self.column = column
+        self.referring = np.flatnonzero(column <= FIRST_REFERENCE)
+        self.kept = np.flatnonzero(column == KEPT)
+        self.memo_indices = FIRST_REFERENCE - column[self.referring]
+
+
+def _references(cells: Sequence[_Cells], memo_limit: int) -> Int64s | None:
+    """The memo indices that columns refer to, rising; None where one is higher than the memo can be."""
+    highest = max((int(each.memo_indices.max(initial=-1)) for each in cells), default=-1)
+    if highest > memo_limit:
         return None
-    seen = np.zeros(max(0, highest + 1), dtype=bool)
-    for column in _with_others(cut.columns):
-        seen[FIRST_REFERENCE - column[column <= FIRST_REFERENCE]] = True
+    seen = np.zeros(highest + 1, dtype=bool)
+    for each in cells:
+        seen[each.memo_indices] = True
     return np.flatnonzero(seen).astype(np.int64)
 
 
-def _encode(cut: Cut, references: Int64s, kept_count: int) -> bool:
+def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> bool:
     """Put -1 less an index for all that is no number: references first, then kept values in their order.
 
     Returns:
         False where others are kept than are there.
     """
+    if sum(len(each.kept) for each in cells) != kept_count:
+        return False
     index_of = np.zeros(int(references[-1]) + 1 if len(references) else 0, dtype=np.int64)
     index_of[references] = np.arange(len(references))
-    kept = [(column, np.flatnonzero(column == KEPT)) for column in _with_others(cut.columns)]
-    kept_before = np.zeros(cut.columns.shape[1], dtype=np.int64)
-    for _, rows in kept:
-        kept_before[rows] += 1
-    if int(kept_before.sum()) != kept_count:
-        return False
+    kept_before = np.zeros(max((len(each.column) for each in cells), default=0), dtype=np.int64)
+    for each in cells:
+        kept_before[each.kept] += 1
     kept_before = np.cumsum(kept_before) - kept_before + len(references)
-    for column, rows in kept:
-        others = np.flatnonzero(column <= FIRST_REFERENCE)
-        column[others] = -1 - index_of[FIRST_REFERENCE - column[others]]
-        column[rows] = -1 - kept_before[rows]
-        kept_before[rows] += 1
+    for each in cells:
+        each.column[each.referring] = -1 - index_of[each.memo_indices]
+        each.column[each.kept] = -1 - kept_before[each.kept]
+        kept_before[each.kept] += 1
     return True
-
-
-def _with_others(columns: Int64s) -> list[Int64s]:
-    """The columns in which not all are numbers."""
-    return [column for column in columns if column.min() < 0]
 
 
 def _traces(traces: Sequence[Sequence[Any]], table: EventTable, cut: Cut) -> Iterator[Trace]:

@@ -18,7 +18,9 @@ _REFERENCE = rb"(?:j....|h.)"
 # the dict of one event, eight keys of it at once: a million of them follow each other
 _VALUE = rb"(?:j....|h.|\x8a\x07.{7}|\x8a\x06.{6}|K.|J....|M..)"
 _EVENT = rb"\}\x94\(" + (_REFERENCE + _VALUE) * 8
-_ANY = rb"j....|h.|\x94+|[()}\]ueas\x88\x89N]|" + _INTEGER + rb"(?:" + _INTEGER + rb"\x86)?|q.|G.{8}"
+# most texts are short; the lengths of others are looked at one by one
+_TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length for length in range(1, 64)) + rb")"
+_ANY = rb"j....|h.|\x94+|[()}\]ueas\x88\x89N]|" + _INTEGER + rb"(?:" + _INTEGER + rb"\x86)?|q.|G.{8}|" + _TEXT
 # a bounded run, for an unbounded one takes memory for every repetition
 _RUN = re.compile(rb"(?s)(?:" + _EVENT + rb"|" + _ANY + rb"){1,4096}")
 _BINUNICODE, _SHORT_BINUNICODE, _LONG_BINPUT = 0x58, 0x8C, 0x72

@@ -159,14 +159,21 @@ class _Cutter:
         alike = self.starts[rows] < len(windows)
         if layout.is_open:
             alike &= self._tails(self.ends[rows]) >= 0
-        first = windows[self.starts[rows[:1]]].view(np.uint64)
+        # tiled, so that one long loop compares many rows
+        count, width = min(len(rows), _ROWS_AT_ONCE), len(layout.mask)
+        mask = np.tile(layout.mask, count)
+        first = np.tile(windows[self.starts[rows[:1]]].view(np.uint64) & layout.mask, count)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            piece = slice(start, start + _ROWS_AT_ONCE)
-            words = windows[self.starts[rows[piece][alike[piece]]]].view(np.uint64).reshape(-1, len(first))
-            same = ~((words ^ first) & layout.mask).any(axis=1)
-            alike[piece][alike[piece]] = same
-            if same.any():
-                self._fill(rows[piece][alike[piece]], words[same], layout)
+            piece = rows[start : start + _ROWS_AT_ONCE][alike[start : start + _ROWS_AT_ONCE]]
+            words = windows[self.starts[piece]].view(np.uint64)
+            differs = np.flatnonzero((words & mask[: len(words)]) != first[: len(words)]) // width
+            if len(differs):
+                same = np.ones(len(piece), dtype=bool)
+                same[differs] = False
+                alike[start : start + _ROWS_AT_ONCE][alike[start : start + _ROWS_AT_ONCE]] = same
+                piece, words = piece[same], words.reshape(-1, width)[same]
+            if len(piece):
+                self._fill(piece, words, layout)
         self._leave_out(rows[alike], layout)
         self.was_read[rows[alike]] = True
         return alike
