@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("ligerprof.cli.diff", "Show what grew and shrank between two peaks."),
     "sweep": ("ligerprof.cli.sweep", "Run a grid of steps; out of memory is a result."),
     "study": ("ligerprof.cli.study", "Run the 24 GB study's whole grid and report it."),
+    "plot": ("ligerprof.cli.plot", "Draw figures from sweeps, runs, recordings and bench records."),
     "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
     "trace": ("ligerprof.cli.trace", "Show launches, busy share and gaps of a profiler trace."),
     "view": ("ligerprof.cli.view", "Open a run in TensorBoard with the profiler plugin."),

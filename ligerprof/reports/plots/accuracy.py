@@ -11,6 +11,7 @@ from ligerprof.reports.plots.style import RULE, LineLook, new_figure, styled, wr
 from ligerprof.units import GIB
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _AXES_INCHES = 1.9
@@ -20,6 +21,8 @@ _LOOKS = {
 }
 # the least that the axis reaches to either side, so that a thousandth of a percent does not look like an error
 _LEAST_PERCENT = 0.1
+# from here on even steps would crowd the small ones
+_WIDE = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +62,6 @@ def find_predictions(cells: Iterable[Cell]) -> tuple[Prediction, ...]:
 
 def draw_accuracy(predictions: Sequence[Prediction], *sentences: str) -> "Figure":
     """A mark a prediction; how many there are and the worst of them in the legend."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     with styled():
         figure = new_figure(_AXES_INCHES)
         axes = figure.add_subplot()
@@ -76,15 +77,25 @@ def draw_accuracy(predictions: Sequence[Prediction], *sentences: str) -> "Figure
         axes.axhline(0, color=RULE, linewidth=0.8)
         reach = 1.15 * max([_LEAST_PERCENT, *(100 * abs(prediction.error_ratio) for prediction in predictions)])
         axes.set_ylim(-reach, reach)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
+        _scale_peaks(axes, [prediction.measured_bytes for prediction in predictions])
         axes.set_xlabel("measured peak, GiB")
         axes.set_ylabel("error, %")
         write_title(figure, *sentences)
         write_legend(figure, columns=1)
     return figure
+
+
+def _scale_peaks(axes: "Axes", sizes_bytes: Sequence[int]) -> None:
+    """Peaks of one size on an even axis, of many sizes on a logarithmic one."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    if max(sizes_bytes) < _WIDE * min(sizes_bytes):
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        return
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _backend(cell: Cell) -> str | None:

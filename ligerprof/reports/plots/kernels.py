@@ -28,7 +28,7 @@ _VARIANT_DASHES = ((0.0, (4.0, 1.0)), (0.0, (1.0, 1.5)), (0.0, (4.0, 1.0, 1.0, 1
 _VARIANT_MARKERS = ("s", "^", "v", "o", "P", "X")
 _FLOOR: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (1, 2)), "label": "floor"}
 _NAMED_SIZE = re.compile(r"^(V|T|H)=\d+$")
-_AXIS_TITLES = {"V": "vocabulary", "T": "tokens of a sequence", "H": "hidden size"}
+_AXIS_TITLES = {"V": "vocabulary, entries", "T": "sequence, tokens", "H": "hidden size, elements"}
 _ROW_INCHES = 0.17
 _CURVES_INCHES = 1.7
 _COLUMN_INCHES = 3.4
@@ -184,6 +184,7 @@ def _draw_curves(figure: KernelFigure) -> "Figure":
         places = [shapes.index(_place(record)) for record in own]
         sizes = [(record.extra_peak_bytes or 0) / GIB for record in own]
         lower.plot(places, sizes, label=provider, **_look(provider, providers).arguments())
+    upper.set_xlabel("")
     lower.set_ylabel("extra peak, GiB")
     lower.set_ylim(bottom=0)
     lower.set_xlabel(_AXIS_TITLES[figure.varied])

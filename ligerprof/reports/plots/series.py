@@ -100,7 +100,8 @@ class Setting:
     @property
     def backends(self) -> tuple[str, ...]:
         """How the figures came about."""
-        return tuple(dict.fromkeys(cell.figures.backend for cell in self.cells if cell.figures is not None))
+        ran = [cell for cell in self.cells if cell.status is not CellStatus.FAILED]
+        return tuple(dict.fromkeys(cell.figures.backend for cell in ran if cell.figures is not None))
 
 
 def split_settings(cells: Iterable[Cell], *, along: Sequence[str]) -> tuple[Setting, ...]:
