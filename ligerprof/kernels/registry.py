@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ligerprof.errors import KernelUnavailableError
+from ligerprof.kernels.cce.spec import SPECS as CCE_SPECS
 from ligerprof.kernels.ce.spec import SPECS as CE_SPECS
 from ligerprof.kernels.flce.spec import SPECS as FLCE_SPECS
 from ligerprof.kernels.geglu.spec import SPECS as GEGLU_SPECS
@@ -29,6 +30,7 @@ BUILT_IN: tuple[KernelSpec, ...] = (
     *CE_SPECS,
     *FLCE_SPECS,
     *LIGER_SPECS,
+    *CCE_SPECS,
 )
 
 

@@ -1,0 +1,1 @@
+"""The fused loss of cut-cross-entropy, an optional package."""
