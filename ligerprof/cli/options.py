@@ -12,7 +12,15 @@ from ligerprof.cli.common_options import force_option, json_option, or_usage_err
 from ligerprof.gpus import GPUS
 from ligerprof.models import DEFAULT_MODEL
 
-__all__ = ["force_option", "json_option", "recipe_options", "recipe_parameters", "size_option", "top_option", "trace_option"]
+__all__ = [
+    "force_option",
+    "json_option",
+    "recipe_options",
+    "recipe_parameters",
+    "size_option",
+    "top_option",
+    "trace_option",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _DEFAULTS = {item.name: item.default for item in dataclasses.fields(recipes.TrainingRecipe)}
