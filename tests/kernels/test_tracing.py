@@ -1,0 +1,55 @@
+"""torch.compile takes models with kernels in them whole: no graph break, forward or backward."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ligerprof.kernels import apply
+from tests.kernels.models import tiny_model, train_once
+from tests.kernels.oracle import relative_error
+
+ROOT = Path(__file__).parent.parent.parent
+# launches in the graphs of forward and backward: two layers, and a final norm
+LAUNCHES = {
+    # an addition and norm a layer, an input norm a layer; each backward launches its partial sums' total too
+    "llama:rms": [5, 10],
+    "llama:rope": [2, 2],
+    "llama:swiglu": [2, 2],
+    "gemma:geglu": [2, 2],
+    "gpt2:layernorm+flce": [5, 10],
+}
+
+
+def test_a_patched_model_is_one_graph_each_way() -> None:
+    """In a process of its own: in this one kernels are interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.tracing", *LAUNCHES],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    traced = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["case"]: row["launches"] for row in traced} == LAUNCHES
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_a_compiled_model_trains_as_the_eager_one(family: str) -> None:
+    model = tiny_model(family, device="cuda")
+    with apply(model, "all"):
+        loss, gradients = train_once(model)
+        compiled = torch.compile(model, fullgraph=True)
+        compiled_loss, compiled_gradients = train_once(compiled)
+    assert compiled_loss == pytest.approx(loss, rel=1e-5)
+    for name, gradient in gradients.items():
+        assert relative_error(compiled_gradients[f"_orig_mod.{name}"], gradient) < 1e-4, name

@@ -1,0 +1,68 @@
+"""Trace patched models with torch.compile for a GPU that need not be here, backward included.
+
+`python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs.
+What is compiled runs nothing: its results are zeros of the right shapes.
+"""
+
+import json
+import sys
+import warnings
+from typing import Any
+
+import torch
+import triton
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch.utils import _triton as torch_triton
+from triton.backends.compiler import GPUTarget
+
+from ligerprof.kernels import apply
+from tests.kernels.models import batch, tiny_model
+
+
+class Driver:
+    """What Triton asks of a GPU to read a kernel's source."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def is_active(self) -> bool:
+        return True
+
+
+class Launches:
+    """A backend that counts Triton launches in the graphs it is given."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
+        return aot_module_simplified(module, inputs, fw_compiler=self._compile, bw_compiler=self._compile)
+
+    def _compile(self, module: torch.fx.GraphModule, _inputs: Any) -> Any:
+        self.counts.append(sum("triton_kernel_wrapper" in str(node.target) for node in module.graph.nodes))
+        (output,) = (node for node in module.graph.nodes if node.op == "output")
+        return lambda *_: [_zeros(value) for value in output.args[0]]
+
+
+def _zeros(value: Any) -> Any:
+    if not isinstance(value, torch.fx.Node):
+        return value
+    with torch.no_grad():
+        return torch.zeros(value.meta["val"].shape, dtype=value.meta["val"].dtype)
+
+
+def main(cases: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    torch_triton.has_triton = lambda: True
+    triton.runtime.driver.set_active(Driver())
+    for case in cases:
+        family, kernels = case.split(":")
+        torch._dynamo.reset()
+        launches, model = Launches(), tiny_model(family)
+        with apply(model, kernels, device_kind="simulated"):
+            torch.compile(model, backend=launches, fullgraph=True)(**batch(model)).loss.backward()
+        print(json.dumps({"case": case, "launches": launches.counts}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
