@@ -48,12 +48,19 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
-def read_deepspeed_config(path: str) -> Config:
-    """Read a user's configuration; values that say `auto` are left to the recipe.
+def read_deepspeed_config(source: str | Config) -> Config:
+    """Take a user's configuration; values that say `auto` are left to the recipe.
+
+    Args:
+        source: a JSON file, or what it holds.
 
     Raises:
         RecipeError: not readable, or no JSON object.
     """
+    return _plain(_read(source) if isinstance(source, str) else source)
+
+
+def _read(path: str) -> Config:
     file = Path(path)
     try:
         if file.stat().st_size > _MAX_FILE_BYTES:
@@ -63,7 +70,7 @@ def read_deepspeed_config(path: str) -> Config:
         raise RecipeError(f"{path}: not readable as JSON ({error}). --deepspeed-config names a JSON file.") from None
     if not isinstance(values, dict):
         raise RecipeError(f"{path}: not a JSON object. --deepspeed-config names DeepSpeed's own kind of file.")
-    return _without_auto(values)
+    return values
 
 
 def deepspeed_config(recipe: "TrainingRecipe") -> dict[str, Any]:
@@ -72,9 +79,8 @@ def deepspeed_config(recipe: "TrainingRecipe") -> dict[str, Any]:
     Raises:
         RecipeError: the user's fixes what the recipe decides otherwise.
     """
-    ours, theirs = _own_config(recipe), recipe.deepspeed_config or {}
-    if isinstance(theirs, str):
-        raise TypeError("a recipe reads its configuration when it is made")
+    ours, theirs = _own_config(recipe), read_deepspeed_config(recipe.deepspeed_config or {})
+    _require_kinds(ours, theirs)
     _require_agreement(dict(_leaves(ours)), theirs)
     return _merged(ours, theirs)
 
@@ -134,6 +140,21 @@ def _require_agreement(ours: Config, theirs: Config) -> None:
             )
 
 
+def _require_kinds(ours: Config, theirs: Config, path: str = "") -> None:
+    """Objects where ours has objects, numbers where it has numbers: the closed form calculates with some."""
+    for key, value in theirs.items():
+        own = ours.get(key, value)
+        if isinstance(own, Mapping) and isinstance(value, Mapping):
+            _require_kinds(own, value, f"{path}{key}.")
+        elif _kind(own) != _kind(value):
+            raise RecipeError(f"--deepspeed-config: {path}{key} is {value!r}. Give it {_kind(own)}.")
+
+
+def _kind(value: Any) -> str:
+    kinds = ((Mapping, "an object"), (bool, "true or false"), ((int, float), "a number"), (str, "a text"))
+    return next((kind for types, kind in kinds if isinstance(value, types)), "something else")
+
+
 def _leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value that is no object, by its dotted path."""
     for key, value in values.items():
@@ -152,9 +173,12 @@ def _merged(ours: Config, theirs: Config) -> dict[str, Any]:
     return result
 
 
-def _without_auto(values: Config) -> dict[str, Any]:
-    return {
-        key: _without_auto(value) if isinstance(value, Mapping) else value
-        for key, value in values.items()
-        if value != "auto"
-    }
+def _plain(values: Config) -> dict[str, Any]:
+    """Without `auto`; 5e8, as DeepSpeed's documentation writes sizes, as the whole number it is."""
+    return {key: _plain_value(value) for key, value in values.items() if value != "auto"}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _plain(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value

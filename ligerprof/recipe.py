@@ -91,7 +91,7 @@ class TrainingRecipe:
             object.__setattr__(self, "optimizer", optimizer)
         if self.clip is None and self.engine == "deepspeed":
             object.__setattr__(self, "clip", 1.0)
-        if isinstance(self.deepspeed_config, str):
+        if self.deepspeed_config is not None:
             object.__setattr__(self, "deepspeed_config", read_deepspeed_config(self.deepspeed_config))
         _check_words(self)
         _check_ranges(self)

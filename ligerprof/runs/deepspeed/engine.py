@@ -78,9 +78,22 @@ def deepspeed_trainer(
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     with built_model(recipe, device) as model:
         see_model(model)
-        optimizer = _optimizer(recipe, model)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(recipe))
+        optimizer, config = _optimizer(recipe, model), deepspeed_config(recipe)
+        with _refusals_in_a_line(recipe):
+            engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         yield DeepSpeedTrainer(recipe=recipe, engine=engine)
+
+
+@contextmanager
+def _refusals_in_a_line(recipe: TrainingRecipe) -> Iterator[None]:
+    """What DeepSpeed has against a user's configuration, without its traceback."""
+    try:
+        yield
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        if recipe.deepspeed_config is None:
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise LigerprofError(f"--deepspeed-config: DeepSpeed refuses it ({type(error).__name__}: {reason}).") from error
 
 
 def _optimizer(recipe: TrainingRecipe, model: nn.Module) -> Any:
