@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ligerprof.kernels.ce.factors import scale_by_device_factor, waits_for_loss_scale
 from ligerprof.kernels.ce.triton import LossRequest, as_rows, loss_of_logits
 from ligerprof.kernels.options import LossOptions, options_as_text, options_from_text
 
@@ -50,7 +51,8 @@ def _loss(
     )
     now = _now(wanted, request.options, token_scale)
     grad = torch.empty_like(logits, memory_format=torch.contiguous_format) if now else None
-    loss, late = loss_of_logits(as_rows(logits), None if grad is None else as_rows(grad), request)
+    loss, factor = loss_of_logits(as_rows(logits), None if grad is None else as_rows(grad), request)
+    late = factor if waits_for_loss_scale(logits.dtype) else None
     nothing = logits.new_empty(0, dtype=torch.float32)
     return loss, logits.new_empty(0) if grad is None else grad, nothing if late is None else late
 
@@ -66,7 +68,7 @@ def _(logits: Tensor, labels: Tensor, *others: Any) -> tuple[Tensor, Tensor, Ten
     reduced = read.reduction != "none"
     loss = logits.new_empty(() if reduced else labels.shape, dtype=torch.float32)
     grad = logits.new_empty(logits.shape if _now(wanted, read, token_scale) else 0)
-    return loss, grad, logits.new_empty(int(reduced and logits.dtype == torch.float16), dtype=torch.float32)
+    return loss, grad, logits.new_empty(int(reduced and waits_for_loss_scale(logits.dtype)), dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -82,9 +84,19 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
         _, grad, _ = _loss(*ctx.saved_tensors, *rest)
     else:
         made, late = ctx.saved_tensors
-        # a tensor of no dimension leaves the other's dtype alone
-        grad = made * (grad_loss * late.view(()) if late.numel() else grad_loss)
+        grad = scaled(made, grad_loss, late)
     return grad, *[None] * 7
 
 
 _loss.register_autograd(_backward, setup_context=_keep)
+
+
+@torch.library.custom_op("ligerprof::scaled", mutates_args=())
+def scaled(value: Tensor, factor: Tensor, late: Tensor) -> Tensor:
+    """`value * factor`, times `late` where there is one, multiplied in fp32: torch would round the factor first."""
+    return scale_by_device_factor(value, factor, late if late.numel() else None, in_place=False)
+
+
+@scaled.register_fake
+def _(value: Tensor, factor: Tensor, late: Tensor) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(value)

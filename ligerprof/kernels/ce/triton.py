@@ -47,7 +47,7 @@ Launch = Callable[[LossCall], None]
 
 
 def compute_loss(request: LossRequest, vocab: int, launch: Launch, like: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The loss, and the factor that its gradients lack where they wait for the loss's scale.
+    """The loss, and the factor in it; where `waits_for_loss_scale`, gradients still lack that factor.
 
     Args:
         launch: fills losses and gradients.
@@ -65,10 +65,9 @@ def compute_loss(request: LossRequest, vocab: int, launch: Launch, like: Tensor)
         return loss_N.view(request.labels.shape), None
     factor = loss_divisor(call, request.num_items)
     total = torch.empty((), dtype=torch.float32, device=like.device)
-    waits = waits_for_loss_scale(like.dtype)
-    launch(dataclasses.replace(call, scale=None if waits else factor))
+    launch(dataclasses.replace(call, scale=None if waits_for_loss_scale(like.dtype) else factor))
     reduce_losses(loss_N, factor, total)
-    return total, factor if waits else None
+    return total, factor
 
 
 def _make_call(request: LossRequest, vocab: int, device: torch.device) -> LossCall:
@@ -94,7 +93,7 @@ def _make_call(request: LossRequest, vocab: int, device: torch.device) -> LossCa
 
 
 def loss_of_logits(logits_NV: Tensor, grad_NV: Tensor | None, request: LossRequest) -> tuple[Tensor, Tensor | None]:
-    """The loss, with the logits' gradient written to `grad_NV`, and the factor that it lacks, if any."""
+    """As `compute_loss`, the logits' gradient written to `grad_NV`."""
     return compute_loss(
         request, logits_NV.shape[1], lambda call: loss_and_gradient(call, logits_NV, grad_NV), logits_NV
     )
@@ -115,22 +114,23 @@ class _CrossEntropy(torch.autograd.Function):
         grad_NV = None
         if track and options.reduction != "none":
             grad_NV = logits_NV if options.in_place else torch.empty_like(logits_NV)
-        loss, late = loss_of_logits(logits_NV, grad_NV, request)
+        loss, factor = loss_of_logits(logits_NV, grad_NV, request)
         if grad_NV is logits_NV:
             # whoever saved the logits for backward learns that they are gone
             torch.autograd.graph.increment_version(logits)
-        ctx.save_for_backward(logits_NV if options.reduction == "none" else grad_NV, late)
+        ctx.save_for_backward(logits_NV if options.reduction == "none" else grad_NV, factor)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         in_place, request = not graph_is_kept(), ctx.request
-        kept_NV, late = ctx.saved_tensors
+        kept_NV, factor = ctx.saved_tensors
         if request.options.reduction == "none":
             grad = kept_NV if in_place and request.options.in_place else torch.empty_like(kept_NV)
             loss_of_logits(kept_NV, grad, dataclasses.replace(request, token_scale=grad_loss))
         else:
+            late = factor if waits_for_loss_scale(kept_NV.dtype) else None
             grad = scale_by_device_factor(kept_NV, grad_loss, late, in_place=in_place)
         return grad.view(ctx.shape), None, None
 

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ligerprof.kernels.ce.compiled import scaled
+from ligerprof.kernels.ce.factors import waits_for_loss_scale
 from ligerprof.kernels.ce.triton import LossRequest
 from ligerprof.kernels.flce.triton import loss_and_gradients
 from ligerprof.kernels.options import options_as_text, options_from_text
@@ -63,9 +65,9 @@ def _loss(
         token_scale=token_scale,
     )
     now = _now(wanted, options, token_scale)
-    loss, grads, late = loss_and_gradients((hidden, weight, bias), dtype, request, now)
+    loss, grads, factor = loss_and_gradients((hidden, weight, bias), dtype, request, now)
     grad_hidden = None if grads.hidden_ND is None else grads.hidden_ND.view(hidden.shape).to(hidden.dtype)
-    results = (predictions, grad_hidden, grads.weight_VD, grads.bias_V, late)
+    results = (predictions, grad_hidden, grads.weight_VD, grads.bias_V, factor if waits_for_loss_scale(dtype) else None)
     given = (hidden.new_empty(_NOTHING) if value is None else value for value in results)
     return (loss, *given)  # type: ignore[return-value]
 
@@ -87,7 +89,7 @@ def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *othe
         for value, want in zip((hidden, weight, bias), now, strict=True)
     )
     predictions = labels.new_empty(labels.shape) if predict else hidden.new_empty(_NOTHING)
-    waits = reduced and dtype == torch.float16
+    waits = reduced and waits_for_loss_scale(dtype)
     late = hidden.new_empty(1, dtype=torch.float32) if waits else hidden.new_empty(_NOTHING)
     return (loss, predictions, *grads, late)
 
@@ -106,9 +108,7 @@ def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, .
         _, _, *grads, _ = _loss(*ctx.saved_tensors, *rest)
     else:
         *made, late = ctx.saved_tensors
-        factor = grad_loss * late.view(()) if late.numel() else grad_loss
-        # a tensor of no dimension leaves the other's dtype alone
-        grads = [value * factor for value in made]
+        grads = [scaled(value, grad_loss, late) for value in made]
     wanted = [grad if want else None for grad, want in zip(grads, ctx.wanted, strict=True)]
     return (*wanted, *[None] * 9)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.ce.factors import scale_by_device_factor
+from ligerprof.kernels.ce.factors import scale_by_device_factor, waits_for_loss_scale
 from ligerprof.kernels.ce.triton import LossRequest, compute_loss, graph_is_kept
 from ligerprof.kernels.flce.chunks import Gradients, Operands, run_chunks
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
@@ -20,7 +20,7 @@ from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
 def loss_and_gradients(
     inputs: tuple[Tensor, Tensor, Tensor | None], dtype: torch.dtype, request: LossRequest, wanted: tuple[bool, ...]
 ) -> tuple[Tensor, Gradients, Tensor | None]:
-    """The loss, its gradients, and the factor that these lack where they wait for the loss's scale.
+    """The loss, its gradients, and the factor in it; where `waits_for_loss_scale`, gradients still lack that factor.
 
     Args:
         inputs: hidden states, weight and bias.
@@ -30,13 +30,13 @@ def loss_and_gradients(
     hidden, weight, bias = inputs
     op = Operands(hidden.reshape(-1, hidden.shape[-1]).to(dtype), weight.to(dtype))
     grads = _empty_gradients(op, weight, bias, request.options, wanted)
-    loss, late = compute_loss(
+    loss, factor = compute_loss(
         request,
         weight.shape[0],
         lambda call: run_chunks(op, grads, dataclasses.replace(call, bias_V=bias)),
         op.hidden_ND,
     )
-    return loss, _in_dtypes(grads, weight, bias), late
+    return loss, _in_dtypes(grads, weight, bias), factor
 
 
 def _empty_gradients(
@@ -73,13 +73,13 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         waits = request.options.reduction == "none"
         wanted = tuple(track and needed and not waits for needed in ctx.needs_input_grad[:3])
-        loss, grads, late = loss_and_gradients((hidden, weight, bias), dtype, request, wanted)
+        loss, grads, factor = loss_and_gradients((hidden, weight, bias), dtype, request, wanted)
         ctx.dtype, ctx.request = dtype, dataclasses.replace(request, predictions=None)
         ctx.hidden_shape, ctx.hidden_dtype = hidden.shape, hidden.dtype
         if waits:
             ctx.save_for_backward(hidden, weight, bias)
         else:
-            ctx.save_for_backward(grads.hidden_ND, grads.weight_VD, grads.bias_V, late)
+            ctx.save_for_backward(grads.hidden_ND, grads.weight_VD, grads.bias_V, factor)
         return loss
 
     @staticmethod
@@ -98,7 +98,8 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def _scaled_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
-    *made, late = ctx.saved_tensors
+    *made, factor = ctx.saved_tensors
+    late = factor if waits_for_loss_scale(ctx.dtype) else None
     in_place = not graph_is_kept()
     return Gradients(
         *(None if g is None else scale_by_device_factor(g, grad_loss, late, in_place=in_place) for g in made)
