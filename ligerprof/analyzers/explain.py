@@ -12,7 +12,7 @@ from ligerprof.analyzers.attribution_timeline import Timeline
 from ligerprof.analyzers.oom import judge_out_of_memory
 from ligerprof.analyzers.peak import BlockGroup, PeakReport
 from ligerprof.analyzers.steps import growth, step_peaks
-from ligerprof.analyzers.whatif import what_if
+from ligerprof.analyzers.whatif import Window, what_if
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.snapshots.plain import collector_off
@@ -43,8 +43,8 @@ def explain(source: str | Path | Snapshot, *, device_index: int | None = None, s
 def _explain(snapshot: Snapshot, device_index: int | None, step: int | None) -> PeakReport:
     replayed, notes = _choose_device(snapshot, device_index)
     attribution = Attribution(replayed, snapshot.annotations)
-    window = _window(attribution.timeline, replayed, step, snapshot.source)
-    moment = int(window[np.argmax(replayed.allocated_bytes[window])])
+    window = _window(attribution.timeline, step, snapshot.source)
+    moment = _highest(replayed, window)
     owners = attribution.owners_at(moment)
     roles = breakdown(replayed, moment, owners)
     answers = _answers(snapshot, attribution, owners, window)
@@ -62,7 +62,12 @@ def _explain(snapshot: Snapshot, device_index: int | None, step: int | None) -> 
     )
 
 
-def _answers(snapshot: Snapshot, attribution: Attribution, owners: Sequence[Owner], window: Int64s) -> Answers:
+def _highest(replayed: Replay, window: Window) -> int:
+    place = int(np.argmax(replayed.allocated_bytes[window]))
+    return place if isinstance(window, slice) else int(window[place])
+
+
+def _answers(snapshot: Snapshot, attribution: Attribution, owners: Sequence[Owner], window: Window) -> Answers:
     replayed, timeline = attribution.replayed, attribution.timeline
     return Answers(
         steps=step_peaks(timeline, replayed),
@@ -106,10 +111,10 @@ def _choose_device(snapshot: Snapshot, device_index: int | None) -> tuple[Replay
     ] if others else []
 
 
-def _window(timeline: Timeline, replayed: Replay, step: int | None, source: str) -> Int64s:
+def _window(timeline: Timeline, step: int | None, source: str) -> Window:
     """The moments among which the peak is looked for."""
     if step is None:
-        return np.arange(replayed.last_moment + 1, dtype=np.int64)
+        return slice(None)
     if not timeline.stamped:
         raise SnapshotFormatError(f"{source}: its events have no steps. `ligerprof step` writes snapshots that do.")
     window = np.unique(np.concatenate([_moments(timeline.events_of(phase, step)) for phase in STEP_PHASES]))
@@ -128,7 +133,9 @@ def _phase_peaks(timeline: Timeline, replayed: Replay, step: int | None) -> dict
     for phase in STEP_PHASES:
         events = timeline.events_of(phase, step)
         if len(events):
-            peaks[phase] = int(replayed.allocated_bytes[_moments(events)].max())
+            # what was held when a phase began belongs to it
+            before, after = replayed.allocated_bytes[events], replayed.allocated_bytes[events + 1]
+            peaks[phase] = max(int(before.max()), int(after.max()))
     return peaks
 
 

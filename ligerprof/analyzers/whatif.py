@@ -19,6 +19,10 @@ _LEAST_SHARE = 0.02
 _SIZE_LIMIT = 2**44
 
 
+# moments by their indices, or all of them
+Window = Int64s | slice
+
+
 class _Change(NamedTuple):
     roles: tuple[Role, ...]
     change: str
@@ -42,7 +46,7 @@ _CHANGES = (
 )
 
 
-def what_if(replayed: Replay, requests: Requests, owners: Sequence[Owner], window: Int64s) -> tuple[WhatIf, ...]:
+def what_if(replayed: Replay, requests: Requests, owners: Sequence[Owner], window: Window) -> tuple[WhatIf, ...]:
     """The peaks without each role that a change can do away with, the lowest first.
 
     Blocks at other moments count to a role where a block at the peak that has it was asked for by the same

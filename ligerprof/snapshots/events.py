@@ -183,7 +183,6 @@ def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where:
         address = start
         for block, (size, requested) in zip(blocks, figures, strict=False):
             state = block.get("state")
-            yield HeldBlock(
-                address, requested, size, state in _HELD_STATES, state == _ALLOCATED, block.get("frames", ())
-            )
+            allocated, held = state == _ALLOCATED, state in _HELD_STATES
+            yield HeldBlock(address, requested, size, held, allocated, block.get("frames", ()))
             address += size

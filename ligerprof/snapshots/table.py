@@ -130,19 +130,17 @@ class _Cutter:
             self._read_length(rows)
 
     def _read_length(self, rows: Int64s) -> None:
-        """Read dicts that are equally long."""
+        """Read dicts that are equally long, layout by layout; the one in the middle is likely of a frequent one."""
         vain_tries = 0
         while len(rows) >= _LEAST_ALIKE and vain_tries < _MOST_VAIN_TRIES:
-            start, end = int(self.starts[rows[0]]), int(self.ends[rows[0]])
+            sample = len(rows) // 2
+            start, end = int(self.starts[rows[sample]]), int(self.ends[rows[sample]])
             layout = read_layout(bytes(self.pickled[start:end]))
-            if layout is None or not self._has_our_keys(layout) or start + layout.padded_size > len(self.data):
-                vain_tries += 1
-                rows = rows[1:]
-                continue
-            alike = self._read_layout(rows, layout)
-            if np.count_nonzero(alike) < _LEAST_ALIKE:
-                vain_tries += 1
-            alike[0] = True
+            alike = np.zeros(len(rows), dtype=bool)
+            if layout is not None and self._has_our_keys(layout):
+                alike = self._read_layout(rows, layout, start)
+            vain_tries += int(np.count_nonzero(alike) < _LEAST_ALIKE)
+            alike[sample] = True
             rows = rows[~alike]
 
     def _has_our_keys(self, layout: Layout) -> bool:
@@ -152,28 +150,29 @@ class _Cutter:
             self.columns = np.empty((len(self.keys), len(self.starts)), dtype=np.int64)
         return self.keys == layout.keys
 
-    def _read_layout(self, rows: Int64s, layout: Layout) -> npt.NDArray[np.bool_]:
-        """Read those rows that have a layout, which the first row has; says which they are."""
-        size = layout.padded_size
-        windows = np.ndarray((len(self.data) - size + 1,), f"V{size}", self.pickled, strides=(1,))
+    def _read_layout(self, rows: Int64s, layout: Layout, sample: int) -> npt.NDArray[np.bool_]:
+        """Read those rows that have the layout of the dict at `sample`; says which they are."""
+        size, width = layout.padded_size, len(layout.mask)
+        windows = np.ndarray((max(0, len(self.data) - size + 1),), f"V{size}", self.pickled, strides=(1,))
         alike = self.starts[rows] < len(windows)
         if layout.is_open:
             alike &= self._tails(self.ends[rows]) >= 0
+        if sample >= len(windows):
+            return np.zeros_like(alike)
+        likely = np.flatnonzero(alike)
         # tiled, so that one long loop compares many rows
-        count, width = min(len(rows), _ROWS_AT_ONCE), len(layout.mask)
-        mask = np.tile(layout.mask, count)
-        first = np.tile(windows[self.starts[rows[:1]]].view(np.uint64) & layout.mask, count)
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            piece = rows[start : start + _ROWS_AT_ONCE][alike[start : start + _ROWS_AT_ONCE]]
-            words = windows[self.starts[piece]].view(np.uint64)
-            differs = np.flatnonzero((words & mask[: len(words)]) != first[: len(words)]) // width
+        mask = np.tile(layout.mask, min(len(likely), _ROWS_AT_ONCE))
+        model = np.tile(windows[sample : sample + 1].view(np.uint64), min(len(likely), _ROWS_AT_ONCE)) & mask
+        for first in range(0, len(likely), _ROWS_AT_ONCE):
+            piece = likely[first : first + _ROWS_AT_ONCE]
+            words = windows[self.starts[rows[piece]]].view(np.uint64)
+            differs = np.flatnonzero((words & mask[: len(words)]) != model[: len(words)]) // width
             if len(differs):
-                same = np.ones(len(piece), dtype=bool)
-                same[differs] = False
-                alike[start : start + _ROWS_AT_ONCE][alike[start : start + _ROWS_AT_ONCE]] = same
-                piece, words = piece[same], words.reshape(-1, width)[same]
+                alike[piece[differs]] = False
+                words = words.reshape(-1, width)[alike[piece]]
+                piece = piece[alike[piece]]
             if len(piece):
-                self._fill(piece, words, layout)
+                self._fill(rows[piece], words, layout)
         self._leave_out(rows[alike], layout)
         self.was_read[rows[alike]] = True
         return alike
@@ -183,9 +182,8 @@ class _Cutter:
             if value.kind is Kind.KEPT:
                 column[rows] = KEPT
                 continue
-            numbers = np.ndarray(len(rows), np.int64, words, value.start, (layout.padded_size,)) & _low_bytes(
-                value.size
-            )
+            found = np.ndarray(len(rows), np.int64, words, value.start, (layout.padded_size,))
+            numbers = found & _low_bytes(value.size)
             column[rows] = numbers if value.kind is Kind.NUMBER else FIRST_REFERENCE - numbers
 
     def _leave_out(self, rows: Int64s, layout: Layout) -> None:
