@@ -1,0 +1,225 @@
+"""Time whole training steps of one model with nobody's, liger-kernel's and our kernels in turns, and count their peaks.
+
+    python benchmarks/step_turns.py measure benchmarks/results/step-turns-h200.jsonl
+    python benchmarks/step_turns.py table benchmarks/results/step-turns-h200.jsonl
+
+One process, one model, one optimizer: kernels are put in and taken out again, round by round, every other round the
+other way round, so that a clock that drifts meets all alike. `measure` needs a GPU and appends one JSON line a cell.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ligerprof.analyzers.estimate import settle_flce_budget
+from ligerprof.recipe import TrainingRecipe
+
+# model, batch, sequence: checkpointed, all in bf16
+CELLS = (
+    ("llama3.2-1b", 4, 1024),
+    ("llama3.2-1b", 2, 4096),
+    ("llama3.1-8b", 4, 1024),
+    ("llama3.1-8b", 2, 4096),
+)
+# what is asked of a recipe beyond the cell's own
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "none": {"liger": "none"},
+    "liger-kernel, all": {"liger": "all", "provider": "liger"},
+    "ligerprof, all": {"liger": "all"},
+    "ligerprof, all, auto": {"liger": "all", "flce_budget": "auto"},
+}
+GOAL_CELL, GOAL_SPEEDUP = ("llama3.2-1b", 4, 1024), 1.08
+
+
+@dataclass
+class Measured:
+    """One candidate's figures.
+
+    Attributes:
+        seconds: of each timed step.
+        peak_bytes: highest max_memory_allocated of a steady step, model and optimizer included.
+        flce_budget: as it was settled.
+    """
+
+    seconds: list[float]
+    peak_bytes: int
+    flce_budget: str | int
+
+
+def candidate_recipe(base: TrainingRecipe, name: str) -> TrainingRecipe:
+    return settle_flce_budget(dataclasses.replace(base, **CANDIDATES[name]))
+
+
+def kernels_in(model: Any, recipe: TrainingRecipe) -> AbstractContextManager[Any]:
+    if not recipe.kernels:
+        return nullcontext()
+    from ligerprof.kernels import apply
+
+    return apply(model, "+".join(recipe.kernels), provider=recipe.provider, flce_budget=recipe.flce_budget)
+
+
+class Unobserved:
+    """Lets a step run as it would by itself."""
+
+    def phase(self, _phase: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def loss_made(self, _loss: Any) -> None:
+        pass
+
+
+class Cell:
+    """One model on the GPU, and a step of it."""
+
+    def __init__(self, recipe: TrainingRecipe, model: Any) -> None:
+        import torch
+
+        from ligerprof.runs.training import Trainer, make_batch, make_optimizer
+
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._model = model
+        optimizer = make_optimizer(recipe, model)
+        self._trainer = Trainer(recipe=recipe, model=model, optimizer=optimizer, scaler=None, device_type="cuda")
+        self._batch = make_batch(recipe, self._device)
+
+    def step(self) -> None:
+        from ligerprof.runs.training import train_step
+
+        train_step(self._trainer, self._batch, Unobserved())
+
+    def peak_bytes(self) -> int:
+        import torch
+
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    def timed(self, steps: int) -> list[float]:
+        import torch
+
+        seconds = []
+        for _ in range(steps):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            self.step()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    def run(self, recipe: TrainingRecipe, steps: int) -> Measured:
+        """Put the recipe's kernels in, warm up, count a step and time others."""
+        with kernels_in(self._model, recipe):
+            self.step()
+            peak_bytes = self.peak_bytes()
+            self.step()
+            return Measured(self.timed(steps), peak_bytes, recipe.flce_budget)
+
+
+def measure_cell(base: TrainingRecipe, *, rounds: int, steps: int) -> dict[str, Any]:
+    import torch
+
+    from ligerprof.runs.training import built_model
+    from ligerprof.runs.versions import package_versions
+
+    found: dict[str, Measured] = {}
+    missing: dict[str, str] = {}
+    torch.manual_seed(0)
+    with built_model(base, torch.device("cuda", torch.cuda.current_device())) as model:
+        cell = Cell(base, model)
+        for number in range(rounds):
+            names = [name for name in CANDIDATES if name not in missing]
+            for name in names[::-1] if number % 2 else names:
+                try:
+                    once = cell.run(candidate_recipe(base, name), steps)
+                except Exception as error:  # a stranger's kernels may fail in any way, and the others still count
+                    missing[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                    continue
+                before = found.get(name)
+                found[name] = (
+                    once if before is None else dataclasses.replace(once, seconds=before.seconds + once.seconds)
+                )
+    return {
+        "schema": 1,
+        "kind": "step_turns",
+        "gpu": torch.cuda.get_device_name(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": dict(package_versions()),
+        "recipe": base.to_json(),
+        "rounds": rounds,
+        "steps": steps,
+        "candidates": {name: dataclasses.asdict(one) for name, one in found.items()},
+        "missing": missing,
+    }
+
+
+def measure(results: Path, *, rounds: int, steps: int, cells: int) -> None:
+    import torch
+
+    results.parent.mkdir(parents=True, exist_ok=True)
+    for model, batch, seq in CELLS[:cells]:
+        started = time.monotonic()
+        base = TrainingRecipe(model=model, batch=batch, seq=seq, precision="bf16", checkpointing=True)
+        row = measure_cell(base, rounds=rounds, steps=steps)
+        gc.collect()
+        torch.cuda.empty_cache()
+        with results.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+        print(f"{model} {batch} x {seq}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+
+
+def table_rows(results: Path) -> Iterator[str]:
+    yield "| model | tokens | kernels | ms a step | 20 % to 80 % | tokens/s | times liger-kernel's | peak, MiB |"
+    yield "|---|---|---|---:|---:|---:|---:|---:|"
+    for line in results.read_text().splitlines():
+        row = json.loads(line)
+        recipe, candidates = row["recipe"], row["candidates"]
+        medians = {name: statistics.median(one["seconds"]) for name, one in candidates.items()}
+        liger = medians.get("liger-kernel, all")
+        for name, one in candidates.items():
+            low, *_, high = statistics.quantiles(one["seconds"], n=5)
+            tokens = recipe["batch"] * recipe["seq"] / medians[name]
+            against = f"{liger / medians[name]:.3f}" if liger else "-"
+            yield (
+                f"| {recipe['model']} | {recipe['batch']} x {recipe['seq']} | {name} | {1000 * medians[name]:.1f} |"
+                f" {1000 * low:.1f} to {1000 * high:.1f} | {tokens:,.0f} | {against} |"
+                f" {one['peak_bytes'] / 2**20:,.1f} |"
+            )
+        for name, reason in row["missing"].items():
+            yield f"| {recipe['model']} | {recipe['batch']} x {recipe['seq']} | {name} | {reason} | | | | |"
+        if (recipe["model"], recipe["batch"], recipe["seq"]) == GOAL_CELL and liger:
+            ours, theirs = candidates["ligerprof, all"], candidates["liger-kernel, all"]
+            faster = liger / medians["ligerprof, all"]
+            verdict = "met" if faster >= GOAL_SPEEDUP and ours["peak_bytes"] <= theirs["peak_bytes"] else "MISSED"
+            yield f"\nGoal, {GOAL_SPEEDUP} times liger-kernel's tokens/s in no more bytes: {faster:.3f}, {verdict}.\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "table"))
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=6, help="timed steps a round and candidate")
+    parser.add_argument("--cells", type=int, default=len(CELLS), help="how many of the cells")
+    arguments = parser.parse_args()
+    if arguments.what == "measure":
+        measure(arguments.results, rounds=arguments.rounds, steps=arguments.steps, cells=arguments.cells)
+    for row in table_rows(arguments.results):
+        print(row)
+
+
+if __name__ == "__main__":
+    main()
