@@ -217,7 +217,7 @@ class _Session:
         first, recorded, counted = self._first, self._recorded, self._counted
         if first is None or recorded is None or counted is None:
             raise LigerprofError("the step ended before it was counted.")
-        notes = []
+        notes = list(self._trainer.notes())
         if recorded.peak_bytes != counted.peak_bytes:
             difference_bytes = recorded.peak_bytes - counted.peak_bytes
             notes.append(f"the recorded step's peak is {difference_bytes:+d} bytes off the reported, unrecorded one")

@@ -63,6 +63,10 @@ class Training(Protocol):
         """Leave every gradient None."""
         ...
 
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures should know of the steps so far, one sentence each."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainer:
@@ -113,6 +117,10 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
         else:
             self.model.zero_grad(set_to_none=True)
+
+    def notes(self) -> tuple[str, ...]:
+        """Nothing to tell."""
+        return ()
 
 
 @contextmanager

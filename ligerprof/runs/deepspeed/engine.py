@@ -44,6 +44,13 @@ class DeepSpeedTrainer:
     def drop_gradients(self) -> None:
         """DeepSpeed's step has done so."""
 
+    def notes(self) -> tuple[str, ...]:
+        """Steps in which nothing was updated."""
+        skipped, steps = self.engine.skipped_steps, self.engine.global_steps
+        if not skipped:
+            return ()
+        return (f"{skipped} of {steps} steps updated nothing, for gradients beyond the loss scale",)
+
 
 def require_deepspeed() -> None:
     """Refuse in one line where the package is not there.
