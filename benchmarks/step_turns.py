@@ -166,11 +166,13 @@ def measure_cell(base: TrainingRecipe, *, rounds: int, steps: int) -> dict[str, 
     }
 
 
-def measure(results: Path, *, rounds: int, steps: int, cells: int) -> None:
+def measure(results: Path, *, rounds: int, steps: int, only: str | None) -> None:
     import torch
 
     results.parent.mkdir(parents=True, exist_ok=True)
-    for model, batch, seq in CELLS[:cells]:
+    for model, batch, seq in CELLS:
+        if only not in (None, model):
+            continue
         started = time.monotonic()
         base = TrainingRecipe(model=model, batch=batch, seq=seq, precision="bf16", checkpointing=True)
         row = measure_cell(base, rounds=rounds, steps=steps)
@@ -213,10 +215,10 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6, help="timed steps a round and candidate")
-    parser.add_argument("--cells", type=int, default=len(CELLS), help="how many of the cells")
+    parser.add_argument("--model", help="measure this model's cells alone")
     arguments = parser.parse_args()
     if arguments.what == "measure":
-        measure(arguments.results, rounds=arguments.rounds, steps=arguments.steps, cells=arguments.cells)
+        measure(arguments.results, rounds=arguments.rounds, steps=arguments.steps, only=arguments.model)
     for row in table_rows(arguments.results):
         print(row)
 
