@@ -1,0 +1,223 @@
+"""Files that mean harm: ten kinds, each in a process that a canary, a clock and a scale watch."""
+
+import json
+import pickle
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ligerprof.units import MIB
+from tests.snapshots.programs import random_program
+
+REPOSITORY = Path(__file__).parents[2]
+START = b"\x80\x04"
+DEEP = 100_000
+# what is left of the unharmed file's memory, and what an answer may take
+MOST_SECONDS, SPARE_BYTES = 5, 64 * MIB
+
+# Everything is imported and one good file is explained before the watch begins: from there on no file is opened but
+# the one that is asked for, nothing is started, imported, compiled or run.
+CHILD = """
+import json, os, sys, time
+from pathlib import Path
+from ligerprof.analyzers.explain import explain
+from ligerprof.errors import LigerprofError
+
+def highest_memory():
+    # of this process alone: ru_maxrss begins with what its parent held
+    return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+
+good, paths = sys.argv[1], sys.argv[2:]
+explain(good)
+unharmed = highest_memory()
+path, broken = None, []
+
+def watch(event, arguments):
+    if path is None or event in HARMLESS or (event == "open" and os.fspath(arguments[0]) == path):
+        return
+    broken.append((event, repr(arguments)[:200]))
+
+HARMLESS = ("object.__getattr__", "object.__setattr__", "builtins.id")
+sys.addaudithook(watch)
+for path in paths:
+    broken, said, began = [], None, time.perf_counter()
+    try:
+        explain(path)
+    except LigerprofError as error:
+        said = str(error)
+    asked, path = path, None
+    seconds = time.perf_counter() - began
+    told = {"said": said, "seconds": seconds, "memory": highest_memory(), "unharmed": unharmed, "broken": broken}
+    print(json.dumps({"path": asked, **told}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attack:
+    """A file, and what lies beside it.
+
+    Attributes:
+        says: part of the one line that it ends in; "" where the file may have an answer.
+    """
+
+    content: bytes
+    says: str = ""
+    beside: dict[str, bytes] = field(default_factory=dict)
+
+
+class Calls:
+    """Pickles to a call that creates a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self._canary = canary
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self._canary,))
+
+
+def text(value: str) -> bytes:
+    packed = value.encode()
+    return b"X" + struct.pack("<I", len(packed)) + packed
+
+
+def good_values() -> dict[str, Any]:
+    return random_program(3, events=80).snapshot()
+
+
+def attacks(canary: Path) -> dict[str, tuple[Attack, ...]]:
+    """Of each kind of attack its variants."""
+    path = text(str(canary))
+    make_folder = b"cos\nmkdir\n"
+    values = good_values()
+    return {
+        "reduce": (
+            Attack(content=START + make_folder + path + b"\x85R.", says="GLOBAL"),
+            Attack(content=pickle.dumps({**values, "allocator_settings": Calls(canary)}), says="refusing"),
+            Attack(content=pickle.dumps({"segments": Calls(canary)}, 2), says="GLOBAL"),
+        ),
+        "build": (Attack(content=START + b"}" + text("x") + path + b"sb.", says="BUILD"),),
+        "global": (
+            Attack(content=START + b"cantigravity\nfly\n.", says="GLOBAL"),
+            Attack(content=START + b"\x8c\x02os\x8c\x05mkdir\x93.", says="STACK_GLOBAL"),
+        ),
+        "inst": (Attack(content=START + b"(" + path + b"ios\nmkdir\n.", says="INST"),),
+        "obj": (
+            Attack(content=START + b"(" + make_folder + path + b"o.", says="GLOBAL"),
+            Attack(content=START + b"(N" + path + b"o.", says="OBJ"),
+            Attack(content=START + b"N)\x81.", says="NEWOBJ"),
+            Attack(content=START + b"N)}\x92.", says="NEWOBJ_EX"),
+        ),
+        "ext": (
+            Attack(content=START + b"\x82\x01.", says="EXT1"),
+            Attack(content=START + b"\x83\x01\x00.", says="EXT2"),
+            Attack(content=START + b"\x84\x01\x00\x00\x00.", says="EXT4"),
+            Attack(content=START + b"Pid\n.", says="PERSID"),
+            Attack(content=START + b"}Q.", says="BINPERSID"),
+        ),
+        "memo bomb": (
+            Attack(content=START + b"}r\xff\xff\xff\x7f.", says="memo index 2147483647"),
+            Attack(content=pickle.dumps(values, 2)[:-1] + b"r\x00\x00\x00\x40.", says="memo index 1073741824"),
+            Attack(content=START + b"}p2147483647\n.", says="PUT"),
+            Attack(content=START + b"}K\x01" + b"2\x86" * 60 + b"K\x01s.", says="refusing"),
+        ),
+        "deep nesting": (
+            Attack(content=START + b"]" * DEEP + b"a" * (DEEP - 1) + b".", says="neither"),
+            Attack(content=START + b"}" + b"K\x01}" * DEEP + b"s" * DEEP + b".", says="neither"),
+            Attack(content=START + b"(" * (4 * MIB) + b".", says="damaged"),
+            Attack(content=pickle.dumps({"device_traces": [[{"action": "alloc", "frames": nested(300)}]]})),
+        ),
+        "huge declared lengths": (
+            Attack(content=START + b"X\xff\xff\xff\x7f.", says="text of 2147483647 bytes declared"),
+            Attack(content=START + b"\x8d" + struct.pack("<Q", 2**60) + b".", says="refusing"),
+            Attack(content=START + b"\x8e" + struct.pack("<Q", 2**60) + b".", says="refusing"),
+            Attack(content=START + b"\x96" + struct.pack("<Q", 2**33) + b".", says="BYTEARRAY8"),
+            Attack(content=START + b"\x8b\xff\xff\xff\x7f.", says="refusing"),
+            Attack(content=START + b"I" + b"9" * 100_000 + b"\n.", says="refusing"),
+            Attack(content=START + b"\x95" + struct.pack("<Q", 2**60) + b"}.", says="frame of"),
+        ),
+        "a hidden file beside it": (Attack(content=pickle.dumps(values), beside=hidden_files(canary)),),
+    }
+
+
+def hidden_files(canary: Path) -> dict[str, bytes]:
+    """Files of the names that readers keep caches under, and modules of the names that ours imports."""
+    caches = (".snapshot-0.pickle.cache", "snapshot-0.pickle.cache", "snapshot-0.pickle.pkl", "result.json")
+    modules = ("pickle.py", "numpy.py", "ligerprof.py", "conftest.py", "sitecustomize.py")
+    return {
+        **{name: pickle.dumps(Calls(canary)) for name in caches},
+        **{name: f"open({str(canary)!r}, 'w')".encode() for name in modules},
+    }
+
+
+def nested(depth: int) -> object:
+    value: object = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("kind", sorted(attacks(Path("canary"))))
+def test_hostile_files_run_nothing_and_stay_within_bounds(kind: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    folder = tmp_path / "run"
+    folder.mkdir()
+    variants = {folder / f"snapshot-{index}.pickle": attack for index, attack in enumerate(attacks(canary)[kind])}
+    (folder / "good.pickle").write_bytes(pickle.dumps(good_values()))
+    for path, attack in variants.items():
+        path.write_bytes(attack.content)
+        for name, content in attack.beside.items():
+            (folder / name).write_bytes(content)
+    before = sorted(path.name for path in folder.iterdir())
+
+    answers = run_watched(CHILD, folder, variants)
+
+    assert not canary.exists()
+    assert sorted(path.name for path in folder.iterdir()) == before
+    for (path, attack), told in zip(variants.items(), answers, strict=True):
+        assert told["broken"] == []
+        assert told["seconds"] < MOST_SECONDS
+        assert told["memory"] < 2 * told["unharmed"] + SPARE_BYTES
+        if attack.says:
+            assert told["said"].startswith(str(path))
+            assert attack.says in told["said"]
+            assert "\n" not in told["said"]
+
+
+def run_watched(child: str, folder: Path, paths: Iterable[Path]) -> list[dict[str, Any]]:
+    # a script looks for modules beside itself, and not where it is started
+    script = folder.parent / "watch" / "watch.py"
+    script.parent.mkdir()
+    script.write_text(child, encoding="utf-8")
+    finished = subprocess.run(
+        [sys.executable, str(script), str(folder / "good.pickle"), *map(str, paths)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        # as who unpacks an archive and looks at what was in it
+        cwd=folder,
+        env={"PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert finished.returncode == 0, finished.stderr
+    return [json.loads(line) for line in finished.stdout.splitlines()]
+
+
+def test_the_watch_sees_what_a_careless_reader_runs(tmp_path: Path) -> None:
+    """The same child with pickle.load in place of the reader: the canary is there, and the watch says so."""
+    canary, folder = tmp_path / "canary", tmp_path / "run"
+    folder.mkdir()
+    (folder / "good.pickle").write_bytes(pickle.dumps(good_values()))
+    (folder / "snapshot.pickle").write_bytes(attacks(canary)["reduce"][0].content)
+    careless = CHILD.replace("        explain(path)", "        __import__('pickle').load(open(path, 'rb'))")
+    assert careless != CHILD
+
+    (told,) = run_watched(careless, folder, [folder / "snapshot.pickle"])
+
+    assert canary.exists()
+    assert {"pickle.find_class", "os.mkdir"} <= {event for event, _ in told["broken"]}
