@@ -24,6 +24,8 @@ INK, RULE, PAPER = "#000000", "#4d4d4d", "#ffffff"
 _TITLE_CHARACTERS = 53
 _LINE_INCHES = 0.16
 _DIGIT_INCHES = 0.072
+# what a legend puts beside its words
+_HANDLE_INCHES = 0.47
 _GAP_INCHES = 0.06
 _LIGHT = 150
 # without dates and versions the same figure is the same file
@@ -131,17 +133,40 @@ def write_title(figure: "Figure", *sentences: str) -> None:
     figure.suptitle("\n".join(lines), x=0.01, horizontalalignment="left")
 
 
-def write_legend(figure: "Figure", *, columns: int = 2, reverse: bool = False) -> None:
-    """One legend for all axes below them, each label once; the figure grows by its height."""
+def write_legend(figure: "Figure", *, columns: int = 2) -> None:
+    """One legend for all axes below them, each label once; the figure grows by its height.
+
+    Args:
+        columns: at most; fewer where the words are long.
+    """
     entries: dict[str, Any] = {}
     for axes in figure.axes:
         entries |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if not entries:
         return
     labels = list(entries)
-    ordered = labels[::-1] if reverse else labels
-    _grow(figure, -(-len(labels) // columns) + 0.5)
-    figure.legend([entries[label] for label in ordered], ordered, loc="outside lower center", ncols=columns)
+    most = range(columns, 1, -1)
+    fitting = next((count for count in most if _legend_inches(labels, count) < figure.get_figwidth()), 1)
+    _grow(figure, -(-len(labels) // fitting) + 0.5)
+    figure.legend([entries[label] for label in labels], labels, loc="outside lower center", ncols=fitting)
+
+
+def _legend_inches(labels: Sequence[str], columns: int) -> float:
+    """How wide a legend is whose columns are filled one after the other, the first ones with one entry more."""
+    shortest, longer = divmod(len(labels), columns)
+    total, start = 0.0, 0
+    for column in range(columns):
+        end = start + shortest + (column < longer)
+        total += max((_text_inches(label) for label in labels[start:end]), default=0.0) + _HANDLE_INCHES
+        start = end
+    return total
+
+
+def _text_inches(text: str) -> float:
+    from matplotlib import rcParams
+    from matplotlib.textpath import TextPath
+
+    return float(TextPath((0, 0), text, size=rcParams["font.size"]).get_extents().width) / 72
 
 
 def _grow(figure: "Figure", lines: float) -> None:
