@@ -25,6 +25,8 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.units import GIB
 
+RESULTS = Path(__file__).with_name("results") / "accuracy-h200.jsonl"
+ZERO_RESULTS = RESULTS.with_name("zero-h200.jsonl")
 AT_ONCE = 5
 SHARED_BYTES = 110 * GIB
 LARGEST_BYTES = 50 * GIB
@@ -175,6 +177,12 @@ def measure(results: Path, seed: int, count: int) -> None:
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(run, enumerate(draws(seed, count))))
+
+
+def load_rows(results: Path) -> list[dict[str, Any]]:
+    """Rows that ran to their end."""
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    return [row for row in rows if "failed" not in row and not row.get("oom")]
 
 
 def group_of(options: dict[str, Any]) -> str:

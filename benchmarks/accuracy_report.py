@@ -1,0 +1,109 @@
+"""How far estimators are from the measured steps: the tables and the figure of docs/accuracy.md.
+
+    python benchmarks/accuracy_report.py table
+    python benchmarks/accuracy_report.py figure docs/figures/accuracy.png
+
+Reads what accuracy.py, zero.py and peers.py wrote; the closed form is asked anew.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from accuracy import RESULTS, ZERO_RESULTS, group_of, load_rows, recipe_of
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.recipe import TrainingRecipe
+
+PEERS = RESULTS.with_name("peers.json")
+# errors below this share of the peak are drawn at it
+FLOOR = 1e-6
+OURS = ("ligerprof, simulated", "ligerprof, closed form")
+Errors = Mapping[str, list[float]]
+
+
+def plain_errors() -> dict[str, list[float]]:
+    """Signed relative errors of every estimator on the steps without kernels, adapters or the old loss."""
+    rows = [row for row in load_rows(RESULTS) if group_of(row["options"]) == "plain"]
+    told: dict[str, dict[str, Any]] = json.loads(PEERS.read_text())["plain"]
+    found: dict[str, list[float]] = {name: [] for name in OURS}
+    for row in rows:
+        figures = {
+            OURS[0]: row["simulated_peak_bytes"],
+            OURS[1]: estimate(recipe_of(row["options"])).peak_bytes,
+            **told[str(row["number"])],
+        }
+        for name, size_bytes in figures.items():
+            if isinstance(size_bytes, int):
+                found.setdefault(name, []).append(size_bytes / row["peak_bytes"] - 1)
+    return found
+
+
+def zero_errors() -> dict[str, list[float]]:
+    """The same on steps under DeepSpeed."""
+    told: dict[str, dict[str, Any]] = json.loads(PEERS.read_text())["zero"]
+    found: dict[str, list[float]] = {OURS[1]: []}
+    for number, row in enumerate(load_rows(ZERO_RESULTS)):
+        figures = {OURS[1]: estimate(TrainingRecipe.from_json(row["recipe"])).peak_bytes, **told[str(number)]}
+        for name, size_bytes in figures.items():
+            if isinstance(size_bytes, int):
+                found.setdefault(name, []).append(size_bytes / row["peak_bytes"] - 1)
+    return found
+
+
+def table(errors: Errors) -> Iterator[str]:
+    yield "| estimator | steps | median | worst under | worst over |"
+    yield "|---|---:|---:|---:|---:|"
+    for name, own in sorted(errors.items(), key=lambda item: statistics.median(map(abs, item[1]))):
+        median = statistics.median(map(abs, own))
+        cells = (name, str(len(own)), f"{median:.4%}" if median < 1e-3 else f"{median:.1%}")
+        yield f"| {' | '.join(cells)} | {_percent(min(0, *own))} | {_percent(max(0, *own))} |"
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio:+.2%}" if abs(ratio) < 0.1 else f"{ratio:+,.0%}"
+
+
+def draw(target: Path) -> None:
+    """A mark a step and estimator, by how far off it is."""
+    from ligerprof.reports.plots.style import LineLook, new_figure, styled, write_figure, write_title
+
+    errors = plain_errors()
+    names = sorted(errors, key=lambda name: -statistics.median(map(abs, errors[name])))
+    ours, others, middle = LineLook("#d55e00", "o", ""), LineLook("#0072b2", "o", ""), LineLook("#000000", "|", "")
+    with styled():
+        figure = new_figure(0.24 * len(names) + 0.5)
+        axes = figure.add_subplot()
+        for height, name in enumerate(names):
+            sizes = [100 * max(abs(error), FLOOR) for error in errors[name]]
+            look = (ours if name in OURS else others).arguments() | {"markersize": 2.5, "alpha": 0.5}
+            axes.plot(sizes, [height] * len(sizes), markeredgewidth=0, **look)
+            axes.plot([statistics.median(sizes)], [height], **middle.arguments() | {"markersize": 11})
+        axes.set_xscale("log")
+        axes.set_xlim(100 * FLOOR / 2, None)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        axes.set_xlabel("off the measured peak, %")
+        axes.grid(visible=False, axis="y")
+        steps = len(errors[OURS[0]])
+        write_title(figure, f"{steps} training steps drawn at random on one H200; the bar is the median")
+    write_figure(figure, target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("table", "figure"))
+    parser.add_argument("target", type=Path, nargs="?")
+    arguments = parser.parse_args()
+    if arguments.what == "figure":
+        draw(arguments.target)
+        return
+    for errors in (plain_errors(), zero_errors()):
+        print("\n".join(table(errors)), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
