@@ -62,7 +62,7 @@ SECTIONS: dict[str, tuple[Cell, ...]] = {
 }
 
 
-def measure(results: Path, sections: Sequence[str], minutes: float) -> None:
+def measure(results: Path, cells: Sequence[Cell], minutes: float) -> None:
     from ligerprof.runs.bench.machine import CudaMachine
     from ligerprof.runs.bench.session import BenchPlan, run_bench
     from ligerprof.runs.bench.timing import Repetitions
@@ -71,7 +71,7 @@ def measure(results: Path, sections: Sequence[str], minutes: float) -> None:
     deadline = time.monotonic() + 60 * minutes
     results.parent.mkdir(parents=True, exist_ok=True)
     with results.open("a", encoding="utf-8") as lines:
-        for number, cell in enumerate(cell for section in sections for cell in SECTIONS[section]):
+        for number, cell in enumerate(cells):
             started = time.monotonic()
             if started > deadline:
                 left_out = MissingRecord(subject=subject_of(cell), reason=f"not started within {minutes:g} minutes")
@@ -227,10 +227,13 @@ def main() -> None:
     parser.add_argument("what", choices=("measure", "goals"))
     parser.add_argument("results", type=Path)
     parser.add_argument("--sections", default=",".join(SECTIONS), help="of study, paper, llama, joined by commas")
+    parser.add_argument("--kernels", default="", help="these alone, joined by commas")
     parser.add_argument("--minutes", type=float, default=7.0, help="start no cell after this time")
     arguments = parser.parse_args()
     if arguments.what == "measure":
-        measure(arguments.results, arguments.sections.split(","), arguments.minutes)
+        cells = [cell for section in arguments.sections.split(",") for cell in SECTIONS[section]]
+        kernels = arguments.kernels.split(",") if arguments.kernels else [cell.kernel for cell in cells]
+        measure(arguments.results, [cell for cell in cells if cell.kernel in kernels], arguments.minutes)
     print_goals(arguments.results)
 
 
