@@ -8,7 +8,7 @@ import numpy as np
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.plain import load_plain_data
 from ligerprof.snapshots.table import FIRST_REFERENCE, KEPT, Cut, cut_alike
-from ligerprof.snapshots.trace import EventTable, Int64s, Trace
+from ligerprof.snapshots.trace import Bytes, EventTable, Int64s, Trace
 
 _TRACES = "device_traces"
 _FIRST_KEY = "action"
@@ -19,34 +19,38 @@ _OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
 _LOOKUP, _LOOKUP_BYTES = ord("j"), 5
 
 
-def load_with_tables(pickled: bytearray) -> Any:
+def load_with_tables(pickled: Bytes) -> Any:
     """Load the pickle of a snapshot so that its lists of events are Traces; None where that cannot be done.
 
     Args:
         pickled: changed by this.
     """
-    cut = cut_alike(pickled) if _take_out_frames(pickled) else None
-    del pickled[:]
+    body = _without_frames(pickled)
+    cut = None if body is None else cut_alike(body)
     return None if cut is None else _joined(cut)
 
 
-def _take_out_frames(pickled: bytearray) -> bool:
-    """Take out the heads of frames, which only say how much to read at once; False where something else is odd."""
+def _without_frames(pickled: Bytes) -> Bytes | None:
+    """Move all together that stands between the heads of frames, which only say how much to read at once.
+
+    Returns:
+        None where something else is between two frames.
+    """
     bounds = []
     position = _PROTO_BYTES
     while position + _FRAME_HEAD_BYTES < len(pickled) and pickled[position] == _FRAME:
         start = position + _FRAME_HEAD_BYTES
-        position = start + int.from_bytes(pickled[position + 1 : start], "little")
+        position = start + int.from_bytes(pickled[position + 1 : start].tobytes(), "little")
         bounds.append((start, position))
-    if bounds and position != len(pickled):
-        return False
+    if not bounds:
+        return pickled
+    if position != len(pickled):
+        return None
     end = _PROTO_BYTES
-    with memoryview(pickled) as view:
-        for start, stop in bounds:
-            view[end : end + stop - start] = view[start:stop]
-            end += stop - start
-    del pickled[end if bounds else len(pickled) :]
-    return True
+    for start, stop in bounds:
+        pickled[end : end + stop - start] = pickled[start:stop]
+        end += stop - start
+    return pickled[:end]
 
 
 def _joined(cut: Cut) -> Any:

@@ -6,8 +6,6 @@ from struct import unpack_from
 
 from ligerprof.errors import SnapshotFormatError
 
-Pickled = bytes | bytearray
-
 _HINT = "A memory snapshot holds dicts, lists, text and numbers only: do not load this file elsewhere."
 
 # What torch's C++ pickler and Python's (protocols 2 to 5) write for dicts, lists, text, numbers
@@ -52,7 +50,7 @@ _REFUSED = {
 }
 
 
-def require_plain_data(pickled: Pickled) -> None:
+def require_plain_data(pickled: bytes) -> None:
     """Walk every opcode up to STOP; nothing is loaded, and no memory is taken.
 
     Raises:
@@ -71,21 +69,21 @@ def require_plain_data(pickled: Pickled) -> None:
     raise SnapshotFormatError(f"the pickle ends at byte {end} before it is complete. Was the file cut short?")
 
 
-def _refuse(pickled: Pickled, position: int) -> int:
+def _refuse(pickled: bytes, position: int) -> int:
     opcode = pickled[position]
     name = _REFUSED.get(opcode, f"0x{opcode:02x}")
     raise SnapshotFormatError(f"refusing pickle opcode {name} at byte {position}. {_HINT}")
 
 
-def _argument(pickled: Pickled, position: int, layout: str, size: int) -> int:
+def _argument(pickled: bytes, position: int, layout: str, size: int) -> int:
     if position + 1 + size > len(pickled):
         raise SnapshotFormatError(f"the pickle ends inside the opcode at byte {position}. Was the file cut short?")
     value: int = unpack_from(layout, pickled, position + 1)[0]
     return value
 
 
-def _skip_text(layout: str, size: int) -> Callable[[Pickled, int], int]:
-    def skip(pickled: Pickled, position: int) -> int:
+def _skip_text(layout: str, size: int) -> Callable[[bytes, int], int]:
+    def skip(pickled: bytes, position: int) -> int:
         length = _argument(pickled, position, layout, size)
         after = position + 1 + size + length
         if after > len(pickled):
@@ -97,14 +95,14 @@ def _skip_text(layout: str, size: int) -> Callable[[Pickled, int], int]:
     return skip
 
 
-def _skip_protocol(pickled: Pickled, position: int) -> int:
+def _skip_protocol(pickled: bytes, position: int) -> int:
     version = _argument(pickled, position, "<B", 1)
     if version > _NEWEST_PROTOCOL:
         raise SnapshotFormatError(f"pickle protocol {version} at byte {position}: 2 to {_NEWEST_PROTOCOL} are known.")
     return position + 2
 
 
-def _skip_frame(pickled: Pickled, position: int) -> int:
+def _skip_frame(pickled: bytes, position: int) -> int:
     length = _argument(pickled, position, "<Q", 8)
     if position + 9 + length > len(pickled):
         raise SnapshotFormatError(
@@ -113,7 +111,7 @@ def _skip_frame(pickled: Pickled, position: int) -> int:
     return position + 9
 
 
-def _skip_memo_put(pickled: Pickled, position: int) -> int:
+def _skip_memo_put(pickled: bytes, position: int) -> int:
     index = _argument(pickled, position, "<I", 4)
     # every object takes at least a byte, so an honest index is smaller than its position
     if index > position:
@@ -121,7 +119,7 @@ def _skip_memo_put(pickled: Pickled, position: int) -> int:
     return position + 5
 
 
-_STEPS: dict[int, Callable[[Pickled, int], int]] = {
+_STEPS: dict[int, Callable[[bytes, int], int]] = {
     _BINUNICODE: _skip_text("<I", 4),
     _SHORT_BINUNICODE: _skip_text("<B", 1),
     _LONG_BINPUT: _skip_memo_put,

@@ -13,7 +13,7 @@ from ligerprof.snapshots.opcodes import require_plain_data
 _WRITE_IT = "Write one with torch.cuda.memory._dump_snapshot() or `ligerprof step`."
 
 
-def load_plain_data(pickled: bytes | bytearray, *, extra: bytes = b"") -> Any:
+def load_plain_data(pickled: bytes, *, extra: bytes = b"") -> Any:
     """Load a pickle of dicts, lists, text and numbers.
 
     Args:
@@ -44,7 +44,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise SnapshotFormatError(f"refusing to import {module_name}.{global_name} from a snapshot.")
 
 
-def _extended(pickled: bytes | bytearray, extra: bytes) -> bytes | bytearray:
+def _extended(pickled: bytes, extra: bytes) -> bytes:
     return pickled[: -len(pickle.STOP)] + extra + pickle.STOP if extra else pickled
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.columns import load_with_tables
 from ligerprof.snapshots.plain import load_plain_data
-from ligerprof.snapshots.trace import Event, Trace
+from ligerprof.snapshots.trace import Bytes, Event, Trace
 from ligerprof.units import MIB, format_bytes
 
 _WRITE_IT = "Write one with torch.cuda.memory._dump_snapshot() or `ligerprof step`."
@@ -97,7 +99,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
         values = load_with_tables(_read(file))
         # what is in the way of tables may be in the way of all: read it as any pickle, which says what and where
         if values is None:
-            values = load_plain_data(_read(file))
+            values = load_plain_data(_read(file).tobytes())
     except OSError as error:
         raise SnapshotFormatError(f"{file}: cannot be read ({error.strerror}).") from None
     except SnapshotFormatError as error:
@@ -105,19 +107,20 @@ def read_snapshot(path: str | Path) -> Snapshot:
     return Snapshot.from_dict(values, source=str(file))
 
 
-def _read(file: Path) -> bytearray:
+def _read(file: Path) -> Bytes:
     """The pickle in a file, unpacked."""
     with file.open("rb", buffering=0) as stream:
-        packed = bytearray(file.stat().st_size)
-        del packed[stream.readinto(packed) or 0 :]
-    if packed.startswith(_GZIP):
-        return _decompress(gzip.GzipFile(fileobj=io.BytesIO(packed)), len(packed), "gzip")
-    if packed.startswith(_XZ):
-        return _decompress(lzma.LZMAFile(io.BytesIO(packed)), len(packed), "xz")
+        # numpy's memory comes in large pages, which is half the time of reading
+        packed = np.empty(file.stat().st_size, dtype=np.uint8)
+        packed = packed[: stream.readinto(packed.data) or 0]
+    if packed[:2].tobytes() == _GZIP:
+        return _decompress(gzip.GzipFile(fileobj=io.BytesIO(packed.data)), len(packed), "gzip")
+    if packed[:6].tobytes() == _XZ:
+        return _decompress(lzma.LZMAFile(io.BytesIO(packed.data)), len(packed), "xz")
     return packed
 
 
-def _decompress(stream: Any, packed_bytes: int, kind: str) -> bytearray:
+def _decompress(stream: Any, packed_bytes: int, kind: str) -> Bytes:
     """Unpack in chunks and stop at a size that no snapshot of `packed_bytes` reaches."""
     allowed_bytes = max(_ALWAYS_ALLOWED_BYTES, packed_bytes * _LARGEST_EXPANSION)
     unpacked = bytearray()
@@ -133,7 +136,7 @@ def _decompress(stream: Any, packed_bytes: int, kind: str) -> bytearray:
         raise SnapshotFormatError(f"the {kind} data ends early. Was the file cut short?") from None
     except (OSError, lzma.LZMAError, ValueError) as error:
         raise SnapshotFormatError(f"damaged {kind} data: {str(error)[:120]}.") from None
-    return unpacked
+    return np.frombuffer(unpacked, dtype=np.uint8)
 
 
 def _trace(events: Sequence[Event], device: int, source: str) -> Trace:

@@ -8,19 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.snapshots.layout import WORD_BYTES, Kind, Layout, read_layout
-
-Int64s = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
+from ligerprof.snapshots.trace import Bytes, Int64s
 
 # what a column holds in place of a number: a value that stays in the rest, or a memo index, -2 less the index
 KEPT = -1
 FIRST_REFERENCE = -2
 
 _DICT, _MARK, _NONE, _SET_ITEMS = ord("}"), ord("("), ord("N"), ord("u")
-_MEMOIZE = b"\x94"
+_MEMOIZE = 0x94
 # bytes of what puts a dict into the memo, by opcode: MEMOIZE, BINPUT, LONG_BINPUT, or none before the mark
 _PUT_BYTES = np.zeros(256, dtype=np.int64)
-_PUT_BYTES[[0x94, ord("q"), ord("r")]] = 1, 2, 5
+_PUT_BYTES[[_MEMOIZE, ord("q"), ord("r")]] = 1, 2, 5
 _REFERENCE_BYTES = np.zeros(256, dtype=np.int64)
 _REFERENCE_BYTES[[ord("h"), ord("j")]] = 2, 5
 _FIRST_BYTES = np.array([2 ** (8 * size) - 1 for size in range(6)], dtype=np.uint64)
@@ -56,28 +54,27 @@ class Cut:
     places: Int64s
 
 
-def cut_alike(pickled: bytearray) -> Cut | None:
+def cut_alike(data: Bytes) -> Cut | None:
     """Cut the most frequent kind of dict out of a pickle without frames; None where there are too few of it.
 
     Nothing is trusted that has not been looked at: each dict that is cut has, byte for byte, the opcodes of
     one that was read token by token. What a text of the file may imitate is found out by who counts the rest.
 
     Args:
-        pickled: changed by this.
+        data: the pickle's bytes, changed by this.
     """
-    data = np.frombuffer(pickled, dtype=np.uint8)
-    starts = _starts(pickled)
+    starts = _starts(data)
     if len(starts) < _LEAST_ALIKE:
         return None
-    cutter = _Cutter(pickled, data, starts)
+    cutter = _Cutter(data, starts)
     cutter.read_all()
     return cutter.cut()
 
 
-def _starts(pickled: bytearray) -> Int64s:
+def _starts(data: Bytes) -> Int64s:
     """Where dicts begin whose first key is the most frequent one."""
-    bounds = range(0, max(0, len(pickled) - _LONGEST_HEAD_BYTES), _BYTES_AT_ONCE)
-    pieces = [_Heads(pickled, start, min(start + _BYTES_AT_ONCE, bounds.stop)) for start in bounds]
+    bounds = range(0, max(0, len(data) - _LONGEST_HEAD_BYTES), _BYTES_AT_ONCE)
+    pieces = [_Heads(data, start, min(start + _BYTES_AT_ONCE, bounds.stop)) for start in bounds]
     ranking = Counter(key for piece in pieces for key in piece.sample()).most_common(1)
     found = [piece.starts_with(*ranking[0][0]) for piece in pieces] if ranking else []
     return np.concatenate([*found, np.empty(0, dtype=np.int64)])
@@ -86,13 +83,12 @@ def _starts(pickled: bytearray) -> Int64s:
 class _Heads:
     """All that looks like the head of a dict in a piece of a pickle."""
 
-    def __init__(self, pickled: bytearray, start: int, stop: int) -> None:
-        data = np.frombuffer(pickled, dtype=np.uint8)
+    def __init__(self, data: Bytes, start: int, stop: int) -> None:
         braces = np.flatnonzero(data[start:stop] == _DICT) + start
         marks = braces + 1 + _PUT_BYTES[data[braces + 1]]
         kept = data[marks] == _MARK
         self.starts: Int64s = braces[kept].astype(np.int64)
-        keys = np.ndarray((len(pickled) - 7,), np.uint64, pickled, strides=(1,))[marks[kept] + 1]
+        keys = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))[marks[kept] + 1]
         self.sizes = _REFERENCE_BYTES[keys & 0xFF]
         self.keys = keys & _FIRST_BYTES[self.sizes]
 
@@ -111,8 +107,8 @@ class _Heads:
 class _Cutter:
     """Sorts dicts by length, learns the layouts of each length, and reads all that have one of them."""
 
-    def __init__(self, pickled: bytearray, data: Bytes, starts: Int64s) -> None:
-        self.pickled, self.data, self.starts = pickled, data, starts
+    def __init__(self, data: Bytes, starts: Int64s) -> None:
+        self.data, self.starts = data, starts
         # the last one's end is not known from here: it stays in the rest
         self.ends = np.append(starts[1:], starts[-1:])
         self.keys: tuple[int, ...] = ()
@@ -135,7 +131,7 @@ class _Cutter:
         while len(rows) >= _LEAST_ALIKE and vain_tries < _MOST_VAIN_TRIES:
             sample = len(rows) // 2
             start, end = int(self.starts[rows[sample]]), int(self.ends[rows[sample]])
-            layout = read_layout(bytes(self.pickled[start:end]))
+            layout = read_layout(self.data[start:end].tobytes())
             alike = np.zeros(len(rows), dtype=bool)
             if layout is not None and self._has_our_keys(layout):
                 alike = self._read_layout(rows, layout, start)
@@ -153,7 +149,7 @@ class _Cutter:
     def _read_layout(self, rows: Int64s, layout: Layout, sample: int) -> npt.NDArray[np.bool_]:
         """Read those rows that have the layout of the dict at `sample`; says which they are."""
         size, width = layout.padded_size, len(layout.mask)
-        windows = np.ndarray((max(0, len(self.data) - size + 1),), f"V{size}", self.pickled, strides=(1,))
+        windows = np.ndarray((max(0, len(self.data) - size + 1),), f"V{size}", self.data, strides=(1,))
         alike = self.starts[rows] < len(windows)
         if layout.is_open:
             alike &= self._tails(self.ends[rows]) >= 0
@@ -229,7 +225,7 @@ class _Cutter:
         edges = np.flatnonzero(np.diff(self.is_gone, prepend=False, append=False)).reshape(-1, 2)
         starts, counts = self.starts[edges[:, 0]], edges[:, 1] - edges[:, 0]
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-            self.pickled[start + 1 : start + 1 + count] = _MEMOIZE * count
+            self.data[start + 1 : start + 1 + count] = _MEMOIZE
         self.gap_starts.append(starts + 1 + counts)
         self.gap_ends.append(self.ends[edges[:, 1] - 1])
 
@@ -237,14 +233,14 @@ class _Cutter:
         """What lies between the gaps; these do not overlap, so that starts and ends fit when each are sorted."""
         starts = np.sort(np.concatenate(self.gap_starts), kind="stable")
         ends = np.sort(np.concatenate(self.gap_ends), kind="stable")
-        yield bytes(self.pickled[: int(starts[0])])
+        yield self.data[: int(starts[0])].tobytes()
         for first in range(0, len(starts) - 1, _ROWS_AT_ONCE):
             begins = ends[first : min(first + _ROWS_AT_ONCE, len(starts) - 1)]
             sizes = starts[first + 1 : first + 1 + len(begins)] - begins
             before = np.cumsum(sizes) - sizes
             places = np.repeat(begins - before, sizes) + np.arange(int(sizes.sum()))
             yield self.data[places].tobytes()
-        yield bytes(self.pickled[int(ends[-1]) :])
+        yield self.data[int(ends[-1]) :].tobytes()
 
 
 def _low_bytes(size: int) -> np.int64:

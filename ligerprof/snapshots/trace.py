@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Event = Mapping[str, Any]
 Int64s = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
 _NUMBER_LIMIT = 2**63
 NO_NUMBER = -1
