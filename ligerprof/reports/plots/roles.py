@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _SMALLEST_SHARE = 0.015
 _BAR_INCHES = 0.21
 _MOST_GROUPS = 3
+# right of the longest bar, for its sum
+_ROOM = 1.16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +132,9 @@ def _stack(axes: "Axes", bars: Sequence[RolesBar]) -> None:
         sizes = np.array(piece.sizes_bytes) / GIB
         axes.barh(places, sizes, height=0.82, left=left, label=piece.label, **piece.look.arguments())
         left += sizes
+    for place, total in zip(places, left, strict=True):
+        axes.annotate(f"{total:.1f}", (total, place), textcoords="offset points", xytext=(3, 0), va="center")
+    axes.set_xlim(0, _ROOM * left.max() or 1.0)
     axes.set_yticks(places, [_bar_title(bars, number) for number in range(len(bars))])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.6, places[0] - 0.6)
