@@ -192,7 +192,7 @@ class _Climb:
 
     def _priced(self, change: Change, needed: int, state: State) -> Step:
         saved_bytes = self.needed_bytes - needed
-        if saved_bytes > 0 or (change.free and saved_bytes == 0):
+        if saved_bytes > 0:
             return Step(change=change, state=state, saved_bytes=saved_bytes, needed_bytes=needed)
         reason = "it saves nothing here" if saved_bytes == 0 else "it takes more than it saves here"
         return Step(change=change, state="useless", saved_bytes=saved_bytes, needed_bytes=needed, reason=reason)

@@ -22,7 +22,7 @@ class Change:
         name: the word in the JSON.
         title: what it is, for a person.
         cost: what it takes in time or precision.
-        free: whether it costs neither: then it is taken unless it takes memory, and no plan is cheaper without it.
+        free: whether it costs neither: no plan is cheaper without it.
     """
 
     name: str

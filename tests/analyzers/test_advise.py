@@ -114,8 +114,8 @@ def test_a_rung_of_no_use_is_tried_again_before_a_costlier_one() -> None:
 
 
 def test_what_has_no_price_is_listed_with_the_reason() -> None:
-    # DeepSpeed with adapters has no closed form
-    recipe = TrainingRecipe(lora=8)
+    # DeepSpeed over 4-bit weights has no closed form
+    recipe = TrainingRecipe(qlora=8)
 
     steps = {step.change.name: step for step in advise(recipe, closed_form(GIB)).steps}
 
@@ -198,3 +198,13 @@ def test_flags_make_the_recipe_again(recipe: TrainingRecipe) -> None:
 
     assert result.exit_code == 0, result.output
     assert seen == [recipe]
+
+
+def test_kernels_that_save_nothing_are_no_step() -> None:
+    # the peak is weights, gradients and moments in the optimizer's step, where no kernel runs
+    recipe = TrainingRecipe(model="llama3.1-8b", gpu="rtx4090")
+    advice = advise(recipe, closed_form(24 * GIB))
+    kernels = next(step for step in advice.steps if step.change.name == "kernels")
+    assert all(step.saved_bytes for step in advice.applied)
+    assert kernels.state != "applied" or (kernels.saved_bytes or 0) > 0
+    assert advice.plan_verdict.fits
