@@ -280,3 +280,26 @@ def test_a_recording_shows_the_loss_and_its_phases() -> None:
     assert {text.get_text() for text in before.texts} >= {"fwd", "backward"}
     labels = {label for axes in (before, after) for label in axes.get_legend_handles_labels()[1]}
     assert labels >= {"parameters", "optimizer states", "ce temporaries", "logits", "reserved"}
+
+
+def test_the_loss_of_2024_is_a_line_of_its_own_and_no_part_of_the_ablation() -> None:
+    old = [row(TrainingRecipe(batch=batch, loss="hf-4.45", device="cuda", **STUDY)) for batch in (1, 4, 8)]
+    given = PlotInput(sources=Sources(cells=cells_of([*study_rows(), *old])))
+    lines = {line.get_label(): line for line in draw("peak-batch", given)[0].figure.axes[0].get_lines()}
+    today = {line.get_label(): line for line in example("peak-batch")[0].figure.axes[0].get_lines()}
+    assert list(lines["none, hf-4.45"].get_xdata()) == [1, 4, 8]
+    assert lines["none"]._dash_pattern == today["none"]._dash_pattern != lines["none, hf-4.45"]._dash_pattern
+    assert description(draw("ablation", given)[0].figure, data=True) == (
+        description(draw("ablation", PlotInput(sources=Sources(cells=study_cells())))[0].figure, data=True)
+    )
+
+
+def test_a_file_says_in_the_fewest_words_how_it_differs() -> None:
+    rows = [
+        row(TrainingRecipe(model=model, batch=batch, precision=precision, seq=64))
+        for model, precision in (("tiny", "bf16"), ("tiny", "fp32"), ("llama3.2-1b", "bf16"))
+        for batch in (1, 2)
+    ]
+    names = [one.name for one in draw("peak-batch", PlotInput(sources=Sources(cells=cells_of(rows))))]
+    assert names == ["peak-batch-tiny-bf16", "peak-batch-tiny-fp32", "peak-batch-llama3.2-1b-bf16"]
+    assert [one.name for one in example("peak-batch")] == ["peak-batch"]

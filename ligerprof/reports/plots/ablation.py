@@ -62,11 +62,14 @@ def draw_ablation(setting: Setting) -> "Figure":
 
 
 def _bars(setting: Setting) -> list[_Bar]:
-    """None, each kernel alone, then sets from the smallest to the largest."""
+    """None, each kernel alone, then sets from the smallest to the largest; of one loss, today's where it ran."""
+    series = split_series(setting, "batch")
+    loss = next((one.cells[0].recipe.loss for one in reversed(series) if one.kernels == "none"), None)
     bars = [
-        _Bar(label=series.label, cell=cell, reference=series.kernels == "none")
-        for series in split_series(setting, "batch")
-        for cell in series.cells
+        _Bar(label=one.label, cell=cell, reference=one.kernels == "none")
+        for one in series
+        for cell in one.cells
+        if cell.recipe.loss == loss
         if cell.status is CellStatus.DONE and value_of(cell, "peak") is not None
     ]
     return sorted(

@@ -13,6 +13,7 @@ from ligerprof.reports.plots.style import LineLook
 
 Axis = Literal["batch", "seq"]
 AXES: tuple[Axis, ...] = ("batch", "seq")
+_LOSS_TODAY = "hf"
 # what tells lines of one figure apart
 _OF_A_SERIES = ("liger", "provider", "flce_budget", "loss")
 # figures differ in these, in the order in which their titles tell them
@@ -65,7 +66,7 @@ _OTHER_LOOKS = (
     LineLook("#56b4e9", "<", (0, (7, 1)), points=5),
     LineLook("#737373", ">", (0, (1, 2.5)), points=5),
 )
-# others' kernels take our colour for the same set, with hollow markers and a line of their own
+# others' kernels and the loss of 2024 take the set's colour, with hollow markers and a line of their own
 _OTHER_DASHES = ((0.0, (3.0, 1.6)), (0.0, (1.2, 1.6)), (0.0, (6.0, 1.2, 1.2, 1.2)))
 
 
@@ -226,8 +227,8 @@ def _backend(cell: Cell, setting: Setting) -> str:
 def _rank(key: tuple[str, ...]) -> tuple[Any, ...]:
     words = ("none", "no-flce", "flce", "all")
     place = words.index(key[0]) if key[0] in words else len(words)
-    # our own kernels last, so that they are drawn on top
-    return place, key[0], key[1] == "ligerprof", *key[1:]
+    # our own kernels and today's loss last: they are drawn on top, with the look that the set has everywhere
+    return place, key[0], key[1] == "ligerprof", key[3] == _LOSS_TODAY, *key[1:]
 
 
 def _label(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> str:
@@ -235,7 +236,7 @@ def _label(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> str:
     parts = [key[0]]
     for place in range(1, len(key)):
         values = {other[place] for other in keys if other[place]}
-        if key[place] and len(values) > 1 and key[place] != "hf":
+        if key[place] and len(values) > 1 and key[place] != _LOSS_TODAY:
             parts.append(key[place])
     return ", ".join(parts)
 
@@ -245,7 +246,7 @@ def _look(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> LineLook:
     unknown = sorted({other[0] for other in keys} - set(_SET_LOOKS))
     look = _SET_LOOKS.get(key[0]) or _OTHER_LOOKS[unknown.index(key[0]) % len(_OTHER_LOOKS)]
     same = [other for other in keys if other[0] == key[0]]
-    # our own are ranked last
+    # what has the set's own look is ranked last
     number = len(same) - 1 - same.index(key)
     if number == 0:
         return look
