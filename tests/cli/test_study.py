@@ -14,6 +14,9 @@ from ligerprof.runs.sweep.study import BATCHES, MEMORY_LIMIT_BYTES, PARTS, SEQUE
 from ligerprof.units import GIB
 
 
+REPOSITORY = Path(__file__).parents[2]
+
+
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["study", *arguments], catch_exceptions=False)
 
@@ -156,3 +159,14 @@ def test_a_part_alone_makes_a_report_of_its_own(rows: list[dict[str, Any]], tmp_
     assert run("--report", *both, "-o", str(tmp_path / "report")).exit_code == 1
     assert run("--report", *both, "-o", str(tmp_path / "report"), "--force").exit_code == 0
     assert f"{again[0]['peak_bytes'] / GIB:.2f} /" in (tmp_path / "report" / "README.md").read_text()
+
+
+def test_the_committed_report_is_that_of_the_committed_rows(tmp_path: Path) -> None:
+    results = REPOSITORY / "benchmarks" / "results" / "study-h200.jsonl"
+    assert run("--report", "--results", str(results), "-o", str(tmp_path / "report")).exit_code == 0
+    written, committed = (folder / "README.md" for folder in (tmp_path / "report", REPOSITORY / "docs" / "study"))
+    assert written.read_text() == committed.read_text(), (
+        "ligerprof study --report --force -o docs/study writes it again"
+    )
+    figures = {path.name for path in written.parent.glob("*.svg")}
+    assert figures == {path.name for path in committed.parent.glob("*.svg")}

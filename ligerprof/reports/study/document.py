@@ -9,7 +9,7 @@ from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.errors import OutputError
 from ligerprof.reports.study import sections
 from ligerprof.reports.study.facts import ALL, COLUMNS, NONE, Facts, largest_and_smallest, read_facts, sizes_on
-from ligerprof.reports.study.text import NOT_RUN, OUT_OF_MEMORY
+from ligerprof.reports.study.text import BEYOND, OUT_OF_MEMORY
 from ligerprof.runs.sweep.study import EXPLAINED_BATCHES, SWEEP_BATCH, SWEEP_SEQ
 from ligerprof.units import format_bytes
 
@@ -103,9 +103,9 @@ def _summary(facts: Facts) -> Iterator[str]:
     yield from _result(facts)
     yield (
         "`ligerprof study` runs all of it again and `ligerprof study --report` writes this page: every figure in it "
-        f"comes from result files. {OUT_OF_MEMORY}: out of memory. {NOT_RUN}: not run, mostly because a smaller size "
-        "of the same column was out of memory. Peak is the most that was allocated in a steady step, reserved the "
-        "most that torch's allocator took for it."
+        f"comes from result files. {OUT_OF_MEMORY}: out of memory; {BEYOND}: above a size of the same column that was "
+        "out of memory, and not run; blank: not measured. Peak is the most that was allocated in a steady step, "
+        "reserved the most that torch's allocator took for it."
     )
     yield ""
 
@@ -173,8 +173,9 @@ def _sections(facts: Facts) -> Iterator[Section]:
         title="The loss of 2024",
         lead=(
             "transformers 4.45 cast the logits up, made a contiguous shifted copy of them, and its loss made another "
-            "plane; since 4.49 labels are shifted instead. `--loss hf-4.45` brings the old loss back. Its planes are "
-            "the roles logits, shift_logits and ce_temporaries at the peak, in planes of one fp32 number a logit."
+            "plane; since 4.49 labels are shifted instead. `--loss hf-4.45` brings the old loss back. The planes are "
+            "what the roles logits, shift_logits and ce_temporaries hold at the peak, in planes of one fp32 number a "
+            "logit; what the allocator reserves shows copies that are gone by then."
         ),
         lines=sections.loss_of_2024(facts),
     )
@@ -244,8 +245,8 @@ def _differences(facts: Facts) -> list[str]:
         f"- **Sequence without kernels.** {by_seq}",
     ]
     if old is not None:
-        end = "is out of memory" if old.status is CellStatus.OOM else "runs, too"
-        lines.append(f"  With the loss of transformers 4.45 it {end} here.")
+        end = "is out of memory here, too" if old.status is CellStatus.OOM else "runs here as well"
+        lines[-1] += f" With the loss of transformers 4.45 {SWEEP_BATCH} x {_LOST_SEQ:,} {end}."
     lines.append(
         f"- **With all kernels** batch {_REACHED_BATCH} and sequence {_REACHED_SEQ:,} ran then, the largest that were "
         f"tried; here {reached_batch or 'none'} and {reached_seq or 0:,}."

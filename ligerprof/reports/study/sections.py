@@ -1,7 +1,7 @@
 """The sections of the study's report: what each table says, and the sentences that its figures make."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.reports.study.facts import (
@@ -15,12 +15,14 @@ from ligerprof.reports.study.facts import (
     largest_and_smallest,
     sizes_on,
 )
-from ligerprof.reports.study.text import gib, peak, peak_and_reserved, percent, speed, table
+from ligerprof.reports.study.text import BEYOND, gib, peak, peak_and_reserved, percent, speed, table
 from ligerprof.roles import Role
 from ligerprof.runs.sweep.study import (
     ABLATION_BATCH,
+    BATCHES,
     EXPLAINED_BATCHES,
     PAPER_SEQ,
+    SEQUENCES,
     SINGLE_KERNELS,
     SWEEP_BATCH,
     SWEEP_SEQ,
@@ -33,22 +35,27 @@ _FP32_BYTES = 4
 
 
 def sweep_tables(facts: Facts, axis: str) -> list[str]:
-    """Peak and reserved bytes, then speed, against batch or sequence."""
-    sizes = sizes_on((cell for column in COLUMNS for cell in facts.zero(column)), axis)
+    """Peak and reserved bytes, then speed, against batch or sequence; sizes of a search are left to the borders."""
+    grid = BATCHES if axis == "batch" else SEQUENCES
+    found = sizes_on((cell for column in COLUMNS for cell in facts.zero(column)), axis)
+    sizes = [size for size in grid if size in found]
     if len(sizes) < 2:
         return []
-    titles = [column.title for column in COLUMNS]
     heading = "batch" if axis == "batch" else "sequence"
-    cells = {size: [_at(facts, column, axis, size) for column in COLUMNS] for size in sizes}
     fixed = f"sequence {SWEEP_SEQ}" if axis == "batch" else f"batch {SWEEP_BATCH}"
-    return [
-        f"Peak allocated / reserved, GiB, at {fixed}:",
-        "",
-        *table([heading, *titles], ([f"{size:,}", *map(peak_and_reserved, row)] for size, row in cells.items())),
-        "Tokens a second:",
-        "",
-        *table([heading, *titles], ([f"{size:,}", *map(speed, row)] for size, row in cells.items())),
-    ]
+    tables = []
+    for title, write in (("Peak allocated / reserved, GiB", peak_and_reserved), ("Tokens a second", speed)):
+        rows = [[f"{size:,}", *(_shown(facts, column, axis, size, write) for column in COLUMNS)] for size in sizes]
+        tables += [f"{title}, at {fixed}:", "", *table([heading, *(column.title for column in COLUMNS)], rows)]
+    return tables
+
+
+def _shown(facts: Facts, column: KernelColumn, axis: str, size: int, write: Callable[[Cell | None], str]) -> str:
+    cells = facts.zero(column)
+    batch, seq = (size, SWEEP_SEQ) if axis == "batch" else (SWEEP_BATCH, size)
+    cell = facts.find(column, batch=batch, seq=seq)
+    _, smallest_oom = largest_and_smallest(cells, axis)
+    return BEYOND if cell is None and smallest_oom is not None and size > smallest_oom else write(cell)
 
 
 def borders(facts: Facts) -> list[str]:
@@ -191,11 +198,18 @@ def loss_of_2024(facts: Facts) -> list[str]:
         today = facts.find(NONE, batch=recipe.batch, seq=recipe.seq)
         plane = recipe.tokens * recipe.spec.vocab_size * _FP32_BYTES
         rows.append(
-            [f"{recipe.batch} x {recipe.seq:,}", peak(today), peak(cell), _planes_held(cell, plane), gib(plane)]
+            [
+                f"{recipe.batch} x {recipe.seq:,}",
+                peak_and_reserved(today),
+                peak_and_reserved(cell),
+                _planes_held(cell, plane),
+                gib(plane),
+            ]
         )
     if not rows:
         return []
-    headings = ["batch x sequence", "peak today, GiB", "peak as in 4.45, GiB", "its planes", "one fp32 plane, GiB"]
+    sizes = ("today: peak / reserved, GiB", "as in 4.45: peak / reserved, GiB")
+    headings = ["batch x sequence", *sizes, "its planes at the peak", "one fp32 plane, GiB"]
     return table(headings, rows)
 
 
@@ -229,11 +243,6 @@ def _name(cell: Cell) -> str:
     kernels = f"{recipe.liger}, {recipe.provider}" if recipe.kernels else "none"
     loss = "" if recipe.loss == "hf" else f", loss {recipe.loss}"
     return f"{recipe.spec.name}, {recipe.batch} x {recipe.seq:,}, {kernels}{loss}"
-
-
-def _at(facts: Facts, column: KernelColumn, axis: str, size: int) -> Cell | None:
-    batch, seq = (size, SWEEP_SEQ) if axis == "batch" else (SWEEP_BATCH, size)
-    return facts.find(column, batch=batch, seq=seq)
 
 
 def _pairs(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:

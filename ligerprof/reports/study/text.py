@@ -6,7 +6,8 @@ from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.units import GIB
 
 OUT_OF_MEMORY = "OOM"
-NOT_RUN = "\N{EN DASH}"
+# above a size that was out of memory, and not run for that
+BEYOND = "\N{EN DASH}"
 
 
 def gib(size_bytes: int) -> str:
@@ -24,8 +25,7 @@ def peak_and_reserved(cell: Cell | None) -> str:
     """Such as `9.06 / 10.58`, in GiB."""
     if cell is None or cell.status is not CellStatus.DONE or cell.figures is None:
         return _missing(cell)
-    reserved = NOT_RUN if cell.reserved_bytes is None else gib(cell.reserved_bytes)
-    return f"{gib(cell.figures.peak_bytes)} / {reserved}"
+    return " / ".join(gib(size) for size in (cell.figures.peak_bytes, cell.reserved_bytes) if size is not None)
 
 
 def peak(cell: Cell | None) -> str:
@@ -48,7 +48,7 @@ def percent(ratio: float, digits: int = 1) -> str:
 
 
 def _missing(cell: Cell | None) -> str:
-    return OUT_OF_MEMORY if cell is not None and cell.status is CellStatus.OOM else NOT_RUN
+    return OUT_OF_MEMORY if cell is not None and cell.status is CellStatus.OOM else ""
 
 
 def _line(cells: Sequence[str]) -> str:
