@@ -16,10 +16,11 @@ from PIL import Image
 
 from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.recipe import TrainingRecipe
+from ligerprof.reports.plots.kernels import draw_bench
 from ligerprof.reports.plots.kinds import KINDS, Drawn, NothingToDrawError, PlotInput, draw
 from ligerprof.reports.plots.sources import Sources, read_sources
 from ligerprof.reports.plots.style import HALF_PAGE_INCHES, mark_sizes, new_figure, styled, svg_text, write_figure
-from ligerprof.runs.bench.records import Finding
+from ligerprof.runs.bench.records import Finding, read_lines
 from tests.cli.test_bench import ENVIRONMENT, example_records
 from tests.golden import assert_matches_golden
 from tests.reports.plots_data import (
@@ -54,11 +55,14 @@ def example(kind: str) -> tuple[Drawn, ...]:
     if kind in ("memory", "layers"):
         return draw(kind, PlotInput(sources=read_sources(recordings)))
     if kind == "kernels":
-        findings = tuple(Finding(record=record, environment=ENVIRONMENT) for record in example_records())
-        return draw(kind, PlotInput(sources=Sources(findings=findings)))
+        return draw(kind, PlotInput(sources=Sources(findings=tuple(example_findings()))))
     if kind == "accuracy":
         return draw(kind, PlotInput(sources=Sources(cells=cells_of(predicted_rows()))))
     return draw(kind, PlotInput(sources=Sources(cells=study_cells())))
+
+
+def example_findings() -> Iterator[Finding]:
+    return (Finding(record=record, environment=ENVIRONMENT) for record in example_records())
 
 
 def predicted_rows() -> Iterator[dict[str, Any]]:
@@ -248,6 +252,12 @@ def test_committed_results_are_drawn_without_overlap(source: Path) -> None:
     assert len(drawn) >= 2
     for one in drawn:
         check_layout(one.figure)
+
+
+@pytest.mark.parametrize("findings", [read_lines(KERNELS), tuple(example_findings())], ids=["committed", "made-up"])
+def test_the_sheet_of_bench_is_laid_out_too(findings: Sequence[Finding]) -> None:
+    sheet = laid_out(draw_bench(findings))
+    assert overlaps(sheet) == outside(sheet) == legends_over_data(sheet) == []
 
 
 def test_memory_that_runs_out_is_a_cross_at_the_limit() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ _ROW_INCHES = 0.17
 _CURVES_INCHES = 1.7
 _COLUMN_INCHES = 3.4
 _HEADROOM = 1.04
+# a third of a column, for three named shapes side by side
+_TICK_LETTERS = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +228,14 @@ def _draw_times(axes: "Axes", records: Sequence[TimeRecord]) -> None:
     axes.set_ylabel("ms")
     axes.set_ylim(bottom=0)
     axes.set_xlabel(_AXIS_TITLES.get(varied, ""))
-    axes.set_xticks(range(len(shapes)), [name[2:] if varied else f"{name}\n{sizes}" for _, name, sizes in shapes])
+    axes.set_xticks(range(len(shapes)), [name[2:] if varied else _tick(name, sizes) for _, name, sizes in shapes])
+
+
+def _tick(name: str, sizes: str) -> str:
+    """A named shape with its sizes below, on as many lines as keep it beside the next one."""
+    words = sizes.replace("x", "x ")
+    lines = textwrap.wrap(words, _TICK_LETTERS, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([name, *(line.replace(" ", "") for line in lines)])
 
 
 # how much of the place between two named shapes their points take
