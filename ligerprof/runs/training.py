@@ -173,9 +173,12 @@ def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Mod
 def _require_attention(model_class: Any, recipe: TrainingRecipe) -> None:
     # Gemma 2 has it in transformers 5.17 and not in 5.23: its scores are capped, which the fused kernels leave out
     if recipe.attention == "sdpa" and not model_class._supports_sdpa:
+        import transformers
+
+        capped = ", whose scores are capped," if recipe.spec.attention_softcap is not None else ""
         raise RecipeError(
-            f"{recipe.spec.name}: the installed transformers runs {recipe.spec.model_type} without sdpa."
-            " Add --attention eager."
+            f"{recipe.spec.name}: transformers {transformers.__version__} has no sdpa for"
+            f" {recipe.spec.model_type}{capped} and refuses it. Add --attention eager."
         )
 
 
