@@ -154,7 +154,7 @@ class PlainWatcher:
     def ended(self, cell: Cell) -> None:
         """One line a cell."""
         self._ended += 1
-        self._clock.ended(cell)
+        self._clock.ended()
         left = self._clock.text(self._expected - self._ended)
         end = ", ".join(word for word in (end_words(cell), *_figures(cell)) if word)
         self._say(f"{self._ended}/{self._expected} {describe(cell.recipe, self._telling)}: {end}; {left}")
@@ -179,7 +179,7 @@ class BarWatcher:
         """Show what runs and what it said last."""
         from rich.markup import escape
 
-        text = escape(f"{describe(recipe, self._telling)}: {words}"[:70])
+        text = escape(f"{describe(recipe, self._telling)}: {words}")
         left = self._clock.text(self._expected - self._ended)
         self._progress.update(self._task, description=text, left=left)
 
@@ -188,36 +188,52 @@ class BarWatcher:
         from rich.markup import escape
 
         self._ended += 1
-        self._clock.ended(cell)
+        self._clock.ended()
         self._progress.update(self._task, completed=self._ended)
         if cell.status is CellStatus.FAILED:
             self._progress.console.print(escape(f"{describe(cell.recipe, self._telling)}: {end_words(cell)}"))
 
 
 def progress_bar() -> "Progress":
-    """The bar of a sweep, on stderr."""
+    """The bar of a sweep, on stderr; what runs is cut to the room that is left."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
-    return Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
+    return Progress(
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        console=Console(stderr=True),
+        expand=True,
+        transient=True,
+    )
 
 
 class RemainingTime:
     """How long the rest takes, from how long the cells so far took."""
 
-    def __init__(self) -> None:
-        """Start the clock."""
-        self._started = time.monotonic()
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Args: now: a clock in seconds."""
+        self._now = now
+        self._started = self._last_end = now()
         self._ended = 0
 
-    def ended(self, _cell: Cell) -> None:
+    def ended(self) -> None:
         """Count a cell."""
         self._ended += 1
+        self._last_end = self._now()
 
     def text(self, remaining: int) -> str:
-        """Such as `about 4 min left`; nothing where nothing is known or left."""
+        """Such as `about 4 min left`; the number of cells while no time is known.
+
+        Args:
+            remaining: cells that have not ended, running ones included.
+        """
         if not self._ended or remaining <= 0:
             return f"{max(remaining, 0)} left"
-        seconds = (time.monotonic() - self._started) / self._ended * remaining
+        a_cell = (self._last_end - self._started) / self._ended
+        seconds = max(a_cell * remaining - (self._now() - self._last_end), 0.0)
         return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

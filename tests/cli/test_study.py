@@ -13,7 +13,6 @@ from ligerprof.runs.sweep.grid import cell_key, expand
 from ligerprof.runs.sweep.study import BATCHES, MEMORY_LIMIT_BYTES, PARTS, SEQUENCES, adapt
 from ligerprof.units import GIB
 
-
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -59,6 +59,13 @@ def test_a_second_sweep_is_refused_while_the_first_is_at_work(tmp_path: Path) ->
         pass
 
 
+def test_rows_of_another_machine_are_gone_on_from(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text(json.dumps(make_row(1)) + "\n")
+    folder = make_folder(tmp_path)
+    folder.append(make_row(2))
+    assert len(folder.read()) == 2
+
+
 def test_grids_add_up(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "sweep")
     for grid in ({"batch": [1]}, {"batch": [2]}, {"batch": [1]}):

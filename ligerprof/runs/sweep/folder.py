@@ -49,7 +49,9 @@ class SweepFolder:
             RunDirectoryError: it cannot be made, or holds something else.
         """
         try:
-            if self.path.exists() and any(self.path.iterdir()) and not (self.path / GRIDS).exists():
+            found = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
+            # rows alone are enough: those of another machine are gone on from
+            if found and not found & {GRIDS, RESULTS_NAME}:
                 raise RunDirectoryError(f"{self.path}: not empty and no sweep. Choose another -o.")
             (self.path / RUNS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -67,8 +69,9 @@ class SweepFolder:
         """The same as they stand in the file."""
         if not self.results.exists():
             return {}
-        lines = self.results.read_text(encoding="utf-8").splitlines()
-        return {row["key"]: row for row in map(json.loads, filter(None, lines))}
+        rows = map(json.loads, filter(None, self.results.read_text(encoding="utf-8").splitlines()))
+        # a plain step's result may be among them; it has no key
+        return {row["key"]: row for row in rows if "key" in row}
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row that is on the disk when this returns.
