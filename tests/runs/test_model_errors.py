@@ -38,18 +38,17 @@ def test_what_the_models_code_raises_is_one_line_with_its_place() -> None:
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_attention_that_an_architecture_lacks_is_named_with_what_to_add() -> None:
+def test_attention_that_an_architecture_lacks_is_named_with_what_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
     from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(RecipeError) as raised:
-        # as from transformers 5.2x on
-        patch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", False)
+    # as from transformers 5.2x on
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", False)
+    with pytest.raises(RecipeError) as raised:
         simulate_step(TrainingRecipe(model="gemma2-2b"))
-    version = re.escape(transformers.__version__)
-    assert re.fullmatch(
-        rf"gemma2-2b: transformers {version} has no sdpa for gemma2, .*Add --attention eager\.", str(raised.value)
-    )
+    said = f"gemma2-2b: transformers {transformers.__version__} has no sdpa for gemma2, "
+    assert str(raised.value).startswith(said)
+    assert str(raised.value).endswith("Add --attention eager.")
 
 
 def test_a_failure_of_this_package_keeps_its_traceback() -> None:
