@@ -37,7 +37,7 @@ def _column_sums_kernel(partial_ptr, first_ptr, second_ptr, rows, columns, ROWS:
     sums = tl.sum(total, axis=0)
     if slab == 0:
         tl.store(first_ptr + column, sums.to(first_ptr.dtype.element_ty), mask=in_row)
-    else:
+    elif second_ptr is not None:
         tl.store(second_ptr + column, sums.to(second_ptr.dtype.element_ty), mask=in_row)
 
 
@@ -98,7 +98,8 @@ class ParameterGradients:
             _column_sums_kernel[(triton.cdiv(columns, _BLOCK_COLUMNS), slabs)](
                 self._partial_SPD,
                 self._sums[0],
-                self._sums[-1],
+                # never one tensor twice: compiled code gives each argument that is written a copy of its own
+                self._sums[1] if slabs > 1 else None,
                 rows,
                 columns,
                 ROWS=_BLOCK_ROWS,
