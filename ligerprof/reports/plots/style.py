@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,21 +181,28 @@ def mark_sizes(axes: "Axes", sizes: Sequence[int], *, width_inches: float, first
         width_inches: of the axes.
         first: sizes that are labelled before the others.
     """
-    lowest, highest = math.log2(sizes[0]), math.log2(sizes[-1])
-    inches = width_inches / max(highest - lowest, 1.0)
+    inches = width_inches / max(math.log2(sizes[-1]) - math.log2(sizes[0]), 1.0)
+    by_weight = sorted(sizes, key=lambda size: (size not in first, size & (size - 1) != 0, size))
+    layouts = [_label_rows(order, inches) for order in (sizes, by_weight)]
+    rows = max(layouts, key=lambda rows: (sum(size in first for size in rows), len(rows)))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, ["\n" * rows[size] + str(size) if size in rows else "" for size in sizes])
+    axes.minorticks_off()
+
+
+def _label_rows(sizes: Iterable[int], inches_a_doubling: float) -> dict[int, int]:
+    """The row of each label, 0 or 1, placed one after the other where it touches none; others are left out."""
     taken: tuple[list[tuple[float, float]], ...] = ([], [])
-    labels = dict.fromkeys(sizes, "")
-    for size in sorted(sizes, key=lambda size: (size not in first, size & (size - 1) != 0, size)):
-        middle = (math.log2(size) - lowest) * inches
+    rows: dict[int, int] = {}
+    for size in sizes:
+        middle = math.log2(size) * inches_a_doubling
         half = 0.5 * (_DIGIT_INCHES * len(str(size)) + _GAP_INCHES)
         span = middle - half, middle + half
         row = next((row for row, spans in enumerate(taken) if all(_apart(span, other) for other in spans)), None)
         if row is not None:
             taken[row].append(span)
-            labels[size] = "\n" * row + str(size)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, list(labels.values()))
-    axes.minorticks_off()
+            rows[size] = row
+    return rows
 
 
 def _apart(span: tuple[float, float], other: tuple[float, float]) -> bool:
