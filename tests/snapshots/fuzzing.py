@@ -1,0 +1,139 @@
+"""Read one damaged snapshot after another, as a process of its own: `python -m tests.snapshots.fuzzing FOLDER KIND N`.
+
+It knows its own memory, dies with a stack where it hangs, and says which file broke what.
+"""
+
+import faulthandler
+import json
+import pickle
+import pickletools
+import random
+import reprlib
+import sys
+import time
+from collections import Counter
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ligerprof.analyzers.diff import diff_peaks
+from ligerprof.analyzers.explain import explain
+from ligerprof.analyzers.timeline import role_timeline
+from ligerprof.errors import LigerprofError, SnapshotFormatError
+from ligerprof.reports.peak import VIEWS, render_peak
+from ligerprof.reports.peak_page import render_peak_page
+from ligerprof.reports.terminal import console
+from ligerprof.snapshots.plain import load_plain_data
+from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from tests.snapshots.mutations import PROTOCOLS, damaged_bytes, damaged_values, holders, originals
+
+MOST_SECONDS, SPARE_KIB = 5, 64 * 1024
+SHOWN_EVERY = 10
+PUTS = ("BINPUT", "LONG_BINPUT")
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxdict, SHORT.maxlist, SHORT.maxstring, SHORT.maxother = 4, 50, 50, 200, 200
+
+
+def answer(path: Path) -> bool:
+    """Whether the file has a report; one error where not."""
+    try:
+        report = explain(path)
+    except LigerprofError as error:
+        complaint = str(error)
+    else:
+        complaint = ""
+    assert "\n" not in complaint, complaint
+    if complaint:
+        return False
+    assert report.roles.total_bytes == report.peak_bytes
+    json.dumps(report.to_json(), allow_nan=False)
+    return True
+
+
+def show(path: Path) -> None:
+    """The page with its timeline, the difference from itself, and every table."""
+    try:
+        snapshot = read_snapshot(path)
+        report = explain(snapshot)
+    except LigerprofError:
+        return
+    render_peak_page(report, role_timeline(snapshot, report.device), source="damaged").encode()
+    json.dumps(diff_peaks(report, report).to_json(), allow_nan=False)
+    for view in VIEWS:
+        console(StringIO()).print(render_peak(report, by=view, top=10))
+
+
+def compare(path: Path) -> bool:
+    """Whether the file is one that pickle loads; then it must be read as pickle loads it, without any shortcut."""
+    whole = path.read_bytes()
+    try:
+        plain = Snapshot.from_dict(load_plain_data(whole))
+    except SnapshotFormatError:
+        return False
+    if not is_ordinary(plain, whole):
+        return False
+    assert rows(read_snapshot(path)) == rows(plain)
+    return True
+
+
+def is_ordinary(snapshot: Snapshot, whole: bytes) -> bool:
+    """Each event in one place and each memo entry written once, as in all that is pickled from a recording.
+
+    Where it is not, events that are read from the bytes need not be what pickle makes of them.
+    """
+    held = Counter(
+        id(item)
+        for holder in holders([*map(list, snapshot.device_traces), *snapshot.segments])
+        for item in (holder.values() if isinstance(holder, dict) else holder)
+        if isinstance(item, dict) and "action" in item
+    )
+    written = Counter(argument for opcode, argument, _ in pickletools.genops(whole) if opcode.name in PUTS)
+    return max(held.values(), default=1) == 1 and max(written.values(), default=1) == 1
+
+
+def rows(snapshot: Snapshot) -> list[str]:
+    """Every event as text, for NaN is not itself; so deep and no deeper, for values may hold themselves."""
+    return [SHORT.repr(dict(event)) for trace in snapshot.device_traces for event in trace]
+
+
+def highest_kib() -> int:
+    """Of this process alone: ru_maxrss begins with what its parent held."""
+    return int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
+
+
+def damage(values: dict[str, Any], kind: str, draw: random.Random) -> bytes:
+    if kind == "values":
+        return damaged_values(values, draw)
+    return damaged_bytes(pickle.dumps(values, draw.choice(PROTOCOLS)), draw)
+
+
+def main(folder: Path, kind: str, count: int) -> None:
+    path = folder / "damaged.pickle"
+    # as they come out of a file: what is equal is one object only where it was one
+    wholes = [pickle.loads(pickle.dumps(values)) for values in originals().values()]
+    for whole in wholes:
+        path.write_bytes(pickle.dumps(whole))
+        assert answer(path)
+        show(path)
+        assert compare(path)
+    unharmed_kib = highest_kib()
+    slowest, answers, compared = 0.0, 0, 0
+    for number in range(count):
+        path.write_bytes(damage(wholes[number % len(wholes)], kind, random.Random(f"{kind} {number}")))
+        print(f"{kind} {number}", end="\r", file=sys.stderr)
+        faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
+        started = time.perf_counter()
+        answers += answer(path)
+        slowest = max(slowest, time.perf_counter() - started)
+        if number % SHOWN_EVERY == 0:
+            show(path)
+        compared += compare(path)
+    faulthandler.cancel_dump_traceback_later()
+    print(f"{answers} of {count} answered, {compared} compared, slowest {slowest:.2f} s, {highest_kib()} KiB")
+    assert 0 < answers < count
+    assert compared > count / 10
+    assert highest_kib() <= 2 * unharmed_kib + SPARE_KIB, unharmed_kib
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

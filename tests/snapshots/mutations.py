@@ -1,0 +1,159 @@
+"""Damaged snapshots: bytes that are changed, and values that are changed before they are pickled again."""
+
+import lzma
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.snapshots.programs import random_program
+
+RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"
+PROTOCOLS = (2, 3, 4, 5)
+STRANGE: tuple[Callable[[], Any], ...] = (
+    lambda: None,
+    lambda: True,
+    lambda: -1,
+    lambda: 0,
+    lambda: 1,
+    lambda: 2**31,
+    lambda: -(2**31),
+    lambda: 2**62,
+    lambda: 2**63 - 1,
+    lambda: 2**63,
+    lambda: -(2**63),
+    lambda: 10**30,
+    lambda: 1.5,
+    lambda: float("nan"),
+    lambda: float("inf"),
+    lambda: -float("inf"),
+    lambda: "",
+    lambda: "alloc",
+    lambda: "x" * 3000,
+    lambda: "\x1b[2J\n",
+    lambda: "\ud800",
+    list,
+    dict,
+    lambda: [[]],
+    lambda: [{}],
+    lambda: {"frames": []},
+    lambda: {1: 2},
+    lambda: (1, 2),
+)
+Pick = random.Random
+
+
+def originals() -> dict[str, dict[str, Any]]:
+    """Small snapshots of several kinds: of random programs, and the end of a real recording with its stacks."""
+    found = {
+        "program": random_program(5, events=60).snapshot(),
+        "expandable program": random_program(6, events=60, expandable=True).snapshot(),
+    }
+    packed = (RECORDINGS / "small-own-all-python.pickle.xz").read_bytes()
+    recording: dict[str, Any] = pickle.loads(lzma.decompress(packed))
+    recording["device_traces"] = [trace[-150:] for trace in recording["device_traces"]]
+    for event in recording["device_traces"][0]:
+        event["frames"] = event["frames"][:6]
+    return {**found, "recording": recording}
+
+
+def damaged_bytes(whole: bytes, draw: Pick) -> bytes:
+    """A few bytes changed, lost or doubled."""
+    damaged = bytearray(whole)
+    for _ in range(draw.choice([1, 1, 2, 8])):
+        at, kind = draw.randrange(len(damaged)), draw.random()
+        if kind < 0.7:
+            damaged[at] = draw.randrange(256)
+        elif kind < 0.85:
+            del damaged[at : at + draw.randrange(1, 40)]
+        else:
+            damaged[at:at] = damaged[at : at + draw.randrange(1, 400)]
+    return bytes(damaged)
+
+
+def damaged_values(values: dict[str, Any], draw: Pick) -> bytes:
+    """The snapshot with a few of its values changed, pickled again in any protocol."""
+    changed = pickle.loads(pickle.dumps(values))
+    for _ in range(draw.choice([1, 1, 2, 4, 16])):
+        draw.choice(CHANGES)(changed, draw)
+    return pickle.dumps(changed, draw.choice(PROTOCOLS))
+
+
+def holders(value: Any) -> Iterator[Any]:
+    """Every dict and list in it, each once."""
+    seen, waiting = set(), [value]
+    while waiting:
+        holder = waiting.pop()
+        if not isinstance(holder, (dict, list)) or id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        yield holder
+        waiting += holder.values() if isinstance(holder, dict) else holder
+
+
+def some_holder(values: Any, draw: Pick, kind: type | tuple[type, ...] = (dict, list)) -> Any:
+    """A dict or list that is not empty, found by going down at random; None where the way ends before one."""
+    found, holder = None, values
+    # values may hold themselves
+    for _ in range(12):
+        if not isinstance(holder, (dict, list)) or not holder:
+            break
+        if isinstance(holder, kind):
+            found = holder
+            if draw.random() < 0.15:
+                break
+        holder = holder[some_place(holder, draw)]
+    return found
+
+
+def some_place(holder: Any, draw: Pick) -> Any:
+    return draw.choice(list(holder)) if isinstance(holder, dict) else draw.randrange(len(holder))
+
+
+def drop(values: Any, draw: Pick) -> None:
+    if holder := some_holder(values, draw):
+        del holder[some_place(holder, draw)]
+
+
+def replace(values: Any, draw: Pick) -> None:
+    if holder := some_holder(values, draw):
+        holder[some_place(holder, draw)] = draw.choice(STRANGE)()
+
+
+def swap(values: Any, draw: Pick) -> None:
+    """Two values change places, wherever they are."""
+    first, second = some_holder(values, draw), some_holder(values, draw)
+    if first and second:
+        here, there = some_place(first, draw), some_place(second, draw)
+        first[here], second[there] = second[there], first[here]
+
+
+def negate(values: Any, draw: Pick) -> None:
+    """A number loses its sign, or becomes a little or a lot larger."""
+    holder = some_holder(values, draw, dict) or {}
+    numbers = [key for key, value in holder.items() if type(value) is int]
+    if numbers:
+        place = draw.choice(numbers)
+        holder[place] = draw.choice([-holder[place], holder[place] + 1, holder[place] * 2**20, holder[place] ^ 512])
+
+
+def tie(values: Any, draw: Pick) -> None:
+    """A value that holds itself, or another that is held twice."""
+    if holder := some_holder(values, draw):
+        holder[some_place(holder, draw)] = draw.choice([values, holder, some_holder(values, draw)])
+
+
+def reorder(values: Any, draw: Pick) -> None:
+    if items := some_holder(values, draw, list):
+        draw.choice([items.reverse, items.pop, lambda: items.insert(0, items[-1]), lambda: draw.shuffle(items)])()
+
+
+def rename(values: Any, draw: Pick) -> None:
+    """A key becomes another one, perhaps one that is there already, perhaps no text."""
+    if holder := some_holder(values, draw, dict):
+        value = holder.pop(draw.choice(list(holder)))
+        holder[draw.choice(["action", "addr", "size", "blocks", "x", "", 5, None])] = value
+
+
+CHANGES: tuple[Callable[[Any, Pick], None], ...] = (drop, replace, replace, swap, negate, tie, reorder, rename)
