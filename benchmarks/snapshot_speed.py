@@ -4,7 +4,8 @@
     python benchmarks/snapshot_speed.py --events 200000 --rounds 3 --keep million.pickle
 
 The file is made anew each time: a recording of tests/data/snapshots, repeated with fresh addresses until there are
-enough events. Every measurement is a process of its own, and they take turns, so that a busy machine is busy for all.
+enough events. `--unshared` gives every event its own list of frames and its own texts, as torch leaves them. Every measurement is a process of its own, and they take turns, so that a busy machine is
+busy for all. pt-snap is measured once, where it is on the path.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import os
 import pickle
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -35,11 +37,13 @@ APART_BYTES = 2**41
 # addresses of the recording start near 2**47; the copies stay below 2**63
 LARGEST_COPIES = 2**63 // APART_BYTES - 2**7
 LOAD = "import gc, pickle, sys; gc.disable(); pickle.load(open(sys.argv[1], 'rb'))"
+PT_SNAP = "pt-snap import"
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START = "import gc, pickle, sys; gc.disable()"
 
 
-def repeated(recording: Path, events: int) -> dict[str, Any]:
-    """The recording over and over, each time at other addresses and later; stacks are shared as torch shares them."""
+def repeated(recording: Path, events: int, *, unshared: bool) -> dict[str, Any]:
+    """The recording over and over, each time at other addresses and later."""
     snapshot = read_snapshot(recording)
     trace = snapshot.trace_of(0)
     copies = -(-events // len(trace))
@@ -50,7 +54,7 @@ def repeated(recording: Path, events: int) -> dict[str, Any]:
         "segments": [moved_segment(segment, copy) for copy in range(copies) for segment in snapshot.segments],
         "device_traces": [
             [
-                moved(event, "addr", copy) | {"time_us": event["time_us"] + copy * span_us}
+                moved(event, "addr", copy) | {"time_us": event["time_us"] + copy * span_us} | own(event, unshared)
                 for copy in range(copies)
                 for event in trace
             ]
@@ -60,8 +64,16 @@ def repeated(recording: Path, events: int) -> dict[str, Any]:
     }
 
 
-def write(path: Path, events: int) -> int:
-    values = repeated(RECORDING, events)
+def own(event: Mapping[str, Any], unshared: bool) -> dict[str, Any]:
+    """What an event shares with others, made anew."""
+    if not unshared:
+        return {}
+    frames = list(event["frames"]) if event["action"] == "alloc" else event["frames"]
+    return {"frames": frames, "compile_context": "".join(list(event["compile_context"]))}
+
+
+def write(path: Path, events: int, unshared: bool) -> int:
+    values = repeated(RECORDING, events, unshared=unshared)
     path.write_bytes(pickle.dumps(values))
     return len(values["device_traces"][0])
 
@@ -84,7 +96,7 @@ def contenders(path: Path, scratch: Path) -> dict[str, list[str]]:
     }
     pt_snap = shutil.which("pt-snap")
     if pt_snap is not None:
-        known["pt-snap import"] = [pt_snap, "import", str(path), "-o", str(scratch / "pt-snap.db"), "--force"]
+        known[PT_SNAP] = [pt_snap, "import", str(path), "-o", str(scratch / "pt-snap"), "--force", "--no-focus"]
     if importlib.util.find_spec("torch") is None:
         del known["torch._memory_viz stats"]
     return known
@@ -111,6 +123,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep", type=Path, help="Write the file here and keep it.")
+    parser.add_argument("--unshared", action="store_true", help="Give every event its own stack and texts.")
     parser.add_argument("--skip", action="append", default=[], help="Leave out what has this in its name.")
     parser.add_argument("-o", "--output", type=Path, default=RESULT)
     options = parser.parse_args()
@@ -118,19 +131,35 @@ def main() -> None:
         path = options.keep or Path(folder) / "repeated.pickle"
         # Linux counts the memory of the process that forks into the peak of its children: this one stays small
         with ProcessPoolExecutor(1) as pool:
-            events = pool.submit(write, path, options.events).result()
+            events = pool.submit(write, path, options.events, options.unshared).result()
         commands = {
             name: command
             for name, command in contenders(path, Path(folder)).items()
             if not any(word in name for word in options.skip)
         }
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
-        for _, (name, command) in itertools.product(range(options.rounds), commands.items()):
-            runs[name].append(measure(command))
-        report(runs, {"events": events, "file_bytes": path.stat().st_size}, options.output)
+        for turn, (name, command) in itertools.product(range(options.rounds), commands.items()):
+            if turn == 0 or name != PT_SNAP:
+                runs[name].append(measure(command))
+        facts = {"events": events, "unshared": options.unshared, "file_bytes": path.stat().st_size}
+        report(runs, facts | page(path, Path(folder)), options.output)
 
 
-def report(runs: Mapping[str, list[dict[str, float]]], facts: Mapping[str, int], output: Path) -> None:
+def page(path: Path, scratch: Path) -> dict[str, int]:
+    """Bytes of the page, and milliseconds until a browser had drawn it, loading included."""
+    file = scratch / "page.html"
+    measure([sys.executable, "-m", "ligerprof", "explain", str(path), "--json", "--html", str(file)])
+    facts = {"page_bytes": file.stat().st_size}
+    if BROWSER is None:
+        return facts
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch / 'profile'}"]
+    command = [BROWSER, *options, "--window-size=1280,900", "--virtual-time-budget=2000", "--dump-dom", str(file)]
+    drawn = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    milliseconds = re.search(r'data-drawn-ms="(\d+)"', drawn)
+    return facts | ({"page_drawn_ms": int(milliseconds.group(1))} if milliseconds else {})
+
+
+def report(runs: Mapping[str, list[dict[str, float]]], facts: Mapping[str, Any], output: Path) -> None:
     medians = {
         name: {key: round(median(run[key] for run in measured), 3) for key in measured[0]}
         for name, measured in runs.items()
@@ -139,8 +168,10 @@ def report(runs: Mapping[str, list[dict[str, float]]], facts: Mapping[str, int],
     for name, row in medians.items():
         print(
             f"{name:28} {row['seconds']:7.2f} s  {row['seconds'] / base['seconds']:5.2f} x"
+            f"  {row['cpu_seconds']:6.2f} s CPU  {row['cpu_seconds'] / base['cpu_seconds']:5.2f} x"
             f"  {row['peak_mib']:7.0f} MiB  {row['peak_mib'] / base['peak_mib']:5.2f} x"
         )
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
     about = {"python": platform.python_version(), "cores": os.cpu_count(), "recording": RECORDING.name, **facts}
     output.write_text(json.dumps({"about": about, "medians": medians, "runs": runs}, indent=1) + "\n", encoding="utf-8")
 
