@@ -129,14 +129,9 @@ class DeviceState:
                 space.give(block.address, block.block_bytes)
         return cls(space=space, blocks=held, reserved_bytes=sum(sizes))
 
-    def same_as(self, other: "DeviceState") -> bool:
-        """Whether both hold the same blocks at the same addresses and are free in the same places."""
-        return (
-            self.reserved_bytes == other.reserved_bytes
-            and self.space.starts == other.space.starts
-            and {address: block.block_bytes for address, block in self.blocks.items()}
-            == {address: block.block_bytes for address, block in other.blocks.items()}
-        )
+    def block_sizes(self) -> dict[int, int]:
+        """Bytes of the blocks that are not free, by address."""
+        return {address: block.block_bytes for address, block in self.blocks.items()}
 
 
 def require_numbers(values: Sequence[Any], limit: int, what: str) -> None:

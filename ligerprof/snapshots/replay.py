@@ -218,14 +218,20 @@ class _Run:
 
     def ends_in(self, final: DeviceState) -> bool:
         """Whether all events fitted and the device now holds what it should."""
-        return self.mismatches == 0 and self.state().same_as(final)
+        return (
+            self.mismatches == 0
+            and int(self.reserved()[-1]) == final.reserved_bytes
+            and self.starts == final.space.starts
+            and self.block_sizes() == final.block_sizes()
+        )
+
+    def block_sizes(self) -> dict[int, int]:
+        """Bytes of the blocks that are not free now, by address."""
+        return {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
 
     def state(self) -> DeviceState:
         """What the device holds now; stacks and requests left out."""
-        blocks = {
-            address: HeldBlock(address=address, requested_bytes=0, block_bytes=self.held[block])
-            for address, block in (*self.waiting.items(), *self.used.items())
-        }
+        blocks = {address: HeldBlock(address, 0, size) for address, size in self.block_sizes().items()}
         return DeviceState(space=self.space, blocks=blocks, reserved_bytes=int(self.reserved()[-1]))
 
     def reserved(self) -> Int64s:
