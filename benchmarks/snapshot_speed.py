@@ -4,8 +4,9 @@
     python benchmarks/snapshot_speed.py --events 200000 --rounds 3 --keep million.pickle
 
 The file is made anew each time: a recording of tests/data/snapshots, repeated with fresh addresses until there are
-enough events. `--unshared` gives every event its own list of frames and its own texts, as torch leaves them. Every measurement is a process of its own, and they take turns, so that a busy machine is
-busy for all. pt-snap is measured once, where it is on the path.
+enough events. `--unshared` gives every event its own list of frames and its own texts, as torch leaves them. Every
+measurement is a process of its own, and they take turns, so that a busy machine is busy for all. pt-snap, where it is
+on the path, is measured once.
 """
 
 import argparse
