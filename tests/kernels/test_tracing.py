@@ -40,6 +40,7 @@ def test_a_patched_model_is_one_graph_each_way() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     traced = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["case"]: row["launches"] for row in traced} == LAUNCHES
+    assert not any(row["twice"] for row in traced)
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """Trace patched models with torch.compile for a GPU that need not be here, backward included.
 
-`python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs.
+`python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs, and how
+many of them are handed one tensor twice to write to (compiled code would write to two copies, and keep either).
 What is compiled runs nothing: its results are zeros of the right shapes.
 """
 
@@ -34,12 +35,17 @@ class Launches:
 
     def __init__(self) -> None:
         self.counts: list[int] = []
+        self.written_twice = 0
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
         return aot_module_simplified(module, inputs, fw_compiler=self._compile, bw_compiler=self._compile)
 
     def _compile(self, module: torch.fx.GraphModule, _inputs: Any) -> Any:
-        self.counts.append(sum("triton_kernel_wrapper" in str(node.target) for node in module.graph.nodes))
+        launches = [node for node in module.graph.nodes if "triton_kernel_wrapper" in str(node.target)]
+        self.counts.append(len(launches))
+        for node in launches:
+            written = [node.kwargs["kwargs"][name] for name in node.kwargs["tensors_to_clone"]]
+            self.written_twice += len(written) != len(set(written))
         (output,) = (node for node in module.graph.nodes if node.op == "output")
         return lambda *_: [_zeros(value) for value in output.args[0]]
 
@@ -61,7 +67,7 @@ def main(cases: list[str]) -> None:
         launches, model = Launches(), tiny_model(family)
         with apply(model, kernels, device_kind="simulated"):
             torch.compile(model, backend=launches, fullgraph=True)(**batch(model)).loss.backward()
-        print(json.dumps({"case": case, "launches": launches.counts}), flush=True)
+        print(json.dumps({"case": case, "launches": launches.counts, "twice": launches.written_twice}), flush=True)
 
 
 if __name__ == "__main__":
