@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -179,6 +180,10 @@ def _limit_bytes(oom: object, recipe: TrainingRecipe, source: str) -> int | None
 def _recipe(values: object, source: str) -> TrainingRecipe:
     if not isinstance(values, dict):
         raise ResultFormatError(f"{source}: 'recipe' is missing or not an object. Give what step or sweep wrote.")
+    disk = values.get("nvme_path")
+    if isinstance(disk, str) and not Path(disk).is_dir():
+        # the disk of the machine that ran it need not be here; any folder stands for it
+        values = {**values, "nvme_path": os.curdir}
     try:
         return TrainingRecipe.from_json(values)
     except (LigerprofError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -75,6 +75,14 @@ def test_what_ran_out_knows_its_limit() -> None:
     assert (died.limit_bytes, died.figures) == (2**28, None)
 
 
+def test_a_disk_of_another_machine_need_not_be_here(tmp_path: Path) -> None:
+    nvme = TrainingRecipe(
+        model="tiny", engine="deepspeed", precision="mixed", zero=3, offload="nvme", nvme_path=str(tmp_path)
+    )
+    gone = {**nvme.to_json(), "nvme_path": str(tmp_path / "gone")}
+    assert cell_from_json(row(recipe=gone), "r").recipe.offload == "nvme"
+
+
 def test_plain_measured_steps_are_cells() -> None:
     cells = read_cells([MEASURED])
     assert len(cells) == len(MEASURED.read_text().splitlines())
