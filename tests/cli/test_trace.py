@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from ligerprof.analyzers.trace.gaps import GapCause
 from ligerprof.analyzers.trace.host import HostLayer
-from ligerprof.analyzers.trace.kernel_classes import KernelClass
+from ligerprof.analyzers.trace.kernel_classes import CLASS_MEANINGS, KernelClass
 from ligerprof.cli.main import main
 from tests.analyzers.trace.entries import RECORDING, call, kernel, operator, step, write
+from tests.analyzers.trace.test_kernel_classes import KNOWN
 from tests.golden import assert_matches_golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -64,6 +65,23 @@ def test_printed_report_is_the_golden_one() -> None:
     assert (code, stderr) == (0, "")
     assert max(map(len, stdout.splitlines())) <= 100
     assert_matches_golden(stdout, GOLDEN / "trace.txt")
+
+
+def test_every_class_and_layer_fits_on_a_line(tmp_path: Path) -> None:
+    names = [name for name, _ in KNOWN] * 2
+    kernels = [kernel(index * 1_000_000, 999_999, name) for index, name in enumerate(names)]
+    path = write(tmp_path / "long.json", step(0, len(names) * 1_000_000), call(5, 1, 1), *kernels)
+
+    code, stdout, _ = run(path)
+
+    assert code == 0
+    assert max(map(len, stdout.splitlines())) <= 100
+    for kind, meaning in CLASS_MEANINGS.items():
+        assert kind.value in stdout
+        assert meaning in stdout
+    cut = [line for line in stdout.splitlines() if "…" in line]
+    # only names of kernels are
+    assert all(line.split("…")[0].strip() in " ".join(names) for line in cut)
 
 
 def test_two_traces_are_printed_side_by_side(fused: Path) -> None:

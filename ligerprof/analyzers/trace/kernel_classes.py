@@ -26,7 +26,7 @@ class KernelClass(str, Enum):
 CLASS_MEANINGS: dict[KernelClass, str] = {
     KernelClass.MATMUL: "matrix products",
     KernelClass.ATTENTION: "fused attention",
-    KernelClass.FUSED: "fused kernels: ours, liger-kernel's, cut-cross-entropy's",
+    KernelClass.FUSED: "fused kernels, ours and others'",
     KernelClass.COMPILED: "kernels that torch.compile wrote",
     KernelClass.SOFTMAX_LOSS: "softmax and loss",
     KernelClass.REDUCTION: "sums, means, norms",
@@ -57,6 +57,8 @@ RULES: Sequence[tuple[KernelClass, str]] = (
     (KernelClass.OPTIMIZER, r"multi_tensor_apply|FusedAdam|FusedOptimizer|adam|lamb_|kOptimizer|PercentileClipping"),
     (KernelClass.SOFTMAX_LOSS, r"[Ss]oft_?[Mm]ax|nll_loss|cross_entropy|log_?sum_?exp"),
     (KernelClass.MATMUL, r"nvjet|gemm|gemv|cutlass|\bcublas|xmma|splitK|wgmma|dot_kernel|Cijk_|ampere_\w*(s|h|bf)16"),
+    # torch.arange and the like, which no index goes into
+    (KernelClass.ELEMENTWISE, r"elementwise_kernel_with_index"),
     (KernelClass.INDEXING, r"embedding|gather|scatter|index|sort|unique|compute_grad_weight|krn_partial|segment"),
     (
         KernelClass.INDEXING,

@@ -43,6 +43,7 @@ KNOWN = [
     ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float> >", "optimizer"),
     ("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)", KernelClass.INDEXING),
     ("void at::native::(anonymous namespace)::compute_grad_weight<c10::BFloat16, long>(long const*)", "indexing"),
+    ("void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_out>", "elementwise"),
     ("_cce_forward_kernel", KernelClass.FUSED),
     ("my_kernel", KernelClass.OTHER),
 ]
