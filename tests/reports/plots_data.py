@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import Bbox
 
 from ligerprof.analyzers.cells import Cell, cell_from_json
@@ -194,7 +195,9 @@ def description(figure: Figure, *, data: bool) -> str:
 
 def _words_of_panel(axes: Axes) -> Iterator[str]:
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-        ticks = " ".join(tick.get_text().replace("\n", "_").replace(" ", "-") for tick in axis.get_ticklabels())
+        # which round numbers an axis shows is matplotlib's choice, and not the same in all its versions
+        chosen = axis.get_ticklabels() if isinstance(axis.get_major_locator(), FixedLocator) else []
+        ticks = " ".join(tick.get_text().replace("\n", "_").replace(" ", "-") for tick in chosen)
         yield f"  {name}: {axis.get_label_text()} [{ticks}]"
     for text in axes.texts:
         yield f"  text {text.get_text()}"
