@@ -41,7 +41,10 @@ class Recording:
 
     Attributes:
         stacks: what torch records of each event; with context="alloc", which works with every kernel.
-        change: what is done to the model, or before it is made; the name of a function below.
+        change: what is done to the model, or to its class before it is made.
+        autocast: fp32 weights and autocast to bf16; else all is bf16.
+        graph: capture the step as a CUDA graph and replay it.
+        max_entries: how many events torch keeps.
         limit_bytes: limit on reserved bytes; the run ends out of memory.
     """
 

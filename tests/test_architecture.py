@@ -136,6 +136,7 @@ SNAPSHOTS = "tests/data/snapshots"
         ["estimate"],
         ["estimate", "--json", "--liger", "all", "--no-checkpointing"],
         ["explain", f"{SNAPSHOTS}/hf-ckpt-4x1024.pickle.xz"],
+        ["trace", "tests/data/traces/llama3.2-1b-step.pt.trace.json.xz"],
         ["compare", f"{SNAPSHOTS}/hf-ckpt-4x1024.pickle.xz", f"{SNAPSHOTS}/liger-flce-ckpt-4x1024.pickle.xz"],
     ],
     ids=" ".join,

@@ -166,6 +166,16 @@ def view(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.stderr
 
 
+def test_a_run_without_a_trace_is_shown_without_the_profilers_tab(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.1.host.2.0").touch()
+    process, line = start(tmp_path, "--port", 0)
+    process.send_signal(signal.SIGINT)
+
+    assert line.startswith(f"{SERVING}{tmp_path} at http://127.0.0.1:")
+    assert line.endswith("/ (Ctrl-C ends it)\n")
+    assert process.wait(20) == 0
+
+
 def test_a_taken_port_is_one_line(run_with_trace: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
