@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.cli.main import main
-from ligerprof.errors import MissingDependencyError, RecipeError
+from ligerprof.errors import LigerprofError, MissingDependencyError, RecipeError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.runs.deepspeed.launch import run_ranks
 from ligerprof.runs.deepspeed.ranks import Rank
@@ -167,3 +167,17 @@ def test_a_configuration_of_ones_own_runs(tmp_path: Path) -> None:
     refused = subprocess.run([*command, "-o", str(tmp_path / "no")], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "DeepSpeed refuses it" in refused.stderr.splitlines()[-1]
+
+
+def test_a_lock_that_a_killed_build_left_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ligerprof.runs.deepspeed import engine
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    engine._require_no_stale_lock()
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.touch()
+    # somebody builds right now: torch waits for it
+    engine._require_no_stale_lock()
+    os.utime(lock, (0, 0))
+    with pytest.raises(LigerprofError, match=r"cpu_adam/lock: .* Remove it"):
+        engine._require_no_stale_lock()

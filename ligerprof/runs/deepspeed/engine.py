@@ -1,8 +1,10 @@
 """A recipe's model under DeepSpeed's engine, as a training step drives it."""
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,9 @@ from ligerprof.deepspeed_config import deepspeed_config
 from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.runs.training import LEARNING_RATE, built_model, make_optimizer
+
+# far longer than DeepSpeedCPUAdam takes to build
+_STALE_SECONDS = 900
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +87,8 @@ def deepspeed_trainer(
     """
     import deepspeed
 
+    if recipe.offload == "nvme":
+        _require_disk_access()
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     with built_model(recipe, device) as model:
         see_model(model)
@@ -89,6 +96,15 @@ def deepspeed_trainer(
         with _refusals_in_a_line(recipe):
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         yield DeepSpeedTrainer(recipe=recipe, engine=engine)
+
+
+def _require_disk_access() -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    if not get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible(verbose=False):
+        raise MissingDependencyError(
+            "--offload nvme needs DeepSpeed's async_io, which cannot be built here. Install libaio-dev (`ds_report`)."
+        )
 
 
 @contextmanager
@@ -103,12 +119,23 @@ def _refusals_in_a_line(recipe: TrainingRecipe) -> Iterator[None]:
         raise LigerprofError(f"--deepspeed-config: DeepSpeed refuses it ({type(error).__name__}: {reason}).") from error
 
 
+def _require_no_stale_lock() -> None:
+    """Torch waits without end for a build that was ended in the middle, as a killed cell of a sweep is."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    lock = Path(_get_build_directory("cpu_adam", verbose=False)) / "lock"
+    with suppress(FileNotFoundError):
+        if time.time() - lock.stat().st_mtime > _STALE_SECONDS:
+            raise LigerprofError(f"{lock}: left by a build of DeepSpeedCPUAdam that did not end. Remove it.")
+
+
 def _optimizer(recipe: TrainingRecipe, model: nn.Module) -> Any:
     """The recipe's optimizer over the trainable parameters; DeepSpeed moves its states."""
     if recipe.optimizer != "deepspeed-cpu-adam":
         return make_optimizer(recipe, model)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+    _require_no_stale_lock()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         return DeepSpeedCPUAdam(trainable, lr=LEARNING_RATE)
