@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ligerprof.kernels import apply
 from ligerprof.kernels.options import LossOptions, options_as_text, options_from_text
+from tests.kernels.conftest import INTERPRETED
+from tests.kernels.models import batch, tiny_model, train_once
 from tests.kernels.oracle import relative_error, run
 
 VOCAB, HIDDEN = 509, 40
@@ -87,6 +90,24 @@ def test_under_autocast(device: torch.device) -> None:
 def test_fp16_gradients_wait_for_the_loss_scale(device: torch.device) -> None:
     for make in (fused, given_logits):
         assert_compiles(make(LossOptions()), inputs(device, torch.float16), "aot_eager")
+
+
+@pytest.mark.parametrize("kernel", ["flce", "ce"])
+def test_a_patched_model_is_one_graph(kernel: str) -> None:
+    """Its loss and gradients, with our Triton kernel inside."""
+    if not INTERPRETED:
+        pytest.skip("kernels are compiled in this process; the interpreter needs TRITON_INTERPRET=1")
+    torch.compiler.reset()
+    model = tiny_model("llama")
+    loss, gradients = train_once(model)
+    model.zero_grad()
+    with apply(model, kernel):
+        compiled_loss = torch.compile(model, backend="aot_eager", fullgraph=True)(**batch(model)).loss
+    compiled_loss.backward()
+    assert compiled_loss.item() == pytest.approx(loss, rel=1e-6)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert relative_error(parameter.grad, gradients[name]) < 1e-5
 
 
 def test_a_compiled_graph_carries_options_as_text() -> None:

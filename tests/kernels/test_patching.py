@@ -84,8 +84,10 @@ def test_training_returns_no_logits_and_evaluation_does(kernels: str, device: to
         evaluated = model(**given)
         skipped = model(**given, skip_logits=True)
         trained = model.train()(**given)
+        asked_for = model(**given, skip_logits=False)
         unlabelled = model(input_ids=given["input_ids"])
     assert torch.equal(evaluated.logits, expected.logits)
+    assert torch.equal(asked_for.logits, expected.logits)
     assert torch.equal(unlabelled.logits, expected.logits)
     assert evaluated.loss == expected.loss
     assert skipped.logits is None

@@ -16,7 +16,7 @@ _SCALE_BLOCK = 4096
 _SCALE_PROGRAMS_PER_SM = 8
 
 
-@triton.jit(do_not_specialize=["tokens", "seq_len", "ignore_index"])
+@triton.jit(do_not_specialize=["tokens", "seq_len", "vocab", "ignore_index"])
 def _reciprocal_count_kernel(
     labels_ptr,
     class_weight_ptr,
