@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ligerprof.cli.main import main
 from ligerprof.kernels.registry import BUILT_IN, build_registry
-from ligerprof.kernels.selection import KERNEL_NAMES, inapplicable_reason
+from ligerprof.kernels.selection import KERNEL_NAMES, WIDER_KERNELS, inapplicable_reason
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import load_model
 from ligerprof.reports.kernels import SLOT_MEANINGS, kernels_json, list_states, render_kernels
@@ -84,7 +84,8 @@ def test_without_a_model_nothing_is_said_about_one() -> None:
 def test_every_kernel_runs_simulated_and_every_reason_is_one_line() -> None:
     listing = json.loads(CliRunner().invoke(main, ["kernels", "--json"]).stdout)
     own = [kernel for kernel in listing["kernels"] if kernel["provider"] == "ligerprof"]
-    assert [kernel["name"] for kernel in own] == list(KERNEL_NAMES)
+    assert [kernel["name"] for kernel in own if kernel["name"] == kernel["slot"]] == list(KERNEL_NAMES)
+    assert {kernel["name"]: kernel["slot"] for kernel in own if kernel["name"] != kernel["slot"]} == WIDER_KERNELS
     assert all(kernel["unavailable_reasons"]["simulated"] is None for kernel in own)
     reasons = [reason for kernel in listing["kernels"] for reason in kernel["unavailable_reasons"].values()]
     assert all(reason is None or "\n" not in reason for reason in reasons)
