@@ -41,6 +41,10 @@ class SnapshotFormatError(LigerprofError):
     """A snapshot file that is not what torch.cuda.memory writes, or that is not safe to read."""
 
 
+class RulesError(LigerprofError):
+    """A file of attribution rules that cannot be read, or that holds something else."""
+
+
 class TraceFormatError(LigerprofError):
     """A file that is not what torch.profiler writes, or that holds no GPU work."""
 

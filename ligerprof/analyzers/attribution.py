@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from ligerprof.analyzers.attribution_facts import FactFinder
 from ligerprof.analyzers.attribution_layers import NO_LAYER, layers_by_weights, layers_in_passes
+from ligerprof.analyzers.attribution_own_rules import OwnRule
 from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.analyzers.attribution_rules import role_of
 from ligerprof.analyzers.attribution_timeline import Timeline, make_timeline
@@ -38,6 +39,7 @@ class Attribution:
     Args:
         replayed: the device.
         annotations: the snapshot's named ranges of time.
+        own_rules: asked before the built-in ones.
 
     Attributes:
         replayed: the device.
@@ -45,8 +47,14 @@ class Attribution:
         timeline: the phase of each event.
     """
 
-    def __init__(self, replayed: Replay, annotations: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        replayed: Replay,
+        annotations: Sequence[Mapping[str, Any]] = (),
+        own_rules: Sequence[OwnRule] = (),
+    ) -> None:
         self.replayed = replayed
+        self._own_rules = own_rules
         self.requests = Requests(replayed)
         self.timeline: Timeline = make_timeline(replayed, self.requests, annotations)
 
@@ -58,7 +66,7 @@ class Attribution:
         finder = FactFinder(
             self.replayed, self.requests, self.timeline, layers=layers, live=live, peak_bytes=peak_bytes
         )
-        roles = dict(zip(live.tolist(), find_roles(finder, live), strict=True))
+        roles = dict(zip(live.tolist(), find_roles(finder, live, self._own_rules), strict=True))
         by_weights = layers_by_weights(self.replayed, self.requests, roles, layers)
         layers[list(by_weights)] = list(by_weights.values())
         kinds = self.requests.kind_of[live].tolist()
@@ -77,14 +85,16 @@ def _shown_layer(layer: int, role: Role) -> int | None:
     return None if layer == NO_LAYER or role is Role.LIBRARY_WORKSPACE else layer
 
 
-def find_roles(finder: FactFinder, blocks: Int64s) -> list[Role]:
+def find_roles(finder: FactFinder, blocks: Int64s, own_rules: Sequence[OwnRule] = ()) -> list[Role]:
     """The role of each block; those that no rule could tell apart are looked at once."""
     known: dict[Hashable, Role] = {}
     roles = []
     for block, signature in zip(blocks.tolist(), finder.signatures(blocks), strict=True):
         role = known.get(signature)
         if role is None:
-            role = known[signature] = role_of(finder.facts(block))
+            facts = finder.facts(block)
+            own = (rule.role for rule in own_rules if rule.matches(facts))
+            role = known[signature] = next(own, None) or role_of(facts)
         roles.append(role)
     return roles
 

@@ -69,6 +69,7 @@ class FactFinder:
             stack=request.stack.text,
             native=request.stack.native_text,
             node=request.node,
+            module=request.module,
             traits=self._place_traits(block, request) | traits,
         )
 

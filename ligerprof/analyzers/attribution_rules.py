@@ -50,6 +50,7 @@ class Facts:
         stack: Python calls as `file:function`, one a line, innermost first.
         native: C++ functions, one a line.
         node: the autograd node that ran, or "".
+        module: dotted name, "" where unknown.
     """
 
     phase: Phase | None
@@ -57,6 +58,7 @@ class Facts:
     native: str
     node: str
     traits: frozenset[Trait]
+    module: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ligerprof.analyzers.answers import Answers, OutOfMemory
 from ligerprof.analyzers.attribution import Attribution, Owner, breakdown
+from ligerprof.analyzers.attribution_own_rules import OwnRule
 from ligerprof.analyzers.attribution_timeline import Timeline
 from ligerprof.analyzers.oom import judge_out_of_memory
 from ligerprof.analyzers.peak import BlockGroup, PeakReport
@@ -24,25 +25,32 @@ from ligerprof.units import format_bytes
 SNAPSHOT_NAME = "snapshot.pickle"
 
 
-def explain(source: str | Path | Snapshot, *, device_index: int | None = None, step: int | None = None) -> PeakReport:
+def explain(
+    source: str | Path | Snapshot,
+    *,
+    device_index: int | None = None,
+    step: int | None = None,
+    rules: Sequence[OwnRule] = (),
+) -> PeakReport:
     """Replay a snapshot, find its peak, and say who holds it.
 
     Args:
         source: a snapshot file, a run directory, or a snapshot that was read.
         device_index: which device; None takes the one with the highest peak.
         step: only the training step of this number, as our stamps count; None takes the whole trace.
+        rules: asked for a block's role before the built-in ones; `read_rules` reads them from a file.
 
     Raises:
         SnapshotFormatError: no snapshot, or a device or step that is not in it.
     """
     with collector_off():
         snapshot = source if isinstance(source, Snapshot) else read_snapshot(_snapshot_file(Path(source)))
-        return _explain(snapshot, device_index, step)
+        return _explain(snapshot, device_index, step, rules)
 
 
-def _explain(snapshot: Snapshot, device_index: int | None, step: int | None) -> PeakReport:
+def _explain(snapshot: Snapshot, device_index: int | None, step: int | None, rules: Sequence[OwnRule]) -> PeakReport:
     replayed, notes = _choose_device(snapshot, device_index)
-    attribution = Attribution(replayed, snapshot.annotations)
+    attribution = Attribution(replayed, snapshot.annotations, rules)
     window = _window(attribution.timeline, step, snapshot.source)
     moment = _highest(replayed, window)
     owners = attribution.owners_at(moment)

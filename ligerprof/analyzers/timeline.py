@@ -12,6 +12,7 @@ import numpy as np
 from ligerprof.analyzers.attribution import find_roles
 from ligerprof.analyzers.attribution_facts import FactFinder
 from ligerprof.analyzers.attribution_layers import layers_in_passes
+from ligerprof.analyzers.attribution_own_rules import OwnRule
 from ligerprof.analyzers.attribution_requests import Requests
 from ligerprof.analyzers.attribution_timeline import Timeline, make_timeline
 from ligerprof.roles import Phase, Role
@@ -100,8 +101,11 @@ class RoleTimeline:
     running: tuple[Running, ...]
 
 
-def role_timeline(snapshot: Snapshot, device: int) -> RoleTimeline:
+def role_timeline(snapshot: Snapshot, device: int, *, rules: Sequence[OwnRule] = ()) -> RoleTimeline:
     """Attribute every block that is alive at one of the moments shown; at the peak as `explain` does.
+
+    Args:
+        rules: asked for a block's role before the built-in ones.
 
     Raises:
         SnapshotFormatError: events that cannot be replayed.
@@ -112,7 +116,7 @@ def role_timeline(snapshot: Snapshot, device: int) -> RoleTimeline:
         phases = make_timeline(replayed, requests, snapshot.annotations)
         starts, moments = _columns(replayed)
         spans = _Spans(replayed, moments)
-        found = _roles(replayed, requests, phases, spans.blocks)
+        found = find_roles(_finder(replayed, requests, phases, spans.blocks), spans.blocks, rules)
         kinds = [requests.of(block) for block in spans.blocks.tolist()]
         named = [
             Holder(role, _LAYER_NUMBER.sub(".*", kind.module), kind.shown)
@@ -161,10 +165,10 @@ class _Spans:
         self.columns = len(moments)
 
 
-def _roles(replayed: Replay, requests: Requests, phases: Timeline, blocks: Int64s) -> list[Role]:
-    """Roles of blocks, found with what is known of the peak: there they are the ones that `explain` prints."""
+def _finder(replayed: Replay, requests: Requests, phases: Timeline, blocks: Int64s) -> FactFinder:
+    """Knows the blocks as at the peak: there their roles are the ones that `explain` prints."""
     peak = replayed.peak_moment()
-    finder = FactFinder(
+    return FactFinder(
         replayed,
         requests,
         phases,
@@ -172,7 +176,6 @@ def _roles(replayed: Replay, requests: Requests, phases: Timeline, blocks: Int64
         live=replayed.live_at(peak),
         peak_bytes=int(replayed.allocated_bytes[peak]),
     )
-    return find_roles(finder, blocks)
 
 
 def _bytes_by_role(replayed: Replay, moments: Int64s, spans: _Spans, found: Sequence[Role]) -> dict[Role, Int64s]:

@@ -1,9 +1,11 @@
 """`ligerprof explain`: who holds the peak of a memory snapshot."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from ligerprof.analyzers.attribution_own_rules import OwnRule, read_rules
 from ligerprof.analyzers.explain import SNAPSHOT_NAME, explain
 from ligerprof.analyzers.peak import PeakReport
 from ligerprof.cli.common_options import force_option, json_option, size_option, top_option
@@ -20,6 +22,9 @@ from ligerprof.units import format_bytes
 @top_option
 @click.option("--by", type=click.Choice(VIEWS), default="role", show_default=True, help="What bytes are added up by.")
 @size_option("--max-peak", "max_peak_bytes", "Exit with 3 where the peak is higher, such as 20GiB.")
+@click.option(
+    "--rules", "rules_path", type=click.Path(exists=True, dir_okay=False), help="Own rules for roles, TOML or JSON."
+)
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page there, too.")
 @force_option
 @json_option
@@ -30,6 +35,7 @@ def command(  # noqa: PLR0913 - an argument an option
     top: int,
     by: View,
     max_peak_bytes: int | None,
+    rules_path: str | None,
     html_path: Path | None,
     force: bool,
     as_json: bool,
@@ -40,10 +46,11 @@ def command(  # noqa: PLR0913 - an argument an option
     xz; RUN is a directory that `ligerprof step` or `ligerprof.record()` wrote. Nothing in the
     file is ever run.
     """
+    rules = () if rules_path is None else read_rules(rules_path)
     if html_path is None:
-        report = explain(snapshot, device_index=device_index)
+        report = explain(snapshot, device_index=device_index, rules=rules)
     else:
-        report = _explain_on_a_page(snapshot, device_index, html_path, force=force)
+        report = _explain_on_a_page(snapshot, device_index, rules, html_path, force=force)
     if as_json:
         print_json(report.to_json())
     else:
@@ -56,7 +63,9 @@ def command(  # noqa: PLR0913 - an argument an option
         )
 
 
-def _explain_on_a_page(source: Path, device_index: int | None, html_path: Path, *, force: bool) -> PeakReport:
+def _explain_on_a_page(
+    source: Path, device_index: int | None, rules: Sequence[OwnRule], html_path: Path, *, force: bool
+) -> PeakReport:
     """Explain a snapshot, and write the page with its timeline."""
     from ligerprof.analyzers.timeline import role_timeline
     from ligerprof.reports.peak_page import render_peak_page
@@ -64,8 +73,9 @@ def _explain_on_a_page(source: Path, device_index: int | None, html_path: Path, 
     if html_path.exists() and not force:
         raise OutputError(f"{html_path}: exists. Choose another file, or add --force to overwrite it.")
     snapshot = read_snapshot(source / SNAPSHOT_NAME if source.is_dir() else source)
-    report = explain(snapshot, device_index=device_index)
-    page = render_peak_page(report, role_timeline(snapshot, report.device), source=source.name)
+    report = explain(snapshot, device_index=device_index, rules=rules)
+    timeline = role_timeline(snapshot, report.device, rules=rules)
+    page = render_peak_page(report, timeline, source=source.name)
     try:
         html_path.write_text(page, encoding="utf-8")
     except OSError as error:
