@@ -1,6 +1,6 @@
 """Read one damaged snapshot after another, as a process of its own: `python -m tests.snapshots.fuzzing FOLDER KIND N`.
 
-It knows its own memory, dies with a stack where it hangs, and says which file broke what.
+It knows its own memory, dies with a stack where it hangs, and leaves the file that broke something in the folder.
 """
 
 import faulthandler
@@ -108,7 +108,7 @@ def damage(values: dict[str, Any], kind: str, draw: random.Random) -> bytes:
 
 
 def main(folder: Path, kind: str, count: int) -> None:
-    path = folder / "damaged.pickle"
+    path = folder / "whole.pickle"
     # as they come out of a file: what is equal is one object only where it was one
     wholes = [pickle.loads(pickle.dumps(values)) for values in originals().values()]
     for whole in wholes:
@@ -116,11 +116,12 @@ def main(folder: Path, kind: str, count: int) -> None:
         assert answer(path)
         show(path)
         assert compare(path)
+    path.unlink()
     unharmed_kib = highest_kib()
     slowest, answers, compared = 0.0, 0, 0
     for number in range(count):
+        path = folder / f"{kind}-{number}.pickle"
         path.write_bytes(damage(wholes[number % len(wholes)], kind, random.Random(f"{kind} {number}")))
-        print(f"{kind} {number}", end="\r", file=sys.stderr)
         faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
         started = time.perf_counter()
         answers += answer(path)
@@ -128,6 +129,7 @@ def main(folder: Path, kind: str, count: int) -> None:
         if number % SHOWN_EVERY == 0:
             show(path)
         compared += compare(path)
+        path.unlink()
     faulthandler.cancel_dump_traceback_later()
     print(f"{answers} of {count} answered, {compared} compared, slowest {slowest:.2f} s, {highest_kib()} KiB")
     assert 0 < answers < count

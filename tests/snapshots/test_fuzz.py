@@ -20,5 +20,5 @@ def test_damaged_files_are_a_report_or_one_error_within_bounds(kind: str, count:
         cwd=REPOSITORY,
     )
 
-    assert finished.returncode == 0, finished.stderr[-5000:]
+    assert finished.returncode == 0, (finished.stderr[-5000:], list(tmp_path.iterdir()))
     print(finished.stdout)
