@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from ligerprof.cli.main import main
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.reports.plots.kinds import KINDS
+from ligerprof.reports.plots.sources import SnapshotSource, Sources
 from tests.reports.plots_data import KERNELS, ROOT, SNAPSHOTS, STEPS, row
 
 RUNNER = CliRunner()
@@ -86,7 +87,22 @@ def test_a_run_directory_is_a_cell_and_a_recording(tmp_path: Path) -> None:
     assert (code, stderr) == (0, "")
     assert {Path(path).stem for path in stdout.split()} == {"ablation", "roles", "memory", "layers-1", "layers-2"}
     drawn = (tmp_path / "out" / "memory.svg").read_text()
-    assert all(words in drawn for words in ("none", "all, ligerprof", "simulated", "backward"))
+    assert all(words in drawn for words in (">none<", ">all<", "simulated", "backward"))
+
+
+def test_recordings_are_named_by_what_tells_them_apart() -> None:
+    def named(*titles: tuple[str, ...]) -> tuple[str, ...]:
+        sources = Sources(snapshots=tuple(SnapshotSource(path=Path("x"), titles=one) for one in titles))
+        return sources.titles
+
+    ours, theirs = ("all", "all, ligerprof", "all, 4 x 8", "001"), ("all", "all, liger", "all, 4 x 8", "002")
+    larger = ("all", "all, ligerprof", "all, 16 x 8", "003")
+    assert named() == ()
+    assert named(ours, ("none", "none", "none, 4 x 8", "000")) == ("all", "none")
+    assert named(ours, theirs) == ("all, ligerprof", "all, liger")
+    assert named(ours, larger) == ("all, 4 x 8", "all, 16 x 8")
+    assert named(ours, theirs, larger) == ("001", "002", "003")
+    assert named(ours, ("mine",)) == ("all", "mine")
 
 
 def test_planes_come_from_a_recipe_without_torch(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ _BAR_INCHES = 0.19
 _TITLES: dict[Quantity, str] = {"peak": "peak allocated, GiB", "throughput": "tokens/s"}
 _BAR = {"peak": "#56b4e9", "throughput": "#e69f00"}
 _REFERENCE = "#737373"
-# room right of the longest bar for what it gains
-_ROOM = 1.7
+# a panel's room right of its longest bar, for what it gains: the same inches in one panel as in each of two
+_ROOM = {1: 1.25, 2: 1.7}
 _SMALLEST_CHANGE = 0.005
 
 
@@ -52,7 +52,7 @@ def draw_ablation(setting: Setting) -> "Figure":
         figure = new_figure(0.5 + _BAR_INCHES * len(bars))
         panels = figure.subplots(1, len(quantities), squeeze=False, sharey=True)[0]
         for axes, quantity in zip(panels, quantities, strict=True):
-            _draw_panel(axes, bars, quantity)
+            _draw_panel(axes, bars, quantity, _ROOM[len(quantities)])
         panels[0].set_yticks(range(len(bars)), [bar.label for bar in bars])
         panels[0].invert_yaxis()
         write_title(
@@ -77,13 +77,13 @@ def _bars(setting: Setting) -> list[_Bar]:
     )
 
 
-def _draw_panel(axes: "Axes", bars: Sequence[_Bar], quantity: Quantity) -> None:
+def _draw_panel(axes: "Axes", bars: Sequence[_Bar], quantity: Quantity, room: float) -> None:
     values = [value_of(bar.cell, quantity) or 0.0 for bar in bars]
     colors = [_REFERENCE if bar.reference else _BAR[quantity] for bar in bars]
     axes.barh(range(len(bars)), values, height=0.72, color=colors)
     base = next(value for value, bar in zip(values, bars, strict=True) if bar.reference)
     axes.axvline(base, color=RULE, linewidth=0.8, linestyle=(0, (1, 1.5)))
-    longest = _ROOM * max(values)
+    longest = room * max(values)
     for place, (bar, value) in enumerate(zip(bars, values, strict=True)):
         if not bar.reference:
             axes.text(longest, place, _percent(value / base - 1), ha="right", va="center")

@@ -165,5 +165,5 @@ def _draw_limit(axes: "Axes", setting: Setting) -> float:
     if len(limits) != 1:
         return 0.0
     limit = limits.pop() / GIB
-    axes.axhline(limit, color=RULE, linewidth=0.9, linestyle=(0, (6, 3)), label=f"limit, {limit:.4g} GiB reserved")
+    axes.axhline(limit, color=RULE, linewidth=0.9, linestyle=(0, (6, 3)), label=f"limit, {limit:.3g} GiB reserved")
     return limit

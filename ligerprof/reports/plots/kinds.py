@@ -23,12 +23,10 @@ from ligerprof.reports.plots.series import (
     name_settings,
     split_settings,
 )
-from ligerprof.reports.plots.sources import SnapshotSource, Sources
+from ligerprof.reports.plots.sources import Sources
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from ligerprof.analyzers.peak import PeakReport
 
 # where the closed form is asked for planes: doublings, which a doubling axis shows evenly
 _BATCHES = tuple(2**power for power in range(8))
@@ -149,28 +147,25 @@ def _memory(given: PlotInput) -> Iterator[Drawn]:
     from ligerprof.snapshots.reader import read_snapshot
 
     recordings = []
-    for source in given.sources.snapshots:
+    for title, source in zip(given.sources.titles, given.sources.snapshots, strict=True):
         snapshot = read_snapshot(source.path)
         timeline = role_timeline(snapshot, explain(snapshot).device)
         if has_step(timeline):
-            recordings.append(Recording(title=source.title, timeline=timeline))
+            recordings.append(Recording(title=title, timeline=timeline))
     if recordings:
         yield Drawn(name="memory", figure=draw_memory(recordings, f"Memory over one step{_origins(given)}"))
 
 
 def _layers(given: PlotInput) -> Iterator[Drawn]:
-    found = [(source, report) for source, report in _explained(given) if layer_breakdowns(report)]
-    for number, (source, report) in enumerate(found, start=1):
-        sentence = f"The peak layer by layer: {source.title}{f', {source.origin}' if source.origin else ''}"
-        name = _file_name("layers", str(number) if len(found) > 1 else "")
-        yield Drawn(name=name, figure=draw_layers(report, sentence))
-
-
-def _explained(given: PlotInput) -> "Iterator[tuple[SnapshotSource, PeakReport]]":
     from ligerprof.analyzers.explain import explain
 
-    for source in given.sources.snapshots:
-        yield source, explain(source.path)
+    sources = given.sources
+    explained = [(title, one, explain(one.path)) for title, one in zip(sources.titles, sources.snapshots, strict=True)]
+    found = [(title, one, report) for title, one, report in explained if layer_breakdowns(report)]
+    for number, (title, one, report) in enumerate(found, start=1):
+        sentence = ", ".join(filter(None, (f"The peak layer by layer: {title}", one.origin)))
+        name = _file_name("layers", str(number) if len(found) > 1 else "")
+        yield Drawn(name=name, figure=draw_layers(report, sentence))
 
 
 def _origins(given: PlotInput) -> str:

@@ -67,7 +67,7 @@ def _draw_panel(axes: "Axes", recipe: TrainingRecipe, axis: Axis, sizes: Sequenc
     axes.plot(sizes, checkpoints, label="checkpoints", **_CHECKPOINTS.arguments())
     if recipe.memory_limit_bytes is not None:
         limit = recipe.memory_limit_bytes / GIB
-        axes.axhline(limit, color=RULE, linewidth=0.9, linestyle=(0, (6, 3)), label=f"limit, {limit:.4g} GiB")
+        axes.axhline(limit, color=RULE, linewidth=0.9, linestyle=(0, (6, 3)), label=f"limit, {limit:.3g} GiB")
     mark_sizes(axes, sizes, width_inches=_AXES_INCHES)
     constant = f"at sequence {recipe.seq}" if axis == "batch" else f"at batch {recipe.batch}"
     axes.set_xlabel(f"{AXIS_TITLES[axis]}, {constant}")

@@ -133,7 +133,7 @@ def _stack(axes: "Axes", bars: Sequence[RolesBar]) -> None:
         axes.barh(places, sizes, height=0.82, left=left, label=piece.label, **piece.look.arguments())
         left += sizes
     for place, total in zip(places, left, strict=True):
-        axes.annotate(f"{total:.1f}", (total, place), textcoords="offset points", xytext=(3, 0), va="center")
+        axes.annotate(f"{total:.3g}", (total, place), textcoords="offset points", xytext=(3, 0), va="center")
     axes.set_xlim(0, _ROOM * left.max() or 1.0)
     axes.set_yticks(places, [_bar_title(bars, number) for number in range(len(bars))])
     axes.tick_params(axis="y", length=0)

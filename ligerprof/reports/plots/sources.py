@@ -20,12 +20,12 @@ class SnapshotSource:
     """A recording, not read yet.
 
     Attributes:
-        title: short, for a panel; what ran, or the file's name.
+        titles: what to call it, shorter ones first.
         origin: how it came about, where the folder says so.
     """
 
     path: Path
-    title: str
+    titles: tuple[str, ...]
     origin: str = ""
 
 
@@ -36,6 +36,17 @@ class Sources:
     cells: tuple[Cell, ...] = ()
     snapshots: tuple[SnapshotSource, ...] = ()
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The shortest names that tell the recordings apart; the last ones where none do."""
+        longest = max((len(source.titles) for source in self.snapshots), default=0)
+        names: tuple[str, ...] = ()
+        for level in range(longest):
+            names = tuple(source.titles[min(level, len(source.titles) - 1)] for source in self.snapshots)
+            if len(set(names)) == len(names):
+                break
+        return names
 
 
 def read_sources(paths: Iterable[Path]) -> Sources:
@@ -62,7 +73,7 @@ def read_sources(paths: Iterable[Path]) -> Sources:
             else:
                 cell_files.append(path)
         else:
-            snapshots.append(SnapshotSource(path=path, title=path.name.partition(".")[0]))
+            snapshots.append(SnapshotSource(path=path, titles=(path.name.partition(".")[0],)))
     return Sources(
         cells=(*read_cells(cell_files), *runs),
         snapshots=tuple(snapshots),
@@ -78,12 +89,14 @@ def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
             raise ResultFormatError(
                 f"{path}: neither {RESULTS_NAME} nor {RESULT} nor {SNAPSHOT_NAME} in it. Give a sweep or a run."
             )
-        return [], [SnapshotSource(path=snapshot, title=path.name)]
+        return [], [SnapshotSource(path=snapshot, titles=(path.name,))]
     cell = cell_from_json(read_result(path), str(path / RESULT))
     recipe = cell.recipe
-    title = ", ".join([kernel_set(recipe), *([recipe.provider] if recipe.kernels else [])])
+    kernels = kernel_set(recipe)
+    whose = f"{kernels}, {recipe.provider}" if recipe.kernels else kernels
+    titles = (kernels, whose, f"{kernels}, {recipe.batch} x {recipe.seq}", path.name)
     origin = cell.figures.backend if cell.figures is not None else ""
-    recording = [SnapshotSource(path=snapshot, title=title, origin=origin)] if snapshot.exists() else []
+    recording = [SnapshotSource(path=snapshot, titles=titles, origin=origin)] if snapshot.exists() else []
     return [cell], recording
 
 
