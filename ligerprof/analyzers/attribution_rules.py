@@ -176,6 +176,12 @@ RULES: tuple[Rule, ...] = (
         stack=_LINEAR,
         has=(Trait.HALF_WEIGHT_SIZED, Trait.CAST_ARGUMENT),
     ),
+    # the same, made by a kernel that takes in a linear layer
+    Rule(
+        role=Role.WEIGHT_CASTS,
+        stack=r"\A\S*ligerprof/kernels/gated/triton\.py:gated_linear$",
+        has=(Trait.HALF_WEIGHT_SIZED,),
+    ),
     # the loss in forward
     Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_LOSS),
     Rule(role=Role.SHIFT_LOGITS, phases=(_FORWARD,), has=(Trait.IN_LOSS_AREA, Trait.SHIFTED_PLANE_SIZED)),
