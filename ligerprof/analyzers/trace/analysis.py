@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Numbers, Trace, read_trace
 from ligerprof.analyzers.trace.gaps import CAUSES, SIZE_BOUNDS_US, Gaps, find_gaps, launching_calls
 from ligerprof.analyzers.trace.host import HostLayer, calls_of_layer, host_layers
-from ligerprof.analyzers.trace.intervals import Times, clip, length, union
+from ligerprof.analyzers.trace.intervals import Times, clip, length, places_of_each, union
 from ligerprof.analyzers.trace.kernel_classes import KernelClass, kernel_class
 from ligerprof.analyzers.trace.phases import PHASES, WorkPhase, work_phases
 from ligerprof.analyzers.trace.report import (
@@ -80,7 +80,7 @@ class _Analysis:
             source=trace.source,
             window_seconds=_seconds(self._window[1] - self._window[0]),
             steps=tuple(trace.names[name] for name in self._steps.names),
-            devices=tuple(self._device_use(int(device)) for device in np.unique(self._work.places)),
+            devices=tuple(self._device_use(*device) for device in places_of_each(self._work.places)),
             launches=self._launch_calls(),
             classes=self._classes(),
             phases=None if phases is None else self._phases(phases),
@@ -89,26 +89,29 @@ class _Analysis:
             notes=tuple(self._notes()),
         )
 
-    def _device_use(self, device: int) -> DeviceUse:
-        mine = self._work.places == device
-        kernels = mine & (self._work.kinds == KERNEL)
-        # the indices of `find_gaps` are into the work it is given
-        index = np.flatnonzero(mine)
-        gaps = find_gaps(self._work.where(mine), self._launches[mine], self._trace.calls, self._window)
+    def _device_use(self, device: int, index: Numbers) -> DeviceUse:
+        """What one device did.
+
+        Args:
+            index: where its work is.
+        """
+        work = self._work.where(index)
+        kernels = index[work.kinds == KERNEL]
+        gaps = find_gaps(work, self._launches[index], self._trace.calls, self._window)
         return DeviceUse(
             device=device,
-            streams=len(np.unique(self._work.streams[mine])),
-            kernels=int(kernels.sum()),
-            copies=int((mine & ~kernels).sum()),
+            streams=len(np.unique(work.streams)),
+            kernels=len(kernels),
+            copies=len(index) - len(kernels),
             busy_seconds=self._busy(kernels),
-            occupied_seconds=self._busy(mine),
+            occupied_seconds=self._busy(index),
             gaps=tuple(_gap_groups(gaps)),
             largest_gaps=tuple(self._largest_gaps(gaps, index)),
         )
 
-    def _busy(self, chosen: Mask) -> float:
+    def _busy(self, index: Numbers) -> float:
         starts, ends = self._spans
-        return _seconds(length(union(starts[chosen], ends[chosen])))
+        return _seconds(length(union(starts[index], ends[index])))
 
     def _largest_gaps(self, gaps: Gaps, index: Numbers) -> Iterator[LargeGap]:
         for gap in np.argsort(-gaps.sizes, kind="stable")[:_LARGEST_GAPS]:
@@ -211,12 +214,14 @@ def _operator_names(trace: Trace, work: Events) -> Numbers:
 
 def _main_operators(group: Numbers, operators: Numbers, microseconds: Times, groups: int) -> Numbers:
     """Of each group the operator with the most time."""
-    pairs, index = np.unique(np.stack((group, operators)), axis=1, return_inverse=True)
-    times = np.bincount(index.ravel(), weights=microseconds)
+    # one number for each pair; ABSENT is -1
+    width = int(operators.max()) + 2
+    pairs, index = np.unique(group * width + operators - ABSENT, return_inverse=True)
+    times = np.bincount(index, weights=microseconds)
     main = np.full(groups, ABSENT)
     # the largest time is written last
     order = np.argsort(times, kind="stable")
-    main[pairs[0][order]] = pairs[1][order]
+    main[pairs[order] // width] = pairs[order] % width + ABSENT
     return main
 
 

@@ -25,6 +25,8 @@ _MOST_ROWS = 10_000_000
 _MOST_UNUSABLE = 1_000_000
 _MOST_NAMES = 100_000
 _LONGEST_NAME = 1000
+# all beyond count as one
+_MOST_DEVICES = 256
 _MORE_NAMES = "(more names)"
 _LARGEST_NUMBER = 2**62
 
@@ -209,7 +211,7 @@ class _Collector:
     ) -> None:
         stream, kind = 0, PLAIN
         if table is Table.GPU_WORK:
-            place = _number(args.get("device", entry.get("pid")), 0)
+            place = min(_number(args.get("device", entry.get("pid")), 0), _MOST_DEVICES)
             stream = _number(args.get("stream", entry.get("tid")), 0)
             kind = KERNEL if entry["cat"].lower() == "kernel" else COPY
         else:

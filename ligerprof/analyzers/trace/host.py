@@ -4,10 +4,9 @@ import re
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.trace.events import ABSENT, PLAIN, RECORDED, Events, Numbers, Trace
-from ligerprof.analyzers.trace.intervals import NOTHING, Spans, clip, joined, length, union
+from ligerprof.analyzers.trace.intervals import NOTHING, Spans, clip, joined, length, places_of_each, union
 
 
 class HostLayer(str, Enum):
@@ -62,19 +61,19 @@ def calls_of_layer(trace: Trace, layer: HostLayer) -> Events:
     return trace.calls.where(_call_layers(trace) == list(HostLayer).index(layer))
 
 
-def backward_spans(trace: Trace, thread: int) -> Spans:
-    """When a thread ran nodes of backward."""
-    return _spans_of(trace.operators, thread, np.isin(trace.operators.names, _matching(trace, _BACKWARD)))
+def backward_spans(trace: Trace) -> dict[int, Spans]:
+    """When each thread ran nodes of backward."""
+    return _spans_by_thread(trace.operators.where(np.isin(trace.operators.names, _matching(trace, _BACKWARD))))
 
 
-def recording_spans(trace: Trace, thread: int) -> Spans:
-    """When a thread ran operators that left nodes for backward: the forward pass, or its recomputation."""
-    return _spans_of(trace.operators, thread, trace.operators.kinds == RECORDED)
+def recording_spans(trace: Trace) -> dict[int, Spans]:
+    """When each thread ran operators that left nodes for backward: the forward pass, or its recomputation."""
+    return _spans_by_thread(trace.operators.where(trace.operators.kinds == RECORDED))
 
 
-def optimizer_spans(trace: Trace, thread: int) -> Spans:
-    """When a thread ran an optimizer, as torch annotates it."""
-    return _spans_of(trace.annotations, thread, np.isin(trace.annotations.names, _matching(trace, _OPTIMIZER)))
+def optimizer_spans(trace: Trace) -> dict[int, Spans]:
+    """When each thread ran an optimizer, as torch annotates it."""
+    return _spans_by_thread(trace.annotations.where(np.isin(trace.annotations.names, _matching(trace, _OPTIMIZER))))
 
 
 def _spans_by_layer(trace: Trace, threads: Numbers, window: tuple[float, float]) -> dict[HostLayer, Spans]:
@@ -114,6 +113,7 @@ def _union_of(events: Events, window: tuple[float, float]) -> Spans:
     return union(*clip(events.starts, events.ends, window))
 
 
-def _spans_of(events: Events, thread: int, chosen: npt.NDArray[np.bool_]) -> Spans:
-    chosen = chosen & (events.places == thread)
-    return union(events.starts[chosen], events.ends[chosen])
+def _spans_by_thread(events: Events) -> dict[int, Spans]:
+    return {
+        thread: union(events.starts[indices], events.ends[indices]) for thread, indices in places_of_each(events.places)
+    }

@@ -1,5 +1,7 @@
 """Unions of spans of time: what a device or a host was busy for, however many spans overlap."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -7,6 +9,14 @@ Times = npt.NDArray[np.float64]
 Spans = tuple[Times, Times]
 
 NOTHING: Spans = (np.empty(0), np.empty(0))
+
+
+def places_of_each(keys: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Every key, rising, with the indices where it stands: one sort, however many keys there are."""
+    order = np.argsort(keys, kind="stable")
+    for indices in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
+        if len(indices):
+            yield int(keys[indices[0]]), indices
 
 
 def clip(starts: Times, ends: Times, window: tuple[float, float]) -> Spans:

@@ -3,11 +3,10 @@
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.trace.events import ABSENT, Numbers, Trace
 from ligerprof.analyzers.trace.host import backward_spans, optimizer_spans, recording_spans
-from ligerprof.analyzers.trace.intervals import contains
+from ligerprof.analyzers.trace.intervals import NOTHING, contains, places_of_each
 
 
 class WorkPhase(str, Enum):
@@ -21,6 +20,8 @@ class WorkPhase(str, Enum):
 
 
 PHASES = tuple(WorkPhase)
+# work that only a span can tell from forward
+_TOLD = [PHASES.index(phase) for phase in (WorkPhase.BACKWARD, WorkPhase.RECOMPUTATION, WorkPhase.OPTIMIZER)]
 
 
 def work_phases(trace: Trace, launches: Numbers) -> Numbers | None:
@@ -30,21 +31,16 @@ def work_phases(trace: Trace, launches: Numbers) -> Numbers | None:
     operator that leaves nodes for backward itself. What it launches outside of such operators
     counts as backward.
     """
-    launched = launches != ABSENT
-    threads = np.where(launched, trace.calls.places[launches], ABSENT) if len(trace.calls) else launches
-    moments = np.where(launched, trace.calls.starts[launches], 0.0) if len(trace.calls) else np.zeros(len(launches))
-    phases = np.where(launched, PHASES.index(WorkPhase.FORWARD), PHASES.index(WorkPhase.UNKNOWN))
-    any_span = False
-    for thread in np.unique(threads[launched]):
-        mine = threads == thread
-        in_backward, in_recording, in_optimizer = _inside(trace, int(thread), moments)
-        phases[mine & in_backward] = PHASES.index(WorkPhase.BACKWARD)
-        phases[mine & in_backward & in_recording] = PHASES.index(WorkPhase.RECOMPUTATION)
-        phases[mine & in_optimizer] = PHASES.index(WorkPhase.OPTIMIZER)
-        any_span = any_span or bool((mine & (in_backward | in_optimizer)).any())
-    return phases if any_span else None
-
-
-def _inside(trace: Trace, thread: int, moments: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.bool_], ...]:
-    spans = (backward_spans, recording_spans, optimizer_spans)
-    return tuple(contains(find(trace, thread), moments) for find in spans)
+    phases = np.where(launches == ABSENT, PHASES.index(WorkPhase.UNKNOWN), PHASES.index(WorkPhase.FORWARD))
+    launched = np.flatnonzero(launches != ABSENT)
+    calls = launches[launched]
+    backward, recording, optimizer = backward_spans(trace), recording_spans(trace), optimizer_spans(trace)
+    for thread, indices in places_of_each(trace.calls.places[calls]):
+        moments, mine = trace.calls.starts[calls[indices]], launched[indices]
+        in_backward, in_recording, in_optimizer = (
+            contains(spans.get(thread, NOTHING), moments) for spans in (backward, recording, optimizer)
+        )
+        phases[mine[in_backward]] = PHASES.index(WorkPhase.BACKWARD)
+        phases[mine[in_backward & in_recording]] = PHASES.index(WorkPhase.RECOMPUTATION)
+        phases[mine[in_optimizer]] = PHASES.index(WorkPhase.OPTIMIZER)
+    return phases if np.isin(phases, _TOLD).any() else None

@@ -88,6 +88,22 @@ def test_one_endless_text_is_refused(tmp_path: Path) -> None:
     assert "no whole value within 16.0 MiB" in outcome_in_bounds(path)
 
 
+def test_as_many_threads_devices_and_names_as_events_take_no_longer(tmp_path: Path) -> None:
+    entries: list[Entry] = []
+    for index in range(20_000):
+        start, tid = index * 10, index + 1000
+        node = "autograd::engine::evaluate_function: Some"
+        entries += [
+            step(start, 10, index),
+            operator(start, 8, f"{node}{index}Backward0", tid=tid, **{"External id": index}),
+            call(start + 1, 2, index, tid=tid),
+            kernel(start + 4, 3, f"kernel_{index}", device=index, correlation=index, **{"External id": index}),
+        ]
+    path = write(tmp_path / "wide.json", *entries)
+
+    assert outcome_in_bounds(path, seconds=20) == "a report"
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
 def test_packed_data_that_is_cut_short_or_damaged_is_one_line(pack: Any, tmp_path: Path) -> None:
     packed = pack(json.dumps({"traceEvents": GOOD * 400}).encode())
