@@ -74,7 +74,7 @@ class KernelSpec:
     """One kernel of one provider.
 
     Attributes:
-        name: the word in `--liger`.
+        name: the word in `--liger`, or that of a kernel that does more than its slot's own (selection.WIDER_KERNELS).
         provider: whose it is.
         title: one line for `ligerprof kernels`.
         entry: `module:function`, the callable that takes and returns tensors.
