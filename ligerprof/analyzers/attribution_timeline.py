@@ -43,6 +43,7 @@ class Timeline:
         steps: training step of each event where stamps say so, else 0.
         stamped: whether our own stamps said it.
         last_pause: the last event of an optimizer step, or outside of steps, that a forward pass follows; -1 for none.
+        optimizer_moments: where optimizer steps began as annotations say, those that moved no memory too.
     """
 
     codes: Codes
@@ -50,6 +51,7 @@ class Timeline:
     steps: Codes
     stamped: bool
     last_pause: int
+    optimizer_moments: Codes
 
     def phase_at(self, event: int) -> Phase | None:
         """The phase of an event; None before the recording or where it is unknown."""
@@ -74,6 +76,14 @@ class Timeline:
             chosen &= self.steps == step
         return np.flatnonzero(chosen).astype(np.int64)
 
+    def optimizer_begins(self, step: int | None = None) -> Codes:
+        """Moments at which annotated optimizer steps began, those of one stamped step or all."""
+        begins = self.optimizer_moments
+        if step is None:
+            return begins
+        chosen: Codes = begins[np.append(0, self.steps)[begins] == step]
+        return chosen
+
     @property
     def last_run(self) -> int:
         """Number of the run that the recording ends in."""
@@ -82,21 +92,26 @@ class Timeline:
 
 def make_timeline(replayed: Replay, requests: Requests, annotations: Sequence[Mapping[str, Any]]) -> Timeline:
     """Work out the phases of a replayed device's events."""
+    ranges = list(_annotated_ranges(replayed, annotations))
     stamped = _from_stamps(replayed.trace)
     if stamped is not None:
         codes, steps = stamped
-        return _timeline(codes, steps, stamped=True)
-    codes = _from_stacks(replayed, requests)
-    _annotate(codes, replayed, annotations)
-    return _timeline(codes, np.zeros(len(codes), dtype=np.int64), stamped=False)
-
-
-def _timeline(codes: Codes, steps: Codes, *, stamped: bool) -> Timeline:
+    else:
+        codes = _from_stacks(replayed, requests)
+        steps = np.zeros(len(codes), dtype=np.int64)
+        for phase, start, stop in ranges:
+            codes[start:stop] = _CODES[phase]
     forward = np.flatnonzero(codes == _CODES[Phase.FORWARD])
     pauses = np.flatnonzero((codes == _CODES[Phase.OPTIMIZER]) | (codes == _CODES[Phase.OUTSIDE]))
     followed = pauses[pauses < forward[-1]] if len(forward) else pauses[:0]
-    last_pause = int(followed[-1]) if len(followed) else _UNKNOWN
-    return Timeline(codes=codes, runs=_runs(codes, steps), steps=steps, stamped=stamped, last_pause=last_pause)
+    return Timeline(
+        codes=codes,
+        runs=_runs(codes, steps),
+        steps=steps,
+        stamped=stamped is not None,
+        last_pause=int(followed[-1]) if len(followed) else _UNKNOWN,
+        optimizer_moments=np.array([start for phase, start, _ in ranges if phase is Phase.OPTIMIZER], dtype=np.int64),
+    )
 
 
 def _from_stamps(trace: Trace) -> tuple[Codes, Codes] | None:
@@ -130,16 +145,18 @@ def _from_stacks(replayed: Replay, requests: Requests) -> Codes:
     return _join_loss(_carried_on(codes))
 
 
-def _annotate(codes: Codes, replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> None:
-    """Mark the events between the annotations that torch's optimizers leave."""
-    ranges = list(_optimizer_ranges(annotations, replayed.device))
-    if not ranges:
+def _annotated_ranges(replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Phase, int, int]]:
+    """The events between the annotations that torch's optimizers leave, also where there are none between them."""
+    times_of_ranges = list(_optimizer_ranges(annotations, replayed.device))
+    if not times_of_ranges or not len(replayed.trace):
         return
     # clocks of several threads may run back a little; ranges are cut out of the rising times
     stated = replayed.trace.numbers("time_us")
     times = np.maximum.accumulate(np.where(stated < _TIME_LIMIT_US, stated, 0))
-    for phase, start, end in ranges:
-        codes[np.searchsorted(times, start, "left") : np.searchsorted(times, end, "right")] = _CODES[phase]
+    for phase, start, end in times_of_ranges:
+        # annotations outlive the events that a full ring drops
+        if end >= times[0]:
+            yield phase, int(np.searchsorted(times, start, "left")), int(np.searchsorted(times, end, "right"))
 
 
 def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> Iterator[tuple[Phase, int, int]]:

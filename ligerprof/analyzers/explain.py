@@ -12,7 +12,7 @@ from ligerprof.analyzers.attribution_own_rules import OwnRule
 from ligerprof.analyzers.attribution_timeline import Timeline
 from ligerprof.analyzers.oom import judge_out_of_memory
 from ligerprof.analyzers.peak import BlockGroup, PeakReport
-from ligerprof.analyzers.steps import growth, step_peaks
+from ligerprof.analyzers.steps import growth, step_begins, step_peaks
 from ligerprof.analyzers.whatif import Window, what_if
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.roles import STEP_PHASES, Phase, Role
@@ -65,7 +65,7 @@ def _explain(snapshot: Snapshot, device_index: int | None, step: int | None, rul
         blocks=_groups(owners),
         phases=_phase_peaks(attribution.timeline, replayed, step),
         peak_phase=_phase_of_moment(attribution.timeline, moment),
-        notes=(*notes, *_notes(replayed), *_out_of_memory_note(answers)),
+        notes=(*notes, *_notes(replayed, attribution.timeline), *_out_of_memory_note(answers)),
         answers=answers,
     )
 
@@ -125,25 +125,24 @@ def _window(timeline: Timeline, step: int | None, source: str) -> Window:
         return slice(None)
     if not timeline.stamped:
         raise SnapshotFormatError(f"{source}: its events have no steps. `ligerprof step` writes snapshots that do.")
-    window = np.unique(np.concatenate([_moments(timeline.events_of(phase, step)) for phase in STEP_PHASES]))
+    window = np.unique(np.concatenate([each for phase in STEP_PHASES for each in _moments(timeline, phase, step)]))
     if not len(window):
         raise SnapshotFormatError(f"{source}: no event of step {step} in it. Record that step.")
     return window
 
 
-def _moments(events: Int64s) -> Int64s:
-    """The moments before and after each event: what was held when a phase began belongs to it."""
-    return np.concatenate([events, events + 1])
+def _moments(timeline: Timeline, phase: Phase, step: int | None) -> list[Int64s]:
+    """The moments of a phase: what was held when an event of it came belongs to it, and when a silent one began."""
+    events = timeline.events_of(phase, step)
+    return [events, events + 1, *([timeline.optimizer_begins(step)] if phase is Phase.OPTIMIZER else [])]
 
 
 def _phase_peaks(timeline: Timeline, replayed: Replay, step: int | None) -> dict[Phase, int]:
     peaks = {}
     for phase in STEP_PHASES:
-        events = timeline.events_of(phase, step)
-        if len(events):
-            # what was held when a phase began belongs to it
-            before, after = replayed.allocated_bytes[events], replayed.allocated_bytes[events + 1]
-            peaks[phase] = max(int(before.max()), int(after.max()))
+        held = [replayed.allocated_bytes[moments] for moments in _moments(timeline, phase, step) if len(moments)]
+        if held:
+            peaks[phase] = max(int(each.max()) for each in held)
     return peaks
 
 
@@ -172,14 +171,17 @@ def _groups(owners: list[Owner]) -> tuple[BlockGroup, ...]:
     return tuple(sorted(groups, key=lambda group: -group.size_bytes))
 
 
-def _notes(replayed: Replay) -> list[str]:
+def _notes(replayed: Replay, timeline: Timeline) -> list[str]:
     notes = []
     if not replayed.complete:
         before = int(replayed.allocated_bytes[0])
+        # every older block was an event at least
         least = replayed.last_moment + len(replayed.older_blocks)
+        lengths = np.diff(step_begins(timeline))
         notes.append(
             f"the recording does not reach back to an empty device: {format_bytes(before)} were allocated before its"
             f" first event; record from the start, with a max_entries of more than {least}"
+            + (f" ({int(lengths.max())} for every step more)" if len(lengths) else "")
         )
     if not replayed.verified:
         notes.append(

@@ -1,7 +1,7 @@
 """Split a recording into training steps: each one's highest moments, and what they leave behind."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -33,7 +33,19 @@ def step_peaks(timeline: Timeline, replayed: Replay) -> tuple[StepPeaks, ...]:
         if phase in STEP_PHASES and number:
             peaks[number][phase] = max(size_bytes, peaks[number].get(phase, 0))
         before = phase
+    for number, size_bytes in _quiet_optimizer_steps(timeline, replayed):
+        peaks[number][Phase.OPTIMIZER] = max(size_bytes, peaks[number].get(Phase.OPTIMIZER, 0))
     return tuple(StepPeaks(step=number, phases=_in_order(phases)) for number, phases in sorted(peaks.items()))
+
+
+def _quiet_optimizer_steps(timeline: Timeline, replayed: Replay) -> Iterator[tuple[int, int]]:
+    """Step and allocated bytes where an optimizer step began: a fused one's may move no memory."""
+    begins = step_begins(timeline)
+    for moment in timeline.optimizer_moments.tolist():
+        stamped = int(timeline.steps[moment - 1]) if moment else 0
+        number = stamped if timeline.stamped else int(np.searchsorted(begins, moment, "right"))
+        if number:
+            yield number, int(replayed.allocated_bytes[moment])
 
 
 def growth(timeline: Timeline, replayed: Replay, owners: Sequence[Owner]) -> Growth | None:
@@ -42,7 +54,7 @@ def growth(timeline: Timeline, replayed: Replay, owners: Sequence[Owner]) -> Gro
     Args:
         owners: of the blocks at the peak, among which the one to name is looked for.
     """
-    ends = _step_begins(timeline)
+    ends = step_begins(timeline)
     if len(ends) < _LEAST_STEPS:
         return None
     rises = np.diff(replayed.allocated_bytes[ends])[1:]
@@ -70,7 +82,7 @@ def _runs(timeline: Timeline) -> tuple[Int64s, Int64s]:
     return starts, np.append(starts[1:], len(runs))
 
 
-def _step_begins(timeline: Timeline) -> Int64s:
+def step_begins(timeline: Timeline) -> Int64s:
     """The moments before each forward pass that follows no pass of its own step."""
     starts, _ = _runs(timeline)
     phases = [timeline.phase_at(start) for start in starts.tolist()]

@@ -1,3 +1,5 @@
+import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +8,8 @@ import pytest
 from ligerprof.analyzers.explain import explain
 from ligerprof.reports.peak import answer_lines
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from ligerprof.snapshots.replay import replay
 from ligerprof.snapshots.stamp import Stamp
 from tests.snapshots.programs import MIB, SlowAllocator
 
@@ -119,3 +122,36 @@ def test_free_memory_in_pieces_is_fragmentation() -> None:
     assert verdict.fragmented
     assert set(verdict.pins[0].roles) == {Role.PARAMETERS}
     assert "fragmentation; PYTORCH_CUDA_ALLOC_CONF" in "\n".join(answer_lines(report))
+
+
+@pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "small-sgd-accum", "stamped-amp-ckpt-4x1024", "small-late"])
+def test_an_optimizer_step_that_moves_nothing_has_its_peak_too(name: str) -> None:
+    snapshot = read_snapshot(RECORDINGS / f"{name}.pickle.xz")
+    replayed = replay(snapshot, 0)
+    began = [
+        note["time_us"]
+        for note in snapshot.annotations
+        if note["name"].startswith("Optimizer.step#") and note["stage"] == "START"
+    ]
+    before = [sum(event["time_us"] < time for event in snapshot.trace_of(0)) for time in began]
+
+    report = explain(snapshot)
+
+    last = report.answers.steps[-1]
+    assert last.phases[Phase.OPTIMIZER] == replayed.allocated_bytes[before[-1]]
+    assert report.phases[Phase.OPTIMIZER] >= max(replayed.allocated_bytes[moment] for moment in before)
+
+
+@pytest.mark.parametrize("kept", [900, 2000])
+def test_a_ring_that_lost_its_beginning_says_what_would_have_held_it(kept: int) -> None:
+    snapshot = read_snapshot(RECORDINGS / "small-streams.pickle.xz")
+    events = list(snapshot.trace_of(0))
+    lost = dataclasses.replace(snapshot, device_traces=[events[-kept:]])
+
+    report = explain(lost)
+
+    found = re.search(r"were allocated before .*max_entries of more than (\d+)", " ".join(report.notes))
+    assert found
+    assert not report.complete
+    # the least that can be known: never more than it took, and more than there was
+    assert kept < int(found.group(1)) <= len(events)
