@@ -23,6 +23,12 @@ class Comparison:
     columns: tuple[Figures, ...]
     reference: int
 
+    @property
+    def is_of_one_step(self) -> bool:
+        """Whether all figures are of one step and some predict it: then what differs is an error."""
+        predicted = any(column.backend in ("estimated", "simulated") for column in self.columns)
+        return predicted and len({column.file for column in self.columns}) == 1
+
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof compare --json`: each column with its distance from the reference."""
         against = self.columns[self.reference]

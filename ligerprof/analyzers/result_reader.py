@@ -31,6 +31,11 @@ class Figures:
     phases: Mapping[Phase, int]
     roles: MemoryBreakdown
 
+    @property
+    def file(self) -> str:
+        """The source without what tells its parts apart, as in `runs/001 (estimate)`."""
+        return self.source.partition(" (")[0]
+
     def to_json(self) -> dict[str, Any]:
         """An entry of `columns` in the comparison's JSON."""
         return {

@@ -20,11 +20,12 @@ def render_comparison(comparison: Comparison) -> "RenderableType":
     columns = tuple(zip(titles, comparison.columns, strict=True))
     phases = [PhasesColumn(title=title, phases=item.phases, peak_bytes=item.peak_bytes) for title, item in columns]
     roles = [RolesColumn(title=title, roles=item.roles) for title, item in columns]
+    distance = "error" if comparison.is_of_one_step else "difference"
     return Group(
         *(Text(f"{title}: {item.source}") for title, item in columns),
-        Text(f"error: against {titles[comparison.reference]}"),
-        phases_table(phases, reference=comparison.reference),
-        roles_table(roles, reference=comparison.reference),
+        Text(f"{distance}: against {titles[comparison.reference]}"),
+        phases_table(phases, reference=comparison.reference, distance=distance),
+        roles_table(roles, reference=comparison.reference, distance=distance),
     )
 
 
@@ -40,4 +41,4 @@ def column_titles(comparison: Comparison) -> list[str]:
 
 
 def _short_name(column: Figures) -> str:
-    return Path(column.source.partition(" (")[0]).name.partition(".")[0]
+    return Path(column.file).name.partition(".")[0]

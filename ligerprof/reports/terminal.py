@@ -59,15 +59,16 @@ def console(file: IO[str] | None = None) -> "Console":
     return Console(file=target, width=width, highlight=False, soft_wrap=False)
 
 
-def roles_table(columns: Sequence[RolesColumn], *, reference: int | None = None) -> "Table":
+def roles_table(columns: Sequence[RolesColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
     """Tabulate bytes by role in MiB, roles that are zero in every column left out.
 
     One column has its share of the total beside it; of several, each but the reference has
-    its error in percent.
+    its distance from that one in percent.
 
     Args:
         columns: at least one.
-        reference: index of the column that errors are taken against; None is the first.
+        reference: index of the column that the others are held against; None is the first.
+        distance: what to call that.
     """
     rows: list[tuple[str, tuple[int | None, ...]]] = [
         (role.value, tuple(column.roles[role] for column in columns))
@@ -75,14 +76,14 @@ def roles_table(columns: Sequence[RolesColumn], *, reference: int | None = None)
         if any(column.roles[role] for column in columns)
     ]
     total = ("total", tuple(column.roles.total_bytes for column in columns))
-    return _figures_table("role", [column.title for column in columns], [*rows, total], reference)
+    return _figures_table("role", [column.title for column in columns], [*rows, total], reference, distance)
 
 
-def phases_table(columns: Sequence[PhasesColumn], *, reference: int | None = None) -> "Table":
-    """Tabulate each phase's highest bytes in MiB, the step's peak below them, errors as in `roles_table`."""
+def phases_table(columns: Sequence[PhasesColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
+    """Tabulate each phase's highest bytes in MiB, the step's peak below them, distances as in `roles_table`."""
     rows = [(phase.value, tuple(column.phases.get(phase) for column in columns)) for phase in STEP_PHASES]
     peak = ("peak", tuple(column.peak_bytes for column in columns))
-    return _figures_table("phase", [column.title for column in columns], [*rows, peak], reference)
+    return _figures_table("phase", [column.title for column in columns], [*rows, peak], reference, distance)
 
 
 def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
@@ -104,11 +105,15 @@ def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
 
 
 def _figures_table(
-    heading: str, titles: Sequence[str], rows: Sequence[tuple[str, tuple[int | None, ...]]], reference: int | None
+    heading: str,
+    titles: Sequence[str],
+    rows: Sequence[tuple[str, tuple[int | None, ...]]],
+    reference: int | None,
+    distance: str,
 ) -> "Table":
     """Lay out rows of bytes; the last row is the total, set apart by a rule."""
     against = None if len(titles) == 1 else reference or 0
-    table = _empty_table(heading, titles, against)
+    table = _empty_table(heading, titles, against, distance)
     totals = rows[-1][1]
     for index, (name, figures) in enumerate(rows):
         cells = _share_cells(figures[0], totals[0]) if against is None else _error_cells(figures, against)
@@ -116,7 +121,7 @@ def _figures_table(
     return table
 
 
-def _empty_table(heading: str, titles: Sequence[str], against: int | None) -> "Table":
+def _empty_table(heading: str, titles: Sequence[str], against: int | None, distance: str) -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -127,7 +132,7 @@ def _empty_table(heading: str, titles: Sequence[str], against: int | None) -> "T
         if against is None:
             table.add_column("share", justify="right", no_wrap=True)
         elif index != against:
-            table.add_column("error", justify="right", no_wrap=True)
+            table.add_column(distance, justify="right", no_wrap=True)
     return table
 
 

@@ -34,3 +34,16 @@ def test_every_source_has_its_line_and_every_phase_its_cell() -> None:
     assert "error: against measured" in text
     assert "n/a" in text
     assert "-33.33 %" in text
+
+
+def test_runs_differ_and_predictions_err() -> None:
+    other = replace(MEASURED, source="runs/002", peak_bytes=4 * MIB)
+    for columns, word in (
+        ([MEASURED, ESTIMATED], "error"),
+        ([MEASURED, other], "difference"),
+        ([MEASURED, replace(ESTIMATED, source="runs/002 (estimate)")], "difference"),
+    ):
+        buffer = io.StringIO()
+        console(buffer).print(render_comparison(compare(columns)))
+        found = {each for each in ("error", "difference") if each in buffer.getvalue()}
+        assert found == {word}
