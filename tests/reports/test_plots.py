@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -18,7 +19,7 @@ from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.reports.plots.kernels import draw_bench
 from ligerprof.reports.plots.kinds import KINDS, Drawn, NothingToDrawError, PlotInput, draw
-from ligerprof.reports.plots.sources import Sources, read_sources
+from ligerprof.reports.plots.sources import SnapshotSource, Sources, read_sources
 from ligerprof.reports.plots.style import HALF_PAGE_INCHES, mark_sizes, new_figure, styled, svg_text, write_figure
 from ligerprof.runs.bench.records import Finding, read_lines
 from tests.cli.test_bench import ENVIRONMENT, example_records
@@ -290,6 +291,30 @@ def test_a_recording_shows_the_loss_and_its_phases() -> None:
     assert {text.get_text() for text in before.texts} >= {"fwd", "backward"}
     labels = {label for axes in (before, after) for label in axes.get_legend_handles_labels()[1]}
     assert labels >= {"parameters", "optimizer states", "ce temporaries", "logits", "reserved"}
+
+
+def test_long_names_are_cut_to_their_panel() -> None:
+    paths = [SNAPSHOTS / "small-streams.pickle.xz"] * 3
+    named = [SnapshotSource(path=path, titles=(f"{number} {'w' * 60}",)) for number, path in enumerate(paths)]
+    (one,) = draw("memory", PlotInput(sources=Sources(snapshots=tuple(named))))
+    check_layout(one.figure)
+    assert [axes.get_title(loc="left")[-1] for axes in one.figure.axes if axes.axison] == ["…"] * 3
+
+
+@pytest.mark.parametrize("name", ["$\\frac{", "<svg onload='x'>&", "a\x00b\ud800\u202e", "$1$", "{x}"])
+def test_names_from_files_are_words_and_nothing_else(name: str, tmp_path: Path) -> None:
+    rows = [
+        row(TrainingRecipe(model="tiny", seq=64, batch=batch, liger="all", provider=provider), gpu=name)
+        for batch in (1, 2)
+        for provider in (name, "liger")
+    ]
+    (one,) = draw("peak-batch", PlotInput(sources=Sources(cells=cells_of(rows))))
+    for suffix in ("svg", "png"):
+        write_figure(one.figure, tmp_path / f"figure.{suffix}")
+    told = "".join(ET.parse(tmp_path / "figure.svg").getroot().itertext())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+    assert f"measured on {shown}" in told
+    assert f"all, {shown}" in told
 
 
 def test_the_loss_of_2024_is_a_line_of_its_own_and_no_part_of_the_ablation() -> None:

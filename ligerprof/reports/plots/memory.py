@@ -9,7 +9,16 @@ import numpy as np
 
 from ligerprof.analyzers.timeline import RoleTimeline
 from ligerprof.reports.plots.roles import Piece, pieces_of
-from ligerprof.reports.plots.style import HALF_PAGE_INCHES, INK, RULE, new_figure, styled, write_legend, write_title
+from ligerprof.reports.plots.style import (
+    HALF_PAGE_INCHES,
+    INK,
+    RULE,
+    new_figure,
+    shortened,
+    styled,
+    write_legend,
+    write_title,
+)
 from ligerprof.roles import STEP_PHASES, MemoryBreakdown, Phase
 from ligerprof.units import GIB
 
@@ -81,7 +90,7 @@ def draw_memory(recordings: Sequence[Recording], *sentences: str) -> "Figure":
         width = HALF_PAGE_INCHES / columns - _MARGIN_INCHES / columns
         start = 0
         for axes, step in zip(panels.flat, steps, strict=False):
-            _draw_step(axes, step, pieces, start)
+            _draw_step(axes, step, pieces, start, width)
             _mark_phases(axes, step, width)
             start += len(step.columns)
         for axes in panels.flat[len(steps) :]:
@@ -142,7 +151,7 @@ def _phases(timeline: RoleTimeline, first: int, end: int) -> Iterator[tuple[Phas
         place = stop
 
 
-def _draw_step(axes: "Axes", step: _Step, pieces: Sequence[Piece], start: int) -> None:
+def _draw_step(axes: "Axes", step: _Step, pieces: Sequence[Piece], start: int, width_inches: float) -> None:
     below = np.zeros(len(step.columns) + 1)
     for piece in pieces:
         own = np.array(piece.sizes_bytes[start : start + len(step.columns)]) / GIB
@@ -158,7 +167,7 @@ def _draw_step(axes: "Axes", step: _Step, pieces: Sequence[Piece], start: int) -
     axes.set_xlim(0, step.places[-1])
     axes.set_xlabel("allocated and freed, GiB")
     axes.locator_params(axis="x", nbins=4)
-    axes.set_title(step.title)
+    axes.set_title(shortened(step.title, width_inches))
 
 
 def _held(values: "NDArray[Any]") -> "NDArray[Any]":

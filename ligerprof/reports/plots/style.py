@@ -28,6 +28,8 @@ _DIGIT_INCHES = 0.072
 _HANDLE_INCHES = 0.47
 _GAP_INCHES = 0.06
 _LIGHT = 150
+# no panel has room for more, whatever a file is called
+_LONGEST_NAME = 200
 # without dates and versions the same figure is the same file
 _METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
@@ -162,11 +164,19 @@ def _legend_inches(labels: Sequence[str], columns: int) -> float:
     return total
 
 
+def shortened(text: str, inches: float) -> str:
+    """As much of a name as has room."""
+    kept = text[:_LONGEST_NAME]
+    while kept and _text_inches(f"{kept}…" if kept != text else kept) > inches:
+        kept = kept[:-1]
+    return kept if kept == text else f"{kept}…"
+
+
 def _text_inches(text: str) -> float:
     from matplotlib import rcParams
     from matplotlib.textpath import TextPath
 
-    return float(TextPath((0, 0), text, size=rcParams["font.size"]).get_extents().width) / 72
+    return float(TextPath((0, 0), _printable(text), size=rcParams["font.size"]).get_extents().width) / 72
 
 
 def _grow(figure: "Figure", lines: float) -> None:
@@ -225,10 +235,9 @@ def check_format(name: str) -> None:
 
 def svg_text(figure: "Figure") -> str:
     """The figure as SVG, for pages that hold it."""
-    buffer = io.StringIO()
-    with styled():
-        figure.savefig(buffer, format="svg", metadata=_METADATA["svg"])
-    return buffer.getvalue()
+    buffer = io.BytesIO()
+    _save(figure, buffer, "svg")
+    return buffer.getvalue().decode("utf-8")
 
 
 def write_figure(figure: "Figure", path: Path) -> None:
@@ -242,9 +251,23 @@ def write_figure(figure: "Figure", path: Path) -> None:
     name = path.suffix.removeprefix(".")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with styled():
-            figure.savefig(partial, format=name, metadata=_METADATA[name])
+        _save(figure, partial, name)
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise OutputError(f"{path}: cannot be written ({error.strerror}). Choose another place.") from None
+
+
+def _save(figure: "Figure", target: Path | io.BytesIO, name: str) -> None:
+    """Write a figure whose words hold nothing that a file of its format cannot."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if text.get_text() != _printable(text.get_text()):
+            text.set_text(_printable(text.get_text()))
+    with styled():
+        figure.savefig(target, format=name, metadata=_METADATA[name])
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
