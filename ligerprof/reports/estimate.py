@@ -53,6 +53,9 @@ def verdict(recipe: TrainingRecipe, estimate: MemoryEstimate) -> str:
         f"The peak is {format_bytes(estimate.peak_bytes)} in {estimate.peak_phase.value};"
         f" {format_bytes(estimate.first_step_peak_bytes)} in the first step."
     )
+    low, high = format_bytes(estimate.lowest_bytes), format_bytes(estimate.highest_bytes)
+    if low != high:
+        text += f" The allocator's unsplit blocks put it between {low} and {high}."
     if estimate.host_bytes:
         text += f" Main memory holds {format_bytes(estimate.host_bytes)}."
     if recipe.memory_limit_bytes is None:

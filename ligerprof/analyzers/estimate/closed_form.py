@@ -8,12 +8,14 @@ from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_bud
 from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.step import place, step_peaks
+from ligerprof.analyzers.estimate.step import StepPeaks, place, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
+from ligerprof.snapshots.allocator_settings import parse_allocator_settings
+from ligerprof.snapshots.rules import SMALL_REQUEST_BYTES
 
 
 def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
@@ -31,6 +33,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     steady = step_peaks(recipe, kernels, first=False)
     first = step_peaks(recipe, kernels, first=True)
     static, *others = terms = tuple(_terms(recipe, steady.planes_bytes))
+    lowest_bytes, highest_bytes = _between(recipe, steady)
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
     return MemoryEstimate(
         peak_bytes=steady.peak.total_bytes,
@@ -41,12 +44,22 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         logits_bytes=steady.planes_bytes,
         roles=steady.peak,
         layers=tuple(_layers(recipe, steady.peak_places)),
+        lowest_bytes=lowest_bytes,
+        highest_bytes=highest_bytes,
         first_step_peak_bytes=first.peak.total_bytes,
         host_bytes=place(recipe, make_weights(recipe).values()).host_bytes,
         terms=terms,
         assumed=(*_assumed(recipe), *([] if headroom is None else [headroom])),
         left_out=tuple(_left_out(recipe)),
     )
+
+
+def _between(recipe: TrainingRecipe, peaks: StepPeaks) -> tuple[int, int]:
+    """The peak with no rest of a large block kept, and with every one as large as it can be."""
+    slack = peaks.peak_slack
+    lowest_bytes = peaks.peak.total_bytes - slack.counted_bytes
+    rules = parse_allocator_settings(recipe.alloc_conf).rules
+    return lowest_bytes, lowest_bytes + slack.blocks * (rules.smallest_rest(SMALL_REQUEST_BYTES + 1) - 1)
 
 
 def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iterator[PlaceBytes]:
@@ -102,7 +115,7 @@ def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:
 
 def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     yield "the CUDA context, which is beside torch's allocator"
-    yield "what the allocator reserves and does not hand out, and up to 1 MiB for each block that it does not split"
+    yield "what the allocator reserves and does not hand out"
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
     if recipe.optimizer == "galore":

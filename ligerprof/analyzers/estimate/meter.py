@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.roles import MemoryBreakdown, Role
-from ligerprof.snapshots.rules import SizeRules
+from ligerprof.snapshots.rules import SMALL_REQUEST_BYTES, SizeRules
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +23,19 @@ class Block:
     holders: int = 1
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slack:
+    """Blocks whose rests of up to 1 MiB the allocator may not split off.
+
+    Attributes:
+        blocks: how many there are.
+        counted_bytes: rests that are counted, as if the device were empty; cached memory may serve them tighter.
+    """
+
+    blocks: int
+    counted_bytes: int
+
+
 _PLANES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
 
 
@@ -34,6 +47,7 @@ class Meter:
 
     Attributes:
         place: the part of the model that runs.
+        large_blocks: blocks now of the pool whose rests of up to 1 MiB are not split off.
         planes_peak_bytes: the most that tensors of tokens times vocabulary ever took together.
     """
 
@@ -46,6 +60,8 @@ class Meter:
         self._peak = dict(self._held)
         self._peak_placed = dict(self._placed)
         self.place = WHOLE
+        self.large_blocks = self._peak_large_blocks = 0
+        self._counted_rest_bytes = self._peak_counted_rest_bytes = 0
         self.planes_peak_bytes = 0
         self._library_bytes = 0
 
@@ -64,6 +80,8 @@ class Meter:
         self._peak_total_bytes = self._total_bytes
         self._peak = dict(self._held)
         self._peak_placed = dict(self._placed)
+        self._peak_large_blocks = self.large_blocks
+        self._peak_counted_rest_bytes = self._counted_rest_bytes
 
     def peak(self) -> MemoryBreakdown:
         """Who held what at the highest moment since `start`."""
@@ -76,9 +94,19 @@ class Meter:
             roles.setdefault(place, {})[role] = size_bytes
         return {place: MemoryBreakdown(roles=held) for place, held in roles.items()}
 
+    def peak_slack(self) -> Slack:
+        """Blocks at that moment that may be larger than was asked for."""
+        return Slack(blocks=self._peak_large_blocks, counted_bytes=self._peak_counted_rest_bytes)
+
+    def add_slack(self, slack: Slack) -> None:
+        """Count blocks that `add` brings next among those that may be larger than was asked for."""
+        self.large_blocks += slack.blocks
+        self._counted_rest_bytes += slack.counted_bytes
+
     def take(self, size_bytes: int, role: Role) -> Block:
         """Allocate a block with one holder."""
         block = Block(size_bytes=size_bytes, role=role, place=self.place)
+        self.large_blocks += size_bytes > SMALL_REQUEST_BYTES
         self._change(block, size_bytes, self._rules.round_request(size_bytes))
         return block
 
@@ -91,6 +119,7 @@ class Meter:
         """Take a holder away; the last one frees the block."""
         block.holders -= 1
         if block.holders == 0:
+            self.large_blocks -= block.size_bytes > SMALL_REQUEST_BYTES
             self._change(block, -block.size_bytes, -self._rules.round_request(block.size_bytes))
 
     def touch(self, size_bytes: int, role: Role) -> None:
@@ -137,4 +166,6 @@ class Meter:
             self._peak_total_bytes = self._total_bytes
             self._peak = dict(self._held)
             self._peak_placed = dict(self._placed)
+            self._peak_large_blocks = self.large_blocks
+            self._peak_counted_rest_bytes = self._counted_rest_bytes
         self.planes_peak_bytes = max(self.planes_peak_bytes, sum(self._held[role] for role in _PLANES))

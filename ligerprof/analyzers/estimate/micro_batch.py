@@ -121,10 +121,11 @@ class MicroBatch:
 
     def _repeat(self, times: int, act: Callable[[], None]) -> None:
         """Act once, and count what that changed for the other layers it stands for."""
-        before = self._meter.held
+        before, blocks = self._meter.held, self._meter.large_blocks
         act()
         if times > 1:
             after = self._meter.held
+            self._meter.large_blocks += (times - 1) * (self._meter.large_blocks - blocks)
             self._meter.add({role: after[role] - before[role] for role in after}, times - 1)
 
     def _layer_forward(self, index: int, times: int, stream: Value, held: Block) -> tuple[Value, Block]:

@@ -11,11 +11,13 @@ from ligerprof.analyzers.estimate.low_bit import (
     galore_state_sizes,
     galore_update_bytes,
 )
+from ligerprof.analyzers.estimate.meter import Slack
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.snapshots.allocator import CachingAllocator
 from ligerprof.snapshots.allocator_settings import parse_allocator_settings
+from ligerprof.snapshots.rules import SMALL_REQUEST_BYTES
 
 Bytes = Mapping[Role, int]
 # states as large as the trainable weights; those of low_bit.py are smaller
@@ -40,6 +42,7 @@ class Placement:
             backward left.
         update: made and dropped by the optimizer's step.
         first_update: the same for what only the first step makes.
+        states_slack, update_slack: what the allocator may leave of those blocks larger than was asked.
         host_bytes: main memory that this GPU's process holds.
     """
 
@@ -47,6 +50,8 @@ class Placement:
     states: Bytes
     update: Bytes
     first_update: Bytes = field(default_factory=dict)
+    states_slack: Slack = field(default_factory=lambda: Slack(blocks=0, counted_bytes=0))
+    update_slack: Slack = field(default_factory=lambda: Slack(blocks=0, counted_bytes=0))
     running: Bytes = field(default_factory=dict)
     first_backward: Bytes = field(default_factory=dict)
     reduction: Bytes = field(default_factory=dict)
@@ -66,14 +71,19 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placem
     """Weights, optimizer states and foreach AdamW's square roots, block by block."""
     weights = list(weights)
     trainable = [weight for weight in weights if weight.trainable]
-    allocator = CachingAllocator(settings=parse_allocator_settings(recipe.alloc_conf))
+    device = _EmptyDevice(recipe)
     stored = [size for weight in weights for size in weight.stored_sizes]
     is_galore = recipe.optimizer == "galore"
+    resident, _ = device.place(Role.PARAMETERS, stored)
+    states, states_slack = device.place(Role.OPTIMIZER_STATES, list(state_sizes(recipe, trainable)))
+    update, update_slack = device.place(Role.OPTIMIZER_TEMPORARIES, _update_sizes(recipe, trainable))
     return Placement(
-        resident=_allocate(allocator, Role.PARAMETERS, stored),
-        states=_allocate(allocator, Role.OPTIMIZER_STATES, list(state_sizes(recipe, trainable))),
-        update=_allocate(allocator, Role.OPTIMIZER_TEMPORARIES, _update_sizes(recipe, trainable)),
+        resident=resident,
+        states=states,
+        update=update,
         first_update={Role.OPTIMIZER_TEMPORARIES: galore_decomposition_bytes(trainable) if is_galore else 0},
+        states_slack=states_slack,
+        update_slack=update_slack,
     )
 
 
@@ -100,14 +110,25 @@ def _update_sizes(recipe: TrainingRecipe, trainable: list[Weight]) -> list[int]:
     return [galore_update_bytes(recipe, trainable)] if recipe.optimizer == "galore" else []
 
 
-def _allocate(allocator: CachingAllocator, role: Role, sizes: list[int]) -> Bytes:
-    """Requested bytes under `role`, and what their blocks take beyond that.
+class _EmptyDevice:
+    """Blocks that come one after another on an empty device and stay.
 
-    These blocks come one after another and stay, so the allocator's rules tell exactly which
-    of them it rounds up and which it does not split.
+    So the allocator's rules tell exactly which of them it rounds up and which it does not split.
     """
-    before_bytes = allocator.allocated_bytes
-    for size_bytes in sizes:
-        allocator.malloc(size_bytes)
-    requested_bytes = sum(sizes)
-    return {role: requested_bytes, Role.ALLOCATOR_ROUNDING: allocator.allocated_bytes - before_bytes - requested_bytes}
+
+    def __init__(self, recipe: TrainingRecipe) -> None:
+        settings = parse_allocator_settings(recipe.alloc_conf)
+        self._rules, self._allocator = settings.rules, CachingAllocator(settings=settings)
+
+    def place(self, role: Role, sizes: list[int]) -> tuple[Bytes, Slack]:
+        """Requested bytes under `role`, what their blocks take beyond that, and how sure that is."""
+        before_bytes = self._allocator.allocated_bytes
+        for size_bytes in sizes:
+            self._allocator.malloc(size_bytes)
+        held_bytes = self._allocator.allocated_bytes - before_bytes
+        requested_bytes = sum(sizes)
+        slack = Slack(
+            blocks=sum(size_bytes > SMALL_REQUEST_BYTES for size_bytes in sizes),
+            counted_bytes=held_bytes - sum(self._rules.round_request(size_bytes) for size_bytes in sizes),
+        )
+        return {role: requested_bytes, Role.ALLOCATOR_ROUNDING: held_bytes - requested_bytes}, slack

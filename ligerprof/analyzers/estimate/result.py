@@ -39,6 +39,8 @@ class MemoryEstimate:
         logits_bytes: the highest sum of all planes of tokens times vocabulary; 0 with a loss that makes none.
         roles: who holds the peak; adds up to `peak_bytes`.
         layers: the same by part of the model, from the input on.
+        lowest_bytes, highest_bytes: what the peak lies between, depending on which large blocks the allocator does
+            not split: it keeps rests of up to 1 MiB.
         first_step_peak_bytes: the first step's peak: it finds no optimizer states.
         host_bytes: main memory of this GPU's process with offload, else 0.
         terms: the headline quantities as formulas.
@@ -54,6 +56,8 @@ class MemoryEstimate:
     logits_bytes: int
     roles: MemoryBreakdown
     layers: tuple[PlaceBytes, ...]
+    lowest_bytes: int
+    highest_bytes: int
     first_step_peak_bytes: int
     host_bytes: int
     terms: tuple[Term, ...]
@@ -73,6 +77,8 @@ class MemoryEstimate:
             "logits_bytes": self.logits_bytes,
             "roles": self.roles.to_json(),
             "layers": [place.to_json() for place in self.layers],
+            "lowest_bytes": self.lowest_bytes,
+            "highest_bytes": self.highest_bytes,
             "first_step_peak_bytes": self.first_step_peak_bytes,
             "host_bytes": self.host_bytes,
             "terms": [term.to_json() for term in self.terms],

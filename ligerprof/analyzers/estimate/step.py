@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.meter import Meter
+from ligerprof.analyzers.estimate.meter import Meter, Slack
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
@@ -26,11 +26,13 @@ class StepPeaks:
     Attributes:
         phases: who held what at the highest moment of each phase.
         places: the same by part of the model.
+        slack: blocks at those moments that the allocator may leave larger than was asked.
         planes_bytes: the most that tensors of tokens times vocabulary took together.
     """
 
     phases: Mapping[Phase, MemoryBreakdown]
     places: Mapping[Phase, Mapping[str, MemoryBreakdown]]
+    slack: Mapping[Phase, Slack]
     planes_bytes: int
 
     @property
@@ -42,6 +44,11 @@ class StepPeaks:
     def peak(self) -> MemoryBreakdown:
         """Who held what at the peak of the step."""
         return self.phases[self.phase]
+
+    @property
+    def peak_slack(self) -> Slack:
+        """Such blocks at the peak of the step."""
+        return self.slack[self.phase]
 
     @property
     def peak_places(self) -> Mapping[str, MemoryBreakdown]:
@@ -83,7 +90,12 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     if recipe.optimizer != "none":
         static.update(meter, first=first)
         highest.note(Phase.OPTIMIZER)
-    return StepPeaks(phases=highest.roles, places=highest.places, planes_bytes=meter.planes_peak_bytes)
+    return StepPeaks(
+        phases=highest.roles,
+        places=highest.places,
+        slack=highest.slack,
+        planes_bytes=meter.planes_peak_bytes,
+    )
 
 
 class _Highest:
@@ -93,12 +105,14 @@ class _Highest:
         self._meter = meter
         self.roles: dict[Phase, MemoryBreakdown] = {}
         self.places: dict[Phase, Mapping[str, MemoryBreakdown]] = {}
+        self.slack: dict[Phase, Slack] = {}
 
     def note(self, phase: Phase) -> None:
         """The phase ends."""
         peak = self._meter.peak()
         if phase not in self.roles or peak.total_bytes > self.roles[phase].total_bytes:
             self.roles[phase], self.places[phase] = peak, self._meter.peak_places()
+            self.slack[phase] = self._meter.peak_slack()
 
 
 class _Static:
@@ -121,6 +135,7 @@ class _Static:
             meter.take(size_bytes, Role.INPUTS)
         if not first:
             self._add(meter, self._placement.states)
+            meter.add_slack(self._placement.states_slack)
             meter.add(self._placement.running)
             meter.add({Role.LIBRARY_WORKSPACE: self._recipe.gpu_spec.cublas_workspace_bytes}, times=CUBLAS_THREADS)
 
@@ -134,8 +149,10 @@ class _Static:
         meter.start()
         if first:
             self._add(meter, placement.states)
+            meter.add_slack(placement.states_slack)
             meter.add(placement.first_update)
             meter.add(placement.first_update, times=-1)
+        meter.add_slack(placement.update_slack)
         meter.add(placement.update)
 
     def _add(self, meter: Meter, held: Mapping[Role, int]) -> None:
