@@ -70,23 +70,18 @@ def value_of(cell: Cell, quantity: Quantity) -> float | None:
     return None if cell.figures is None else cell.figures.peak_bytes / GIB
 
 
-def draw_curves(setting: Setting, axis: Axis, *quantities: Quantity, width_inches: float | None = None) -> "Figure":
-    """Curves of one setting, panels side by side where there are several quantities.
-
-    Args:
-        width_inches: half a page for each quantity where not given.
-    """
+def draw_curves(setting: Setting, axis: Axis, *quantities: Quantity) -> "Figure":
+    """Curves of one setting, half a page wide for each quantity, side by side."""
     sizes = curve_sizes(setting, axis)
     # the sizes of a grid before those of a search for its border
     shared = [size for size, lines in sizes.items() if lines == max(sizes.values())]
     with styled():
-        figure = new_figure(_AXES_INCHES, width_inches=width_inches or len(quantities) * HALF_PAGE_INCHES)
+        figure = new_figure(_AXES_INCHES, width_inches=len(quantities) * HALF_PAGE_INCHES)
         panels = figure.subplots(1, len(quantities), squeeze=False)[0]
-        axes_inches = figure.get_figwidth() / len(quantities) - _MARGIN_INCHES
         for axes, quantity in zip(panels, quantities, strict=True):
             _draw_panel(axes, _lines(setting, axis, quantity), setting, quantity)
             axes.set_xlabel(AXIS_TITLES[axis])
-            mark_sizes(axes, list(sizes), width_inches=axes_inches, first=shared)
+            mark_sizes(axes, list(sizes), width_inches=HALF_PAGE_INCHES - _MARGIN_INCHES, first=shared)
         headline = " and ".join(_HEADLINES[quantity] for quantity in quantities).capitalize()
         write_title(
             figure,
@@ -125,33 +120,35 @@ def _line(series: Series, axis: Axis, quantity: Quantity) -> _Line:
 def _draw_panel(axes: "Axes", lines: Sequence[_Line], setting: Setting, quantity: Quantity) -> None:
     for line in lines:
         axes.plot(line.places, line.values, label=line.series.label, **line.series.look.arguments())
-    for line in lines:
-        if line.ran_out is not None:
-            _draw_end(axes, line, line.ran_out, lines, quantity)
-    highest = max((value for line in lines for value in line.values), default=0.0)
-    if any(line.ran_out is not None for line in lines):
+    ended = [line for line in lines if line.ran_out is not None]
+    for line in ended:
+        _draw_end(axes, line, [other for other in ended if other.ran_out == line.ran_out], quantity)
+    if ended:
         axes.plot([], [], **_CROSS, color=INK, label="out of memory")
+    heights = [*(value for line in lines for value in line.values), *(_height(line, quantity) for line in ended)]
     if quantity == "peak":
-        highest = max(highest, _draw_limit(axes, setting))
+        heights.append(_draw_limit(axes, setting))
     else:
         axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylabel(_Y_TITLES[quantity])
-    axes.set_ylim(0, _HEADROOM * (highest or 1.0))
+    axes.set_ylim(0, _HEADROOM * max(heights) or 1.0)
 
 
-def _draw_end(axes: "Axes", line: _Line, ran_out: int, lines: Sequence[_Line], quantity: Quantity) -> None:
-    """A cross at the size that ran out of memory: at the limit, or where no token is trained."""
+def _draw_end(axes: "Axes", line: _Line, beside: Sequence[_Line], quantity: Quantity) -> None:
+    """A cross at the size that ran out of memory: at the limit, or where no token is trained.
+
+    Args:
+        beside: the lines that end at this size, this one among them; their crosses stand beside each other.
+    """
     from matplotlib.transforms import ScaledTranslation
 
-    color, height = line.series.look.color, _height(line, quantity)
+    color, end = line.series.look.color, (line.sizes[-1], _height(line, quantity))
     if line.places:
-        xs, ys = [line.places[-1], ran_out], [line.values[-1], height]
+        xs, ys = zip((line.places[-1], line.values[-1]), end, strict=True)
         axes.plot(xs, ys, color=color, linewidth=0.7, linestyle=(0, (1, 2)))
-    beside = [other for other in lines if other.ran_out == ran_out]
-    # crosses at one place stand beside each other
     shift = _CROSS_INCHES * (beside.index(line) - (len(beside) - 1) / 2)
     place = axes.transData + ScaledTranslation(shift, 0, axes.figure.dpi_scale_trans)
-    axes.plot([ran_out], [height], **_CROSS, clip_on=False, color=color, transform=place)
+    axes.plot([end[0]], [end[1]], **_CROSS, clip_on=False, color=color, transform=place)
 
 
 def _height(line: _Line, quantity: Quantity) -> float:
