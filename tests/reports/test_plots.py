@@ -290,7 +290,7 @@ def test_a_recording_shows_the_loss_and_its_phases() -> None:
     assert before.get_ylim() == after.get_ylim()
     assert {text.get_text() for text in before.texts} >= {"fwd", "backward"}
     labels = {label for axes in (before, after) for label in axes.get_legend_handles_labels()[1]}
-    assert labels >= {"parameters", "optimizer states", "ce temporaries", "logits", "reserved"}
+    assert labels >= {"parameters", "optimizer_states", "ce_temporaries", "logits", "reserved"}
 
 
 def test_long_names_are_cut_to_their_panel() -> None:

@@ -104,16 +104,12 @@ def pieces_of(breakdowns: Sequence[MemoryBreakdown]) -> tuple[Piece, ...]:
     sizes = {role: np.array([breakdown[role] for breakdown in breakdowns]) for role in Role}
     told = [role for role in Role if (sizes[role] / totals >= _SMALLEST_SHARE).any()]
     pooled = [role for role in Role if role not in told and sizes[role].any()]
-    pieces = [Piece(label=_name(role), look=ROLE_LOOKS[role], sizes_bytes=tuple(sizes[role].tolist())) for role in told]
+    pieces = [Piece(label=role.value, look=ROLE_LOOKS[role], sizes_bytes=tuple(sizes[role].tolist())) for role in told]
     if pooled:
         rest = sum((sizes[role] for role in pooled), start=np.zeros(len(breakdowns), dtype=np.int64))
-        label = _name(pooled[0]) if len(pooled) == 1 else f"{len(pooled)} more roles"
+        label = pooled[0].value if len(pooled) == 1 else f"{len(pooled)} more roles"
         pieces.append(Piece(label=label, look=POOLED_LOOK, sizes_bytes=tuple(rest.tolist())))
     return tuple(pieces)
-
-
-def _name(role: Role) -> str:
-    return role.value.replace("_", " ")
 
 
 def _rows(bars: Sequence[RolesBar]) -> list[float]:
