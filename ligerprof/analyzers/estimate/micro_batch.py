@@ -88,10 +88,14 @@ class MicroBatch:
         flowing = self._top.tape.backward(self._loss, gradient, self._layers[-1].output)
         self._top.tape.release(self._loss)
         self._meter.add(self._placement.reduction, place=WHOLE)
+        self._meter.add(self._placement.arriving, place=WHOLE)
+        self._meter.add(self._placement.arriving, times=-1, place=WHOLE)
+        self._meter.add(self._placement.in_layers, place=WHOLE)
         self._meter.add(self._placement.bucket_copies, place=WHOLE)
         for layer in reversed(self._layers):
             flowing = self._layer_backward(layer, flowing)
         self._meter.add(self._placement.bucket_copies, times=-1, place=WHOLE)
+        self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
         if self._mask is not None:
             self._bottom.tape.release(self._mask)
         self._meter.place = EMBEDDING

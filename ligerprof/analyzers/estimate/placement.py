@@ -33,6 +33,9 @@ class Placement:
         states: there once the optimizer has stepped.
         running: there while forward and backward run, from the second step on.
         first_backward: there while the first step's backward runs.
+        in_layers: there beyond `running` while decoder layers run backward, from the second step on; what the layers
+            behind have freed by then is taken off.
+        arriving: made and dropped as the first of them runs backward, from the second step on.
         reduction: there from backward's first gradient until backward ends.
         bucket_copies: made and dropped while decoder layers run backward, when gradients are reduced; what
             the layers behind have freed by then is taken off.
@@ -54,6 +57,8 @@ class Placement:
     update_slack: Slack = field(default_factory=lambda: Slack(blocks=0, counted_bytes=0))
     running: Bytes = field(default_factory=dict)
     first_backward: Bytes = field(default_factory=dict)
+    in_layers: Bytes = field(default_factory=dict)
+    arriving: Bytes = field(default_factory=dict)
     reduction: Bytes = field(default_factory=dict)
     bucket_copies: Bytes = field(default_factory=dict)
     last_reduction: Bytes = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """One training step from the first operation to the last: the highest moment of each phase."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ligerprof.analyzers.estimate.meter import Meter, Slack
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
@@ -69,6 +69,8 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     """
     weights = make_weights(recipe)
     placement = place(recipe, weights.values())
+    if first:
+        placement = replace(placement, running={}, in_layers={}, arriving={})
     for weight in weights.values():
         weight.kept_share = placement.gradient_share
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
@@ -131,19 +133,18 @@ class _Static:
     def place(self, meter: Meter, *, first: bool) -> None:
         """Put down what is there when the step begins."""
         self._add(meter, self._placement.resident)
+        meter.add(self._placement.running)
         for size_bytes in input_sizes(self._recipe):
             meter.take(size_bytes, Role.INPUTS)
         if not first:
             self._add(meter, self._placement.states)
             meter.add_slack(self._placement.states_slack)
-            meter.add(self._placement.running)
             meter.add({Role.LIBRARY_WORKSPACE: self._recipe.gpu_spec.cublas_workspace_bytes}, times=CUBLAS_THREADS)
 
     def update(self, meter: Meter, *, first: bool) -> None:
         """The optimizer's step: what ran is gone, states are there now, and what the step itself makes."""
         placement = self._placement
-        if not first:
-            meter.add(placement.running, times=-1)
+        meter.add(placement.running, times=-1)
         if placement.gradients_at_update is not None:
             meter.settle(Role.GRADIENTS, placement.gradients_at_update)
         meter.start()

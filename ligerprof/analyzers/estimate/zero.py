@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import FP32_BYTES
+from ligerprof.analyzers.estimate.gathered import Gathered
 from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.deepspeed_config import Config, zero_settings
@@ -115,15 +116,15 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: _Elements) -> Placement:
 
 
 def _stage_3(recipe: TrainingRecipe, elements: _Elements) -> Placement:
-    """Stage 3 partitions the weights as well and gathers them when they are needed (stage3.py).
+    """Stage 3 partitions the weights as well and gathers them when they are needed (stage3.py), or ahead (gathered.py).
 
-    From the second step on the order of modules is known, and prefetching runs ahead until
-    max_live_parameters are there (partitioned_param_coordinator.py, fetch_sub_module). The first
-    step's backward holds one layer's weights and the head's.
+    The first step's backward holds one layer's weights and the head's.
     """
     offloaded, moved = recipe.offload != "none", recipe.offload in ("all", "nvme")
     settings, trained = zero_settings(recipe), elements.trained_share
-    most_live, sub_group = settings["stage3_max_live_parameters"], settings["sub_group_size"]
+    gathered = Gathered(recipe)
+    at_loss_bytes, in_layers_bytes = _HALF_BYTES * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
+    shard_bytes = _HALF_BYTES * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
     return Placement(
         resident={
             Role.PARAMETERS: 0 if moved else _HALF_BYTES * elements.share,
@@ -133,13 +134,15 @@ def _stage_3(recipe: TrainingRecipe, elements: _Elements) -> Placement:
             Role.COMMUNICATION: _bucket_bytes(recipe),
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, trained)},
-        # a weight that is needed is gathered whatever the limit says
-        running={Role.COMMUNICATION: _HALF_BYTES * min(elements.whole, max(most_live, elements.largest))},
+        running={Role.COMMUNICATION: at_loss_bytes},
+        in_layers={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes},
+        # this rank's part of what one call gathers, on its way from main memory to the other ranks
+        arriving={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes + shard_bytes},
         first_backward={Role.COMMUNICATION: _HALF_BYTES * (elements.largest + _layer_elements(recipe))},
-        bucket_copies=_bucket_copies(recipe, _scattered_copy(recipe, elements.whole, most_live)),
+        bucket_copies=_bucket_copies(recipe, _scattered_copy(recipe, gathered)),
         gradient_share=0.0,
         gradients_at_update=0 if offloaded else _HALF_BYTES * trained,
-        update={} if offloaded else _update_bytes(recipe, min(trained, sub_group)),
+        update={} if offloaded else _update_bytes(recipe, min(trained, settings["sub_group_size"])),
         host_bytes=_stage_3_host_bytes(recipe, elements, settings),
     )
 
@@ -181,7 +184,7 @@ def _bucket_copies(recipe: TrainingRecipe, copy_bytes: int) -> Bytes:
     Without checkpointing they have freed far more than any copy takes.
     """
     layers = _fills(recipe).within // _layer_elements(recipe)
-    freed_bytes = layers * recipe.tokens * recipe.spec.hidden_size * _HALF_BYTES
+    freed_bytes = _freed_bytes(recipe, layers)
     return {Role.COMMUNICATION: max(0, copy_bytes - freed_bytes) if recipe.checkpointing else 0}
 
 
@@ -204,14 +207,27 @@ def _last_reduction(recipe: TrainingRecipe, elements: _Elements, bucket_bytes: i
     return {Role.COMMUNICATION: bucket_bytes + copy_bytes, Role.GRADIENTS: waiting_bytes}
 
 
-def _scattered_copy(recipe: TrainingRecipe, elements: int, most_live: int) -> int:
+def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: Gathered) -> int:
+    """Gathered weights while layers run backward, where they exceed the most what the layers behind have freed."""
+    return max(
+        _HALF_BYTES * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
+        for passed in range(recipe.spec.layers if recipe.checkpointing else 1)
+    )
+
+
+def _freed_bytes(recipe: TrainingRecipe, layers: int) -> int:
+    """Checkpoints of layers that are through."""
+    return layers * recipe.tokens * recipe.spec.hidden_size * _HALF_BYTES
+
+
+def _scattered_copy(recipe: TrainingRecipe, gathered: Gathered) -> int:
     """What scattering a bucket takes beyond the weights that are no longer gathered by then.
 
     The bucket's gradients are put together once more, in the order of ranks
     (coalesced_collectives.py, reduce_scatter_coalesced). The layers they are of have given back their weights.
     """
     filled = _fills(recipe).within
-    given_back = max(0, min(elements, most_live) - (elements - filled))
+    given_back = gathered.in_layers(0) - gathered.in_layers(filled // _layer_elements(recipe))
     return _HALF_BYTES * max(0, filled - given_back)
 
 

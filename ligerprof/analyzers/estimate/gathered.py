@@ -1,0 +1,73 @@
+"""Which weights ZeRO-3 has gathered while the head and the layers run, counted in elements.
+
+From the second step on the order of modules is known. Every module's call then gathers weights ahead, in the order
+in which they are asked for next, until `stage3_max_live_parameters` are there; the weight that reaches the
+limit goes over it (partitioned_param_coordinator.py, `_fetch_sub_module_impl`). A module gives its weights back when
+its backward has run. Weights that persist are always there, and DeepSpeed does not count them.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from ligerprof.analyzers.estimate.low_bit import is_in_layer
+from ligerprof.deepspeed_config import zero_settings
+from ligerprof.models import ParameterShape
+from ligerprof.recipe import TrainingRecipe
+
+
+class Gathered:
+    """The weights of a recipe's model, in the order in which its backward asks for them."""
+
+    def __init__(self, recipe: TrainingRecipe) -> None:
+        settings, parameters = zero_settings(recipe), recipe.spec.parameters
+        self._most_live = settings["stage3_max_live_parameters"]
+        self._call = settings["stage3_prefetch_bucket_size"]
+        self._smallest = settings["stage3_param_persistence_threshold"] + 1
+        self._persistent = sum(item.elements for item in parameters if item.elements < self._smallest)
+        self._layer_count = recipe.spec.layers
+        self._layers = [item for item in parameters if is_in_layer(item.name)]
+        self._embeddings = parameters[: parameters.index(self._layers[0])]
+        self._head = parameters[0] if recipe.spec.tied_embeddings else parameters[-1]
+        # liger-kernel's fused loss reads the head's weight in the model's own call, which ends with the step
+        self._head_stays = recipe.provider == "liger" and "flce" in recipe.kernels
+
+    def at_loss(self) -> int:
+        """What is there while head and loss run: the head's weight and those of the layers next to it."""
+        return self._persistent + sum(item.elements for item in self._ahead(0, with_head=True))
+
+    def in_layers(self, passed: int) -> int:
+        """What is there while decoder layers run backward, `passed` of which have given their weights back.
+
+        The head has given back its weight as well, and what is gathered in its place ends with the embedding,
+        however large. With tied weights that is the very same, over a limit that the layers have all but reached.
+        """
+        return self._persistent + sum(item.elements for item in self._ahead(passed, with_head=self._head_stays))
+
+    def largest_call(self) -> int:
+        """The most that one module's call gathers once the head has given its weight back."""
+        if self._head_stays:
+            return 0
+        largest = called = 0
+        there = set(self._ahead(0, with_head=True)) - {self._head}
+        for item in self._ahead(0, with_head=False):
+            if item not in there:
+                called = item.elements + (called if called < self._call else 0)
+                largest = max(largest, called)
+        return largest
+
+    def _ahead(self, passed: int, *, with_head: bool) -> Iterator[ParameterShape]:
+        """Weights up to the one that reaches the limit."""
+        elements = 0
+        for item in self._order(passed, with_head=with_head):
+            # a weight that is needed is gathered whatever the limit says
+            if elements and elements >= self._most_live:
+                return
+            elements += item.elements
+            yield item
+
+    def _order(self, passed: int, *, with_head: bool) -> Iterator[ParameterShape]:
+        left = len(self._layers) * (self._layer_count - passed) // self._layer_count
+        after: Iterable[ParameterShape] = chain(reversed(self._layers[:left]), reversed(self._embeddings))
+        if with_head:
+            after = chain([self._head], (item for item in after if item is not self._head))
+        return (item for item in after if item.elements >= self._smallest)
