@@ -25,7 +25,7 @@ ROWS = [
     for line in (Path(__file__).parents[2] / "benchmarks" / "results" / "zero-h200.jsonl").read_text().splitlines()
 ]
 # docs/deepspeed.md quotes these
-WITH_KERNELS_TOLERANCE, PLAIN_TOLERANCE = 0.05, 0.006
+WITH_KERNELS_TOLERANCE, PLAIN_TOLERANCE = 0.01, 0.003
 
 
 def run(*arguments: str) -> Result:
