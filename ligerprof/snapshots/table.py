@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ligerprof.snapshots.copies import like_others
 from ligerprof.snapshots.layout import WORD_BYTES, Kind, Layout, read_layout
 from ligerprof.snapshots.trace import Bytes, Int64s
 
@@ -44,6 +45,8 @@ class Cut:
         keys: memo indices of the keys.
         columns: a row for each key: numbers, memo indices, or kept values.
         places: where in the columns the dicts are, in their order; all else there is 0.
+        copies: places of dicts whose last value is a list like another's, and was left empty.
+        originals: places of those others.
     """
 
     rest: bytes
@@ -52,6 +55,8 @@ class Cut:
     keys: tuple[int, ...]
     columns: Int64s
     places: Int64s
+    copies: Int64s
+    originals: Int64s
 
 
 def cut_alike(data: Bytes) -> Cut | None:
@@ -118,6 +123,8 @@ class _Cutter:
         self.is_gone = np.zeros(len(starts), dtype=bool)
         self.gap_starts: list[Int64s] = []
         self.gap_ends: list[Int64s] = []
+        self.copies: list[Int64s] = [starts[:0]]
+        self.originals: list[Int64s] = [starts[:0]]
 
     def read_all(self) -> None:
         lengths = np.minimum(self.ends - self.starts, _LONGEST_EVENT_BYTES).astype(np.uint16)
@@ -192,8 +199,27 @@ class _Cutter:
             self.gap_ends.append(starts + end)
         if layout.is_open:
             tails = self._tails(self.ends[rows])
-            self.gap_starts.append(tails)
+            self.gap_starts.append(self._leave_out_copies(rows, starts + layout.size, tails))
             self.gap_ends.append(tails + 1)
+
+    def _leave_out_copies(self, rows: Int64s, lists: Int64s, tails: Int64s) -> Int64s:
+        """Where the gap at the end of each dict begins: behind its last value, or in it where that is like another's.
+
+        torch makes a new list for every allocation, and the same few stacks ask again and again.
+        """
+        contents = lists + 1 + _PUT_BYTES[self.data[lists + 1]]
+        # equally long dicts have equally long lists but for those before a new batch
+        size = int((tails - contents).max())
+        likely = np.flatnonzero((tails - contents == size) & (contents + size + WORD_BYTES <= len(self.data)))
+        if len(likely) < _LEAST_ALIKE:
+            return tails
+        alike, first_alike = like_others(self.data, contents[likely], size)
+        copies, originals = likely[alike], likely[first_alike]
+        self.copies.append(rows[copies])
+        self.originals.append(rows[originals])
+        gaps = tails.copy()
+        gaps[copies] = contents[copies]
+        return gaps
 
     def _tails(self, ends: Int64s) -> Int64s:
         """Where the dict ends before the next one begins: at once, or before a new batch of the list; else -1."""
@@ -218,6 +244,8 @@ class _Cutter:
             keys=self.keys,
             columns=self.columns,
             places=places,
+            copies=np.concatenate(self.copies),
+            originals=np.concatenate(self.originals),
         )
 
     def _leave_out_runs(self) -> None:
