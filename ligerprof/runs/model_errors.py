@@ -16,7 +16,7 @@ _LONGEST_REASON = 160
 
 
 @contextmanager
-def model_failures_in_a_line(recipe: TrainingRecipe, *passing: type[BaseException]) -> Iterator[None]:
+def model_failures_in_a_line(recipe: TrainingRecipe, *passing: type[Exception]) -> Iterator[None]:
     """Turn what the model's code, or a library under it, raises into one line; bugs of this package stay bugs.
 
     Args:
@@ -27,11 +27,9 @@ def model_failures_in_a_line(recipe: TrainingRecipe, *passing: type[BaseExceptio
     """
     try:
         yield
-    except (LigerprofError, *passing):
-        raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if _is_ours(frames):
+        if isinstance(error, (LigerprofError, *passing)) or _is_ours(frames):
             raise
         raise ModelCodeError(_describe(recipe, error, frames)) from error
 
