@@ -59,7 +59,7 @@ def table(errors: Errors) -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|"
     for name, own in sorted(errors.items(), key=lambda item: statistics.median(map(abs, item[1]))):
         median = statistics.median(map(abs, own))
-        cells = (name, str(len(own)), f"{median:.4%}" if median < 1e-3 else f"{median:.1%}")
+        cells = (name, str(len(own)), f"{median:.4%}" if median < 1e-2 else f"{median:.1%}")
         yield f"| {' | '.join(cells)} | {_percent(min(0, *own))} | {_percent(max(0, *own))} |"
 
 
@@ -83,6 +83,7 @@ def draw(target: Path) -> None:
             axes.plot(sizes, [height] * len(sizes), markeredgewidth=0, **look)
             axes.plot([statistics.median(sizes)], [height], **middle.arguments() | {"markersize": 11})
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlim(100 * FLOOR / 2, None)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(-0.6, len(names) - 0.4)
