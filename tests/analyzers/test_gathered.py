@@ -13,6 +13,7 @@ from ligerprof.roles import Role
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 HALF_BYTES = 2
+TOLERANCE = 0.01
 BUCKET_ELEMENTS = 500_000_000
 # DeepSpeed's own small tensors
 FEW_BYTES = 2**10
@@ -35,7 +36,10 @@ def name_of(row: dict[str, Any]) -> str:
 @pytest.mark.parametrize("row", steps_under_zero(), ids=name_of)
 def test_the_peak_is_as_measured(row: dict[str, Any]) -> None:
     estimated = estimate(TrainingRecipe.from_json(row["recipe"]))
-    assert estimated.peak_bytes == pytest.approx(row["peak_bytes"], rel=0.03)
+    assert estimated.peak_bytes == pytest.approx(row["peak_bytes"], rel=TOLERANCE)
+    if row["recipe"]["offload"] != "none":
+        # without offload the first step's optimizer is the highest; what is gathered does not matter there
+        assert estimated.first_step_peak_bytes == pytest.approx(row["first_step_peak_bytes"], rel=TOLERANCE)
 
 
 def with_fused_loss(provider: str) -> list[dict[str, Any]]:

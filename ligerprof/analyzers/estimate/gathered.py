@@ -1,9 +1,10 @@
 """Which weights ZeRO-3 has gathered while the head and the layers run, counted in elements.
 
-From the second step on the order of modules is known. Every module's call then gathers weights ahead, in the order
-in which they are asked for next, until `stage3_max_live_parameters` are there; the weight that reaches the
-limit goes over it (partitioned_param_coordinator.py, `_fetch_sub_module_impl`). A module gives its weights back when
-its backward has run. Weights that persist are always there, and DeepSpeed does not count them.
+In the first step they are gathered when they are needed. From the second step on the order of modules is known.
+Every module's call then gathers weights ahead, in the order in which they are asked for next, until
+`stage3_max_live_parameters` are there; the weight that reaches the limit goes over it
+(partitioned_param_coordinator.py, `_fetch_sub_module_impl`). A module gives its weights back when its backward has
+run. Weights that persist are always there, and DeepSpeed does not count them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,29 @@ from ligerprof.analyzers.estimate.low_bit import is_in_layer
 from ligerprof.deepspeed_config import zero_settings
 from ligerprof.models import ParameterShape
 from ligerprof.recipe import TrainingRecipe
+
+
+class GatheredWhenNeeded:
+    """What the first step holds: a layer's weights while it runs, the head's where the model holds it."""
+
+    def __init__(self, recipe: TrainingRecipe) -> None:
+        parameters, layers = recipe.spec.parameters, recipe.spec.layers
+        self._head = _head(recipe).elements if _head_stays(recipe) else 0
+        self._layer = sum(item.elements for item in parameters if is_in_layer(item.name)) // layers
+        self._embedding = parameters[0].elements
+        self._layer_count = layers
+
+    def at_loss(self) -> int:
+        """While the loss runs."""
+        return self._head
+
+    def in_layers(self, passed: int) -> int:
+        """While decoder layers run backward, or the embedding where all have `passed`."""
+        return self._head + self._layer if passed < self._layer_count else max(self._head, self._embedding)
+
+    def largest_call(self) -> int:
+        """Nothing is gathered ahead."""
+        return 0
 
 
 class Gathered:
@@ -27,9 +51,8 @@ class Gathered:
         self._layer_count = recipe.spec.layers
         self._layers = [item for item in parameters if is_in_layer(item.name)]
         self._embeddings = parameters[: parameters.index(self._layers[0])]
-        self._head = parameters[0] if recipe.spec.tied_embeddings else parameters[-1]
-        # liger-kernel's fused loss reads the head's weight in the model's own call, which ends with the step
-        self._head_stays = recipe.provider == "liger" and "flce" in recipe.kernels
+        self._head, self._head_stays = _head(recipe), _head_stays(recipe)
+        self._known: dict[int, int] = {}
 
     def at_loss(self) -> int:
         """What is there while head and loss run: the head's weight and those of the layers next to it."""
@@ -41,7 +64,10 @@ class Gathered:
         The head has given back its weight as well, and what is gathered in its place ends with the embedding,
         however large. With tied weights that is the very same, over a limit that the layers have all but reached.
         """
-        return self._persistent + sum(item.elements for item in self._ahead(passed, with_head=self._head_stays))
+        if passed not in self._known:
+            ahead = self._ahead(passed, with_head=self._head_stays)
+            self._known[passed] = self._persistent + sum(item.elements for item in ahead)
+        return self._known[passed]
 
     def largest_call(self) -> int:
         """The most that one module's call gathers once the head has given its weight back."""
@@ -71,3 +97,13 @@ class Gathered:
         if with_head:
             after = chain([self._head], (item for item in after if item is not self._head))
         return (item for item in after if item.elements >= self._smallest)
+
+
+def _head(recipe: TrainingRecipe) -> ParameterShape:
+    parameters = recipe.spec.parameters
+    return parameters[0] if recipe.spec.tied_embeddings else parameters[-1]
+
+
+def _head_stays(recipe: TrainingRecipe) -> bool:
+    """liger-kernel's fused loss reads the head's weight in the model's own call, which ends with the step."""
+    return recipe.provider == "liger" and "flce" in recipe.kernels

@@ -31,15 +31,15 @@ class Placement:
     Attributes:
         resident: there from before the first step.
         states: there once the optimizer has stepped.
-        running: there while forward and backward run, from the second step on.
-        first_backward: there while the first step's backward runs.
-        in_layers: there beyond `running` while decoder layers run backward, from the second step on; what the layers
-            behind have freed by then is taken off.
-        arriving: made and dropped as the first of them runs backward, from the second step on.
+        running: there while forward and backward run.
+        in_layers: there beyond `running` while decoder layers run backward; what the layers behind have freed
+            by then is taken off.
+        arriving: made and dropped as the first of them runs backward.
         reduction: there from backward's first gradient until backward ends.
         bucket_copies: made and dropped while decoder layers run backward, when gradients are reduced; what
             the layers behind have freed by then is taken off.
-        last_reduction: made and dropped when backward has run, as the last gradients are reduced.
+        reductions: the same by the parameter whose gradient comes then.
+        last_reduction: there in place of `running` when backward has run, as the last gradients are reduced.
         gradient_share: the part of each gradient that stays on this GPU once it is whole.
         gradients_at_update: what is left of the gradients when the optimizer steps; None: all that
             backward left.
@@ -56,11 +56,11 @@ class Placement:
     states_slack: Slack = field(default_factory=lambda: Slack(blocks=0, counted_bytes=0))
     update_slack: Slack = field(default_factory=lambda: Slack(blocks=0, counted_bytes=0))
     running: Bytes = field(default_factory=dict)
-    first_backward: Bytes = field(default_factory=dict)
     in_layers: Bytes = field(default_factory=dict)
     arriving: Bytes = field(default_factory=dict)
     reduction: Bytes = field(default_factory=dict)
     bucket_copies: Bytes = field(default_factory=dict)
+    reductions: Mapping[str, int] = field(default_factory=dict)
     last_reduction: Bytes = field(default_factory=dict)
     gradient_share: float = 1.0
     gradients_at_update: int | None = None

@@ -1,7 +1,7 @@
 """One training step from the first operation to the last: the highest moment of each phase."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.meter import Meter, Slack
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
@@ -56,9 +56,13 @@ class StepPeaks:
         return self.places[self.phase]
 
 
-def place(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placement:
-    """Where the recipe's engine keeps weights, gradients and states."""
-    return zero_placement(recipe, weights) if recipe.engine == "deepspeed" else torch_placement(recipe, weights)
+def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool = False) -> Placement:
+    """Where the recipe's engine keeps weights, gradients and states, in the first step or a steady one."""
+    return (
+        zero_placement(recipe, weights, first=first)
+        if recipe.engine == "deepspeed"
+        else torch_placement(recipe, weights)
+    )
 
 
 def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, first: bool) -> StepPeaks:
@@ -68,11 +72,10 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
         first: the first step, which finds no optimizer states; the steady one otherwise.
     """
     weights = make_weights(recipe)
-    placement = place(recipe, weights.values())
-    if first:
-        placement = replace(placement, running={}, in_layers={}, arriving={})
-    for weight in weights.values():
+    placement = place(recipe, weights.values(), first=first)
+    for name, weight in weights.items():
         weight.kept_share = placement.gradient_share
+        weight.reduction_bytes = placement.reductions.get(name, 0)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     static = _Static(recipe, weights, placement)
     static.place(meter, first=first)
@@ -83,11 +86,11 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
         micro_batch = MicroBatch(recipe, weights, kernels, meter, placement)
         _run_phase(meter, micro_batch.forward, workspace_bytes)
         highest.note(Phase.FORWARD)
-        meter.add(placement.first_backward, times=int(first))
         _run_phase(meter, micro_batch.backward, workspace_bytes)
-        meter.add(placement.first_backward, times=-int(first))
+        meter.add(placement.running, times=-1)
         meter.add(placement.last_reduction)
         meter.add(placement.last_reduction, times=-1)
+        meter.add(placement.running)
         highest.note(Phase.BACKWARD)
     if recipe.optimizer != "none":
         static.update(meter, first=first)

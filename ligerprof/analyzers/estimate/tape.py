@@ -24,6 +24,7 @@ class Weight:
         shape: the parameter's sizes.
         in_layer: whether it belongs to a decoder layer.
         packed_sizes: bytes of each tensor that holds it where it is quantized, else none.
+        reduction_bytes: made and dropped between ranks when its gradient comes, where others are reduced then.
         gradient: the gradient, once it is made; a micro-batch after the first adds to it.
         pending: gradients of some of the uses, while others are still to come.
     """
@@ -32,6 +33,7 @@ class Weight:
     width: int
     trainable: bool = True
     kept_share: float = 1.0
+    reduction_bytes: int = 0
     uses: int = 1
     shape: tuple[int, ...] = ()
     in_layer: bool = False
@@ -346,6 +348,7 @@ class Tape:
             weight.pending = new
             return
         weight.arrived = 0
+        self.meter.touch(weight.reduction_bytes, Role.COMMUNICATION)
         if weight.gradient is not None:
             self.meter.drop(new.block)
         elif weight.kept_share == 1.0:

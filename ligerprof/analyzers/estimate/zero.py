@@ -1,17 +1,22 @@
 """What stays on one GPU of N under DeepSpeed, with ZeRO or without, and what moves to main memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ligerprof.analyzers.estimate.bucket import emptyings, scattered_elements
 from ligerprof.analyzers.estimate.context import FP32_BYTES
-from ligerprof.analyzers.estimate.gathered import Gathered
+from ligerprof.analyzers.estimate.gathered import Gathered, GatheredWhenNeeded
+from ligerprof.analyzers.estimate.low_bit import is_in_layer
 from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
+from ligerprof.analyzers.estimate.places import explicit_layers
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.deepspeed_config import Config, zero_settings
 from ligerprof.errors import NotBuiltError
+from ligerprof.models import ModelSpec, ParameterShape
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
 
+AnyGathered = Gathered | GatheredWhenNeeded
 _HALF_BYTES = 2
 # deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
 _MOST_IN_MEMORY = 1_000_000_000
@@ -37,8 +42,8 @@ class _Elements:
     trained_share: int
 
 
-def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placement:
-    """The share of one GPU under the recipe's ZeRO stage.
+def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
+    """The share of one GPU under the recipe's ZeRO stage, in the first step or a steady one.
 
     Raises:
         NotBuiltError: 4-bit weights, 8-bit or projected moments.
@@ -47,7 +52,7 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placeme
     elements = _count(recipe, list(weights))
     if recipe.zero == 0:
         return _stage_0(recipe, elements)
-    return _stage_3(recipe, elements) if recipe.zero == 3 else _stage_1_or_2(recipe, elements)
+    return _stage_3(recipe, elements, first=first) if recipe.zero == 3 else _stage_1_or_2(recipe, elements)
 
 
 def _count(recipe: TrainingRecipe, weights: list[Weight]) -> _Elements:
@@ -115,14 +120,11 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: _Elements) -> Placement:
     )
 
 
-def _stage_3(recipe: TrainingRecipe, elements: _Elements) -> Placement:
-    """Stage 3 partitions the weights as well and gathers them when they are needed (stage3.py), or ahead (gathered.py).
-
-    The first step's backward holds one layer's weights and the head's.
-    """
+def _stage_3(recipe: TrainingRecipe, elements: _Elements, *, first: bool) -> Placement:
+    """Stage 3 partitions the weights as well (stage3.py) and gathers them (gathered.py)."""
     offloaded, moved = recipe.offload != "none", recipe.offload in ("all", "nvme")
     settings, trained = zero_settings(recipe), elements.trained_share
-    gathered = Gathered(recipe)
+    gathered = GatheredWhenNeeded(recipe) if first else Gathered(recipe)
     at_loss_bytes, in_layers_bytes = _HALF_BYTES * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
     shard_bytes = _HALF_BYTES * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
     return Placement(
@@ -138,8 +140,9 @@ def _stage_3(recipe: TrainingRecipe, elements: _Elements) -> Placement:
         in_layers={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes},
         # this rank's part of what one call gathers, on its way from main memory to the other ranks
         arriving={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes + shard_bytes},
-        first_backward={Role.COMMUNICATION: _HALF_BYTES * (elements.largest + _layer_elements(recipe))},
-        bucket_copies=_bucket_copies(recipe, _scattered_copy(recipe, gathered)),
+        # adapters' gradients are too small to count
+        reductions={} if recipe.lora is not None else _reductions(recipe, gathered),
+        last_reduction={} if recipe.lora is not None else _last_scattering(recipe, gathered),
         gradient_share=0.0,
         gradients_at_update=0 if offloaded else _HALF_BYTES * trained,
         update={} if offloaded else _update_bytes(recipe, min(trained, settings["sub_group_size"])),
@@ -167,15 +170,11 @@ class _Fills:
 
 
 def _fills(recipe: TrainingRecipe) -> _Fills:
-    """Gradients come from the last parameter to the first; one that finds no room has the bucket emptied."""
-    bucket, filled, within = zero_settings(recipe)["reduce_bucket_size"], 0, 0
-    *others, last = reversed(recipe.spec.parameters)
-    for parameter in others:
-        if filled + parameter.elements > bucket:
-            within, filled = max(within, filled), 0
-        filled += parameter.elements
-    waiting = last.elements if filled + last.elements > bucket else 0
-    return _Fills(within=within, last=filled if waiting else filled + last.elements, waiting=waiting)
+    *within, end = emptyings(recipe)
+    waiting = 0
+    if len(end.held) == 1 and within:
+        waiting, end = end.elements, within.pop()
+    return _Fills(within=max((item.elements for item in within), default=0), last=end.elements, waiting=waiting)
 
 
 def _bucket_copies(recipe: TrainingRecipe, copy_bytes: int) -> Bytes:
@@ -207,7 +206,7 @@ def _last_reduction(recipe: TrainingRecipe, elements: _Elements, bucket_bytes: i
     return {Role.COMMUNICATION: bucket_bytes + copy_bytes, Role.GRADIENTS: waiting_bytes}
 
 
-def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: Gathered) -> int:
+def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: AnyGathered) -> int:
     """Gathered weights while layers run backward, where they exceed the most what the layers behind have freed."""
     return max(
         _HALF_BYTES * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
@@ -220,15 +219,53 @@ def _freed_bytes(recipe: TrainingRecipe, layers: int) -> int:
     return layers * recipe.tokens * recipe.spec.hidden_size * _HALF_BYTES
 
 
-def _scattered_copy(recipe: TrainingRecipe, gathered: Gathered) -> int:
-    """What scattering a bucket takes beyond the weights that are no longer gathered by then.
+def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]:
+    """By parameter, what stage 3 makes beyond what is counted already when that parameter's gradient comes.
 
-    The bucket's gradients are put together once more, in the order of ranks
-    (coalesced_collectives.py, reduce_scatter_coalesced). The layers they are of have given back their weights.
+    The most of all layers that one stands for; what those of them that are through have freed is taken off.
     """
-    filled = _fills(recipe).within
-    given_back = gathered.in_layers(0) - gathered.in_layers(filled // _layer_elements(recipe))
-    return _HALF_BYTES * max(0, filled - given_back)
+    most: dict[str, int] = {}
+    inside = (item.name for item in recipe.spec.parameters if is_in_layer(item.name))
+    order = {name: index for index, name in enumerate(inside)}
+    in_layers_bytes = _most_in_layers_bytes(recipe, gathered)
+    for emptying in emptyings(recipe):
+        if emptying.waiting is None:
+            continue
+        name, passed, freed = _moment(recipe.spec, order, emptying.waiting)
+        if freed and not recipe.checkpointing:
+            # those layers have freed far more than this
+            continue
+        held_bytes = _HALF_BYTES * (scattered_elements(recipe, emptying) + gathered.in_layers(passed))
+        counted_bytes = in_layers_bytes if name in order else _HALF_BYTES * gathered.at_loss()
+        most[name] = max(most.get(name, 0), held_bytes - counted_bytes - _freed_bytes(recipe, freed))
+    return most
+
+
+def _moment(spec: ModelSpec, order: Mapping[str, int], waiting: ParameterShape) -> tuple[str, int, int]:
+    """When a parameter's gradient comes.
+
+    Args:
+        order: the names of the layers' parameters, numbered.
+
+    Returns:
+        The same parameter's name in the layer that stands for its own, how many layers have run backward by
+        then, and how many of these are among those that the one stands for.
+    """
+    if waiting.name not in order:
+        # an embedding comes before the layers, so after them in backward; norm and head the other way round
+        is_embedding = spec.parameters.index(waiting) <= len(order)
+        return waiting.name, spec.layers if is_embedding else 0, 0
+    each = len(order) // spec.layers
+    layer, place = divmod(order[waiting.name], each)
+    first, times = next(item for item in reversed(explicit_layers(spec.layers)) if item[0] <= layer)
+    return list(order)[first * each + place], spec.layers - 1 - layer, first + times - 1 - layer
+
+
+def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
+    """What the last gradients take in stage 3, beside the embedding that is still gathered."""
+    *_, last = emptyings(recipe)
+    elements = scattered_elements(recipe, last) + gathered.in_layers(recipe.spec.layers)
+    return {Role.COMMUNICATION: _HALF_BYTES * elements}
 
 
 def _layer_elements(recipe: TrainingRecipe) -> int:

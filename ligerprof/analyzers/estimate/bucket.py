@@ -1,0 +1,57 @@
+"""When the bucket that gradients are reduced in is emptied, and what ZeRO-3 makes then."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ligerprof.deepspeed_config import zero_settings
+from ligerprof.models import ParameterShape
+from ligerprof.recipe import TrainingRecipe
+
+# stage3.py, _constant_buffered_norm2: elements whose norm is taken at once, in fp64
+_NORM_ELEMENTS = 250_000_000
+_DOUBLES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Emptying:
+    """The bucket's gradients are reduced.
+
+    Attributes:
+        waiting: the parameter whose gradient finds no room; None: backward has run.
+        held: the parameters whose gradients are in the bucket.
+    """
+
+    waiting: ParameterShape | None
+    held: tuple[ParameterShape, ...]
+
+    @property
+    def elements(self) -> int:
+        """What is in the bucket."""
+        return sum(item.elements for item in self.held)
+
+
+def emptyings(recipe: TrainingRecipe) -> Iterator[Emptying]:
+    """Every time in a backward pass: gradients come from the last parameter to the first."""
+    held: list[ParameterShape] = []
+    filled, most = 0, zero_settings(recipe)["reduce_bucket_size"]
+    for item in reversed(recipe.spec.parameters):
+        if held and filled + item.elements > most:
+            yield Emptying(waiting=item, held=tuple(held))
+            held, filled = [], 0
+        held.append(item)
+        filled += item.elements
+    yield Emptying(waiting=None, held=tuple(held))
+
+
+def scattered_elements(recipe: TrainingRecipe, emptying: Emptying) -> int:
+    """What stage 3 makes besides, in 16-bit elements.
+
+    Gradients are put together once more, in the order of ranks (coalesced_collectives.py,
+    reduce_scatter_coalesced), a single one that needs no padding excepted. With an offloaded optimizer each
+    one's partition comes back from main memory, and its norm is taken of an fp64 copy (stage3.py, partition_grads).
+    """
+    largest = max(item.elements for item in emptying.held)
+    alone = len(emptying.held) == 1 and largest % recipe.gpus == 0
+    copied = 0 if alone else emptying.elements
+    partition = -(-largest // recipe.gpus) if recipe.offload != "none" else 0
+    return copied + partition + _DOUBLES * min(partition, _NORM_ELEMENTS)
