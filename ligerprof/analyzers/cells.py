@@ -76,11 +76,37 @@ def read_cells(paths: Iterable[Path]) -> tuple[Cell, ...]:
     """
     cells: dict[str, Cell] = {}
     for path in paths:
-        for cell in _read_file(path / RESULTS_NAME if path.is_dir() else path):
+        for source, row in read_rows(path):
+            cell = cell_from_json(row, source)
             # a row that comes again takes the place of the last one, not of the first
             cells.pop(cell.key, None)
             cells[cell.key] = cell
     return tuple(cells.values())
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """What the lines of one file, or of a folder's results.jsonl, hold, each with its source for errors.
+
+    Raises:
+        ResultFormatError: a file that is none, or a line but the last that is no JSON.
+    """
+    file = path / RESULTS_NAME if path.is_dir() else path
+    text = _read_text(file)
+    # one result over several lines, as `step --json` prints it
+    lines = [text] if text.startswith("{\n") else text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        source = f"{file}, line {number}"
+        try:
+            yield source, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines) > 1:
+                # no line end: whoever writes it has not finished it, or was killed
+                return
+            raise ResultFormatError(
+                f"{source}: not readable as JSON ({str(error)[:80]}). Take the line out, or run the sweep again."
+            ) from None
 
 
 def cell_from_json(values: object, source: str) -> Cell:
@@ -118,26 +144,6 @@ def cell_from_json(values: object, source: str) -> Cell:
         step_seconds=row.number("step_seconds"),
         tokens_per_second=row.number("tokens_per_second"),
     )
-
-
-def _read_file(path: Path) -> Iterator[Cell]:
-    text = _read_text(path)
-    # one result over several lines, as `step --json` prints it
-    lines = [text] if text.startswith("{\n") else text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        source = f"{path}, line {number}"
-        try:
-            values: Any = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number == len(lines) > 1:
-                # no line end: whoever writes it has not finished it, or was killed
-                return
-            raise ResultFormatError(
-                f"{source}: not readable as JSON ({str(error)[:80]}). Take the line out, or run the sweep again."
-            ) from None
-        yield cell_from_json(values, source)
 
 
 def _read_text(path: Path) -> str:

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from ligerprof.errors import ResultFormatError, RunDirectoryError
 from ligerprof.recipe import TrainingRecipe
-from ligerprof.runs.sweep.folder import GRIDS, SweepFolder
+from ligerprof.runs.sweep.folder import GRIDS, LOCK, SweepFolder
 
 RECIPE = TrainingRecipe(model="tiny").to_json()
 
@@ -49,6 +50,20 @@ def test_the_later_row_of_a_key_counts(tmp_path: Path) -> None:
     folder.append({**make_row(1), "error": "again"})
     assert [cell.error for cell in folder.read().values()] == ["again"]
     assert [row["error"] for row in folder.rows().values()] == ["again"]
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "sweep.partial", LOCK])
+def test_what_the_disk_refuses_is_one_line(name: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "sweep")
+    (folder.path / name).mkdir()
+
+    def begin() -> None:
+        with folder.locked():
+            folder.heal()
+            folder.note_grids([{"options": {}}])
+
+    with pytest.raises(RunDirectoryError, match=re.escape(f"{folder.path / name}: Is a directory")):
+        begin()
 
 
 def test_a_second_sweep_is_refused_while_the_first_is_at_work(tmp_path: Path) -> None:

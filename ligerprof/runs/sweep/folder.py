@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.cells import RESULTS_NAME, Cell, read_cells
+from ligerprof.analyzers.cells import RESULTS_NAME, Cell, read_cells, read_rows
 from ligerprof.errors import ResultFormatError, RunDirectoryError
 
 GRIDS, RUNS, LOCK = "sweep.json", "runs", "sweep.lock"
@@ -48,14 +48,12 @@ class SweepFolder:
         Raises:
             RunDirectoryError: it cannot be made, or holds something else.
         """
-        try:
+        with disk_errors_told(self.path):
             found = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
             # rows alone are enough: those of another machine are gone on from
             if found and not found & {GRIDS, RESULTS_NAME}:
                 raise RunDirectoryError(f"{self.path}: not empty and no sweep. Choose another -o.")
             (self.path / RUNS).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunDirectoryError(f"{self.path}: cannot make it ({error.strerror}). Choose another -o.") from None
 
     def read(self) -> dict[str, Cell]:
         """The cells so far by key; the later of two rows counts.
@@ -67,11 +65,9 @@ class SweepFolder:
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """The same as they stand in the file."""
-        if not self.results.exists():
-            return {}
-        rows = map(json.loads, filter(None, self.results.read_text(encoding="utf-8").splitlines()))
+        rows = read_rows(self.results) if self.results.exists() else ()
         # a plain step's result may be among them; it has no key
-        return {row["key"]: row for row in rows if "key" in row}
+        return {row["key"]: row for _, row in rows if "key" in row}
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row that is on the disk when this returns.
@@ -80,56 +76,73 @@ class SweepFolder:
             RunDirectoryError: the disk refuses.
         """
         line = json.dumps(row).encode() + b"\n"
-        try:
-            with self.results.open("ab") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunDirectoryError(f"{self.results}: cannot write ({error.strerror}). Make room.") from None
+        with disk_errors_told(self.results), self.results.open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
 
     def heal(self) -> None:
-        """Take away what a killed sweep wrote of a last line; end a whole one that lacks its line end."""
+        """Take away what a killed sweep wrote of a last line; end a whole one that lacks its line end.
+
+        Raises:
+            RunDirectoryError: the disk refuses.
+        """
         if not self.results.exists():
             return
-        content = self.results.read_bytes()
-        whole, end, rest = content.rpartition(b"\n")
-        if not rest:
-            return
-        if _is_json(rest):
-            with self.results.open("ab") as file:
-                file.write(b"\n")
-        else:
-            os.truncate(self.results, len(whole) + len(end))
+        with disk_errors_told(self.results):
+            whole, end, rest = self.results.read_bytes().rpartition(b"\n")
+            if rest and _is_json(rest):
+                with self.results.open("ab") as file:
+                    file.write(b"\n")
+            elif rest:
+                os.truncate(self.results, len(whole) + len(end))
 
     def note_grids(self, grids: list[dict[str, Any]]) -> None:
         """Add to sweep.json those grids that it does not hold yet.
 
         Raises:
             ResultFormatError: sweep.json is none.
+            RunDirectoryError: the disk refuses.
         """
         path = self.path / GRIDS
         known = _read_grids(path) if path.exists() else []
         content = {"schema": _SCHEMA, "kind": "grids", "grids": known + [grid for grid in grids if grid not in known]}
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
+        with disk_errors_told(path):
+            partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            partial.replace(path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other sweeps out of the folder; the lock ends with the process, however it ends.
 
         Raises:
-            RunDirectoryError: another sweep is at work in it.
+            RunDirectoryError: another sweep is at work in it, or the disk refuses.
         """
         import fcntl
 
-        with (self.path / LOCK).open("w") as file:
+        with disk_errors_told(self.path):
+            lock = (self.path / LOCK).open("w")
+        with lock as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunDirectoryError(f"{self.path}: another sweep is at work here. Wait for it.") from None
             yield
+
+
+@contextmanager
+def disk_errors_told(path: Path) -> Iterator[None]:
+    """Make one line of what the disk refuses.
+
+    Raises:
+        RunDirectoryError: it did.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise RunDirectoryError(f"{where}: {error.strerror}. Make room, or choose another -o.") from None
 
 
 def _is_json(line: bytes) -> bool:

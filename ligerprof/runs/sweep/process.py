@@ -15,7 +15,7 @@ from typing import Any
 from ligerprof.analyzers.cells import CellStatus
 from ligerprof.analyzers.flags import recipe_flags
 from ligerprof.recipe import TrainingRecipe
-from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.runs.sweep.folder import SweepFolder, disk_errors_told
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.guard import GRACE_SECONDS
 
@@ -41,19 +41,17 @@ class CellProcess:
     """A running cell."""
 
     def __init__(self, recipe: TrainingRecipe, folder: SweepFolder, settings: CellSettings) -> None:
-        """Start it."""
+        """Start it.
+
+        Raises:
+            RunDirectoryError: the disk refuses.
+        """
         self.recipe, self.key = recipe, cell_key(recipe)
         self._folder, self._settings = folder, settings
         self._started = time.monotonic()
         self._timed_out = False
-        with folder.output(self.key).open("wb") as output, folder.log(self.key).open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ligerprof.runs.sweep.guard", *self._command()],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=log,
-                start_new_session=True,
-            )
+        with disk_errors_told(folder.path):
+            self._process = self._start()
 
     def poll(self) -> dict[str, Any] | None:
         """The row where the cell has ended, else None; ends a cell whose time is up."""
@@ -75,6 +73,16 @@ class CellProcess:
             self._process.wait(2 * GRACE_SECONDS)
         self._process.kill()
         self._process.wait()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self._folder.output(self.key).open("wb") as output, self._folder.log(self.key).open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "ligerprof.runs.sweep.guard", *self._command()],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def _command(self) -> list[str]:
         config = self.recipe.deepspeed_config
