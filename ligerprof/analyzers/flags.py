@@ -37,10 +37,10 @@ def _option(name: str, value: Any) -> list[str]:
     if name in _SWITCHES:
         return [_SWITCHES[name]]
     flag = _NAMES.get(name, name.replace("_", "-"))
-    return [f"--{flag}", _exact_size(value) if name in _SIZES and isinstance(value, int) else str(value)]
+    return [f"--{flag}", size_text(value) if name in _SIZES and isinstance(value, int) else str(value)]
 
 
-def _exact_size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
     """A size that reads back as the same bytes, in the largest unit that allows it."""
     if size_bytes % GIB == 0:
         return f"{size_bytes // GIB}GiB"

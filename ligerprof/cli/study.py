@@ -8,7 +8,7 @@ import click
 
 from ligerprof.analyzers.cells import RESULTS_NAME
 from ligerprof.cli.options import force_option, json_option, size_option
-from ligerprof.cli.output import say
+from ligerprof.cli.output import print_json, say
 from ligerprof.cli.sweep import print_plan, print_result, watching
 from ligerprof.errors import NotBuiltError
 from ligerprof.recipe import DEVICES, TrainingRecipe
@@ -16,7 +16,7 @@ from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.process import CellSettings
 from ligerprof.runs.sweep.runner import RunnerSettings
 from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
-from ligerprof.runs.sweep.study import LIGER, OURS, PARTS, Part, adapt, select_parts
+from ligerprof.runs.sweep.study import PARTS, PROVIDERS, Part, adapt, select_parts, select_providers
 
 _DEFAULT_FOLDER = Path("runs/study")
 _NAMES = ", ".join(part.name for part in PARTS)
@@ -33,7 +33,7 @@ _NAMES = ", ".join(part.name for part in PARTS)
 )
 @size_option("--memory-limit", "memory_limit_bytes", "Limit on reserved bytes in the ZeRO parts. Default: 23.5GiB.")
 @click.option("--only", metavar="NAMES", help=f"Parts, joined by commas: {_NAMES}. Default: all.")
-@click.option("--provider", default=f"{OURS},{LIGER}", show_default=True, help="Whose kernels, joined by commas.")
+@click.option("--provider", default=",".join(PROVIDERS), show_default=True, help="Whose kernels, joined by commas.")
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where cells run.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of one cell.")
 @click.option(
@@ -58,7 +58,9 @@ def command(output: Path, dry_run: bool, report: bool, force: bool, as_json: boo
     """
     folder = SweepFolder(path=output)
     if report:
-        _write_report(folder, how["results"], force=force)
+        written = _write_report(folder, how["results"], force=force)
+        if as_json:
+            print_json({"schema": 1, "kind": "study-report", "report": str(written)})
         return
     plan = _plan(how, dry_run=dry_run)
     if dry_run:
@@ -74,20 +76,22 @@ def command(output: Path, dry_run: bool, report: bool, force: bool, as_json: boo
     print_result(result, as_json=as_json)
 
 
-def _write_report(folder: SweepFolder, earlier: tuple[Path, ...], *, force: bool) -> None:
+def _write_report(folder: SweepFolder, earlier: tuple[Path, ...], *, force: bool) -> Path:
     """Write the report of the folder's cells and those of earlier runs into the folder."""
     from ligerprof.reports.study import write_report
 
     own = [folder.path] if (folder.path / RESULTS_NAME).exists() else []
     # the folder's own cells count before those of the same recipe in an earlier run
-    say(f"wrote {write_report([*earlier, *own], folder.path, force=force)}")
+    written = write_report([*earlier, *own], folder.path, force=force)
+    say(f"wrote {written}")
+    return written
 
 
 def _plan(how: dict[str, Any], *, dry_run: bool) -> SweepPlan:
     """The cells of the parts that can run here; with `dry_run` of all parts."""
     parts = select_parts(how["only"].split(",") if how["only"] else ())
     device = "cuda" if dry_run and how["device"] == "auto" else _device(how["device"])
-    providers = tuple(how["provider"].split(","))
+    providers = select_providers(how["provider"].split(","))
     adapted = [
         adapt(part, device=device, memory_limit_bytes=how["memory_limit_bytes"], providers=providers)
         for part in (parts if device == "cuda" else _simulated_parts(parts))
@@ -110,9 +114,9 @@ def _simulated_parts(parts: tuple[Part, ...]) -> Iterator[Part]:
     """
     covered = [part for part in parts if "deepspeed" not in part.grid.options.get("engine", ())]
     left_out = ", ".join(part.name for part in parts if part not in covered)
-    why = "the simulator does not cover ZeRO; --dry-run shows their closed form"
+    why = "the simulator does not cover ZeRO; `ligerprof study --dry-run` shows their closed form"
     if not covered:
-        raise NotBuiltError(f"study: no CUDA device for the parts {left_out}, and {why}.")
+        raise NotBuiltError(f"study: {left_out}: a CUDA device is needed, as {why}.")
     if left_out:
         say(f"left out without a GPU: {left_out} ({why})")
     yield from covered

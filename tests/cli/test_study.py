@@ -101,6 +101,7 @@ def test_a_dry_run_has_every_cell_and_needs_no_gpu(tmp_path: Path) -> None:
     [
         (("--only", "batch", "--device", "simulated"), 1, "the simulator does not cover ZeRO"),
         (("--only", "lunch"), 2, "no part 'lunch'"),
+        (("--provider", "lunch"), 2, "no cells of provider 'lunch'"),
         (("--report",), 1, "no finished cell"),
         (("--memory-limit", "some"), 2, "not a size"),
     ],
@@ -158,6 +159,37 @@ def test_a_part_alone_makes_a_report_of_its_own(rows: list[dict[str, Any]], tmp_
     assert run("--report", *both, "-o", str(tmp_path / "report")).exit_code == 1
     assert run("--report", *both, "-o", str(tmp_path / "report"), "--force").exit_code == 0
     assert f"{again[0]['peak_bytes'] / GIB:.2f} /" in (tmp_path / "report" / "README.md").read_text()
+
+
+def test_what_is_not_measured_yet_is_said_with_the_command_that_adds_it(
+    rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    # between the grid's sizes the searches have been everywhere
+    plain = next(row["recipe"] for row in rows if row["recipe"]["batch"] == 8 and row["recipe"]["liger"] == "none")
+    sizes = [(batch, 1024) for batch in range(9, 16)] + [(4, seq) for seq in range(2112, 4096, 64)]
+    found = [make_row(TrainingRecipe.from_json({**plain, "batch": batch, "seq": seq})) for batch, seq in sizes]
+    whole = write_rows([*rows, *found], tmp_path / "whole.jsonl")
+    assert run("--report", "--results", str(whole), "-o", str(tmp_path / "whole")).exit_code == 0
+    assert "Not measured yet" not in (tmp_path / "whole" / "README.md").read_text()
+
+    def is_kept(row: dict[str, Any]) -> bool:
+        recipe = row["recipe"]
+        alone = recipe["liger"] in ("rms", "flce")
+        return not (alone or (recipe["model"] == "llama3-8b" and recipe["liger"] == "all" and recipe["batch"] > 32))
+
+    longest = max(row["recipe"]["seq"] for row in found if row["status"] == "done")
+    before = [row for row in found if row["recipe"]["seq"] != longest + 64]
+    part = write_rows([*filter(is_kept, rows), *before], tmp_path / "part.jsonl")
+    assert run("--report", "--results", str(part), "-o", str(tmp_path / "part")).exit_code == 0
+    text = (tmp_path / "part" / "README.md").read_text()
+    assert table_under(text, "Not measured yet")[1:] == [
+        ["ablation", "rms", "0 of 1", "8 x 1,024"],
+        ["ablation", "flce", "0 of 1", "8 x 1,024"],
+        ["seq-border", "none", "", f"border above {longest:,} below {longest + 128:,}"],
+        ["paper", "all", "2 of 5", "64 x 512, 96 x 512, 128 x 512"],
+    ]
+    assert "ligerprof study --only ablation,seq-border,paper -o FOLDER" in text
+    assert "or not all of it: ablation (rms; flce), seq-border (none), paper (all)." in text
 
 
 def test_the_committed_report_is_that_of_the_committed_rows(tmp_path: Path) -> None:

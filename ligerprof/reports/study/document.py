@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.errors import OutputError
 from ligerprof.reports.study import sections
-from ligerprof.reports.study.facts import ALL, COLUMNS, NONE, Facts, largest_and_smallest, read_facts, sizes_on
+from ligerprof.reports.study.facts import ALL, COLUMNS, LINES, NONE, Facts, largest_and_smallest, read_facts, sizes_on
+from ligerprof.reports.study.missing import find_gaps, gaps_in_words, not_measured
 from ligerprof.reports.study.text import BEYOND, OUT_OF_MEMORY
+from ligerprof.runs.sweep.borders import Axis
 from ligerprof.runs.sweep.study import EXPLAINED_BATCHES, SWEEP_BATCH, SWEEP_SEQ
 from ligerprof.units import format_bytes
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "README.md"
+_GAPS = "Not measured yet"
 # what the report says of 2024 is what that study printed: an RTX 4090, transformers 4.45, liger-kernel 0.3
 _LOST_BATCH, _LOST_SEQ, _REACHED_BATCH, _REACHED_SEQ = 16, 2048, 112, 24576
 
@@ -104,7 +107,7 @@ def _summary(facts: Facts) -> Iterator[str]:
     yield (
         "`ligerprof study` runs all of it again and `ligerprof study --report` writes this page: every figure in it "
         f"comes from result files. {OUT_OF_MEMORY}: out of memory; {BEYOND}: above a size of the same column that was "
-        "out of memory, and not run; blank: not measured. Peak is the most that was allocated in a steady step, "
+        "out of memory, and not run; blank: not measured yet. Peak is the most that was allocated in a steady step, "
         "reserved the most that torch's allocator took for it."
     )
     yield ""
@@ -117,13 +120,15 @@ def _days(days: Sequence[str]) -> str:
 def _result(facts: Facts) -> Iterator[str]:
     """The study's result in a sentence for each axis, from what was found here."""
     plain, fused = facts.zero(NONE), facts.zero(ALL)
-    for axis, name in (("batch", f"batch at {SWEEP_SEQ} tokens"), ("seq", f"sequence at batch {SWEEP_BATCH}")):
+    for axis, name in LINES.items():
         without, lost = largest_and_smallest(plain, axis)
         with_all, with_lost = largest_and_smallest(fused, axis)
         if without is not None and with_all is not None:
             lost_text = "" if lost is None else f" ({lost:,} is out of memory)"
             end = "" if with_lost is None else f" ({with_lost:,} is out of memory)"
             yield f"- Largest {name}: {without:,} without fused kernels{lost_text}, {with_all:,} with all of them{end}."
+    if gaps := find_gaps(facts):
+        yield f"- [{_GAPS}](#{_GAPS.lower().replace(' ', '-')}), or not all of it: {gaps_in_words(gaps)}."
     yield ""
 
 
@@ -186,6 +191,7 @@ def _sections(facts: Facts) -> Iterator[Section]:
         figures=(_drawn("llama3-8b", "Llama-3-8B: peak and tokens a second", "batch", _of_paper(facts)),),
     )
     yield Section(title="What differs from 2024", lead="", lines=_differences(facts))
+    yield Section(title=_GAPS, lead="What the study asks for and these rows do not hold:", lines=not_measured(facts))
 
 
 def _drawn(name: str, shows: str, kind: str, cells: Sequence[Cell]) -> tuple[str, str, Callable[[], "Figure | None"]]:
@@ -201,7 +207,7 @@ def _drawn(name: str, shows: str, kind: str, cells: Sequence[Cell]) -> tuple[str
     return name, shows, draw
 
 
-def _line(cells: Sequence[Cell], axis: str) -> list[Cell]:
+def _line(cells: Sequence[Cell], axis: Axis) -> list[Cell]:
     """The cells of one sweep, those of a search left out: a curve of the grid alone."""
     sizes = set(sizes_on((cell for cell in cells if cell.recipe.kernels), axis))
     fixed = ("seq", SWEEP_SEQ) if axis == "batch" else ("batch", SWEEP_BATCH)

@@ -1,16 +1,18 @@
 """What the study's report knows: the cells of result files, where they were measured, and how to find one of them."""
 
-import json
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ligerprof.analyzers.cells import RESULTS_NAME, Cell, CellStatus, read_cells
+from ligerprof.analyzers.cells import Cell, CellStatus, read_cells, read_rows
 from ligerprof.errors import ResultFormatError
+from ligerprof.recipe import TrainingRecipe
+from ligerprof.runs.sweep.borders import Axis, edges
 from ligerprof.runs.sweep.study import LIGER, OURS, SWEEP_BATCH, SWEEP_SEQ
 
 STUDY_MODEL, PAPER_MODEL = "llama3.2-1b", "llama3-8b"
+_PACKAGES = {LIGER: "liger-kernel"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,15 +23,20 @@ class KernelColumn:
         provider: None where no kernel is used.
     """
 
-    title: str
     liger: str
-    provider: str | None
+    provider: str | None = OURS
+
+    @property
+    def title(self) -> str:
+        """Such as `all`, and `all, liger-kernel` where the kernels are not ours."""
+        return self.liger if self.provider in (None, OURS) else f"{self.liger}, {_PACKAGES[self.provider]}"
 
 
-NONE = KernelColumn(title="none", liger="none", provider=None)
-NO_FLCE = KernelColumn(title="no-flce", liger="no-flce", provider=OURS)
-ALL = KernelColumn(title="all", liger="all", provider=OURS)
-LIGER_ALL = KernelColumn(title="all, liger-kernel", liger="all", provider=LIGER)
+NONE = KernelColumn(liger="none", provider=None)
+NO_FLCE = KernelColumn(liger="no-flce")
+ALL = KernelColumn(liger="all")
+LIGER_ALL = KernelColumn(liger="all", provider=LIGER)
+LINES: dict[Axis, str] = {"batch": f"batch at {SWEEP_SEQ} tokens", "seq": f"sequence at batch {SWEEP_BATCH}"}
 COLUMNS = (NONE, NO_FLCE, ALL, LIGER_ALL)
 
 
@@ -90,7 +97,7 @@ def read_facts(paths: Sequence[Path]) -> Facts:
         raise ResultFormatError("no finished cell of the study. Run `ligerprof study`, or name a file with --results.")
     versions: dict[str, dict[str, None]] = {}
     days = set()
-    for row in _rows(paths):
+    for _, row in itertools.chain.from_iterable(map(read_rows, paths)):
         days.add(str(row.get("finished", ""))[:10])
         for package, version in (row.get("versions") or {}).items():
             versions.setdefault(package, {})[str(version)] = None
@@ -101,40 +108,28 @@ def read_facts(paths: Sequence[Path]) -> Facts:
     )
 
 
-def largest_and_smallest(cells: Iterable[Cell], axis: str) -> tuple[int | None, int | None]:
+def largest_and_smallest(cells: Iterable[Cell], axis: Axis) -> tuple[int | None, int | None]:
     """The largest batch or sequence that ran and the smallest above it that was out of memory, the other one kept."""
-    line = [cell for cell in cells if _on_line(cell, axis)]
-    ran = [getattr(cell.recipe, axis) for cell in line if cell.status is CellStatus.DONE]
-    lost = [getattr(cell.recipe, axis) for cell in line if cell.status is CellStatus.OOM]
-    largest = max(ran, default=None)
-    return largest, min((size for size in lost if largest is None or size > largest), default=None)
+    return edges((cell for cell in cells if _on_line(cell, axis)), axis)
 
 
-def sizes_on(cells: Iterable[Cell], axis: str) -> tuple[int, ...]:
+def sizes_on(cells: Iterable[Cell], axis: Axis) -> tuple[int, ...]:
     """Every batch, or sequence, of the study's sweep along an axis, ascending."""
     return tuple(sorted({getattr(cell.recipe, axis) for cell in cells if _on_line(cell, axis)}))
 
 
-def _on_line(cell: Cell, axis: str) -> bool:
+def _on_line(cell: Cell, axis: Axis) -> bool:
     return cell.recipe.seq == SWEEP_SEQ if axis == "batch" else cell.recipe.batch == SWEEP_BATCH
 
 
+def column_of(recipe: TrainingRecipe) -> KernelColumn:
+    """The kernels of a recipe."""
+    return KernelColumn(liger=recipe.liger, provider=recipe.provider if recipe.kernels else None)
+
+
 def _has(cell: Cell, column: KernelColumn) -> bool:
-    provider = cell.recipe.provider if cell.recipe.kernels else None
-    return cell.recipe.liger == column.liger and provider == column.provider
+    return column_of(cell.recipe) == column
 
 
 def _first(cells: Iterable[Cell], batch: int, seq: int) -> Cell | None:
     return next((cell for cell in cells if (cell.recipe.batch, cell.recipe.seq) == (batch, seq)), None)
-
-
-def _rows(paths: Iterable[Path]) -> Iterable[dict[str, Any]]:
-    """Lines that `read_cells` has read before."""
-    for path in paths:
-        file = path / RESULTS_NAME if path.is_dir() else path
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                # the last line of a sweep that is at work
-                return

@@ -8,15 +8,18 @@ from ligerprof.reports.study.facts import (
     ALL,
     COLUMNS,
     LIGER_ALL,
+    LINES,
     NO_FLCE,
     NONE,
     Facts,
     KernelColumn,
+    column_of,
     largest_and_smallest,
     sizes_on,
 )
 from ligerprof.reports.study.text import BEYOND, gib, peak, peak_and_reserved, percent, speed, table
 from ligerprof.roles import Role
+from ligerprof.runs.sweep.borders import Axis
 from ligerprof.runs.sweep.study import (
     ABLATION_BATCH,
     BATCHES,
@@ -34,7 +37,7 @@ _SMALLEST_SHARE = 0.005
 _FP32_BYTES = 4
 
 
-def sweep_tables(facts: Facts, axis: str) -> list[str]:
+def sweep_tables(facts: Facts, axis: Axis) -> list[str]:
     """Peak and reserved bytes, then speed, against batch or sequence; sizes of a search are left to the borders."""
     grid = BATCHES if axis == "batch" else SEQUENCES
     found = sizes_on((cell for column in COLUMNS for cell in facts.zero(column)), axis)
@@ -50,7 +53,7 @@ def sweep_tables(facts: Facts, axis: str) -> list[str]:
     return tables
 
 
-def _shown(facts: Facts, column: KernelColumn, axis: str, size: int, write: Callable[[Cell | None], str]) -> str:
+def _shown(facts: Facts, column: KernelColumn, axis: Axis, size: int, write: Callable[[Cell | None], str]) -> str:
     cells = facts.zero(column)
     batch, seq = (size, SWEEP_SEQ) if axis == "batch" else (SWEEP_BATCH, size)
     cell = facts.find(column, batch=batch, seq=seq)
@@ -61,7 +64,7 @@ def _shown(facts: Facts, column: KernelColumn, axis: str, size: int, write: Call
 def borders(facts: Facts) -> list[str]:
     """The largest size that ran on each line, and the smallest that did not."""
     rows = []
-    for axis, name in (("batch", f"batch at {SWEEP_SEQ} tokens"), ("seq", f"sequence at batch {SWEEP_BATCH}")):
+    for axis, name in LINES.items():
         for column in COLUMNS:
             largest, smallest = largest_and_smallest(facts.zero(column), axis)
             if largest is not None or smallest is not None:
@@ -105,7 +108,7 @@ def beside_liger(facts: Facts) -> list[str]:
 def ablation(facts: Facts) -> list[str]:
     """Each kernel alone, then together, beside none."""
     base = facts.find(NONE, batch=ABLATION_BATCH, seq=SWEEP_SEQ)
-    singles = [KernelColumn(title=name, liger=name, provider="ligerprof") for name in SINGLE_KERNELS]
+    singles = [KernelColumn(liger=name) for name in SINGLE_KERNELS]
     rows = []
     for column in (*singles, NO_FLCE, ALL):
         cell = facts.find(column, batch=ABLATION_BATCH, seq=SWEEP_SEQ)
@@ -240,9 +243,8 @@ def paper(facts: Facts) -> list[str]:
 
 def _name(cell: Cell) -> str:
     recipe = cell.recipe
-    kernels = f"{recipe.liger}, {recipe.provider}" if recipe.kernels else "none"
     loss = "" if recipe.loss == "hf" else f", loss {recipe.loss}"
-    return f"{recipe.spec.name}, {recipe.batch} x {recipe.seq:,}, {kernels}{loss}"
+    return f"{recipe.spec.name}, {recipe.batch} x {recipe.seq:,}, {column_of(recipe).title}{loss}"
 
 
 def _pairs(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:

@@ -43,8 +43,9 @@ def speed(cell: Cell | None) -> str:
 
 
 def percent(ratio: float, digits: int = 1) -> str:
-    """A ratio less one, with its sign."""
-    return f"{100 * (ratio - 1):+.{digits}f} %"
+    """A ratio less one, with its sign where it is not zero."""
+    value = round(100 * (ratio - 1), digits)
+    return f"{value:+.{digits}f} %" if value else f"{0:.{digits}f} %"
 
 
 def _missing(cell: Cell | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ligerprof.analyzers.budget import find_limit
-from ligerprof.analyzers.cells import CellStatus
+from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.fit import SEQ_STEP
 from ligerprof.errors import LigerprofError, RecipeError
@@ -15,7 +15,7 @@ from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.runner import Runner
 
 Axis = Literal["batch", "seq"]
-_UNITS: dict[Axis, int] = {"batch": 1, "seq": SEQ_STEP}
+UNITS: dict[Axis, int] = {"batch": 1, "seq": SEQ_STEP}
 # the first stride away from a guess is this share of it
 _STRIDE_SHARE = 16
 
@@ -62,6 +62,16 @@ def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) 
     for recipe in recipes:
         lines.setdefault(_line(recipe, axis), recipe)
     return tuple(_find_border(runner, key, recipe, axis) for key, recipe in lines.items())
+
+
+def edges(cells: Iterable[Cell], axis: Axis) -> tuple[int | None, int | None]:
+    """The largest value of an axis that ran and the smallest above it that was out of memory, of one line's cells."""
+    ends: dict[CellStatus, list[int]] = {status: [] for status in CellStatus}
+    for cell in cells:
+        ends[cell.status].append(getattr(cell.recipe, axis))
+    largest = max(ends[CellStatus.DONE], default=None)
+    lost = (value for value in ends[CellStatus.OOM] if largest is None or value > largest)
+    return largest, min(lost, default=None)
 
 
 def bracket(
@@ -115,7 +125,7 @@ def _find_border(runner: Runner, line: str, recipe: TrainingRecipe, axis: Axis) 
             return False
         return _runs(runner, probe)
 
-    unit = _UNITS[axis]
+    unit = UNITS[axis]
     try:
         known = _aligned(*_known(runner, line, axis), unit)
         bracket(fits, _guess(recipe, axis, known), unit, known)
@@ -140,11 +150,7 @@ def _runs(runner: Runner, recipe: TrainingRecipe) -> bool:
 
 def _known(runner: Runner, line: str, axis: Axis) -> tuple[int | None, int | None]:
     """The largest value of a line that ran and the smallest above it that did not, of all cells so far."""
-    cells = [cell for cell in runner.cells.values() if _line(cell.recipe, axis) == line]
-    ran = [getattr(cell.recipe, axis) for cell in cells if cell.status is CellStatus.DONE]
-    lost = [getattr(cell.recipe, axis) for cell in cells if cell.status is CellStatus.OOM]
-    largest = max(ran, default=None)
-    return largest, min((value for value in lost if largest is None or value > largest), default=None)
+    return edges((cell for cell in runner.cells.values() if _line(cell.recipe, axis) == line), axis)
 
 
 def _at(recipe: TrainingRecipe, axis: Axis, value: int) -> TrainingRecipe:
@@ -163,7 +169,7 @@ def _guess(recipe: TrainingRecipe, axis: Axis, known: tuple[int | None, int | No
         low, _ = bracket(
             lambda value: estimate(_at(recipe, axis, value)).peak_bytes <= limit_bytes,
             own,
-            _UNITS[axis],
+            UNITS[axis],
             known,
         )
     except LigerprofError:

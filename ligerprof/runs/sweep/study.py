@@ -22,7 +22,7 @@ SWEEP_BATCH, SWEEP_SEQ = 4, 1024
 EXPLAINED_BATCHES = (1, 4, 8)
 ABLATION_BATCH = 8
 PAPER_SEQ = 512
-OURS, LIGER = "ligerprof", "liger"
+OURS, LIGER = PROVIDERS = "ligerprof", "liger"
 
 _TIMES: Mapping[str, tuple[Any, ...]] = {"warmup": (1,), "repeats": (2,)}
 _ZERO: Mapping[str, tuple[Any, ...]] = {
@@ -123,6 +123,18 @@ def select_parts(only: Iterable[str]) -> tuple[Part, ...]:
     if unknown := [name for name in names if name not in known]:
         raise RecipeError(f"the study has no part {unknown[0]!r}. Known: {', '.join(known)}.")
     return tuple(part for part in PARTS if not names or part.name in names)
+
+
+def select_providers(words: Iterable[str]) -> tuple[str, ...]:
+    """Whose kernels are run.
+
+    Raises:
+        RecipeError: a provider that the study has no cells of.
+    """
+    names = tuple(words)
+    if unknown := [name for name in names if name not in PROVIDERS]:
+        raise RecipeError(f"the study has no cells of provider {unknown[0]!r}. Known: {', '.join(PROVIDERS)}.")
+    return names
 
 
 def adapt(part: Part, *, device: str, memory_limit_bytes: int | None, providers: tuple[str, ...]) -> Part:
