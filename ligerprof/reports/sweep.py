@@ -59,10 +59,10 @@ def render_sweep(result: SweepResult) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    lines = [Text(f"left out: {len(result.left_out)} cells above one out of memory")] if result.left_out else []
+    lines = [Text(f"left out above one out of memory: {len(result.left_out)}")] if result.left_out else []
     borders = [borders_table(result.borders)] if result.borders else []
     refused = [Text(f"left out: {refusal.reason}") for refusal in result.plan.refusals]
-    where = Text(f"{len(result.cells)} cells in {result.folder.results}")
+    where = Text(f"rows: {result.folder.results}")
     return Group(*_backend_lines(result.cells), cells_table(result.cells), *borders, *lines, *refused, where)
 
 
@@ -156,8 +156,9 @@ class PlainWatcher:
         self._ended += 1
         self._clock.ended()
         left = self._clock.text(self._expected - self._ended)
-        end = ", ".join(word for word in (end_words(cell), *_figures(cell)) if word)
-        self._say(f"{self._ended}/{self._expected} {describe(cell.recipe, self._telling)}: {end}; {left}")
+        peak = f", peak {_figures(cell)[0]}" if cell.status is CellStatus.DONE else ""
+        name = describe(cell.recipe, self._telling)
+        self._say(f"{self._ended}/{self._expected} {name}: {end_words(cell)}{peak}; {left}")
 
 
 class BarWatcher:

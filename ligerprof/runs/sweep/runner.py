@@ -99,7 +99,7 @@ class Runner:
                 time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             raise SweepInterruptedError(
-                f"{self._folder.path}: stopped with {len(waiting) + len(self._running)} cells to go. "
+                f"{self._folder.path}: stopped, cells to go: {len(waiting) + len(self._running)}. "
                 "The same command goes on from here."
             ) from None
         finally:
