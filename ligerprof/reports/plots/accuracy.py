@@ -1,5 +1,6 @@
 """How far estimates and simulations are from the measured peak, in percent, over the size of the peak."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -116,6 +117,6 @@ def _estimated_bytes(cell: Cell) -> int | None:
 
 
 def _label(way: str, predictions: Sequence[Prediction]) -> str:
-    ratios = sorted(abs(prediction.error_ratio) for prediction in predictions)
-    median, worst = ratios[len(ratios) // 2], ratios[-1]
+    ratios = [abs(prediction.error_ratio) for prediction in predictions]
+    median, worst = statistics.median(ratios), max(ratios)
     return f"{way}: {len(ratios)} steps, median {100 * median:.3f} %, worst {100 * worst:.2f} %"
