@@ -24,8 +24,8 @@ class ExpandableSegment:
 
     def __init__(self, pool: Pool, *, page_bytes: int, account: Callable[[str, int, int, object], bool]) -> None:
         self._pool, self._page_bytes, self._account = pool, page_bytes, account
-        address = _SMALL_ADDRESS if pool.small else _LARGE_ADDRESS
-        self._first = Block(address=address, size_bytes=_SPACE_BYTES, pool=pool, mapped=False)
+        self._origin = _SMALL_ADDRESS if pool.small else _LARGE_ADDRESS
+        self._first = Block(address=self._origin, size_bytes=_SPACE_BYTES, pool=pool, mapped=False)
         pool.insert(self._first)
 
     def heads(self) -> Iterator[Block]:
@@ -77,8 +77,10 @@ class ExpandableSegment:
         return block
 
     def _unmap(self, block: Block, context: object) -> None:
-        start = -(-block.address // self._page_bytes) * self._page_bytes
-        end = (block.address + block.size_bytes) // self._page_bytes * self._page_bytes
+        # pages are counted from the segment's beginning
+        offset = block.address - self._origin
+        start = self._origin + -(-offset // self._page_bytes) * self._page_bytes
+        end = self._origin + (offset + block.size_bytes) // self._page_bytes * self._page_bytes
         if end <= start:
             return
         self._pool.remove(block)

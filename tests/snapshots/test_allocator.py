@@ -218,3 +218,25 @@ def test_settings_that_are_not_modelled_are_refused(text: str) -> None:
 def test_settings_that_torch_refuses_are_usage_errors(text: str) -> None:
     with pytest.raises(RecipeError):
         parse_allocator_settings(text)
+
+
+def test_an_expandable_recording_is_mapped_and_unmapped_as_the_gpu_did() -> None:
+    """Every block at its place in its segment, every page given back: pages are counted from a segment's beginning."""
+    events = read_snapshot(RECORDINGS / "small-expandable.pickle.xz").trace_of(0)
+    machine = Recorded(parse_allocator_settings("expandable_segments:True"))
+    blocks: dict[int, Block] = {}
+    distances: dict[bool, set[int]] = {True: set(), False: set()}
+    emptied = False
+    for event in events:
+        if event["action"] == "alloc":
+            blocks[event["addr"]] = block = machine.allocator.malloc(event["size"])
+            distances[event["size"] <= MIB].add(block.address - event["addr"])
+        elif event["action"] == "free_completed":
+            machine.allocator.free(blocks.pop(event["addr"]))
+        elif event["action"] == "segment_unmap" and not emptied:
+            machine.allocator.empty_cache()
+        emptied = event["action"] == "segment_unmap"
+
+    ours = [(event.action, event.size_bytes) for event in machine.events if event.action.startswith("segment")]
+    assert ours == [(event["action"], event["size"]) for event in events if event["action"].startswith("segment")]
+    assert [len(each) for each in distances.values()] == [1, 1]

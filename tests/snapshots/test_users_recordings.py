@@ -16,7 +16,20 @@ RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"
 RUNS: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "users.json").read_text(encoding="utf-8"))
 LOST_THEIR_BEGINNING = {"small-ring-3000"}
 # recordings of other ways to train, whose segments came from cudaMalloc
-OTHERS = ("hf-ckpt-4x1024", "hf-nockpt-8x1024", "hf-4.45-ckpt-4x1024", "liger-flce-ckpt-4x1024", "small-streams")
+OTHERS = (
+    "hf-ckpt-4x1024",
+    "hf-nockpt-8x1024",
+    "hf-4.45-ckpt-4x1024",
+    "liger-flce-ckpt-4x1024",
+    "stamped-amp-ckpt-4x1024",
+    "zero3-offload-4x1024",
+    "small-python-alloc-nockpt",
+    "small-sgd-accum",
+    "small-streams",
+    "small-two-devices",
+    "small-zero2",
+    "small-zero3",
+)
 
 Event = dict[str, Any]
 Pool = tuple[int, int]
