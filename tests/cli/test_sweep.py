@@ -60,6 +60,10 @@ def test_a_killed_sweep_goes_on_without_running_a_finished_cell_again(tmp_path: 
     # one cell is through, the other one runs
     wait_for(lambda: results.exists() and results.read_bytes().endswith(b"\n"))
     finished = results.read_bytes()
+    done = json.loads(finished)
+    assert list(done)[:6] == ["schema", "kind", "key", "status", "error", "seconds"]
+    assert (done["kind"], done["status"], done["error"], done["backend"]) == ("cell", "done", None, "simulated")
+    assert done["peak_bytes"] == sum(done["roles"].values())
     wait_for(lambda: len(list((folder / "runs").glob("*.log"))) == 2)
     os.killpg(first.pid, signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
@@ -75,20 +79,20 @@ def test_a_killed_sweep_goes_on_without_running_a_finished_cell_again(tmp_path: 
     assert [json.loads(line)["status"] for line in lines] == ["done", "oom"]
     printed = json.loads(second.stdout)
     assert printed["cells"] == [json.loads(line) for line in lines]
+    assert (folder / "runs" / done["key"] / "snapshot.pickle").exists()
     assert printed["counts"] == {"done": 1, "oom": 1, "failed": 0, "left_out": 0}
-    assert (folder / "runs" / printed["cells"][0]["key"] / "snapshot.pickle").exists()
+    # all is there: a third start runs nothing and shows it
+    shown = run(*sweep[4:])
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert "SIMULATED" in shown.stdout
+    assert results.read_bytes() == b"".join(lines)
 
 
-def test_a_row_is_a_step_and_a_failed_cell_ends_in_1(tmp_path: Path) -> None:
+def test_a_failed_cell_is_a_row_and_ends_in_1(tmp_path: Path) -> None:
     # a provider that nobody has is found out by the cell itself
-    result = run(*TINY, "--batch", "1", "--liger", "none,rms", "--provider", "nobody", "-o", str(tmp_path / "sweep"))
-    assert (result.exit_code, result.stderr.splitlines()[-1][:24]) == (1, "Error: 1 of 2 cells fail")
-    done, failed = (json.loads(line) for line in (tmp_path / "sweep" / "results.jsonl").read_text().splitlines())
-    assert list(done)[:6] == ["schema", "kind", "key", "status", "error", "seconds"]
-    assert (done["kind"], done["status"], done["error"]) == ("cell", "done", None)
-    assert done["peak_bytes"] == sum(done["roles"].values())
-    assert done["backend"] == "simulated"
-    assert "SIMULATED" in result.stdout
+    result = run(*TINY, "--batch", "1", "--liger", "rms", "--provider", "nobody", "-o", str(tmp_path / "sweep"))
+    assert (result.exit_code, result.stderr.splitlines()[-1][:24]) == (1, "Error: 1 of 1 cells fail")
+    (failed,) = (json.loads(line) for line in (tmp_path / "sweep" / "results.jsonl").read_text().splitlines())
     assert failed["status"] == "failed"
     assert "nobody" in failed["error"]
     assert failed["recipe"]["provider"] == "nobody"

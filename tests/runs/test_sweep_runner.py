@@ -10,6 +10,7 @@ import pytest
 
 from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.recipe import TrainingRecipe
+from ligerprof.runs.sweep import runner as sweep_runner
 from ligerprof.runs.sweep.borders import find_borders
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, cell_key, expand
@@ -61,6 +62,21 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(CellProcess, "_command", command)
 
     return use
+
+
+def answer_at_once(monkeypatch: pytest.MonkeyPatch, largest_tokens: int) -> None:
+    """Have cells end without a process, out of memory above so many tokens."""
+
+    class Answered:
+        def __init__(self, recipe: TrainingRecipe, _folder: SweepFolder, _settings: CellSettings) -> None:
+            self.recipe, self.key = recipe, cell_key(recipe)
+
+        def poll(self) -> dict[str, object]:
+            status = "done" if self.recipe.tokens <= largest_tokens else "oom"
+            return {"key": self.key, "status": status, "recipe": self.recipe.to_json()}
+
+    monkeypatch.setattr(sweep_runner, "CellProcess", Answered)
+    monkeypatch.setattr(sweep_runner, "_POLL_SECONDS", 0)
 
 
 def make_runner(path: Path, settings: RunnerSettings | None = None) -> tuple[Runner, Records]:
@@ -137,9 +153,9 @@ def test_jobs_run_at_the_same_time(tmp_path: Path, scripted: Callable[[str], Non
 
 
 def test_the_border_stands_between_neighbours_and_uses_what_is_known(
-    tmp_path: Path, scripted: Callable[[str], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scripted(STEP.format(limit=64 * 37))
+    answer_at_once(monkeypatch, largest_tokens=64 * 37)
     runner, records = make_runner(tmp_path / "sweep")
     runner.run(recipes(1, 32, 64))
     (border,) = find_borders(runner, recipes(1, 32, 64), "batch")
