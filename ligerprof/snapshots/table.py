@@ -211,7 +211,7 @@ class _Cutter:
         # equally long dicts have equally long lists but for those before a new batch
         size = int((tails - contents).max())
         likely = np.flatnonzero((tails - contents == size) & (contents + size + WORD_BYTES <= len(self.data)))
-        if len(likely) < _LEAST_ALIKE:
+        if size <= 0 or len(likely) < _LEAST_ALIKE:
             return tails
         alike, first_alike = like_others(self.data, contents[likely], size)
         copies, originals = likely[alike], likely[first_alike]
