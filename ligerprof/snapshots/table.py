@@ -209,7 +209,7 @@ class _Cutter:
         """
         contents = lists + 1 + _PUT_BYTES[self.data[lists + 1]]
         # equally long dicts have equally long lists but for those before a new batch
-        size = int((tails - contents).max())
+        size = int((tails - contents).max(initial=0))
         likely = np.flatnonzero((tails - contents == size) & (contents + size + WORD_BYTES <= len(self.data)))
         if size <= 0 or len(likely) < _LEAST_ALIKE:
             return tails
