@@ -1,7 +1,7 @@
 """Compile every launch of every kernel for a GPU that need not be here.
 
-`python -m tests.kernels.compiling CAPABILITY` prints one JSON line a launch: kernel, case, and how many 16-byte loads
-its code has.
+`python -m tests.kernels.compiling CAPABILITY CASE...` prints one JSON line a launch: kernel, case, and how many
+16-byte loads its code has.
 """
 
 import dataclasses
@@ -69,11 +69,11 @@ def compile_launch(kernel: Any, given: tuple[Any, ...], options: dict[str, Any],
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=compiling)
 
 
-def main(capability: int) -> None:
+def main(capability: int, cases: list[str]) -> None:
     done: set[str] = set()
     for slot in ALL_KERNELS:
-        for case, shape in CASES.items():
-            for kernel, given, options in launches(slot, shape):
+        for case in cases:
+            for kernel, given, options in launches(slot, CASES[case]):
                 compiled = compile_launch(kernel, given, options, capability)
                 if compiled.hash in done:
                     continue
@@ -85,4 +85,4 @@ def main(capability: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

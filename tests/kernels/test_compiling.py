@@ -6,16 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.kernels.compiling import CASES
 from tests.kernels.test_memory import ALL_KERNELS
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_every_launch_compiles_for_hopper_and_streams_in_wide_loads(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases", [("llama-1b", "gpt2-xl"), pytest.param(tuple(CASES), marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_every_launch_compiles_for_hopper_and_streams_in_wide_loads(cases: tuple[str, ...], tmp_path: Path) -> None:
     """In a process of its own: in this one kernels are interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiling", "90"],
+        [sys.executable, "-m", "tests.kernels.compiling", "90", *cases],
         cwd=ROOT,
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
