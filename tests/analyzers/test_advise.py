@@ -57,7 +57,7 @@ recipes = st.builds(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(recipes, st.floats(0.02, 1.2))
 def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, share: float) -> None:
     judge = closed_form(max(1, int(share * needed_bytes(recipe))))
