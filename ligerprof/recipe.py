@@ -262,8 +262,5 @@ def require_built(recipe: TrainingRecipe, *, command: str) -> None:
             f"{command}: the simulator does not cover --engine deepspeed. Use `ligerprof estimate`, which has its"
             " closed form, or a GPU."
         )
-    for given, what, instead in (
-        (recipe.attention == "flash", "--attention flash", "use sdpa"),
-    ):
-        if given:
-            raise NotBuiltError(f"{command}: {what} is not built yet; {instead}.")
+    if recipe.attention == "flash":
+        raise NotBuiltError(f"{command}: --attention flash is not built yet; use sdpa.")
