@@ -87,8 +87,18 @@ def is_ordinary(snapshot: Snapshot, whole: bytes) -> bool:
         for item in (holder.values() if isinstance(holder, dict) else holder)
         if isinstance(item, dict) and "action" in item
     )
-    written = Counter(argument for opcode, argument, _ in pickletools.genops(whole) if opcode.name in PUTS)
-    return max(held.values(), default=1) == 1 and max(written.values(), default=1) == 1
+    return max(held.values(), default=1) == 1 and max(memo_writes(whole).values(), default=1) == 1
+
+
+def memo_writes(whole: bytes) -> Counter[int]:
+    """How often each memo entry is written; MEMOIZE writes the one whose index is how many there are."""
+    written: Counter[int] = Counter()
+    for opcode, argument, _ in pickletools.genops(whole):
+        if opcode.name in PUTS:
+            written[argument] += 1
+        elif opcode.name == "MEMOIZE":
+            written[len(written)] += 1
+    return written
 
 
 def rows(snapshot: Snapshot) -> list[str]:
