@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.diff import GroupChange, PeakDiff
 from ligerprof.analyzers.peak import PeakReport
+from ligerprof.reports.terminal import groups_table
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.units import format_bytes, format_mib
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _MOST_NAMED = 3
-_HEADING_WIDTH, _FIGURE_WIDTH = 21, 11
+_FIGURE_WIDTH = 11
 
 
 def render_diff(diff: PeakDiff, *, top: int = 10) -> "RenderableType":
@@ -50,7 +51,7 @@ def _peak(report: PeakReport) -> str:
 
 
 def _roles_table(diff: PeakDiff) -> "Table":
-    table = _table("role", "before, MiB", "after, MiB", "change, MiB")
+    table = groups_table("role", "before, MiB", "after, MiB", "change, MiB", figure_width=_FIGURE_WIDTH)
     for role in Role:
         before, after = diff.before.roles[role], diff.after.roles[role]
         if before or after:
@@ -79,7 +80,7 @@ def _groups_table(diff: PeakDiff, top: int) -> "Table":
         if (change := sum(group.difference_bytes for group in groups))
     ]
     rows.sort(key=lambda row: -abs(row[2]))
-    table = _table("role", "change, MiB", "blocks", who="who asked")
+    table = groups_table("role", "change, MiB", "blocks", who="who asked", figure_width=_FIGURE_WIDTH)
     for role, who, change, groups in rows[:top]:
         table.add_row(role, _signed_mib(change), _counts(groups), who)
     if rest := rows[top:]:
@@ -109,16 +110,3 @@ def _signed_mib(size_bytes: int) -> str:
     text = format_mib(size_bytes)
     # less than the last figure shown has no sign
     return format_mib(0) if text.lstrip("-") == format_mib(0) else f"{'+' if size_bytes > 0 else ''}{text}"
-
-
-def _table(heading: str, *figures: str, who: str | None = None) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(heading, no_wrap=True, min_width=_HEADING_WIDTH)
-    for figure in figures:
-        table.add_column(figure, justify="right", no_wrap=True, min_width=_FIGURE_WIDTH)
-    if who is not None:
-        table.add_column(who, no_wrap=True, overflow="ellipsis")
-    return table

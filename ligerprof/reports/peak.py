@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ligerprof.analyzers.answers import OutOfMemory
 from ligerprof.analyzers.peak import BlockGroup, PeakReport
-from ligerprof.reports.terminal import RolesColumn, roles_table
+from ligerprof.reports.terminal import RolesColumn, groups_table, roles_table
 from ligerprof.roles import Phase, Role
 from ligerprof.units import format_bytes, format_mib
 
@@ -19,7 +19,7 @@ View = Literal["role", "layer", "phase"]
 VIEWS: tuple[View, ...] = ("role", "layer", "phase")
 _LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 # figures and roles keep their width; who asked is cut where the terminal is narrow
-_HEADING_WIDTH, _FIGURE_WIDTH = 21, 9
+_FIGURE_WIDTH = 9
 _OUTSIDE_LAYERS = "outside layers"
 
 
@@ -69,7 +69,7 @@ def _view(report: PeakReport, by: View) -> "Table":
         name = block.phase.value if by == "phase" else _layer_name(block.layer)
         totals[name] += block.size_bytes
     totals[Role.ALLOCATOR_ROUNDING.value] = report.roles[Role.ALLOCATOR_ROUNDING]
-    table = _table("made in" if by == "phase" else "layer", "MiB", "share")
+    table = groups_table("made in" if by == "phase" else "layer", "MiB", "share", figure_width=_FIGURE_WIDTH)
     for name, size_bytes in totals.items():
         if size_bytes:
             table.add_row(name, format_mib(size_bytes), _percent(size_bytes, report.peak_bytes))
@@ -84,7 +84,7 @@ def _blocks_table(report: PeakReport, top: int) -> "Table":
     for block in report.blocks:
         merged[block.role.value, _who(block)].append(block)
     rows = sorted(merged.items(), key=lambda row: -sum(block.size_bytes for block in row[1]))
-    table = _table("role", "MiB", "blocks", who="who asked")
+    table = groups_table("role", "MiB", "blocks", who="who asked", figure_width=_FIGURE_WIDTH)
     for (role, who), blocks in rows[:top]:
         size_bytes = sum(block.size_bytes for block in blocks)
         table.add_row(role, format_mib(size_bytes), str(sum(block.count for block in blocks)), who)
@@ -113,19 +113,6 @@ def _layer_name(layer: int | None) -> str:
 
 def _percent(size_bytes: int, total_bytes: int) -> str:
     return f"{100 * size_bytes / total_bytes:.1f} %" if total_bytes else "n/a"
-
-
-def _table(heading: str, *figures: str, who: str | None = None) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(heading, no_wrap=True, min_width=_HEADING_WIDTH)
-    for figure in figures:
-        table.add_column(figure, justify="right", no_wrap=True, min_width=_FIGURE_WIDTH)
-    if who is not None:
-        table.add_column(who, no_wrap=True, overflow="ellipsis")
-    return table
 
 
 def answer_lines(report: PeakReport) -> list[str]:

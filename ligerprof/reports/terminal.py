@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PLAIN_WIDTH = 100
+_HEADING_WIDTH = 21
 _NO_FIGURE = "n/a"
 _PRINTS_AS_ZERO_BYTES = MIB // 20
 _LARGEST_PERCENT = 999
@@ -84,6 +85,20 @@ def phases_table(columns: Sequence[PhasesColumn], *, reference: int | None = Non
     rows = [(phase.value, tuple(column.phases.get(phase) for column in columns)) for phase in STEP_PHASES]
     peak = ("peak", tuple(column.peak_bytes for column in columns))
     return _figures_table("phase", [column.title for column in columns], [*rows, peak], reference, distance)
+
+
+def groups_table(heading: str, *figures: str, figure_width: int, who: str | None = None) -> "Table":
+    """An empty table of blocks that belong together: a heading, figures, and where named who asked for them."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(heading, no_wrap=True, min_width=_HEADING_WIDTH)
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True, min_width=figure_width)
+    if who is not None:
+        table.add_column(who, no_wrap=True, overflow="ellipsis")
+    return table
 
 
 def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
