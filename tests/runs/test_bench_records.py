@@ -38,6 +38,7 @@ RECORDS = st.one_of(
         floor=WORDS,
         floor_seconds=st.none() | SIZES,
         floor_share=st.none() | SIZES,
+        copy_rate_share=st.none() | SIZES,
         extra_peak_bytes=st.none() | st.integers(0, 2**50),
     ),
     st.builds(

@@ -11,9 +11,8 @@ from ligerprof.runs.bench.machine import CudaMachine, Run
 from ligerprof.runs.bench.operations import OPERATIONS
 from ligerprof.runs.bench.records import ErrorRecord, HostRecord, MissingRecord, Record, TimeRecord
 from ligerprof.runs.bench.session import BenchPlan, run_bench, three_products
-from ligerprof.runs.bench.timing import Repetitions
+from ligerprof.runs.bench.timing import RUNS_A_TURN, Repetitions
 
-COPIED_BYTES = 1000
 # Triton interprets the loss row by row
 TOKENS = 2
 PLAN = BenchPlan(
@@ -21,7 +20,7 @@ PLAN = BenchPlan(
     providers=("torch", "ligerprof", "nobody"),
     shapes=f"tiny@{TOKENS}",
     dtype="fp32",
-    repetitions=Repetitions(least=3, most=3),
+    repetitions=Repetitions(least=1, most=1, settle_seconds=0.0),
 )
 
 
@@ -30,7 +29,7 @@ class CountingClock:
 
     seconds = 0.0
 
-    def time(self, run: Callable[[], object]) -> Callable[[], float]:
+    def time(self, run: Callable[[], object], *, head_start: bool) -> Callable[[], float]:
         run()
         self.seconds += 1.0
         taken = self.seconds
@@ -47,9 +46,11 @@ class PaperMachine:
         self.device = torch.device("cpu")
         self.clock = CountingClock()
         self.released = 0
+        self.copied: list[int] = []
 
-    def copy(self) -> tuple[Run, int]:
-        return lambda: None, COPIED_BYTES
+    def copy(self, moved_bytes: int) -> Run:
+        self.copied.append(moved_bytes)
+        return lambda: None
 
     def extra_peak_bytes(self, run: Run) -> int:
         run()
@@ -91,7 +92,7 @@ def test_every_provider_has_a_time_for_every_pass(records: list[Record]) -> None
     }
     for record in times:
         assert record.low_seconds <= record.median_seconds <= record.high_seconds
-        assert (record.repetitions, record.extra_peak_bytes) == (3, 4096)
+        assert (record.repetitions, record.extra_peak_bytes) == (RUNS_A_TURN, 4096)
 
 
 def test_floors_are_timed_beside_the_kernels(records: list[Record]) -> None:
@@ -110,11 +111,25 @@ def test_floors_are_timed_beside_the_kernels(records: list[Record]) -> None:
             assert record.floor_share is None
         else:
             assert record.floor_share == pytest.approx(record.floor_seconds / record.median_seconds)
-    # in turns: the three candidates' medians lie within a round of each other, the copy's scaled by its bytes
+    # in turns: the medians of the two kernels and the copies lie within a round of each other
     forward = [record for record in times if record.subject.kernel == "rms" and record.direction is Direction.FORWARD]
-    assert abs(forward[0].median_seconds - forward[1].median_seconds) <= 3
-    copy_seconds = (forward[0].floor_seconds or 0.0) * COPIED_BYTES / (2 * TOKENS * 96 * 4)
-    assert abs(copy_seconds - forward[0].median_seconds) <= 3
+    one_round = 4 * RUNS_A_TURN
+    assert abs(forward[0].median_seconds - forward[1].median_seconds) <= one_round
+    assert abs((forward[0].floor_seconds or 0.0) - forward[0].median_seconds) <= one_round
+    moved = 2 * TOKENS * 96 * 4
+    for record in forward:
+        rate = moved / record.median_seconds
+        large_copy_seconds = 2 * 2**30 * (record.copy_rate_share or 0.0) / rate
+        assert abs(large_copy_seconds - record.median_seconds) <= one_round
+    assert all(record.copy_rate_share is None for record in times if record.floor != "copy")
+
+
+def test_copies_move_what_the_operation_must() -> None:
+    machine = PaperMachine()
+    plan = dataclasses.replace(PLAN, kernels=("rms",), providers=("torch",), errors=False, host=False)
+    list(run_bench(plan, machine, lambda _: None))
+    plane = TOKENS * 96 * 4
+    assert [count for count in machine.copied if count != 2 * 2**30] == [2 * plane, 3 * plane, 5 * plane]
 
 
 def test_errors_host_costs_and_the_missing_are_told(records: list[Record]) -> None:
@@ -176,12 +191,12 @@ def test_the_cuda_machine_sees_waits_memory_and_time() -> None:
     assert (count, message is not None and "synchroniz" in message) == (2, True)
     assert machine.extra_peak_bytes(lambda: value * 2) == 4 * 2**20
     assert 0 < machine.host_seconds(lambda: value * 2) < 1e-3
-    copy, copied_bytes = machine.copy()
+    copy = machine.copy(2**30)
     copy()
-    seconds = machine.clock.time(copy)()
-    assert 1e11 < copied_bytes / seconds < 2e13
+    seconds = machine.clock.time(copy, head_start=False)()
+    assert 1e11 < 2**30 / seconds < 2e13
     # launches do not wait for the host: two tiny kernels with the host asleep between their launches would show
-    assert machine.clock.time(lambda: value[:1].add_(1))() < 1e-4
+    assert machine.clock.time(lambda: value[:1].add_(1), head_start=True)() < 1e-4
     assert set(machine.environment()) >= {"gpu", "date", "torch", "triton", "liger-kernel", "cut-cross-entropy"}
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from ligerprof.errors import RecipeError, UnknownModelError
-from ligerprof.runs.bench.floors import Direction, copy_floor_seconds, fewest_bytes
+from ligerprof.runs.bench.floors import Direction, fewest_bytes
 from ligerprof.runs.bench.shapes import BENCH_KERNELS, find_kernels, find_shapes
 
 MB = 10**6
@@ -84,8 +84,3 @@ def test_losses_have_a_floor_only_as_a_whole() -> None:
     assert fewest_bytes("ce", shape, 2, Direction.FULL) == 2 * 8192 * 128256 * 2
     for kernel, direction in (("ce", Direction.FORWARD), ("ce", Direction.BACKWARD), ("flce", Direction.FULL)):
         assert fewest_bytes(kernel, shape, 2, direction) is None
-
-
-def test_the_floor_is_the_copys_rate() -> None:
-    # 2 GB in half a millisecond are 4 TB/s; 134 MB at that rate
-    assert copy_floor_seconds(134 * MB, copied_bytes=2 * 10**9, copy_seconds=5e-4) == pytest.approx(33.5e-6)

@@ -1,4 +1,4 @@
-"""How fast a kernel could be at best: the fewest bytes it must move, at the rate the device copies."""
+"""How fast a kernel could be at best: the fewest bytes it must move."""
 
 from enum import Enum
 
@@ -54,12 +54,3 @@ def fewest_bytes(kernel: str, shape: BenchShape, element_bytes: int, direction: 
     plane, forward, backward = _PLANES[kernel]
     planes = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.FULL: forward + backward}
     return plane(shape) * planes[direction] * element_bytes
-
-
-def copy_floor_seconds(moved_bytes: int, *, copied_bytes: int, copy_seconds: float) -> float:
-    """Time for `moved_bytes` at the rate of a copy.
-
-    Args:
-        copied_bytes: bytes the copy read plus bytes it wrote.
-    """
-    return moved_bytes * copy_seconds / copied_bytes

@@ -14,11 +14,10 @@ import torch
 from ligerprof import __version__
 from ligerprof.errors import MissingDependencyError
 from ligerprof.runs.bench.timing import Clock
-from ligerprof.units import GIB, MIB
+from ligerprof.units import MIB
 
 # several times any L2 cache
 _FLUSHED_BYTES = 256 * MIB
-_COPIED_BYTES = GIB
 # about a millisecond in which the host can get ahead, so that the device never waits for a launch
 _HEAD_START_CYCLES = 2_000_000
 _HOST_CALLS = 20
@@ -34,8 +33,8 @@ class Machine(Protocol):
     device: torch.device
     clock: Clock
 
-    def copy(self) -> tuple[Run, int]:
-        """A large copy on the device, and the bytes it reads and writes."""
+    def copy(self, moved_bytes: int) -> Run:
+        """A copy on the device that reads and writes as many bytes together."""
         ...
 
     def extra_peak_bytes(self, run: Run) -> int:
@@ -65,11 +64,12 @@ class CudaClock:
     def __init__(self) -> None:
         self._scratch = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
 
-    def time(self, run: Run) -> Callable[[], float]:
+    def time(self, run: Run, *, head_start: bool) -> Callable[[], float]:
         """Queue `run` behind a flush of the cache; the reader waits for its end."""
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._scratch.zero_()
-        torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+        if head_start:
+            torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
         started.record()
         run()
         ended.record()
@@ -101,11 +101,11 @@ class CudaMachine:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.clock: Clock = CudaClock()
 
-    def copy(self) -> tuple[Run, int]:
-        """Copy 1 GiB."""
-        source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self.device).fill_(1)
+    def copy(self, moved_bytes: int) -> Run:
+        """Torch's own, of random bytes."""
+        source = torch.randint(256, (moved_bytes // 2,), dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
-        return lambda: target.copy_(source), 2 * _COPIED_BYTES
+        return lambda: target.copy_(source)
 
     def extra_peak_bytes(self, run: Run) -> int:
         """From torch's own counters."""

@@ -42,9 +42,10 @@ class TimeRecord:
 
     Attributes:
         median_seconds, low_seconds, high_seconds: median, 20 % and 80 % quantile of the device's time.
-        floor: what the floor is: `products` (the three matrix products alone), `copy` (the fewest bytes at the
-            rate of a copy), or empty; measured in turns with the kernel.
+        floor: what the floor is: `products` (the three matrix products alone), `copy` (of as many bytes as the
+            operation must move), or empty; measured in turns with the kernel.
         floor_share: floor over median.
+        copy_rate_share: the fewest bytes over the median, as a share of the rate of a copy of 1 GiB; beside `copy`.
         extra_peak_bytes: what a forward and backward pass hold at most beyond inputs.
     """
 
@@ -58,6 +59,7 @@ class TimeRecord:
     floor: str = ""
     floor_seconds: float | None = None
     floor_share: float | None = None
+    copy_rate_share: float | None = None
     extra_peak_bytes: int | None = None
 
 

@@ -1,23 +1,26 @@
 """Which measurements are made of which kernel, in which order; every provider ends in a figure or a reason."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ligerprof.runs.bench.accuracy import EAGER, measure_errors
 from ligerprof.runs.bench.calls import BoundCall, CallTensors, describe_failure, make_tensors
-from ligerprof.runs.bench.floors import Direction, copy_floor_seconds, fewest_bytes
-from ligerprof.runs.bench.machine import Machine
+from ligerprof.runs.bench.floors import Direction, fewest_bytes
+from ligerprof.runs.bench.machine import Machine, Run
 from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation
 from ligerprof.runs.bench.providers import find_provided
 from ligerprof.runs.bench.records import ErrorRecord, Finding, HostRecord, MissingRecord, Record, Subject, TimeRecord
 from ligerprof.runs.bench.shapes import TINY, BenchShape, find_shapes
 from ligerprof.runs.bench.timing import Candidate, Quantiles, Repetitions, time_in_turns
 from ligerprof.runs.outcome import Progress
+from ligerprof.units import GIB
 
-_FLOOR = "floor"
+_FLOOR, _LARGE_COPY = "floor", "large copy"
+_LARGE_COPY_BYTES = 2 * GIB
 _SEED = 0
 _WARM_UP_CALLS = 3
 
@@ -62,6 +65,39 @@ def _run_kernel(operation: Operation, plan: BenchPlan, machine: Machine, progres
         machine.release()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Floor:
+    """What is timed beside the kernels as the least that they could take.
+
+    Attributes:
+        kind: `products`, `copy`, or empty where there is none.
+        large_copy: of so many bytes that only the rate counts; beside `copy` alone.
+        moved_bytes: the fewest that the operation can move; of `copy` alone.
+    """
+
+    kind: str = ""
+    run: Run | None = None
+    large_copy: Run | None = None
+    moved_bytes: int = 0
+
+    def candidates(self, prepare: Run) -> Iterator[Candidate]:
+        """In turns with the kernels."""
+        for name, run in ((_FLOOR, self.run), (_LARGE_COPY, self.large_copy)):
+            if run is not None:
+                yield Candidate(name=name, prepare=prepare, run=run)
+
+    def figures(self, times: Mapping[str, Quantiles], seconds: float) -> dict[str, Any]:
+        """The fields of a time record that compare with the floor."""
+        if self.run is None:
+            return {}
+        floor_seconds = times[_FLOOR].median
+        found: dict[str, Any] = {"floor": self.kind, "floor_seconds": floor_seconds}
+        found["floor_share"] = floor_seconds / seconds
+        if self.large_copy is not None:
+            found["copy_rate_share"] = self.moved_bytes / _LARGE_COPY_BYTES * times[_LARGE_COPY].median / seconds
+        return found
+
+
 class _Bench:
     """One kernel at one shape: every provider on the same tensors."""
 
@@ -93,35 +129,21 @@ class _Bench:
         tensors = self._make_tensors()
         calls = self._usable_calls(tensors)
         peaks = {call.name: self._peak(call, tensors) for call in calls}
-        for direction in self._plan.directions:
-            floor, scale, kind = self._floor(direction, tensors)
-            candidates = [*floor, *(call.candidate(direction) for call in calls)]
-            times = time_in_turns(candidates, self._machine.clock, self._plan.repetitions) if calls else {}
-            floor_seconds = times[_FLOOR].median * scale if floor and calls else None
+        for direction in self._plan.directions if calls else ():
+            floor = self._floor(direction, tensors)
+            candidates = [*floor.candidates(tensors.restore), *(call.candidate(direction) for call in calls)]
+            times = time_in_turns(candidates, self._machine.clock, self._plan.repetitions)
             for call in calls:
-                yield self._time_record(call, direction, times[call.name], (kind, floor_seconds), peaks[call.name])
-
-    def _time_record(
-        self,
-        call: BoundCall,
-        direction: Direction,
-        time: Quantiles,
-        floor: tuple[str, float | None],
-        peak_bytes: int,
-    ) -> TimeRecord:
-        kind, floor_seconds = floor
-        return TimeRecord(
-            subject=self._subject(call.name),
-            direction=direction,
-            median_seconds=time.median,
-            low_seconds=time.low,
-            high_seconds=time.high,
-            repetitions=time.count,
-            floor=kind,
-            floor_seconds=floor_seconds,
-            floor_share=None if floor_seconds is None else floor_seconds / time.median,
-            extra_peak_bytes=peak_bytes,
-        )
+                yield TimeRecord(
+                    subject=self._subject(call.name),
+                    direction=direction,
+                    median_seconds=times[call.name].median,
+                    low_seconds=times[call.name].low,
+                    high_seconds=times[call.name].high,
+                    repetitions=times[call.name].count,
+                    extra_peak_bytes=peaks[call.name],
+                    **floor.figures(times, times[call.name].median),
+                )
 
     def _run_errors(self) -> Iterator[ErrorRecord | MissingRecord]:
         eager = next((provided for provided in self._found if provided.name == EAGER), None)
@@ -163,19 +185,16 @@ class _Bench:
         tensors.restore()
         return self._machine.extra_peak_bytes(call.full)
 
-    def _floor(self, direction: Direction, tensors: CallTensors) -> tuple[list[Candidate], float, str]:
-        """The candidate that the floor is timed with, what its time is multiplied by, and what it is."""
+    def _floor(self, direction: Direction, tensors: CallTensors) -> "_Floor":
         if self._operation.name == "flce":
             if direction is not Direction.FULL:
-                return [], 1.0, ""
-            products = three_products(tensors.inputs["hidden"], tensors.inputs["weight"])
-            return [Candidate(name=_FLOOR, prepare=tensors.restore, run=products)], 1.0, "products"
-        moved = fewest_bytes(self._operation.name, self._shape, self._dtype.itemsize, direction)
-        if moved is None:
-            return [], 1.0, ""
-        copy, copied_bytes = self._machine.copy()
-        scale = copy_floor_seconds(moved, copied_bytes=copied_bytes, copy_seconds=1.0)
-        return [Candidate(name=_FLOOR, prepare=tensors.restore, run=copy)], scale, "copy"
+                return _Floor()
+            return _Floor(kind="products", run=three_products(tensors.inputs["hidden"], tensors.inputs["weight"]))
+        moved_bytes = fewest_bytes(self._operation.name, self._shape, self._dtype.itemsize, direction)
+        if moved_bytes is None:
+            return _Floor()
+        copy, large_copy = (self._machine.copy(count) for count in (moved_bytes, _LARGE_COPY_BYTES))
+        return _Floor(kind="copy", run=copy, large_copy=large_copy, moved_bytes=moved_bytes)
 
     def _make_tensors(self) -> CallTensors:
         return make_tensors(self._operation, self._shape, self._maker())

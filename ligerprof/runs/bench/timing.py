@@ -1,5 +1,6 @@
 """Decide in which order candidates are timed, how often, and what of the times is told."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,6 +8,12 @@ from typing import Protocol
 import numpy as np
 
 WARM_UP_ROUNDS = 2
+_SEED = 0
+# runs of one turn: the settling before them is paid once
+RUNS_A_TURN = 3
+_MOST_SETTLING_RUNS = 1000
+# longer work keeps the device busy while the host launches the next
+_SHORT_SECONDS = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +33,12 @@ class Candidate:
 class Clock(Protocol):
     """Times work that may finish later than the call that starts it."""
 
-    def time(self, run: Callable[[], object]) -> Callable[[], float]:
-        """Start `run`; what is returned waits for its end and gives its seconds."""
+    def time(self, run: Callable[[], object], *, head_start: bool) -> Callable[[], float]:
+        """Start `run`; what is returned waits for its end and gives its seconds.
+
+        Args:
+            head_start: let the host launch all of `run` before the device starts it.
+        """
         ...
 
     def now(self) -> float:
@@ -37,11 +48,16 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetitions:
-    """How often each candidate is timed: `least` times, then more while `seconds` last, up to `most`."""
+    """How often each candidate is timed: `least` times, then more while `seconds` last, up to `most`, in whole turns.
+
+    Attributes:
+        settle_seconds: how long a candidate runs untimed at the start of its turn.
+    """
 
     least: int = 10
     most: int = 60
     seconds: float = 2.0
+    settle_seconds: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,31 +77,54 @@ def summarize(seconds: Sequence[float]) -> Quantiles:
 
 
 def time_in_turns(candidates: Sequence[Candidate], clock: Clock, repetitions: Repetitions) -> Mapping[str, Quantiles]:
-    """Time candidates round by round, each once a round.
+    """Time candidates round by round, each with one turn a round.
 
-    A clock that drifts, or a chip that warms up, then slows all of them alike. Every other round runs the other way
-    round, and every second one starts with the next candidate, so that none always follows the same neighbour.
+    A chip at its power limit runs at a clock that the last tenths of a second decide: behind a neighbour that waits for
+    memory, matrix products run faster than behind others of their kind. So a turn starts with the candidate's own runs,
+    untimed, and what is timed then is the chip as this candidate alone keeps it. Rounds come in pairs, a random order
+    and its reverse, so that what still drifts meets all alike.
     """
+    expected = _warm_up(candidates, clock)
     samples: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
-    for number in range(WARM_UP_ROUNDS):
-        _run_round(candidates, clock, number)
     started, number = clock.now(), 0
-    while number < repetitions.least or (number < repetitions.most and clock.now() - started < repetitions.seconds):
-        for name, seconds in _run_round(candidates, clock, number):
-            samples[name].append(seconds)
+    while (taken := number * RUNS_A_TURN) < repetitions.least or (
+        taken < repetitions.most and clock.now() - started < repetitions.seconds
+    ):
+        for index in turn_order(len(candidates), number):
+            candidate = candidates[index]
+            samples[candidate.name] += _take_turn(candidate, clock, expected[candidate.name], repetitions)
         number += 1
     return {name: summarize(seconds) for name, seconds in samples.items()}
 
 
 def turn_order(count: int, number: int) -> list[int]:
     """Whose turn it is in round `number`."""
-    order = [(number // 2 + place) % count for place in range(count)]
+    order: list[int] = np.random.default_rng((_SEED, number // 2)).permutation(count).tolist()
     return order[::-1] if number % 2 else order
 
 
-def _run_round(candidates: Sequence[Candidate], clock: Clock, number: int) -> list[tuple[str, float]]:
+def _warm_up(candidates: Sequence[Candidate], clock: Clock) -> dict[str, float]:
+    """Seconds that each candidate's run takes, roughly."""
+    expected = {}
+    for _ in range(WARM_UP_ROUNDS):
+        for candidate in candidates:
+            candidate.prepare()
+            expected[candidate.name] = clock.time(candidate.run, head_start=True)()
+    return expected
+
+
+def _take_turn(candidate: Candidate, clock: Clock, expected_seconds: float, repetitions: Repetitions) -> list[float]:
+    for _ in range(_settling_runs(expected_seconds, repetitions)):
+        candidate.prepare()
+        candidate.run()
     pending = []
-    for index in turn_order(len(candidates), number):
-        candidates[index].prepare()
-        pending.append((candidates[index].name, clock.time(candidates[index].run)))
-    return [(name, read()) for name, read in pending]
+    for _ in range(RUNS_A_TURN):
+        candidate.prepare()
+        pending.append(clock.time(candidate.run, head_start=expected_seconds < _SHORT_SECONDS))
+    return [read() for read in pending]
+
+
+def _settling_runs(expected_seconds: float, repetitions: Repetitions) -> int:
+    if expected_seconds <= 0:
+        return _MOST_SETTLING_RUNS if repetitions.settle_seconds else 0
+    return min(math.ceil(repetitions.settle_seconds / expected_seconds), _MOST_SETTLING_RUNS)
