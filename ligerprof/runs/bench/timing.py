@@ -11,7 +11,6 @@ WARM_UP_ROUNDS = 2
 _SEED = 0
 # runs of one turn: the settling before them is paid once
 RUNS_A_TURN = 3
-_MOST_SETTLING_RUNS = 1000
 # longer work keeps the device busy while the host launches the next
 _SHORT_SECONDS = 2e-3
 
@@ -91,8 +90,8 @@ def time_in_turns(candidates: Sequence[Candidate], clock: Clock, repetitions: Re
         taken < repetitions.most and clock.now() - started < repetitions.seconds
     ):
         for index in turn_order(len(candidates), number):
-            candidate = candidates[index]
-            samples[candidate.name] += _take_turn(candidate, clock, expected[candidate.name], repetitions)
+            name = candidates[index].name
+            samples[name] += _take_turn(candidates[index], clock, expected[name], repetitions.settle_seconds)
         number += 1
     return {name: summarize(seconds) for name, seconds in samples.items()}
 
@@ -103,28 +102,36 @@ def turn_order(count: int, number: int) -> list[int]:
     return order[::-1] if number % 2 else order
 
 
-def _warm_up(candidates: Sequence[Candidate], clock: Clock) -> dict[str, float]:
-    """Seconds that each candidate's run takes, roughly."""
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What one run takes, roughly.
+
+    Attributes:
+        seconds: the run alone.
+        prepared_seconds: by the wall clock, its preparation included.
+    """
+
+    seconds: float
+    prepared_seconds: float
+
+
+def _warm_up(candidates: Sequence[Candidate], clock: Clock) -> dict[str, _Expected]:
     expected = {}
     for _ in range(WARM_UP_ROUNDS):
         for candidate in candidates:
+            started = clock.now()
             candidate.prepare()
-            expected[candidate.name] = clock.time(candidate.run, head_start=True)()
+            seconds = clock.time(candidate.run, head_start=True)()
+            expected[candidate.name] = _Expected(seconds, clock.now() - started)
     return expected
 
 
-def _take_turn(candidate: Candidate, clock: Clock, expected_seconds: float, repetitions: Repetitions) -> list[float]:
-    for _ in range(_settling_runs(expected_seconds, repetitions)):
+def _take_turn(candidate: Candidate, clock: Clock, expected: _Expected, settle_seconds: float) -> list[float]:
+    for _ in range(math.ceil(settle_seconds / expected.prepared_seconds)):
         candidate.prepare()
         candidate.run()
     pending = []
     for _ in range(RUNS_A_TURN):
         candidate.prepare()
-        pending.append(clock.time(candidate.run, head_start=expected_seconds < _SHORT_SECONDS))
+        pending.append(clock.time(candidate.run, head_start=expected.seconds < _SHORT_SECONDS))
     return [read() for read in pending]
-
-
-def _settling_runs(expected_seconds: float, repetitions: Repetitions) -> int:
-    if expected_seconds <= 0:
-        return _MOST_SETTLING_RUNS if repetitions.settle_seconds else 0
-    return min(math.ceil(repetitions.settle_seconds / expected_seconds), _MOST_SETTLING_RUNS)
