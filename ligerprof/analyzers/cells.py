@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ class Cell:
         key: what is the same for two runs of one cell; the later one counts.
         error: why it failed, None where it did not.
         seconds: how long the cell took, build and all.
+        finished: when it ended, None where the row does not say.
         figures: who held the peak (of what ran, where memory ran out); None where no step came that far.
-        estimate: the closed form beside it, None where there is none.
         gpu: the GPU measured, or the one the simulation stands for; "" where unknown.
         reserved_bytes: the highest reserved bytes of the steady step.
         limit_bytes: the limit on reserved bytes that it ran under, None where there was none.
@@ -50,8 +51,8 @@ class Cell:
     recipe: TrainingRecipe
     error: str | None = None
     seconds: float | None = None
+    finished: datetime | None = None
     figures: Figures | None = None
-    estimate: Figures | None = None
     gpu: str = ""
     reserved_bytes: int | None = None
     limit_bytes: int | None = None
@@ -122,22 +123,20 @@ def cell_from_json(values: object, source: str) -> Cell:
     row = ResultReader(values, source)
     _check_kind(row, source)
     recipe = _recipe(row.get("recipe"), source)
-    status = _status(row, source)
-    seconds = row.number("seconds")
-    error = row.text("error")
-    key = row.text("key") or json.dumps(row.get("recipe"), sort_keys=True)
-    if row.get("peak_bytes") is None:
-        limit_bytes = recipe.memory_limit_bytes
-        return Cell(key=key, status=status, recipe=recipe, error=error, seconds=seconds, limit_bytes=limit_bytes)
-    beside = row.get("estimate")
-    return Cell(
-        key=key,
-        status=status,
+    cell = Cell(
+        key=row.text("key") or json.dumps(row.get("recipe"), sort_keys=True),
+        status=_status(row, source),
         recipe=recipe,
-        error=error,
-        seconds=seconds,
+        error=row.text("error"),
+        seconds=row.number("seconds"),
+        finished=row.moment("finished"),
+        limit_bytes=recipe.memory_limit_bytes,
+    )
+    if row.get("peak_bytes") is None:
+        return cell
+    return dataclasses.replace(
+        cell,
         figures=row.figures(row.backend()),
-        estimate=None if beside is None else ResultReader(beside, f"{source} (estimate)").figures("estimated"),
         gpu=row.text("gpu") or "",
         reserved_bytes=row.size("reserved_bytes"),
         limit_bytes=_limit_bytes(row.get("oom"), recipe, source),

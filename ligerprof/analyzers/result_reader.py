@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from ligerprof.errors import ResultFormatError
@@ -98,6 +100,18 @@ class ResultReader:
         if value is not None and not isinstance(value, str):
             raise ResultFormatError(f"{self._source}: {key!r} is no text. Write the file again.")
         return value
+
+    def moment(self, key: str) -> datetime | None:
+        """A date with its time and zone, None where it is null or not there."""
+        text = self.text(key)
+        if text is None:
+            return None
+        found: datetime | None = None
+        with suppress(ValueError):
+            found = datetime.fromisoformat(text)
+        if found is None or found.tzinfo is None:
+            raise ResultFormatError(f"{self._source}: {key!r} is no time with its zone. Write the file again.")
+        return found
 
     def _sizes(self, key: str, words: type[Phase] | type[Role]) -> dict[str, int]:
         sizes = self.get(key)

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.analyzers.cells import Cell, CellStatus
-from ligerprof.analyzers.estimate import estimate
-from ligerprof.errors import LigerprofError
 from ligerprof.recipe import TrainingRecipe
+from ligerprof.reports.closed_form import estimated_peak_bytes
 from ligerprof.reports.listing import add_listing_row, listing_table
 from ligerprof.runs.sweep.borders import Border
 from ligerprof.runs.sweep.grid import cell_key, describe, telling_options
@@ -29,7 +28,7 @@ def plan_table(plan: SweepPlan, cells: Mapping[str, Cell]) -> "Table":
     telling = telling_options(plan.recipes)
     table = listing_table("cell", "estimated peak", "so far", right=("estimated peak",), folded=("cell",))
     for recipe in plan.recipes:
-        peak_bytes = _estimated_peak(recipe)
+        peak_bytes = estimated_peak_bytes(recipe)
         peak = _NO_FIGURE if peak_bytes is None else format_bytes(peak_bytes)
         add_listing_row(table, describe(recipe, telling), peak, _so_far(recipe, cells))
     return table
@@ -45,7 +44,7 @@ def plan_json(plan: SweepPlan, cells: Mapping[str, Cell]) -> dict[str, Any]:
             {
                 "key": cell_key(recipe),
                 "status": _so_far(recipe, cells),
-                "estimated_peak_bytes": _estimated_peak(recipe),
+                "estimated_peak_bytes": estimated_peak_bytes(recipe),
                 "recipe": recipe.to_json(),
             }
             for recipe in plan.recipes
@@ -125,14 +124,6 @@ def _figures(cell: Cell) -> tuple[str, str, str, str]:
 def _so_far(recipe: TrainingRecipe, cells: Mapping[str, Cell]) -> str:
     cell = cells.get(cell_key(recipe))
     return "to run" if cell is None else cell.status.value
-
-
-def _estimated_peak(recipe: TrainingRecipe) -> int | None:
-    try:
-        return estimate(recipe).peak_bytes
-    except LigerprofError:
-        # an architecture, or an optimizer, that has no closed form
-        return None
 
 
 class PlainWatcher:

@@ -1,4 +1,5 @@
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ def row(key: str = "a", **changes: Any) -> dict[str, Any]:
         "step_seconds": None,
         "tokens_per_second": None,
         "oom": None,
-        "estimate": ESTIMATE,
         "recipe": RECIPE.to_json(),
+        "finished": "2026-01-02T03:04:05+00:00",
     }
     return {**values, **changes}
 
@@ -47,8 +48,8 @@ def test_a_row_reads_back(tmp_path: Path) -> None:
     assert (cell.key, cell.status, cell.seconds) == ("a", CellStatus.DONE, 1.5)
     assert cell.recipe.to_json() == RECIPE.to_json()
     assert cell.figures is not None
-    assert cell.estimate is not None
-    assert (cell.figures.backend, cell.figures.peak_bytes) == ("simulated", cell.estimate.peak_bytes)
+    assert (cell.figures.backend, cell.figures.peak_bytes) == ("simulated", ESTIMATE["peak_bytes"])
+    assert cell.finished == datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
 
 def test_the_last_row_of_a_key_counts_also_over_files(tmp_path: Path) -> None:
@@ -109,6 +110,8 @@ def test_who_ran_it_is_no_part_of_the_condition() -> None:
         ({"tokens_per_second": float("inf")}, "'tokens_per_second' is no number"),
         ({"reserved_bytes": "1"}, "'reserved_bytes' is no number of bytes"),
         ({"error": 7}, "'error' is no text"),
+        ({"finished": "yesterday"}, "'finished' is no time with its zone"),
+        ({"finished": "2026-01-02T03:04:05"}, "'finished' is no time with its zone"),
     ],
 )
 def test_a_wrong_row_is_one_line_that_names_its_place(changes: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def roles_of(recipe: TrainingRecipe) -> dict[Role, int]:
 
 
 def row(recipe: TrainingRecipe, *, backend: str = "measured", **changes: Any) -> dict[str, Any]:
-    """A sweep's row, out of memory where a tenth more than its peak is over the limit; its estimate is 0.2 % low."""
+    """A sweep's row, out of memory where a tenth more than its peak is over the limit."""
     roles = roles_of(recipe)
     peak = sum(roles.values())
     limit = recipe.memory_limit_bytes
@@ -81,7 +81,6 @@ def row(recipe: TrainingRecipe, *, backend: str = "measured", **changes: Any) ->
         "step_seconds": 1.0 if timed else None,
         "tokens_per_second": tokens_per_second(recipe) if timed else None,
         "oom": {"limit_bytes": limit} if lost else None,
-        "estimate": {**figures, "kind": "estimate", "peak_bytes": round(0.998 * peak)},
         "recipe": recipe.to_json(),
     }
     return {**values, **changes}

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.cells import Cell, CellStatus
-from ligerprof.analyzers.estimate import estimate
-from ligerprof.errors import LigerprofError
+from ligerprof.reports.closed_form import estimated_peak_bytes
 from ligerprof.reports.plots.style import RULE, LineLook, new_figure, styled, write_legend, write_title
 from ligerprof.units import GIB
 
@@ -45,14 +44,11 @@ class Prediction:
 
 
 def find_predictions(cells: Iterable[Cell]) -> tuple[Prediction, ...]:
-    """Every measured cell that is done, with its estimate and with the simulated cell of the same condition.
-
-    A measured row without an estimate is estimated now; where there is no closed form, it has none.
-    """
+    """Every measured cell that is done, with its closed form and with the simulated cell of the same condition."""
     found = tuple(cells)
     simulated = {repr(cell.condition): cell for cell in found if _backend(cell) == "simulated"}
     measured = [cell for cell in found if _backend(cell) == "measured"]
-    pairs = [("estimated", _estimated_bytes(cell), cell) for cell in measured]
+    pairs = [("estimated", estimated_peak_bytes(cell.recipe), cell) for cell in measured]
     pairs += [("simulated", _peak_bytes(simulated.get(repr(cell.condition))), cell) for cell in measured]
     return tuple(
         Prediction(way=way, predicted_bytes=predicted_bytes, measured_bytes=measured_bytes)
@@ -105,15 +101,6 @@ def _backend(cell: Cell) -> str | None:
 
 def _peak_bytes(cell: Cell | None) -> int | None:
     return None if cell is None or cell.figures is None else cell.figures.peak_bytes
-
-
-def _estimated_bytes(cell: Cell) -> int | None:
-    if cell.estimate is not None:
-        return cell.estimate.peak_bytes
-    try:
-        return estimate(cell.recipe).peak_bytes
-    except LigerprofError:
-        return None
 
 
 def _label(way: str, predictions: Sequence[Prediction]) -> str:

@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING
 from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.errors import OutputError
 from ligerprof.reports.study import sections
-from ligerprof.reports.study.facts import ALL, COLUMNS, LINES, NONE, Facts, largest_and_smallest, read_facts, sizes_on
+from ligerprof.reports.study.facts import (
+    ALL,
+    COLUMNS,
+    LIGER_ALL,
+    LINES,
+    NO_FLCE,
+    NONE,
+    SINGLES,
+    Facts,
+    largest_and_smallest,
+    read_facts,
+    sizes_on,
+)
 from ligerprof.reports.study.missing import find_gaps, gaps_in_words, not_measured
 from ligerprof.reports.study.text import BEYOND, OUT_OF_MEMORY
 from ligerprof.runs.sweep.borders import Axis
-from ligerprof.runs.sweep.study import EXPLAINED_BATCHES, SWEEP_BATCH, SWEEP_SEQ
+from ligerprof.runs.sweep.study import ABLATION_BATCH, EXPLAINED_BATCHES, SWEEP_BATCH, SWEEP_SEQ
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -153,14 +165,17 @@ def _sections(facts: Facts) -> Iterator[Section]:
     )
     yield Section(
         title="Our kernels and liger-kernel's",
-        lead="Measured in turns, size by size, on the same card.",
+        lead=(
+            "A peak is the same at any hour. Speeds compare best where both were measured within "
+            f"{sections.TURN_MINUTES} minutes of each other."
+        ),
         lines=sections.beside_liger(facts),
     )
     yield Section(
         title="What each kernel gives",
         lead="",
         lines=sections.ablation(facts),
-        figures=(_drawn("ablation", "Peak and tokens a second of each kernel alone", "ablation", zero),),
+        figures=(_drawn("ablation", "Peak and tokens a second of each kernel alone", "ablation", _alone(facts)),),
     )
     yield Section(
         title="Who holds the peak",
@@ -170,7 +185,10 @@ def _sections(facts: Facts) -> Iterator[Section]:
     )
     yield Section(
         title="The closed form beside it",
-        lead="`ligerprof estimate` knows the recipe alone; nothing in it is fitted to these steps.",
+        lead=(
+            "`ligerprof estimate` knows the recipe alone and has no fitted constant. Its figures are those of the "
+            "version that wrote this page; it may have been corrected since a step was measured."
+        ),
         lines=sections.closed_form(facts),
         figures=(_drawn("accuracy", "Error of the closed form over the peak", "accuracy", facts.cells),),
     )
@@ -214,6 +232,13 @@ def _line(cells: Sequence[Cell], axis: Axis) -> list[Cell]:
     return [
         cell for cell in cells if getattr(cell.recipe, fixed[0]) == fixed[1] and getattr(cell.recipe, axis) in sizes
     ]
+
+
+def _alone(facts: Facts) -> list[Cell]:
+    cells = (
+        facts.find(column, batch=ABLATION_BATCH, seq=SWEEP_SEQ) for column in (NONE, *SINGLES, NO_FLCE, ALL, LIGER_ALL)
+    )
+    return [cell for cell in cells if cell is not None]
 
 
 def _explained(facts: Facts) -> list[Cell]:

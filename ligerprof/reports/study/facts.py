@@ -9,7 +9,7 @@ from ligerprof.analyzers.cells import Cell, CellStatus, read_cells, read_rows
 from ligerprof.errors import ResultFormatError
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.runs.sweep.borders import Axis, edges
-from ligerprof.runs.sweep.study import LIGER, OURS, SWEEP_BATCH, SWEEP_SEQ
+from ligerprof.runs.sweep.study import LIGER, OURS, SINGLE_KERNELS, SWEEP_BATCH, SWEEP_SEQ
 
 STUDY_MODEL, PAPER_MODEL = "llama3.2-1b", "llama3-8b"
 _PACKAGES = {LIGER: "liger-kernel"}
@@ -38,6 +38,7 @@ ALL = KernelColumn(liger="all")
 LIGER_ALL = KernelColumn(liger="all", provider=LIGER)
 LINES: dict[Axis, str] = {"batch": f"batch at {SWEEP_SEQ} tokens", "seq": f"sequence at batch {SWEEP_BATCH}"}
 COLUMNS = (NONE, NO_FLCE, ALL, LIGER_ALL)
+SINGLES = tuple(KernelColumn(liger=name) for name in SINGLE_KERNELS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,21 +97,26 @@ def read_facts(paths: Sequence[Path]) -> Facts:
     if not cells:
         raise ResultFormatError("no finished cell of the study. Run `ligerprof study`, or name a file with --results.")
     versions: dict[str, dict[str, None]] = {}
-    days = set()
     for _, row in itertools.chain.from_iterable(map(read_rows, paths)):
-        days.add(str(row.get("finished", ""))[:10])
         for package, version in (row.get("versions") or {}).items():
             versions.setdefault(package, {})[str(version)] = None
     return Facts(
         cells=cells,
         versions=tuple((package, " and ".join(found)) for package, found in versions.items()),
-        days=tuple(sorted(filter(None, days))),
+        days=tuple(sorted({cell.finished.date().isoformat() for cell in cells if cell.finished is not None})),
     )
 
 
 def largest_and_smallest(cells: Iterable[Cell], axis: Axis) -> tuple[int | None, int | None]:
     """The largest batch or sequence that ran and the smallest above it that was out of memory, the other one kept."""
     return edges((cell for cell in cells if _on_line(cell, axis)), axis)
+
+
+def minutes_apart(cells: Iterable[Cell]) -> int | None:
+    """Minutes from the first cell's end to the last one's; None where a row does not say when it ended."""
+    ends = [cell.finished for cell in cells]
+    known = [end for end in ends if end is not None]
+    return round((max(known) - min(known)).total_seconds() / 60) if len(known) == len(ends) > 0 else None
 
 
 def sizes_on(cells: Iterable[Cell], axis: Axis) -> tuple[int, ...]:

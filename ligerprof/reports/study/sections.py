@@ -1,9 +1,10 @@
 """The sections of the study's report: what each table says, and the sentences that its figures make."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ligerprof.analyzers.cells import Cell, CellStatus
+from ligerprof.reports.closed_form import estimated_peak_bytes
 from ligerprof.reports.study.facts import (
     ALL,
     COLUMNS,
@@ -11,22 +12,23 @@ from ligerprof.reports.study.facts import (
     LINES,
     NO_FLCE,
     NONE,
+    SINGLES,
     Facts,
     KernelColumn,
     column_of,
     largest_and_smallest,
+    minutes_apart,
     sizes_on,
 )
 from ligerprof.reports.study.text import BEYOND, gib, peak, peak_and_reserved, percent, speed, table
 from ligerprof.roles import Role
-from ligerprof.runs.sweep.borders import Axis
+from ligerprof.runs.sweep.borders import Axis, edges
 from ligerprof.runs.sweep.study import (
     ABLATION_BATCH,
     BATCHES,
     EXPLAINED_BATCHES,
     PAPER_SEQ,
     SEQUENCES,
-    SINGLE_KERNELS,
     SWEEP_BATCH,
     SWEEP_SEQ,
 )
@@ -35,6 +37,8 @@ from ligerprof.units import format_bytes, format_mib
 # roles below this share of every peak in the table are left out of it
 _SMALLEST_SHARE = 0.005
 _FP32_BYTES = 4
+# two cells that ended within this were measured in turns
+TURN_MINUTES = 10
 
 
 def sweep_tables(facts: Facts, axis: Axis) -> list[str]:
@@ -58,6 +62,11 @@ def _shown(facts: Facts, column: KernelColumn, axis: Axis, size: int, write: Cal
     batch, seq = (size, SWEEP_SEQ) if axis == "batch" else (SWEEP_BATCH, size)
     cell = facts.find(column, batch=batch, seq=seq)
     _, smallest_oom = largest_and_smallest(cells, axis)
+    return _or_beyond(write, cell, size, smallest_oom)
+
+
+def _or_beyond(write: Callable[[Cell | None], str], cell: Cell | None, size: int, smallest_oom: int | None) -> str:
+    """What is written of a cell; a dash above a size that was out of memory, where it was not run."""
     return BEYOND if cell is None and smallest_oom is not None and size > smallest_oom else write(cell)
 
 
@@ -87,39 +96,56 @@ def beside_liger(facts: Facts) -> list[str]:
             speed(ours),
             speed(theirs),
             percent(_speed(ours) / _speed(theirs)),
+            "" if (minutes := minutes_apart((ours, theirs))) is None else f"{minutes}",
         ]
         for ours, theirs in pairs
     ]
-    ratios = sorted(_speed(ours) / _speed(theirs) for ours, theirs in pairs)
-    peaks = sorted(_peak_bytes(ours) / _peak_bytes(theirs) for ours, theirs in pairs)
-    sentence = (
-        f"Over {len(pairs)} sizes our tokens a second are {percent(ratios[0])} to {percent(ratios[-1])} against "
-        f"liger-kernel's, {percent(statistics.median(ratios))} in the median; our peak is {percent(peaks[0])} to "
-        f"{percent(peaks[-1])}."
-    )
+    peaks = _spread(_peak_bytes(ours) / _peak_bytes(theirs) for ours, theirs in pairs)
     headings = ["batch x sequence", "ours: peak / reserved, GiB", "liger-kernel", "peak", "ours: tokens/s"]
     return [
-        *table([*headings, "liger-kernel", "tokens/s"], rows),
-        sentence,
+        *table([*headings, "liger-kernel", "tokens/s", "minutes apart"], rows),
+        f"Our peak against liger-kernel's: {peaks}.",
         "",
+        *_speeds_by_turn(pairs),
     ]
+
+
+def _speeds_by_turn(pairs: Iterable[tuple[Cell, Cell]]) -> Iterator[str]:
+    """How fast ours are where both were measured in turns, and where they were not."""
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for ours, theirs in pairs:
+        minutes = minutes_apart((ours, theirs))
+        ratios[minutes is not None and minutes <= TURN_MINUTES].append(_speed(ours) / _speed(theirs))
+    for in_turns, found in ratios.items():
+        if found:
+            where = f"where both ended within {TURN_MINUTES} minutes" if in_turns else "elsewhere"
+            yield f"Our tokens a second against liger-kernel's {where}: {_spread(found)}."
+            yield ""
+
+
+def _spread(ratios: Iterable[float]) -> str:
+    found = sorted(ratios)
+    median = percent(statistics.median(found))
+    return f"{percent(found[0])} to {percent(found[-1])}, {median} in the median of {len(found)} sizes"
 
 
 def ablation(facts: Facts) -> list[str]:
     """Each kernel alone, then together, beside none."""
     base = facts.find(NONE, batch=ABLATION_BATCH, seq=SWEEP_SEQ)
-    singles = [KernelColumn(liger=name) for name in SINGLE_KERNELS]
-    rows = []
-    for column in (*singles, NO_FLCE, ALL):
+    if base is None:
+        return []
+    rows, shown = [], [base]
+    for column in (*SINGLES, NO_FLCE, ALL):
         cell = facts.find(column, batch=ABLATION_BATCH, seq=SWEEP_SEQ)
-        if base is not None and _both_ran(base, cell) and cell is not None:
+        if cell is not None and _both_ran(base, cell):
             gain = percent(_peak_bytes(cell) / _peak_bytes(base))
             rows.append([column.title, peak(cell), gain, speed(cell), percent(_speed(cell) / _speed(base))])
-    if base is None or len(rows) < 3:
+            shown.append(cell)
+    if len(rows) < 3:
         return []
     first = ["none", peak(base), "", speed(base), ""]
     return [
-        f"At batch {ABLATION_BATCH} and sequence {SWEEP_SEQ}:",
+        f"At batch {ABLATION_BATCH} and sequence {SWEEP_SEQ}{_within(shown)}:",
         "",
         *table(["kernels", "peak, GiB", "against none", "tokens/s", "against none"], [first, *rows]),
     ]
@@ -167,27 +193,25 @@ def _loss_sentence(facts: Facts) -> Iterator[str]:
 
 
 def closed_form(facts: Facts) -> list[str]:
-    """Every measured peak beside the closed form's."""
-    found = [
-        (cell, cell.estimate.peak_bytes / _peak_bytes(cell))
-        for cell in facts.cells
-        if cell.status is CellStatus.DONE and cell.estimate is not None and cell.figures is not None
-    ]
+    """Every peak beside the closed form's."""
+    done = [cell for cell in facts.cells if cell.status is CellStatus.DONE and cell.figures is not None]
+    estimated = [(cell, estimated_peak_bytes(cell.recipe)) for cell in done]
+    found = [(cell, peak_bytes, peak_bytes / _peak_bytes(cell)) for cell, peak_bytes in estimated if peak_bytes]
     if not found:
         return []
-    errors = sorted(abs(ratio - 1) for _, ratio in found)
-    worst = max(found, key=lambda pair: abs(pair[1] - 1))
+    errors = sorted(abs(ratio - 1) for *_, ratio in found)
+    worst, *_ = max(found, key=lambda one: abs(one[2] - 1))
     rows = [
-        [_name(cell), gib(_peak_bytes(cell)), gib(cell.estimate.peak_bytes if cell.estimate else 0), percent(ratio, 2)]
-        for cell, ratio in found
+        [_name(cell), gib(_peak_bytes(cell)), gib(peak_bytes), percent(ratio, 2)] for cell, peak_bytes, ratio in found
     ]
+    without = f"; {len(done) - len(found)} more have no closed form" if len(found) < len(done) else ""
     off = f"{100 * statistics.median(errors):.2f} % in the median and by {100 * errors[-1]:.2f} % at the worst"
     return [
-        f"Over {len(found)} measured steps the closed form is off by {off} ({_name(worst[0])}).",
+        f"Over {len(found)} steps the closed form is off by {off} ({_name(worst)}){without}.",
         "",
         "<details><summary>Every step</summary>",
         "",
-        *table(["step", "measured, GiB", "closed form, GiB", "error"], rows),
+        *table(["step", "peak, GiB", "closed form, GiB", "error"], rows),
         "</details>",
         "",
     ]
@@ -225,20 +249,30 @@ def _planes_held(cell: Cell, plane_bytes: int) -> str:
 
 def paper(facts: Facts) -> list[str]:
     """Llama-3-8B in bf16: peak and speed against batch, none and all."""
-    pairs = {cell.recipe.batch: [cell, None] for cell in facts.paper(NONE)}
-    for cell in facts.paper(ALL):
-        pairs.setdefault(cell.recipe.batch, [None, None])[1] = cell
-    if not pairs:
-        return []
+    plain_cells, fused_cells = ({cell.recipe.batch: cell for cell in facts.paper(column)} for column in (NONE, ALL))
+    (_, plain_oom), (_, fused_oom) = (edges(cells.values(), "batch") for cells in (plain_cells, fused_cells))
     rows = []
-    for batch, (plain, fused) in sorted(pairs.items()):
-        row = [f"{batch}", peak_and_reserved(plain), peak_and_reserved(fused), "", speed(plain), speed(fused), ""]
-        if plain is not None and fused is not None and _both_ran(plain, fused):
-            row[3] = percent(_peak_bytes(fused) / _peak_bytes(plain))
-            row[6] = percent(_speed(fused) / _speed(plain))
+    for batch in sorted({*plain_cells, *fused_cells}):
+        plain, fused = plain_cells.get(batch), fused_cells.get(batch)
+        row = [f"{batch}"]
+        for write, figure in ((peak_and_reserved, _peak_bytes), (speed, _speed)):
+            row += [_or_beyond(write, plain, batch, plain_oom), _or_beyond(write, fused, batch, fused_oom)]
+            if plain is not None and fused is not None and _both_ran(plain, fused):
+                row.append(percent(figure(fused) / figure(plain)))
+            else:
+                row.append("")
         rows.append(row)
+    if not rows:
+        return []
+    within = _within((*plain_cells.values(), *fused_cells.values()))
     headings = ["batch", "none: peak / reserved, GiB", "all", "peak", "none: tokens/s", "all", "tokens/s"]
-    return [f"At sequence {PAPER_SEQ}:", "", *table(headings, rows)]
+    return [f"At sequence {PAPER_SEQ}{within}:", "", *table(headings, rows)]
+
+
+def _within(cells: Iterable[Cell]) -> str:
+    """Over what time cells were measured, as the end of a sentence; nothing where rows do not say."""
+    minutes = minutes_apart(cells)
+    return "" if minutes is None else f", measured within {minutes} minutes"
 
 
 def _name(cell: Cell) -> str:
