@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ligerprof.cli.options import force_option, json_option
+from ligerprof.cli.options import folder_option, force_option, json_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import RecipeError, RunDirectoryError
 from ligerprof.runs.bench.floors import Direction
@@ -63,12 +63,7 @@ RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
 )
 @click.option("--csv", "csv_file", type=_FILE, help="Write every record as CSV.")
 @click.option("--figure", "figure_file", type=_FILE, help="Draw times with their quantile bands: .png, .svg or .pdf.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help=f"A folder for {RECORDS}, {TABLE} and {FIGURE}.",
-)
+@folder_option(f"A folder for {RECORDS}, {TABLE} and {FIGURE}.")
 @force_option
 @json_option
 def command(as_json: bool, **options: Any) -> None:

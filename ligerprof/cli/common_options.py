@@ -1,6 +1,7 @@
 """The options that commands share which take no recipe: they load in no time."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -13,7 +14,17 @@ Value = TypeVar("Value")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 force_option = click.option("--force", is_flag=True, help="Overwrite what exists.")
+timeout_option = click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of one cell."
+)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print the cells and their estimates, and run nothing.")
 top_option = click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to show.")
+
+
+def folder_option(text: str, default: Path | None = None) -> Callable[[Command], Command]:
+    """Where a command writes; passes `output: Path`, None where it is not given and has no default."""
+    kind = click.Path(path_type=Path, file_okay=False)
+    return click.option("-o", "--output", type=kind, default=default, show_default=default is not None, help=text)
 
 
 def size_option(flag: str, name: str, text: str) -> Callable[[Command], Command]:

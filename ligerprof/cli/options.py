@@ -8,16 +8,26 @@ from typing import Any, TypeVar
 import click
 
 from ligerprof import recipe as recipes
-from ligerprof.cli.common_options import force_option, json_option, or_usage_error, size_option, top_option
+from ligerprof.cli.common_options import (
+    folder_option,
+    force_option,
+    json_option,
+    or_usage_error,
+    size_option,
+    top_option,
+)
 from ligerprof.gpus import GPUS
 from ligerprof.models import DEFAULT_MODEL
 
 __all__ = [
+    "dry_run_option",
+    "folder_option",
     "force_option",
     "json_option",
     "recipe_options",
     "recipe_parameters",
     "size_option",
+    "timeout_option",
     "top_option",
     "trace_option",
 ]

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ligerprof.analyzers.cells import CellStatus
-from ligerprof.cli.options import force_option, json_option, recipe_options
+from ligerprof.cli.options import folder_option, force_option, json_option, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import OutputError, RecipeError
 from ligerprof.recipe import TrainingRecipe
@@ -22,14 +22,7 @@ _RECIPE_FIELDS = tuple(item.name for item in dataclasses.fields(TrainingRecipe) 
 
 @click.command(name="plot", short_help="Draw figures from sweeps, runs, recordings and bench records.")
 @click.argument("sources", metavar="SWEEP|RUN|FILE…", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("figures"),
-    show_default=True,
-    help="The folder for the figures; made where it is not there.",
-)
+@folder_option("The folder for the figures; made where it is not there.", Path("figures"))
 @click.option(
     "--kind",
     "kinds",

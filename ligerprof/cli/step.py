@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ligerprof.cli.options import force_option, json_option, recipe_options, trace_option
+from ligerprof.cli.options import folder_option, force_option, json_option, recipe_options, trace_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import MissingDependencyError
 from ligerprof.recipe import TrainingRecipe, require_built
@@ -16,12 +16,7 @@ _OUT_OF_MEMORY = 3
 
 @click.command(name="step", short_help="Run one profiled training step, on the GPU or simulated.")
 @recipe_options
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The run directory. Default: the next number under runs/.",
-)
+@folder_option("The run directory. Default: the next number under runs/.")
 @trace_option(default=True)
 @force_option
 @json_option

@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from ligerprof.analyzers.cells import RESULTS_NAME
-from ligerprof.cli.options import force_option, json_option, size_option
+from ligerprof.cli.options import (
+    dry_run_option,
+    folder_option,
+    force_option,
+    json_option,
+    size_option,
+    timeout_option,
+)
 from ligerprof.cli.output import print_json, say
 from ligerprof.cli.sweep import print_plan, print_result, watching
 from ligerprof.errors import NotBuiltError
@@ -18,28 +25,20 @@ from ligerprof.runs.sweep.runner import RunnerSettings
 from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
 from ligerprof.runs.sweep.study import PARTS, PROVIDERS, Part, adapt, select_parts, select_providers
 
-_DEFAULT_FOLDER = Path("runs/study")
 _NAMES = ", ".join(part.name for part in PARTS)
 
 
 @click.command(name="study", short_help="Run the 24 GB study's whole grid and report it.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=_DEFAULT_FOLDER,
-    show_default=True,
-    help="The study's folder; cells that are finished in it are not run again.",
-)
+@folder_option("The study's folder; cells that are finished in it are not run again.", Path("runs/study"))
 @size_option("--memory-limit", "memory_limit_bytes", "Limit on reserved bytes in the ZeRO parts. Default: 23.5GiB.")
 @click.option("--only", metavar="NAMES", help=f"Parts, joined by commas: {_NAMES}. Default: all.")
 @click.option("--provider", default=",".join(PROVIDERS), show_default=True, help="Whose kernels, joined by commas.")
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where cells run.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of one cell.")
+@timeout_option
 @click.option(
     "--stop-at-oom/--no-stop-at-oom", default=True, show_default=True, help="Leave out sizes above one out of memory."
 )
-@click.option("--dry-run", is_flag=True, help="Print the cells and their estimates, and run nothing.")
+@dry_run_option
 @click.option("--report", is_flag=True, help="Write the report from what is finished, and run nothing.")
 @click.option(
     "--results",

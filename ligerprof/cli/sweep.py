@@ -10,7 +10,7 @@ import click
 
 from ligerprof.analyzers.cells import CellStatus
 from ligerprof.cli.grid import grid_options
-from ligerprof.cli.options import json_option, trace_option
+from ligerprof.cli.options import dry_run_option, folder_option, json_option, timeout_option, trace_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.sweep.folder import SweepFolder
@@ -19,8 +19,6 @@ from ligerprof.runs.sweep.process import CellSettings
 from ligerprof.runs.sweep.runner import RunnerSettings, Watcher
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, on_this_machine, run_sweep
 
-_DEFAULT_FOLDER = Path("runs/sweep")
-
 
 class FailedCellsError(LigerprofError):
     """Cells that neither ran nor were out of memory."""
@@ -28,21 +26,14 @@ class FailedCellsError(LigerprofError):
 
 @click.command(name="sweep", short_help="Run a grid of steps; out of memory is a result.")
 @grid_options
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=_DEFAULT_FOLDER,
-    show_default=True,
-    help="The sweep's folder; cells that are finished in it are not run again.",
-)
+@folder_option("The sweep's folder; cells that are finished in it are not run again.", Path("runs/sweep"))
 @click.option("--find-limit", type=click.Choice(["batch", "seq"]), help="Search the largest that runs, for each line.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of one cell.")
+@timeout_option
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Simulated cells at a time.")
 @click.option("--stop-at-oom", is_flag=True, help="Leave out sizes above one that was out of memory.")
 @click.option("--skip-invalid", is_flag=True, help="Leave out combinations that cannot be trained.")
 @click.option("--force", is_flag=True, help="Run finished cells again; their new rows count.")
-@click.option("--dry-run", is_flag=True, help="Print the cells and their estimates, and run nothing.")
+@dry_run_option
 @trace_option(default=False)
 @json_option
 def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) -> None:
