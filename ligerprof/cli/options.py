@@ -9,11 +9,13 @@ import click
 
 from ligerprof import recipe as recipes
 from ligerprof.cli.common_options import (
+    dry_run_option,
     folder_option,
     force_option,
     json_option,
     or_usage_error,
     size_option,
+    timeout_option,
     top_option,
 )
 from ligerprof.gpus import GPUS
