@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulate_truth import MeasuredStep, wider_steps
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.models import CONFIGS, spec_from_config
+from ligerprof.models import spec_from_config
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Phase
 
@@ -82,43 +83,16 @@ def test_median_error_on_plain_transformers_is_tiny() -> None:
 # steps over the whole recipe space, measured after the closed form was written
 WIDER_TOLERANCE = 0.005
 WIDER_MEDIAN_TOLERANCE = 0.0001
-WIDER_ROWS = [json.loads(line) for line in (TRUTH / "h200-wider-steps.jsonl").read_text(encoding="utf-8").splitlines()]
-# not in the catalog: Qwen3-0.6B's config
-QWEN3 = {
-    "model_type": "qwen3",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": True,
-}
+FINISHED = [step for step in wider_steps() if step.peak_bytes is not None]
 
 
-def wider_recipe_of(row: dict[str, Any]) -> TrainingRecipe:
-    config = dict(QWEN3 if row["model"] == "qwen3-0.6b" else CONFIGS[row["model"]])
-    if row["layers"] is not None:
-        config["n_layer" if "n_layer" in config else "num_hidden_layers"] = row["layers"]
-    return TrainingRecipe(model=spec_from_config(config, name=row["model"]), **row["options"])
-
-
-def wider_name_of(row: dict[str, Any]) -> str:
-    return "-".join([row["model"], str(row["layers"]), *(f"{key}={value}" for key, value in row["options"].items())])
-
-
-FINISHED = [row for row in WIDER_ROWS if not row["oom"]]
-
-
-@pytest.mark.parametrize("row", FINISHED, ids=wider_name_of)
-def test_peak_of_a_wider_step_is_within_its_tolerance(row: dict[str, Any]) -> None:
-    assert estimate(wider_recipe_of(row)).peak_bytes == pytest.approx(row["peak_bytes"], rel=WIDER_TOLERANCE)
+@pytest.mark.parametrize("step", FINISHED, ids=lambda step: step.name)
+def test_peak_of_a_wider_step_is_within_its_tolerance(step: MeasuredStep) -> None:
+    assert estimate(step.recipe()).peak_bytes == pytest.approx(step.peak_bytes, rel=WIDER_TOLERANCE)
 
 
 def test_median_error_on_wider_steps_is_tiny() -> None:
-    errors = sorted(abs(estimate(wider_recipe_of(row)).peak_bytes / row["peak_bytes"] - 1) for row in FINISHED)
+    errors = sorted(abs(estimate(step.recipe()).peak_bytes / (step.peak_bytes or 0) - 1) for step in FINISHED)
     assert errors[len(errors) // 2] <= WIDER_MEDIAN_TOLERANCE
 
 
