@@ -9,21 +9,35 @@ from ligerprof.kernels.ce.factors import scale_by_device_factor, waits_for_loss_
 from ligerprof.kernels.ce.triton import LossRequest, as_rows, loss_of_logits
 from ligerprof.kernels.options import LossOptions, options_as_text, options_from_text
 
+# labels, class weight, number of items on the device, the same as a number, scale of each token, options as text
+Carried = tuple[Tensor, Tensor | None, Tensor | None, float | None, Tensor | None, str]
+
+
+def carried(request: LossRequest) -> Carried:
+    """A request as the arguments of an operation, which takes tensors and plain values alone."""
+    items = request.num_items
+    number = None if items is None or isinstance(items, Tensor) else float(items)
+    tensor = items if isinstance(items, Tensor) else None
+    return request.labels, request.class_weight, tensor, number, request.token_scale, options_as_text(request.options)
+
+
+def request_of(arguments: Carried, predictions: Tensor | None = None) -> LossRequest:
+    """The inverse of `carried`."""
+    labels, class_weight, num_items, divisor, token_scale, options = arguments
+    return LossRequest(
+        labels=labels,
+        options=options_from_text(options),
+        num_items=divisor if num_items is None else num_items,
+        class_weight=class_weight,
+        predictions=predictions,
+        token_scale=token_scale,
+    )
+
 
 def compiled_loss(logits: Tensor, request: LossRequest) -> Tensor:
     """The loss, where torch.compile traces the call."""
-    items = request.num_items
     loss: Tensor
-    loss, *_ = _loss(
-        logits,
-        request.labels,
-        request.class_weight,
-        items if isinstance(items, Tensor) else None,
-        None if items is None or isinstance(items, Tensor) else float(items),
-        None,
-        torch.is_grad_enabled() and logits.requires_grad,
-        options_as_text(request.options),
-    )
+    loss, *_ = _loss(logits, *carried(request), torch.is_grad_enabled() and logits.requires_grad)
     return loss
 
 
@@ -35,20 +49,14 @@ def _loss(
     num_items: Tensor | None,
     divisor: float | None,
     token_scale: Tensor | None,
-    wanted: bool,
     options: str,
+    wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, gradient of the logits, and the factor it lacks; empty where there is none.
 
     Without reduction there is a gradient only once `token_scale` is known.
     """
-    request = LossRequest(
-        labels=labels,
-        options=options_from_text(options),
-        num_items=divisor if num_items is None else num_items,
-        class_weight=class_weight,
-        token_scale=token_scale,
-    )
+    request = request_of((labels, class_weight, num_items, divisor, token_scale, options))
     now = _now(wanted, request.options, token_scale)
     grad = torch.empty_like(logits, memory_format=torch.contiguous_format) if now else None
     loss, factor = loss_of_logits(as_rows(logits), None if grad is None else as_rows(grad), request)
@@ -63,7 +71,7 @@ def _now(wanted: bool, options: LossOptions, token_scale: Tensor | None) -> bool
 
 @_loss.register_fake
 def _(logits: Tensor, labels: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *_, token_scale, wanted, options = others
+    *_, token_scale, options, wanted = others
     read = options_from_text(options)
     reduced = read.reduction != "none"
     loss = logits.new_empty(() if reduced else labels.shape, dtype=torch.float32)
@@ -72,7 +80,7 @@ def _(logits: Tensor, labels: Tensor, *others: Any) -> tuple[Tensor, Tensor, Ten
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.divisor, _, _, ctx.options = inputs
+    *tensors, ctx.divisor, _, ctx.options, _ = inputs
     ctx.waits = options_from_text(ctx.options).reduction == "none"
     ctx.save_for_backward(*(tensors if ctx.waits else output[1:]))
     ctx.mark_non_differentiable(*output[1:])
@@ -80,7 +88,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.waits:
-        rest = (ctx.divisor, grad_loss, True, ctx.options)
+        rest = (ctx.divisor, grad_loss, ctx.options, True)
         _, grad, _ = _loss(*ctx.saved_tensors, *rest)
     else:
         made, late = ctx.saved_tensors

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ligerprof.kernels.ce.compiled import scaled
+from ligerprof.kernels.ce.compiled import carried, request_of, scaled
 from ligerprof.kernels.ce.factors import waits_for_loss_scale
 from ligerprof.kernels.ce.triton import LossRequest
 from ligerprof.kernels.flce.triton import loss_and_gradients
-from ligerprof.kernels.options import options_as_text, options_from_text
+from ligerprof.kernels.options import options_from_text
 
 # elements of what the operation returns in place of a tensor that was not wanted
 _NOTHING = 0
@@ -17,20 +17,10 @@ _NOTHING = 0
 
 def compiled_loss(inputs: tuple[Tensor, Tensor, Tensor | None], dtype: torch.dtype, request: LossRequest) -> Tensor:
     """The loss, where torch.compile traces the call."""
-    items, track = request.num_items, torch.is_grad_enabled()
+    track = torch.is_grad_enabled()
+    wanted = [track and value is not None and value.requires_grad for value in inputs]
     loss: Tensor
-    loss, predictions, *_ = _loss(
-        *inputs,
-        request.labels,
-        request.class_weight,
-        items if isinstance(items, Tensor) else None,
-        None if items is None or isinstance(items, Tensor) else float(items),
-        None,
-        [track and value is not None and value.requires_grad for value in inputs],
-        request.predictions is not None,
-        dtype,
-        options_as_text(request.options),
-    )
+    loss, predictions, *_ = _loss(*inputs, *carried(request), wanted, request.predictions is not None, dtype)
     if request.predictions is not None:
         request.predictions.copy_(predictions)
     return loss
@@ -46,24 +36,17 @@ def _loss(
     num_items: Tensor | None,
     divisor: float | None,
     token_scale: Tensor | None,
+    options: str,
     wanted: list[bool],
     predict: bool,
     dtype: torch.dtype,
-    options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, predictions, gradients of hidden states, head and bias, and the factor they lack; empty where not wanted.
 
     Without reduction there are gradients only once `token_scale` is known.
     """
     predictions = torch.empty_like(labels, memory_format=torch.contiguous_format) if predict else None
-    request = LossRequest(
-        labels=labels,
-        options=options_from_text(options),
-        num_items=divisor if num_items is None else num_items,
-        class_weight=class_weight,
-        predictions=predictions,
-        token_scale=token_scale,
-    )
+    request = request_of((labels, class_weight, num_items, divisor, token_scale, options), predictions)
     now = _now(wanted, options, token_scale)
     loss, grads, factor = loss_and_gradients((hidden, weight, bias), dtype, request, now)
     grad_hidden = None if grads.hidden_ND is None else grads.hidden_ND.view(hidden.shape).to(hidden.dtype)
@@ -80,7 +63,7 @@ def _now(wanted: list[bool], options: str, token_scale: Tensor | None) -> tuple[
 
 @_loss.register_fake
 def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    *_, token_scale, wanted, predict, dtype, options = others
+    *_, token_scale, options, wanted, predict, dtype = others
     reduced = options_from_text(options).reduction != "none"
     loss = hidden.new_empty(() if reduced else labels.shape, dtype=torch.float32)
     now = _now(wanted, options, token_scale)
@@ -95,16 +78,15 @@ def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *othe
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, divisor, _, ctx.wanted, _, ctx.dtype, ctx.options = inputs
+    *tensors, ctx.divisor, _, ctx.options, ctx.wanted, _, ctx.dtype = inputs
     ctx.waits = options_from_text(ctx.options).reduction == "none"
-    ctx.divisor = divisor
     ctx.save_for_backward(*(tensors if ctx.waits else output[2:]))
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.waits:
-        rest = (ctx.divisor, grad_loss, ctx.wanted, False, ctx.dtype, ctx.options)
+        rest = (ctx.divisor, grad_loss, ctx.options, ctx.wanted, False, ctx.dtype)
         _, _, *grads, _ = _loss(*ctx.saved_tensors, *rest)
     else:
         *made, late = ctx.saved_tensors
