@@ -165,15 +165,27 @@ def table_rows(results: Path) -> Iterator[str]:
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     order = ("gpus", "zero", "offload", "liger")
     rows.sort(key=lambda row: [row["recipe"][key] for key in order])
-    yield "| GPUs | ZeRO | offload | kernels | peak a rank, MiB | forward | backward | optimizer | estimated | error |"
-    yield "|---:|---:|---|---|---|---:|---:|---:|---:|---:|"
+    yield (
+        "| GPUs | ZeRO | offload | kernels | peak a rank, MiB | forward | backward | optimizer | estimated | error |"
+        " first step | estimated | error |"
+    )
+    yield "|---:|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for row in rows:
         recipe = row["recipe"]
-        estimated = estimate(TrainingRecipe.from_json(recipe)).peak_bytes
+        estimated = estimate(TrainingRecipe.from_json(recipe))
+        first, first_estimated = row["first_step_peak_bytes"], estimated.first_step_peak_bytes
         cells = [str(recipe["gpus"]), str(recipe["zero"]), recipe["offload"], "+".join(recipe["kernels"]) or "none"]
         cells.append(", ".join(f"{rank['peak_bytes'] / 2**20:,.1f}" for rank in row["ranks"] or [row]))
         cells += [f"{row['phases'][phase] / 2**20:,.1f}" for phase in ("forward", "backward", "optimizer")]
-        cells += [f"{estimated / 2**20:,.1f}", f"{100 * (estimated / row['peak_bytes'] - 1):+.2f} %"]
+        cells += [
+            f"{estimated.peak_bytes / 2**20:,.1f}",
+            f"{100 * (estimated.peak_bytes / row['peak_bytes'] - 1):+.2f} %",
+        ]
+        cells += [
+            f"{first / 2**20:,.1f}",
+            f"{first_estimated / 2**20:,.1f}",
+            f"{100 * (first_estimated / first - 1):+.2f} %",
+        ]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -184,7 +196,8 @@ def table(results: Path) -> None:
     print(
         f"{recipe['model']}, {recipe['batch']} x {recipe['seq']} tokens a GPU, {recipe['precision']}, checkpointing, on"
         f" {first['gpu']}s of one machine (torch {versions['torch']}, deepspeed {versions['deepspeed']}). Peaks are"
-        " max_memory_allocated of the steady step, rank 0 first; phases and error are the highest rank's.\n"
+        " max_memory_allocated of the steady step, rank 0 first; phases, errors and the first step are the highest"
+        " rank's.\n"
     )
     for row in table_rows(results):
         print(row)

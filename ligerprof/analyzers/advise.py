@@ -57,7 +57,7 @@ class Advice:
         plan: the recipe with the applied rungs.
         plan_needed_bytes: what the plan needs; with the bytes that applied rungs save it adds up to `needed_bytes`.
         plan_verdict: whether the plan fits.
-        host_bytes: main memory that the plan's process takes with offload, else 0.
+        host_bytes: main memory that the plan takes for each GPU with offload, else 0.
     """
 
     recipe: TrainingRecipe

@@ -234,9 +234,24 @@ def test_higher_stages_hold_less_of_what_stays() -> None:
     assert [zero(stage, 4).static_bytes / 1_235_814_400 for stage in (1, 2, 3)] == [7.0, 5.5, 4.0]
 
 
+@given(
+    stage=st.integers(0, 3),
+    gpus=st.integers(1, 16),
+    optimizer=st.sampled_from(["adamw-fused", "adamw-foreach", "sgd"]),
+    group=st.integers(10**6, 2 * 10**9),
+)
+def test_a_first_step_under_zero_needs_no_more_than_a_later_one(
+    stage: int, gpus: int, optimizer: str, group: int
+) -> None:
+    config = {"zero_optimization": {"sub_group_size": group}}
+    estimated = zero(stage, gpus, optimizer=optimizer, deepspeed_config=config)
+    assert estimated.first_step_peak_bytes <= estimated.peak_bytes
+
+
 def test_offload_moves_states_to_main_memory() -> None:
     kept, moved, all_moved = zero(3, 2), zero(3, 2, offload="optimizer"), zero(3, 2, offload="all")
-    assert (kept.host_bytes, moved.host_bytes, all_moved.host_bytes) == (0, 9 * 1_235_814_400, 10 * 1_235_814_400)
+    assert kept.host_bytes == 0
+    assert moved.host_bytes < all_moved.host_bytes
     assert kept.peak_bytes > moved.peak_bytes > all_moved.peak_bytes
     assert moved.roles[Role.OPTIMIZER_STATES] == 0
     assert all_moved.roles[Role.PARAMETERS] == 0

@@ -14,6 +14,7 @@ from ligerprof.roles import Role
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 HALF_BYTES = 2
 TOLERANCE = 0.01
+FIRST_STEP_TOLERANCE = 0.002
 BUCKET_ELEMENTS = 500_000_000
 # DeepSpeed's own small tensors
 FEW_BYTES = 2**10
@@ -37,9 +38,7 @@ def name_of(row: dict[str, Any]) -> str:
 def test_the_peak_is_as_measured(row: dict[str, Any]) -> None:
     estimated = estimate(TrainingRecipe.from_json(row["recipe"]))
     assert estimated.peak_bytes == pytest.approx(row["peak_bytes"], rel=TOLERANCE)
-    if row["recipe"]["offload"] != "none":
-        # without offload the first step's optimizer is the highest; what is gathered does not matter there
-        assert estimated.first_step_peak_bytes == pytest.approx(row["first_step_peak_bytes"], rel=TOLERANCE)
+    assert estimated.first_step_peak_bytes == pytest.approx(row["first_step_peak_bytes"], rel=FIRST_STEP_TOLERANCE)
 
 
 def with_fused_loss(provider: str) -> list[dict[str, Any]]:

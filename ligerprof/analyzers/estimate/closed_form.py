@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
+from ligerprof.analyzers.estimate.host import host_bytes
 from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.step import StepPeaks, place, step_peaks
+from ligerprof.analyzers.estimate.step import StepPeaks, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
@@ -47,7 +48,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         lowest_bytes=lowest_bytes,
         highest_bytes=highest_bytes,
         first_step_peak_bytes=first.peak.total_bytes,
-        host_bytes=place(recipe, make_weights(recipe).values()).host_bytes,
+        host_bytes=host_bytes(recipe, make_weights(recipe).values()),
         terms=terms,
         assumed=(*_assumed(recipe), *([] if headroom is None else [headroom])),
         left_out=tuple(_left_out(recipe)),
@@ -118,6 +119,8 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     yield "what the allocator reserves and does not hand out"
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
+    if recipe.offload != "none":
+        yield "in main memory, what the process holds without training: 1.3 to 1.8 GB where it was measured"
     if recipe.optimizer == "galore":
         yield "cuSOLVER's workspace in the steps that decompose gradients: the first and every 200th"
     if recipe.clip:

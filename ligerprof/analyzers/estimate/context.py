@@ -10,6 +10,7 @@ from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
 
 FP32_BYTES = 4
+HALF_BYTES = 2
 INDEX_BYTES = 8
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 

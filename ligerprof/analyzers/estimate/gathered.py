@@ -21,7 +21,9 @@ class GatheredWhenNeeded:
 
     def __init__(self, recipe: TrainingRecipe) -> None:
         parameters, layers = recipe.spec.parameters, recipe.spec.layers
-        self._head = _head(recipe).elements if _head_stays(recipe) else 0
+        head = _head(recipe)
+        self.head_name, self._head_elements = head.name, head.elements
+        self._head = head.elements if _head_stays(recipe) else 0
         self._layer = sum(item.elements for item in parameters if is_in_layer(item.name)) // layers
         self._embedding = parameters[0].elements
         self._layer_count = layers
@@ -29,6 +31,10 @@ class GatheredWhenNeeded:
     def at_loss(self) -> int:
         """While the loss runs."""
         return self._head
+
+    def in_head(self) -> int:
+        """Beyond that, while the head's own product runs: its weight."""
+        return self._head_elements - self._head
 
     def in_layers(self, passed: int) -> int:
         """While decoder layers run backward, or the embedding where all have `passed`."""
@@ -52,11 +58,16 @@ class Gathered:
         self._layers = [item for item in parameters if is_in_layer(item.name)]
         self._embeddings = parameters[: parameters.index(self._layers[0])]
         self._head, self._head_stays = _head(recipe), _head_stays(recipe)
+        self.head_name = self._head.name
         self._known: dict[int, int] = {}
 
     def at_loss(self) -> int:
         """What is there while head and loss run: the head's weight and those of the layers next to it."""
         return self._persistent + sum(item.elements for item in self._ahead(0, with_head=True))
+
+    def in_head(self) -> int:
+        """Nothing beyond that while the head's own product runs: its weight is gathered already."""
+        return 0
 
     def in_layers(self, passed: int) -> int:
         """What is there while decoder layers run backward, `passed` of which have given their weights back.

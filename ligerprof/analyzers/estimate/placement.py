@@ -1,6 +1,7 @@
 """What stays on the GPU from step to step, and what the optimizer's step adds: for plain torch."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.context import FP32_BYTES
@@ -39,20 +40,19 @@ class Placement:
         bucket_copies: made and dropped while decoder layers run backward, when gradients are reduced; what
             the layers behind have freed by then is taken off.
         reductions: the same by the parameter whose gradient comes then.
+        gathered: by parameter, what is gathered beyond `running` while an operation reads it.
         last_reduction: there in place of `running` when backward has run, as the last gradients are reduced.
         gradient_share: the part of each gradient that stays on this GPU once it is whole.
         gradients_at_update: what is left of the gradients when the optimizer steps; None: all that
             backward left.
-        update: made and dropped by the optimizer's step.
-        first_update: the same for what only the first step makes.
+        updates: what the optimizer's step makes and drops, moment by moment; in a first step with the
+            states that it has made by then.
         states_slack, update_slack: what the allocator may leave of those blocks larger than was asked.
-        host_bytes: main memory that this GPU's process holds.
     """
 
     resident: Bytes
     states: Bytes
-    update: Bytes
-    first_update: Bytes = field(default_factory=dict)
+    updates: Sequence[Bytes]
     states_slack: Slack = field(default_factory=lambda: Slack(blocks=0, counted_bytes=0))
     update_slack: Slack = field(default_factory=lambda: Slack(blocks=0, counted_bytes=0))
     running: Bytes = field(default_factory=dict)
@@ -61,10 +61,10 @@ class Placement:
     reduction: Bytes = field(default_factory=dict)
     bucket_copies: Bytes = field(default_factory=dict)
     reductions: Mapping[str, int] = field(default_factory=dict)
+    gathered: Mapping[str, int] = field(default_factory=dict)
     last_reduction: Bytes = field(default_factory=dict)
     gradient_share: float = 1.0
     gradients_at_update: int | None = None
-    host_bytes: int = 0
 
 
 def moment_count(recipe: TrainingRecipe) -> int:
@@ -72,7 +72,7 @@ def moment_count(recipe: TrainingRecipe) -> int:
     return _MOMENTS[recipe.optimizer]
 
 
-def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placement:
+def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
     """Weights, optimizer states and foreach AdamW's square roots, block by block."""
     weights = list(weights)
     trainable = [weight for weight in weights if weight.trainable]
@@ -82,11 +82,11 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Placem
     resident, _ = device.place(Role.PARAMETERS, stored)
     states, states_slack = device.place(Role.OPTIMIZER_STATES, list(state_sizes(recipe, trainable)))
     update, update_slack = device.place(Role.OPTIMIZER_TEMPORARIES, _update_sizes(recipe, trainable))
+    decomposition = {Role.OPTIMIZER_TEMPORARIES: galore_decomposition_bytes(trainable) if is_galore else 0}
     return Placement(
         resident=resident,
         states=states,
-        update=update,
-        first_update={Role.OPTIMIZER_TEMPORARIES: galore_decomposition_bytes(trainable) if is_galore else 0},
+        updates=(Counter(states) + Counter(decomposition), Counter(states) + Counter(update)) if first else (update,),
         states_slack=states_slack,
         update_slack=update_slack,
     )

@@ -42,7 +42,7 @@ class MemoryEstimate:
         lowest_bytes, highest_bytes: what the peak lies between, depending on which large blocks the allocator does
             not split: it keeps rests of up to 1 MiB.
         first_step_peak_bytes: the first step's peak: it finds no optimizer states.
-        host_bytes: main memory of this GPU's process with offload, else 0.
+        host_bytes: main memory that training takes in this GPU's process with offload, else 0.
         terms: the headline quantities as formulas.
         assumed: what the figures rest on, one sentence each.
         left_out: what they do not hold, one sentence each.

@@ -56,13 +56,10 @@ class StepPeaks:
         return self.places[self.phase]
 
 
-def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool = False) -> Placement:
+def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
     """Where the recipe's engine keeps weights, gradients and states, in the first step or a steady one."""
-    return (
-        zero_placement(recipe, weights, first=first)
-        if recipe.engine == "deepspeed"
-        else torch_placement(recipe, weights)
-    )
+    make = zero_placement if recipe.engine == "deepspeed" else torch_placement
+    return make(recipe, weights, first=first)
 
 
 def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, first: bool) -> StepPeaks:
@@ -76,6 +73,7 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     for name, weight in weights.items():
         weight.kept_share = placement.gradient_share
         weight.reduction_bytes = placement.reductions.get(name, 0)
+        weight.gathered_bytes = placement.gathered.get(name, 0)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     static = _Static(recipe, weights, placement)
     static.place(meter, first=first)
@@ -145,24 +143,23 @@ class _Static:
             meter.add({Role.LIBRARY_WORKSPACE: self._recipe.gpu_spec.cublas_workspace_bytes}, times=CUBLAS_THREADS)
 
     def update(self, meter: Meter, *, first: bool) -> None:
-        """The optimizer's step: what ran is gone, states are there now, and what the step itself makes."""
+        """The optimizer's step: what ran is gone, and what the step itself makes comes and goes."""
         placement = self._placement
         meter.add(placement.running, times=-1)
         if placement.gradients_at_update is not None:
             meter.settle(Role.GRADIENTS, placement.gradients_at_update)
         meter.start()
         if first:
-            self._add(meter, placement.states)
             meter.add_slack(placement.states_slack)
-            meter.add(placement.first_update)
-            meter.add(placement.first_update, times=-1)
         meter.add_slack(placement.update_slack)
-        meter.add(placement.update)
+        for made in placement.updates:
+            self._add(meter, made)
+            self._add(meter, made, times=-1)
 
-    def _add(self, meter: Meter, held: Mapping[Role, int]) -> None:
+    def _add(self, meter: Meter, held: Mapping[Role, int], times: int = 1) -> None:
         for role, size_bytes in held.items():
             for place, share_bytes in spread(size_bytes, self._parts.get(role, {})):
-                meter.add({role: share_bytes}, place=place)
+                meter.add({role: share_bytes}, times, place)
 
 
 def _run_phase(meter: Meter, run: Callable[[], None], workspace_bytes: int) -> None:

@@ -25,6 +25,7 @@ class Weight:
         in_layer: whether it belongs to a decoder layer.
         packed_sizes: bytes of each tensor that holds it where it is quantized, else none.
         reduction_bytes: made and dropped between ranks when its gradient comes, where others are reduced then.
+        gathered_bytes: there while an operation reads it, where ranks hold parts of it.
         gradient: the gradient, once it is made; a micro-batch after the first adds to it.
         pending: gradients of some of the uses, while others are still to come.
     """
@@ -34,6 +35,7 @@ class Weight:
     trainable: bool = True
     kept_share: float = 1.0
     reduction_bytes: int = 0
+    gathered_bytes: int = 0
     uses: int = 1
     shape: tuple[int, ...] = ()
     in_layer: bool = False
@@ -267,9 +269,7 @@ class Tape:
         if keeps:
             wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
             node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
-        if operation.is_product:
-            self.meter.multiply()
-        self.meter.touch(operation.forward_scratch_bytes, operation.scratch_role or operation.role)
+        self._compute(operation, operation.forward_scratch_bytes)
         if output.block is not None:
             self._variables.append(output.block)
         if extra is not None:
@@ -279,6 +279,17 @@ class Tape:
         if not keeps:
             self._forget(node.saved)
             node.saved.clear()
+
+    def _compute(self, operation: Operation, scratch_bytes: int) -> None:
+        """What is there only while the operation or its gradient runs."""
+        if operation.is_product:
+            self.meter.multiply()
+        gathered = [item for item in operation.differentiable if isinstance(item, Weight) and item.gathered_bytes]
+        for weight in gathered:
+            self.meter.add({Role.COMMUNICATION: weight.gathered_bytes})
+        self.meter.touch(scratch_bytes, operation.scratch_role or operation.role)
+        for weight in gathered:
+            self.meter.add({Role.COMMUNICATION: -weight.gathered_bytes})
 
     def _unwind(self) -> None:
         """The exception that ends a recomputation ends every frame with it."""
@@ -307,9 +318,7 @@ class Tape:
             for item in operation.passes
             if item.needs_gradient
         ]
-        if operation.is_product:
-            self.meter.multiply()
-        self.meter.touch(operation.backward_scratch_bytes, operation.scratch_role or operation.role)
+        self._compute(operation, operation.backward_scratch_bytes)
         reused = [
             (item, _Pending(self.meter.keep(item.block), is_view=False))
             for item in operation.reuses

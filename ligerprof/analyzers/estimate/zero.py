@@ -1,45 +1,24 @@
-"""What stays on one GPU of N under DeepSpeed, with ZeRO or without, and what moves to main memory."""
+"""What stays on one GPU of N under DeepSpeed, with ZeRO or without, and what its step makes."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.bucket import emptyings, scattered_elements
-from ligerprof.analyzers.estimate.context import FP32_BYTES
+from ligerprof.analyzers.estimate.context import FP32_BYTES, HALF_BYTES
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredWhenNeeded
 from ligerprof.analyzers.estimate.low_bit import is_in_layer
+from ligerprof.analyzers.estimate.partition import Elements, count_elements
 from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
 from ligerprof.analyzers.estimate.places import explicit_layers
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.deepspeed_config import Config, zero_settings
+from ligerprof.deepspeed_config import zero_settings
 from ligerprof.errors import NotBuiltError
 from ligerprof.models import ModelSpec, ParameterShape
 from ligerprof.recipe import TrainingRecipe
 from ligerprof.roles import Role
 
 AnyGathered = Gathered | GatheredWhenNeeded
-_HALF_BYTES = 2
-# deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
-_MOST_IN_MEMORY = 1_000_000_000
-_OPTIMIZER_BUFFERS = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Elements:
-    """Parameters of the model, counted.
-
-    Attributes:
-        whole: all of them.
-        largest: those of the largest tensor.
-        share: this GPU's part of all of them.
-        trained: all that train.
-        trained_share: this GPU's part of those that train.
-    """
-
-    whole: int
-    largest: int
-    share: int
-    trained: int
-    trained_share: int
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
@@ -49,22 +28,11 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: 
         NotBuiltError: 4-bit weights, 8-bit or projected moments.
     """
     _require_known(recipe)
-    elements = _count(recipe, list(weights))
+    elements = count_elements(recipe, weights)
     if recipe.zero == 0:
         return _stage_0(recipe, elements)
-    return _stage_3(recipe, elements, first=first) if recipe.zero == 3 else _stage_1_or_2(recipe, elements)
-
-
-def _count(recipe: TrainingRecipe, weights: list[Weight]) -> _Elements:
-    whole = sum(weight.elements for weight in weights)
-    trained = sum(weight.elements for weight in weights if weight.trainable)
-    return _Elements(
-        whole=whole,
-        largest=max(weight.elements for weight in weights),
-        share=-(-whole // recipe.gpus),
-        trained=trained,
-        trained_share=-(-trained // recipe.gpus),
-    )
+    place = _stage_3 if recipe.zero == 3 else _stage_1_or_2
+    return place(recipe, elements, first=first)
 
 
 def _require_known(recipe: TrainingRecipe) -> None:
@@ -78,31 +46,30 @@ def _require_known(recipe: TrainingRecipe) -> None:
             raise NotBuiltError(f"estimate: {what} has no closed form yet; {instead}.")
 
 
-def _stage_0(recipe: TrainingRecipe, elements: _Elements) -> Placement:
+def _stage_0(recipe: TrainingRecipe, elements: Elements) -> Placement:
     """No ZeRO: an fp32 copy of each tensor, whose states are made at once (fp16/unfused_optimizer.py).
 
     The step makes an fp32 gradient for each copy.
     """
-    square_roots = FP32_BYTES if recipe.optimizer == "adamw-foreach" else 0
     return Placement(
         resident={
-            Role.PARAMETERS: _HALF_BYTES * elements.whole,
+            Role.PARAMETERS: HALF_BYTES * elements.whole,
             Role.OPTIMIZER_STATES: FP32_BYTES * elements.trained + _moment_bytes(recipe, elements.trained),
         },
         states={},
-        update={Role.OPTIMIZER_TEMPORARIES: (FP32_BYTES + square_roots) * elements.trained},
+        updates=(_stepping(recipe, elements.trained),),
     )
 
 
-def _stage_1_or_2(recipe: TrainingRecipe, elements: _Elements) -> Placement:
+def _stage_1_or_2(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Placement:
     """Stage 1 partitions the fp32 copy and the moments, stage 2 the gradients too (stage_1_and_2.py)."""
     offloaded, trained = recipe.offload != "none", elements.trained_share
     kept_share = 1 / recipe.gpus if recipe.zero == 2 else 1.0
     resident = {
-        Role.PARAMETERS: _HALF_BYTES * elements.whole,
+        Role.PARAMETERS: HALF_BYTES * elements.whole,
         Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
         # temp_grad_buffer_for_gpu_offload: gradients pass through it on their way to main memory
-        Role.COMMUNICATION: _HALF_BYTES * elements.largest if offloaded else 0,
+        Role.COMMUNICATION: HALF_BYTES * elements.largest if offloaded else 0,
     }
     # double buffers where reduction overlaps with backward (setup_buckets)
     buckets = 2 if zero_settings(recipe)["overlap_comm"] else 1
@@ -114,25 +81,24 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: _Elements) -> Placement:
         bucket_copies={} if recipe.zero == 1 else _bucket_copies(recipe, _flat_copy(recipe, _fills(recipe).within)),
         last_reduction={} if recipe.zero == 1 else _last_reduction(recipe, elements, buckets * _bucket_bytes(recipe)),
         gradient_share=0.0 if offloaded else kept_share,
-        gradients_at_update=0 if offloaded else _HALF_BYTES * trained,
-        update={} if offloaded else _update_bytes(recipe, trained),
-        host_bytes=_optimizer_host_bytes(recipe, trained) if offloaded else 0,
+        gradients_at_update=0,
+        updates=() if offloaded else tuple(_updates(recipe, (trained,), first=first)),
     )
 
 
-def _stage_3(recipe: TrainingRecipe, elements: _Elements, *, first: bool) -> Placement:
+def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Placement:
     """Stage 3 partitions the weights as well (stage3.py) and gathers them (gathered.py)."""
     offloaded, moved = recipe.offload != "none", recipe.offload in ("all", "nvme")
-    settings, trained = zero_settings(recipe), elements.trained_share
+    trained = elements.trained_share
     gathered = GatheredWhenNeeded(recipe) if first else Gathered(recipe)
-    at_loss_bytes, in_layers_bytes = _HALF_BYTES * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
-    shard_bytes = _HALF_BYTES * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
+    at_loss_bytes, in_layers_bytes = HALF_BYTES * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
+    shard_bytes = HALF_BYTES * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
     return Placement(
         resident={
-            Role.PARAMETERS: 0 if moved else _HALF_BYTES * elements.share,
+            Role.PARAMETERS: 0 if moved else HALF_BYTES * elements.share,
             Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
             # partitioned gradients have one flat buffer from the start, and so has the bucket
-            Role.GRADIENTS: 0 if offloaded else _HALF_BYTES * trained,
+            Role.GRADIENTS: 0 if offloaded else HALF_BYTES * trained,
             Role.COMMUNICATION: _bucket_bytes(recipe),
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, trained)},
@@ -144,14 +110,13 @@ def _stage_3(recipe: TrainingRecipe, elements: _Elements, *, first: bool) -> Pla
         reductions={} if recipe.lora is not None else _reductions(recipe, gathered),
         last_reduction={} if recipe.lora is not None else _last_scattering(recipe, gathered),
         gradient_share=0.0,
-        gradients_at_update=0 if offloaded else _HALF_BYTES * trained,
-        update={} if offloaded else _update_bytes(recipe, min(trained, settings["sub_group_size"])),
-        host_bytes=_stage_3_host_bytes(recipe, elements, settings),
+        gathered={gathered.head_name: HALF_BYTES * gathered.in_head()},
+        updates=() if offloaded else tuple(_updates(recipe, elements.groups, first=first)),
     )
 
 
 def _bucket_bytes(recipe: TrainingRecipe) -> int:
-    bucket_bytes: int = _HALF_BYTES * zero_settings(recipe)["reduce_bucket_size"]
+    bucket_bytes: int = HALF_BYTES * zero_settings(recipe)["reduce_bucket_size"]
     return bucket_bytes
 
 
@@ -189,17 +154,17 @@ def _bucket_copies(recipe: TrainingRecipe, copy_bytes: int) -> Bytes:
 
 def _flat_copy(recipe: TrainingRecipe, elements: int) -> int:
     """Between ranks, what is in the bucket is flattened once more (stage_1_and_2.py, allreduce_bucket)."""
-    return _HALF_BYTES * elements if recipe.gpus > 1 else 0
+    return HALF_BYTES * elements if recipe.gpus > 1 else 0
 
 
-def _last_reduction(recipe: TrainingRecipe, elements: _Elements, bucket_bytes: int) -> Bytes:
+def _last_reduction(recipe: TrainingRecipe, elements: Elements, bucket_bytes: int) -> Bytes:
     """The bucket, emptied once more, or two fp32 copies of the largest gradient on its way to main memory.
 
     The norm of each gradient is taken of an fp32 copy, and another goes to main memory
     (set_norm_for_param_grad_in_gpu, async_inplace_copy_grad_to_fp32_buffer_from_gpu).
     """
     fills = _fills(recipe)
-    waiting_bytes, copy_bytes = _HALF_BYTES * fills.waiting, _flat_copy(recipe, fills.last)
+    waiting_bytes, copy_bytes = HALF_BYTES * fills.waiting, _flat_copy(recipe, fills.last)
     widened_bytes = 2 * FP32_BYTES * min(elements.largest, elements.trained_share) if recipe.offload != "none" else 0
     if widened_bytes > waiting_bytes + copy_bytes:
         return {Role.COMMUNICATION: bucket_bytes + widened_bytes}
@@ -209,14 +174,14 @@ def _last_reduction(recipe: TrainingRecipe, elements: _Elements, bucket_bytes: i
 def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: AnyGathered) -> int:
     """Gathered weights while layers run backward, where they exceed the most what the layers behind have freed."""
     return max(
-        _HALF_BYTES * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
+        HALF_BYTES * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
         for passed in range(recipe.spec.layers if recipe.checkpointing else 1)
     )
 
 
 def _freed_bytes(recipe: TrainingRecipe, layers: int) -> int:
     """Checkpoints of layers that are through."""
-    return layers * recipe.tokens * recipe.spec.hidden_size * _HALF_BYTES
+    return layers * recipe.tokens * recipe.spec.hidden_size * HALF_BYTES
 
 
 def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]:
@@ -235,8 +200,8 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
         if freed and not recipe.checkpointing:
             # those layers have freed far more than this
             continue
-        held_bytes = _HALF_BYTES * (scattered_elements(recipe, emptying) + gathered.in_layers(passed))
-        counted_bytes = in_layers_bytes if name in order else _HALF_BYTES * gathered.at_loss()
+        held_bytes = HALF_BYTES * (scattered_elements(recipe, emptying) + gathered.in_layers(passed))
+        counted_bytes = in_layers_bytes if name in order else HALF_BYTES * gathered.at_loss()
         most[name] = max(most.get(name, 0), held_bytes - counted_bytes - _freed_bytes(recipe, freed))
     return most
 
@@ -265,7 +230,7 @@ def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
     """What the last gradients take in stage 3, beside the embedding that is still gathered."""
     *_, last = emptyings(recipe)
     elements = scattered_elements(recipe, last) + gathered.in_layers(recipe.spec.layers)
-    return {Role.COMMUNICATION: _HALF_BYTES * elements}
+    return {Role.COMMUNICATION: HALF_BYTES * elements}
 
 
 def _layer_elements(recipe: TrainingRecipe) -> int:
@@ -277,46 +242,33 @@ def _moment_bytes(recipe: TrainingRecipe, share: int) -> int:
     return moment_count(recipe) * FP32_BYTES * share
 
 
-def _update_bytes(recipe: TrainingRecipe, elements: int) -> Bytes:
-    """The step flattens the gradients and casts them to fp32; foreach AdamW takes square roots besides."""
-    square_roots = FP32_BYTES if recipe.optimizer == "adamw-foreach" else 0
-    return {Role.OPTIMIZER_TEMPORARIES: (_HALF_BYTES + FP32_BYTES + square_roots) * elements}
+def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool) -> Iterator[Bytes]:
+    """Group after group, gradients are flattened and cast to fp32, then the optimizer steps.
 
-
-def _optimizer_host_bytes(recipe: TrainingRecipe, trained: int) -> int:
-    """Main memory of an offloaded optimizer: the fp32 copy, its gradient and the moments."""
-    return (2 + moment_count(recipe)) * FP32_BYTES * trained
-
-
-def _stage_3_host_bytes(recipe: TrainingRecipe, elements: _Elements, settings: Config) -> int:
-    """Main memory of stage 3: the flat buffer of 16-bit gradients, the optimizer, with `all` the 16-bit weights.
-
-    With NVMe the optimizer passes through a few buffers of one group's size, and so do the weights
-    beyond those that stay in memory (swap_tensor/optimizer_utils.py, partitioned_param_swapper.py).
+    Stages 1 and 2 let go of the 16-bit gradients in between, and so does everyone of the flat ones (step and
+    _prepare_fp32_grad_for_sub_group). The first step makes a group's moments only then.
     """
-    if recipe.offload == "none":
-        return 0
-    gradient_bytes = _HALF_BYTES * elements.trained_share
-    if recipe.offload == "nvme":
-        return gradient_bytes + _nvme_host_bytes(elements, settings)
-    weight_bytes = _HALF_BYTES * elements.share if recipe.offload == "all" else 0
-    return gradient_bytes + _optimizer_host_bytes(recipe, elements.trained_share) + weight_bytes
+    made: Bytes = {}
+    kept_bytes = HALF_BYTES if recipe.zero < 3 else 0
+    for elements in groups:
+        flat_bytes = (HALF_BYTES + FP32_BYTES) * elements
+        yield Counter(made) + Counter({Role.GRADIENTS: kept_bytes * elements, Role.OPTIMIZER_TEMPORARIES: flat_bytes})
+        if first:
+            made = Counter(made) + Counter({Role.OPTIMIZER_STATES: _moment_bytes(recipe, elements)})
+        yield Counter(made) + Counter(_stepping(recipe, elements))
 
 
-def _nvme_host_bytes(elements: _Elements, settings: Config) -> int:
-    place = settings["offload_param"]
-    group = min(elements.trained_share, settings["sub_group_size"])
-    buffer_bytes: int = _HALF_BYTES * place["buffer_count"] * place["buffer_size"]
-    kept_bytes: int = _HALF_BYTES * min(elements.share, place.get("max_in_cpu", _MOST_IN_MEMORY))
-    swapped_bytes: int = _OPTIMIZER_BUFFERS * FP32_BYTES * group
-    return swapped_bytes + buffer_bytes + kept_bytes
+def _stepping(recipe: TrainingRecipe, elements: int) -> Bytes:
+    """fp32 gradients; foreach AdamW takes square roots besides."""
+    square_roots = FP32_BYTES if recipe.optimizer == "adamw-foreach" else 0
+    return {Role.OPTIMIZER_TEMPORARIES: (FP32_BYTES + square_roots) * elements}
 
 
 def zero_copies(recipe: TrainingRecipe) -> tuple[tuple[int, bool], ...]:
     """(bytes a parameter, whether this GPU holds them for all parameters) of weights, optimizer states, gradients."""
     on_gpu = recipe.offload == "none"
     return (
-        (0 if recipe.offload in ("all", "nvme") else _HALF_BYTES, recipe.zero < 3),
+        (0 if recipe.offload in ("all", "nvme") else HALF_BYTES, recipe.zero < 3),
         (FP32_BYTES * (1 + moment_count(recipe)) if on_gpu else 0, recipe.zero == 0),
-        (_HALF_BYTES if on_gpu else 0, recipe.zero < 2),
+        (HALF_BYTES if on_gpu else 0, recipe.zero < 2),
     )
