@@ -21,7 +21,7 @@ from ligerprof.reports.study.facts import (
     read_facts,
     sizes_on,
 )
-from ligerprof.reports.study.missing import find_gaps, gaps_in_words, not_measured
+from ligerprof.reports.study.missing import Gap, find_gaps, gaps_in_words, not_measured
 from ligerprof.reports.study.text import BEYOND, OUT_OF_MEMORY
 from ligerprof.runs.sweep.borders import Axis
 from ligerprof.runs.sweep.study import ABLATION_BATCH, EXPLAINED_BATCHES, SWEEP_BATCH, SWEEP_SEQ
@@ -115,12 +115,14 @@ def _summary(facts: Facts) -> Iterator[str]:
         f"{len(facts.cells)} steps, {lost} of them out of memory, {facts.origin}, {_days(facts.days)}, with {versions}."
     )
     yield ""
-    yield from _result(facts)
+    gaps = find_gaps(facts)
+    yield from _result(facts, gaps)
+    blank = "; blank: not measured yet" if gaps else ""
     yield (
-        "`ligerprof study` runs all of it again and `ligerprof study --report` writes this page: every figure in it "
-        f"comes from result files. {OUT_OF_MEMORY}: out of memory; {BEYOND}: above a size of the same column that was "
-        "out of memory, and not run; blank: not measured yet. Peak is the most that was allocated in a steady step, "
-        "reserved the most that torch's allocator took for it."
+        "`ligerprof study` runs all of it again and `ligerprof study --report` writes this page: every figure in it, "
+        f"but the closed form's, comes from result files. {OUT_OF_MEMORY}: out of memory; {BEYOND}: above a size of "
+        f"the same column that was out of memory, and not run{blank}. Peak is the most that was allocated in a steady "
+        "step, reserved the most that torch's allocator took for it."
     )
     yield ""
 
@@ -129,7 +131,7 @@ def _days(days: Sequence[str]) -> str:
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
-def _result(facts: Facts) -> Iterator[str]:
+def _result(facts: Facts, gaps: Sequence[Gap]) -> Iterator[str]:
     """The study's result in a sentence for each axis, from what was found here."""
     plain, fused = facts.zero(NONE), facts.zero(ALL)
     for axis, name in LINES.items():
@@ -139,7 +141,7 @@ def _result(facts: Facts) -> Iterator[str]:
             lost_text = "" if lost is None else f" ({lost:,} is out of memory)"
             end = "" if with_lost is None else f" ({with_lost:,} is out of memory)"
             yield f"- Largest {name}: {without:,} without fused kernels{lost_text}, {with_all:,} with all of them{end}."
-    if gaps := find_gaps(facts):
+    if gaps:
         yield f"- [{_GAPS}](#{_GAPS.lower().replace(' ', '-')}), or not all of it: {gaps_in_words(gaps)}."
     yield ""
 
