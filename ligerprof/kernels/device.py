@@ -66,6 +66,22 @@ def graph_is_retained() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def is_unshared(tensor: "torch.Tensor") -> bool:
+    """Whether no tensor lies on this one's memory but itself and the one that it is a view of.
+
+    What checkpointing keeps of a recomputed or selected operation is such a tensor, and so is a result that its own
+    operation keeps. One that is kept as an input is this tensor itself. In a simulation the answer is yes: fake tensors
+    hold on to more of their kind than real ones do.
+    """
+    import torch
+
+    if _stand_in:
+        return True
+    own = 1 if tensor._base is None else 2
+    # what torch's own CUDA graphs ask; the question counts as one holder more
+    return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == own + 1)
+
+
 def triton_unavailable_reason(device_kind: str) -> str | None:
     """Why a Triton kernel cannot run on a device of this kind, or None.
 

@@ -77,7 +77,8 @@ class KernelSpec:
         name: the word in `--liger`, or that of a kernel that does more than its slot's own (selection.WIDER_KERNELS).
         provider: whose it is.
         title: one line for `ligerprof kernels`.
-        entry: `module:function`, the callable that takes and returns tensors.
+        entry: `module:function`, the callable that takes and returns tensors, as a patched model calls it: it may write
+            over activations that the model makes for this call alone.
         reference: `module:function` of the plain-torch function with the same signature.
         slot: which of the model's operations it replaces: rope, rms, swiglu, geglu, layernorm, ce, flce.
         memory: bytes of one call.

@@ -72,7 +72,8 @@ def measure(function: Callable[..., Any], inputs: list[Tensor]) -> Measured:
     with ByteMeter(inputs) as meter:
         outputs = function(*inputs)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        output_bytes = sum(output.untyped_storage().nbytes() for output in outputs)
+        given = {value.untyped_storage() for value in inputs}
+        output_bytes = sum(storage.nbytes() for output in outputs if (storage := output.untyped_storage()) not in given)
         # the interpreter leaves what it launched with in reference cycles
         gc.collect(0)
         kept_bytes, forward_peak_bytes = meter.live_bytes, meter.peak_bytes

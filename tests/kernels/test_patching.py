@@ -66,12 +66,39 @@ def test_kernels_can_be_put_in_one_after_the_other(device: torch.device) -> None
     assert fingerprint(model) == before
 
 
-def test_gradient_checkpointing_recomputes_through_the_kernels(device: torch.device) -> None:
-    model = tiny_model("llama", device=device)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_gradient_checkpointing_recomputes_through_the_kernels(
+    family: str, reentrant: bool, device: torch.device
+) -> None:
+    model = tiny_model(family, device=device)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     expected = train_once(model)
     with apply(model, "all"):
         assert_same_step(expected, train_once(model))
+
+
+@pytest.mark.parametrize("kernels", ["rope", "all"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gpt2"])
+def test_queries_and_keys_are_rotated_in_place(
+    family: str, kernels: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ligerprof.kernels.rope import triton as rope
+
+    where, rotate = [], rope._rotate
+
+    def watched(q: torch.Tensor, *given: torch.Tensor, **options: bool) -> Any:
+        outputs = rotate(q, *given, **options)
+        where.append((bool(options.get("backward")), outputs[0].data_ptr() == q.data_ptr()))
+        return outputs
+
+    monkeypatch.setattr(rope, "_rotate", watched)
+    model = tiny_model(family, device=device)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with apply(model, kernels):
+        train_once(model)
+    # two layers forward, then each again and backward
+    assert where == [(False, True), (False, True), *2 * [(False, True), (True, False)]]
 
 
 @pytest.mark.parametrize("kernels", ["flce", "ce"])

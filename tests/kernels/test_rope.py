@@ -1,8 +1,14 @@
 """RoPE against its reference in fp64, in every layout that attention hands over."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.rope.reference import apply_rope as reference
@@ -11,10 +17,10 @@ from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, 
 TOKENS, DIM = 7, 20
 
 
-def rope(*given: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+def rope(*given: Tensor, unsqueeze_dim: int = 1, in_place: bool = False) -> tuple[Tensor, Tensor]:
     from ligerprof.kernels.rope.triton import apply_rope
 
-    return apply_rope(*given, unsqueeze_dim=unsqueeze_dim)
+    return apply_rope(*given, unsqueeze_dim=unsqueeze_dim, in_place=in_place)
 
 
 def angles(batch: int, device: torch.device, dtype: torch.dtype = torch.float32, dim: int = DIM) -> list[Tensor]:
@@ -76,3 +82,136 @@ def test_shapes_that_do_not_go_together_are_refused(device: torch.device) -> Non
     q, k = queries_and_keys(1, 2, 1, device, torch.float32)
     with pytest.raises(KernelInputError, match="rope"):
         rope(q, k, *angles(1, device, dim=DIM // 2))
+
+
+def in_place(*given: Tensor) -> tuple[Tensor, Tensor]:
+    return rope(*given, in_place=True)
+
+
+# what makes queries and keys of their own from leaves, as a linear layer does: the same strides, gaps between the
+# tokens, heads before tokens
+MADE: dict[str, Callable[[Tensor], Tensor]] = {
+    "same-strides": torch.clone,
+    "gaps": lambda x: functional.pad(x.transpose(1, 2), (0, 0, 0, 1))[:, :, :-1].transpose(1, 2),
+    "heads-first": lambda x: x.clone(memory_format=torch.contiguous_format),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("made", MADE)
+def test_in_place_matches_fp64_where_the_inputs_lay(made: str, dtype: torch.dtype, device: torch.device) -> None:
+    q, k = queries_and_keys(2, 6, 2, device, dtype)
+    grads = [torch.randn(x.shape, dtype=dtype, device=device) for x in (q, k)]
+
+    def on_new_ones(q: Tensor, k: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+        before = [MADE[made](x) for x in (q, k)]
+        turned = in_place(*before, *given)
+        for old, new in zip(before, turned, strict=True):
+            assert (new.data_ptr(), new.stride()) == (old.data_ptr(), old.stride())
+        return turned
+
+    assert_matches_fp64(on_new_ones, reference, [q, k, *angles(2, device)], ROUNDING[dtype], grads)
+
+
+def unfit_pairs(device: torch.device) -> dict[str, list[Tensor]]:
+    """Queries and keys that cannot be overwritten, and with some a tensor more on their memory."""
+
+    def new(*sizes: int) -> Tensor:
+        return torch.randn(sizes, device=device)
+
+    both = new(1, 4, TOKENS, DIM)
+    kept = new(1, 3, TOKENS, DIM)
+    return {
+        "one-memory": list(both.split((3, 1), dim=1)),
+        "somebody-elses-too": [kept, new(1, 1, TOKENS, DIM), kept.detach()],
+        "one-key-for-all-heads": [new(1, 3, TOKENS, DIM), new(1, 1, TOKENS, DIM).expand(1, 3, TOKENS, DIM)],
+        "overlapping-rows": [new(TOKENS + DIM).as_strided((1, 1, TOKENS, DIM), (0, 0, 1, 1)), new(1, 3, TOKENS, DIM)],
+        "strides-in-the-last-axis": [new(1, 3, TOKENS, DIM), new(1, 1, DIM, TOKENS).transpose(2, 3)],
+        "leaves": leaves(new(1, 3, TOKENS, DIM), new(1, 1, TOKENS, DIM)),
+    }
+
+
+@pytest.mark.parametrize("name", unfit_pairs(torch.device("cpu")))
+def test_in_place_leaves_alone_what_it_cannot_overwrite(name: str, device: torch.device) -> None:
+    q, k, *_ = kept = unfit_pairs(device)[name]
+    before, cos_and_sin = [x.detach().clone() for x in kept], angles(1, device)
+    turned, right = in_place(q, k, *cos_and_sin), rope(*before[:2], *cos_and_sin)
+    assert all(torch.equal(*pair) for pair in zip(turned, right, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(kept, before, strict=True))
+    assert (q._version, k._version) == (0, 0)
+
+
+def test_inputs_are_left_alone_unless_the_caller_allows_it(device: torch.device) -> None:
+    q, k = (x.clone() for x in queries_and_keys(1, 2, 1, device, torch.float32))
+    before = [x.detach().clone() for x in (q, k)]
+    rope(q, k, *angles(1, device))
+    assert all(torch.equal(*pair) for pair in zip((q, k), before, strict=True))
+    assert (q._version, k._version) == (0, 0)
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["queries", "keys"])
+def test_whoever_keeps_overwritten_values_is_told(kept: int, device: torch.device) -> None:
+    given = [x.clone() for x in queries_and_keys(1, 2, 1, device, torch.float32)]
+    squares = given[kept].square().sum()
+    turned = in_place(*given, *angles(1, device))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (squares + turned[0].sum() + turned[1].sum()).backward()
+
+
+def test_what_a_recomputation_keeps_is_left_alone(device: torch.device) -> None:
+    """Checkpointing that is not reentrant looks at no versions."""
+
+    def layer(rotate: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, *turn: Tensor) -> tuple[Tensor, ...]:
+        q, k = q.clone(), k.clone()
+        return q.square(), k.exp(), *rotate(q, k, *turn)
+
+    inputs = [*queries_and_keys(1, 2, 1, device, torch.float32), *angles(1, device)]
+    recomputed = partial(checkpoint, layer, in_place, use_reentrant=False)
+    assert_matches_fp64(recomputed, partial(layer, reference), inputs, ROUNDING[torch.float32])
+
+
+# how torch.utils.checkpoint is called; selected: the products are kept, under other tensors than the model's own
+CHECKPOINTS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "all": {},
+    "selected": {"context_fn": partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])},
+}
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTS)
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+def test_in_place_behind_linear_layers(checkpointing: str, autocast: bool, device: torch.device) -> None:
+    states = torch.randn(2, TOKENS, 24, device=device)
+    weights = [torch.randn(heads * DIM, 24, device=device) / 5 for heads in (4, 2)]
+    cos, sin = angles(1, device)
+
+    def attend(rotate: Callable[..., tuple[Tensor, Tensor]], *given: Tensor) -> Tensor:
+        x, q_weight, k_weight, *turn = given
+        q, k = (functional.linear(x, w).view(2, TOKENS, -1, DIM).transpose(1, 2) for w in (q_weight, k_weight))
+        q, k = rotate(q, k, *turn)
+        return functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+
+    def layer(*given: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            options = CHECKPOINTS[checkpointing]
+            if options is None:
+                return attend(in_place, *given)
+            output: Tensor = checkpoint(attend, in_place, *given, use_reentrant=False, **options)
+            return output
+
+    # products, rotation, attention and each gradient are rounded
+    tolerance = 5 * ROUNDING[torch.bfloat16 if autocast else torch.float32]
+    inputs = [*leaves(states, *weights), cos, sin]
+    assert_matches_fp64(layer, lambda *given: attend(reference, *given), inputs, tolerance)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_in_place_without_a_graph(mode: Callable[[], Any], device: torch.device) -> None:
+    leaf_q, leaf_k = queries_and_keys(1, 2, 1, device, torch.float32)
+    cos, sin = angles(1, device)
+    with mode():
+        right = rope(leaf_q, leaf_k, cos, sin)
+        q, k = leaf_q.clone(), leaf_k.clone()
+        turned = in_place(q, k, cos, sin)
+        assert (turned[0].data_ptr(), turned[1].data_ptr()) == (q.data_ptr(), k.data_ptr())
+        assert all(torch.equal(*pair) for pair in zip(turned, right, strict=True))

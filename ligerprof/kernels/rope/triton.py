@@ -1,7 +1,8 @@
 """Rotary position embedding in Triton: queries and keys in one launch, whatever their strides, in fp32.
 
-B sequences, T tokens, H heads, D elements a head. The two halves of a head are the rotated pairs. Results lie in memory
-as [B, T, H, D], both ways: so the linear layers before and behind see contiguous rows.
+B sequences, T tokens, H heads, D elements a head. The two halves of a head are the rotated pairs. Results lie where the
+inputs did, or in memory of their own as [B, T, H, D], both ways: so the linear layers before and behind see contiguous
+rows.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.device import on_device
+from ligerprof.kernels.device import is_unshared, on_device
 
 # launch: a program turns a few heads of one token; neighbours in memory follow one another
 _TILE_PAIRS = 1024
@@ -45,6 +46,7 @@ def _rope_kernel(
     k_heads,
     half,
     BACKWARD: tl.constexpr,
+    IN_PLACE: tl.constexpr,
     Q_GROUPS: tl.constexpr,
     K_GROUPS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -74,7 +76,7 @@ def _rope_kernel(
     head = first + tl.arange(0, HEADS)
     mask = (head < heads)[:, None] & in_half[None, :]
     source = x_ptr + head.to(tl.int64)[:, None] * head_stride + pair[None, :]
-    target = out_ptr + head[:, None] * (2 * half) + pair[None, :]
+    target = source if IN_PLACE else out_ptr + head[:, None] * (2 * half) + pair[None, :]
     low = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     high = tl.load(source + half, mask=mask, other=0.0).to(tl.float32)
     if BACKWARD:
@@ -88,14 +90,16 @@ def _rope_kernel(
     tl.store(target + half, new_high.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def _launch(
-    q_BHTD: Tensor, k_BHTD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor, *, backward: bool
+def _rotate(
+    q_BHTD: Tensor, k_BHTD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor, *, backward: bool = False, in_place: bool = False
 ) -> tuple[Tensor, Tensor]:
     q, k, cos, sin = (_unit_stride(value) for value in (q_BHTD, k_BHTD, cos_BTD, sin_BTD))
     batch, q_heads, tokens, dim = q.shape
     k_heads = k.shape[1]
-    q_out = torch.empty(batch, tokens, q_heads, dim, dtype=q.dtype, device=q.device)
-    k_out = torch.empty(batch, tokens, k_heads, dim, dtype=k.dtype, device=k.device)
+    q_out, k_out = q, k
+    if not in_place:
+        q_out = torch.empty(batch, tokens, q_heads, dim, dtype=q.dtype, device=q.device)
+        k_out = torch.empty(batch, tokens, k_heads, dim, dtype=k.dtype, device=k.device)
     half_block = triton.next_power_of_2(dim // 2)
     heads = min(triton.next_power_of_2(q_heads), max(1, _TILE_PAIRS // half_block))
     q_groups, k_groups = triton.cdiv(q_heads, heads), triton.cdiv(k_heads, heads)
@@ -119,32 +123,62 @@ def _launch(
             k_heads,
             dim // 2,
             BACKWARD=backward,
+            IN_PLACE=in_place,
             Q_GROUPS=q_groups,
             K_GROUPS=k_groups,
             HEADS=heads,
             HALF=half_block,
             num_warps=_WARPS,
         )
-    return q_out.transpose(1, 2), k_out.transpose(1, 2)
+    if not in_place:
+        return q_out.transpose(1, 2), k_out.transpose(1, 2)
+    # whoever keeps q or k for a backward pass is told instead of reading rotated values
+    torch.autograd.graph.increment_version((q, k))
+    # new tensors on the same memory: mark_dirty takes no two outputs of which one is a view
+    return q.detach(), k.detach()
 
 
 def _unit_stride(value: Tensor) -> Tensor:
     return value if value.stride(-1) == 1 else value.contiguous()
 
 
+def _can_be_overwritten(x: Tensor) -> bool:
+    """Whether the kernel can write x where it lies: memory that is its own, each element's and nobody else's."""
+    if x.stride(-1) != 1 or (x.is_leaf and x.requires_grad) or not is_unshared(x):
+        return False
+    span = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        # each axis has to step over all that the narrower ones reach
+        if size > 1 and stride < span:
+            return False
+        span += stride * (size - 1)
+    return True
+
+
+def _go_together(q: Tensor, k: Tensor, *angles: Tensor) -> bool:
+    if (q.ndim, k.ndim) != (4, 4) or q.shape[-1] % 2:
+        return False
+    batch, _, tokens, dim = q.shape
+    turned_alike = k.shape == (batch, k.shape[1], tokens, dim)
+    return turned_alike and all(angle.shape in ((1, tokens, dim), (batch, tokens, dim)) for angle in angles)
+
+
 class _Rope(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        return _launch(q, k, cos, sin, backward=False)
+        return _rotate(q, k, cos, sin, in_place=in_place)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_launch(q_grad, k_grad, *ctx.saved_tensors, backward=True), None, None
+        # not in place: autograd may have handed the same gradients to somebody else
+        return *_rotate(q_grad, k_grad, *ctx.saved_tensors, backward=True), None, None, None
 
 
-def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+def apply_rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1, *, in_place: bool = False
+) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys by their positions' angles, in their own dtype.
 
     Args:
@@ -152,15 +186,26 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: in
         k: the same with its own number of heads.
         cos: [B or 1, T, D].
         sin: [B or 1, T, D].
+        in_place: whether the results may be written over q and k, as they may where nobody reads these afterwards.
+            They are not under torch.compile, over a leaf that wants a gradient, or where other tensors or several
+            elements share the memory. Whoever keeps q or k for a backward pass gets torch's error.
 
     Raises:
         KernelInputError: shapes that do not go together.
     """
+    in_place = in_place and not torch.compiler.is_compiling() and _can_be_overwritten(q) and _can_be_overwritten(k)
     if unsqueeze_dim == 2:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
-    if q.ndim != 4 or cos.shape[-2:] != q.shape[-2:] or k.shape[-2:] != q.shape[-2:] or q.shape[-1] % 2:
+    if not _go_together(q, k, cos, sin):
         raise KernelInputError(
             f"rope: queries {tuple(q.shape)}, keys {tuple(k.shape)} and angles {tuple(cos.shape)} do not go together."
         )
-    q, k = _Rope.apply(q, k, cos, sin)
+    q, k = _Rope.apply(q, k, cos, sin, in_place)
     return (q.transpose(1, 2), k.transpose(1, 2)) if unsqueeze_dim == 2 else (q, k)
+
+
+def apply_rope_in_place(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """`apply_rope` over the queries and keys that an attention has just made and reads through this call alone."""
+    return apply_rope(q, k, cos, sin, unsqueeze_dim, in_place=True)
