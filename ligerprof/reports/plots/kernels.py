@@ -34,8 +34,9 @@ _ROW_INCHES = 0.17
 _CURVES_INCHES = 1.7
 _COLUMN_INCHES = 3.4
 _HEADROOM = 1.04
-# a third of a column, for three named shapes side by side
+# a third of a column, for three named shapes side by side; of more of them the names alone have room, on end
 _TICK_LETTERS = 12
+_SHAPES_WITH_SIZES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +229,12 @@ def _draw_times(axes: "Axes", records: Sequence[TimeRecord]) -> None:
     axes.set_ylabel("ms")
     axes.set_ylim(bottom=0)
     axes.set_xlabel(_AXIS_TITLES.get(varied, ""))
-    axes.set_xticks(range(len(shapes)), [name[2:] if varied else _tick(name, sizes) for _, name, sizes in shapes])
+    if varied:
+        axes.set_xticks(range(len(shapes)), [name[2:] for _, name, _ in shapes])
+    elif len(shapes) <= _SHAPES_WITH_SIZES:
+        axes.set_xticks(range(len(shapes)), [_tick(name, sizes) for _, name, sizes in shapes])
+    else:
+        axes.set_xticks(range(len(shapes)), [name for _, name, _ in shapes], rotation=90)
 
 
 def _tick(name: str, sizes: str) -> str:
