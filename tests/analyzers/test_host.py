@@ -14,7 +14,7 @@ from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.recipe import TrainingRecipe
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-TOLERANCE = 0.02
+TOLERANCE = 0.025
 # Python, libraries and the CUDA context, which are in what was measured and not in the estimate
 PROCESS_BYTES = range(10**9, 2 * 10**9)
 LLAMA_1B = 1_235_814_400
