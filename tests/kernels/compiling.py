@@ -1,14 +1,17 @@
 """Compile every launch of every kernel for a GPU that need not be here.
 
-`python -m tests.kernels.compiling CAPABILITY CASE...` prints one JSON line a launch: kernel, case, and how many
-16-byte loads its code has.
+`python -m tests.kernels.compiling CAPABILITY CASE...` prints one JSON line a launch: kernel, case, how many 16-byte
+loads its code has, its registers and the bytes a thread spills (null where Triton comes without cuobjdump).
 """
 
 import dataclasses
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +32,10 @@ CASES = {
     "gpt2-xl-fp32": dataclasses.replace(LLAMA_1B, hidden=1600, vocab=50257, activation_bytes=4, parameter_bytes=4),
     "gpt2-xl": dataclasses.replace(LLAMA_1B, hidden=1600, vocab=50257),
 }
+# of the norms alone: hidden sizes
+NORM_CASES = {f"norm-{hidden}": dataclasses.replace(LLAMA_1B, hidden=hidden) for hidden in (4096, 8192, 12288, 16384)}
+_NORMS = ("rms", "add_rms", "layernorm")
+_CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
 _ALIGNED = [["tt.divisibility", 16]]
 
@@ -69,11 +76,24 @@ def compile_launch(kernel: Any, given: tuple[Any, ...], options: dict[str, Any],
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=compiling)
 
 
+def registers(compiled: Any) -> dict[str, int | None]:
+    """Registers and stack bytes of a thread."""
+    if not _CUOBJDUMP.exists():
+        return {"registers": None, "stack_bytes": None}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        Path(cubin.name).write_bytes(compiled.asm["cubin"])
+        usage = subprocess.check_output([_CUOBJDUMP, "--dump-resource-usage", cubin.name], text=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None, usage
+    return {"registers": int(found[1]), "stack_bytes": int(found[2])}
+
+
 def main(capability: int, cases: list[str]) -> None:
     done: set[str] = set()
-    for slot in ALL_KERNELS:
-        for case in cases:
-            for kernel, given, options in launches(slot, CASES[case]):
+    shapes = CASES | NORM_CASES
+    for case in cases:
+        for slot in _NORMS if case in NORM_CASES else ALL_KERNELS:
+            for kernel, given, options in launches(slot, shapes[case]):
                 compiled = compile_launch(kernel, given, options, capability)
                 if compiled.hash in done:
                     continue
@@ -81,7 +101,8 @@ def main(capability: int, cases: list[str]) -> None:
                 # a hint to the caches may stand in between
                 wide_loads = len(re.findall(r"ld\.global\S*\.v4", compiled.asm["ptx"]))
                 name = kernel.fn.__name__
-                print(json.dumps({"slot": slot, "case": case, "kernel": name, "wide_loads": wide_loads}), flush=True)
+                launch = {"slot": slot, "case": case, "kernel": name, "wide_loads": wide_loads}
+                print(json.dumps(launch | registers(compiled)), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from ligerprof.kernels.rows.plan import MAX_COLUMNS, plan_rows
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, run
 
 EPS = 1e-5
-# rows and columns that are no multiple of a block, one row, rows narrow enough to share a program, wide ones
-SHAPES = [(1, 96), (37, 130), (70, 16), (5, 2304), (3, 8200)]
+# rows and columns that are no multiple of a block, one row, rows narrow enough to share a program, ones too wide to be
+# held, which are read twice
+SHAPES = [(1, 96), (37, 130), (70, 16), (5, 2304), (3, 8200), (2, 12288), (2, 16384)]
 
 
 def rms(x: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:

@@ -16,7 +16,14 @@ from torch.autograd.function import once_differentiable
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import sm_count
 from ligerprof.kernels.rows.plan import plan_rows
-from ligerprof.kernels.rows.triton import ParameterGradients, as_rows, launch_backward, launch_forward, row_means
+from ligerprof.kernels.rows.triton import (
+    ParameterGradients,
+    as_rows,
+    launch_backward,
+    launch_forward,
+    read_again,
+    row_means,
+)
 
 
 @triton.jit
@@ -31,6 +38,7 @@ def _layer_norm_fwd_kernel(
     rows,
     columns,
     eps,
+    REREAD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -45,6 +53,9 @@ def _layer_norm_fwd_kernel(
     centred = tl.where(mask, x - mean[:, None], 0.0)
     # rounding of the sum leaves the mean of rows far from zero off by more than one of its own roundings
     rest, square = row_means(centred, centred * centred, columns)
+    if REREAD:
+        centred = read_again(x_ptr + row64 * x_stride + column[None, :], mask) - mean[:, None]
+        weight = read_again(weight_ptr + column, in_row)
     mean += rest
     centred -= rest[:, None]
     rstd = tl.rsqrt(tl.maximum(square - rest * rest, 0.0) + tl.cast(eps, tl.float32))
@@ -73,6 +84,7 @@ def _layer_norm_bwd_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    REREAD: tl.constexpr,
 ):
     column = tl.arange(0, BLOCK)
     in_row = column < columns
@@ -84,6 +96,9 @@ def _layer_norm_bwd_kernel(
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & in_row[None, :]
         row64 = row.to(tl.int64)[:, None]
+        if REREAD:
+            # the sums leave no register to hold it from row to row
+            weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)
         x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row64 * dy_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)[:, None]
@@ -91,6 +106,11 @@ def _layer_norm_bwd_kernel(
         normed = tl.where(mask, (x - mean) * rstd, 0.0)
         weighted = dy * weight[None, :]
         along, level = row_means(normed * weighted, weighted, columns)
+        if REREAD:
+            normed = (read_again(x_ptr + row64 * x_stride + column[None, :], mask) - mean) * rstd
+            dy = read_again(dy_ptr + row64 * dy_stride + column[None, :], mask)
+            weight = read_again(weight_ptr + column, in_row)
+            weighted = dy * weight[None, :]
         dx = rstd * (weighted - normed * along[:, None] - level[:, None])
         tl.store(dx_ptr + row64 * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
         weight_grad += dy * normed
@@ -111,7 +131,19 @@ class _LayerNorm(torch.autograd.Function):
         rstd_N = torch.empty(rows, dtype=torch.float32, device=x.device)
         plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(x.device))
         launch_forward(
-            _layer_norm_fwd_kernel, plan, x_ND, weight, bias, y, mean_N, rstd_N, x_ND.stride(0), rows, columns, eps
+            _layer_norm_fwd_kernel,
+            plan,
+            x_ND,
+            weight,
+            bias,
+            y,
+            mean_N,
+            rstd_N,
+            x_ND.stride(0),
+            rows,
+            columns,
+            eps,
+            plan.reread,
         )
         ctx.shape = x.shape
         ctx.save_for_backward(x_ND, weight, bias, mean_N, rstd_N)

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import sm_count
 from ligerprof.kernels.rows.plan import plan_rows
-from ligerprof.kernels.rows.triton import ParameterGradients, as_rows, launch_backward, launch_forward
+from ligerprof.kernels.rows.triton import ParameterGradients, as_rows, launch_backward, launch_forward, read_again
 
 
 @triton.jit
@@ -75,6 +75,7 @@ def _rms_bwd_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    REREAD: tl.constexpr,
 ):
     """The gradient of what was normalized; `narrow` is the same in another dtype."""
     column = tl.arange(0, BLOCK)
@@ -87,12 +88,20 @@ def _rms_bwd_kernel(
         mask = (row < rows)[:, None] & in_row[None, :]
         row64 = row.to(tl.int64)[:, None]
         out = row64 * columns + column[None, :]
+        if REREAD:
+            # the sums leave no register to hold it from row to row
+            weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32) + tl.cast(offset, tl.float32)
         x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row64 * dy_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
         normed = x * rstd
         weighted = dy * weight[None, :]
         along = tl.sum(normed * weighted, axis=1)[:, None] / columns
+        if REREAD:
+            normed = read_again(x_ptr + row64 * x_stride + column[None, :], mask) * rstd
+            dy = read_again(dy_ptr + row64 * dy_stride + column[None, :], mask)
+            weight = read_again(weight_ptr + column, in_row) + tl.cast(offset, tl.float32)
+            weighted = dy * weight[None, :]
         dx = rstd * (weighted - normed * along)
         if sum_grad_ptr is not None:
             dx += tl.load(sum_grad_ptr + row64 * sum_grad_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)

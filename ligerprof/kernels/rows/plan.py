@@ -15,6 +15,8 @@ MAX_COLUMNS = 65536
 _PROGRAMS_PER_SM = 2
 _STAGES = 3
 _WIDE_WARPS = 32
+# elements that fit a program's registers beside the sums over them: longer rows are read again after their sums
+_HELD_ELEMENTS = 8192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +31,7 @@ class RowPlan:
         warps: warps a program of the backward launch.
         programs: programs of the backward launch, each with one row of partial sums.
         stages: tiles of the backward launch that are under way at a time.
+        reread: whether rows are read a second time instead of held, the second time from the cache.
     """
 
     block: int
@@ -38,6 +41,7 @@ class RowPlan:
     warps: int
     programs: int
     stages: int
+    reread: bool
 
 
 def plan_rows(*, rows: int, columns: int, sm_count: int) -> RowPlan:
@@ -61,6 +65,7 @@ def plan_rows(*, rows: int, columns: int, sm_count: int) -> RowPlan:
         warps=warps,
         programs=_fewest_programs(tiles, sm_count * (1 if wide else _PROGRAMS_PER_SM)),
         stages=1 if wide else _STAGES,
+        reread=block > _HELD_ELEMENTS,
     )
 
 

@@ -47,6 +47,12 @@ def row_means(first, second, columns):
     return tl.split(tl.sum(tl.join(first, second), axis=1) / columns)
 
 
+@triton.jit
+def read_again(pointers, mask):
+    """What an earlier load brought, in fp32: its other policy keeps the compiler from holding that one's registers."""
+    return tl.load(pointers, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+
+
 def as_rows(value: Tensor) -> Tensor:
     """All but the last axis as one; a view where the strides allow it."""
     rows = value.reshape(-1, value.shape[-1])
@@ -63,7 +69,12 @@ def launch_backward(kernel: Any, plan: RowPlan, *arguments: Any) -> None:
     """As many programs as have a row of partial sums; each walks over its tiles."""
     with on_device(arguments[0]):
         kernel[(plan.programs,)](
-            *arguments, ROWS=plan.tile_rows, BLOCK=plan.block, STAGES=plan.stages, num_warps=plan.warps
+            *arguments,
+            ROWS=plan.tile_rows,
+            BLOCK=plan.block,
+            STAGES=plan.stages,
+            REREAD=plan.reread,
+            num_warps=plan.warps,
         )
 
 
