@@ -130,7 +130,7 @@ def verdicts(result: dict[str, Any]) -> Iterator[str]:
     """A line for each precision and provider: how far from eager, and where the losses end."""
     curves = result["curves"]
     eager_from_fp32 = distance(curves["bf16"]["eager"], curves["fp32"]["eager"])
-    bounds = {"fp32": (FP32_BOUND, "twice what rounding does"), "bf16": (eager_from_fp32, BF16_BOUND)}
+    bounds = {"fp32": (FP32_BOUND, "about twice what rounding does"), "bf16": (eager_from_fp32, BF16_BOUND)}
     for precision, (bound, what) in bounds.items():
         for name, own in curves[precision].items():
             far = distance(own, curves[precision]["eager"])
