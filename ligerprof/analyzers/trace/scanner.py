@@ -11,6 +11,8 @@ from ligerprof.units import MIB, format_bytes
 _EVENTS_KEY = "traceEvents"
 _LARGEST_VALUE_CHARACTERS = 16 * MIB
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
+# what the end of a file may leave of a number behind the part that is one already
+_REST_OF_NUMBER = re.compile(r"\.|[eE][+-]?")
 # what may still change at the end of a chunk: `1.5e` of `1.5e-07`, `-Infi`, half an escaped surrogate pair
 _LOOK_AHEAD = 16
 _WRITE_ONE = "Write one with torch.profiler's export_chrome_trace() or `ligerprof step`."
@@ -108,6 +110,8 @@ class _Scanner:
                 self._read_on_or_raise(error)
                 continue
             if end + _LOOK_AHEAD <= len(self._text) or not self._read_on():
+                if type(value) in (int, float) and _REST_OF_NUMBER.fullmatch(self._text, end):
+                    raise self._cut_short()
                 self._at = end
                 return value
 

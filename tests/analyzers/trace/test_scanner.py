@@ -53,6 +53,13 @@ def test_a_file_that_is_cut_short_says_so(events: list[Any], keep: float) -> Non
         read(text[: int(len(text) * keep)])
 
 
+@pytest.mark.parametrize("number", ["0.61", "12e5", "1.5E-7", "-3.0e+12"])
+def test_a_number_that_is_cut_short_says_so(number: str) -> None:
+    for length in range(1, len(number)):
+        with pytest.raises(TraceFormatError, match=r"cut short\?$"):
+            read(f'{{"traceEvents": [{number[:length]}')
+
+
 @given(text=st.text(alphabet='{}[]",:ntrue0123.eE-+ \\u"traceEvents', max_size=60))
 def test_any_text_is_events_or_an_error_of_ours(text: str) -> None:
     with suppress(TraceFormatError):
