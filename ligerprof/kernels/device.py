@@ -14,6 +14,10 @@ DEVICE_KINDS = ("cuda", "cpu", "simulated")
 
 # Triton's interpreter runs programs one after the other; a few are enough to exercise partial sums
 _INTERPRETER_SM_COUNT = 4
+# compute capability 9.0; where nothing is launched, no more than an answer is needed
+_SHARED_BYTES = 227 * 1024
+# programmatic dependent launch came with it
+_HOPPER = (9, 0)
 
 # one value for the process and not a context variable: backward may run on autograd's threads
 _stand_in: list[int] = []
@@ -44,6 +48,41 @@ def _cuda_sm_count(index: int | None) -> int:
 
     device = torch.cuda.current_device() if index is None else index
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def shared_bytes(device: "torch.device") -> int:
+    """Shared memory that one program on `device` may use."""
+    if _stand_in or device.type != "cuda":
+        return _SHARED_BYTES
+    return _cuda_shared_bytes(device.index)
+
+
+@cache
+def _cuda_shared_bytes(index: int | None) -> int:
+    import torch
+
+    device = torch.cuda.current_device() if index is None else index
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def launches_early(device: "torch.device") -> bool:
+    """Whether a launch may be made ready while the one before it runs, and its kernel waits for that one itself.
+
+    Compiled code launches on its own terms.
+    """
+    import torch
+
+    if _stand_in or device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return _cuda_launches_early(device.index)
+
+
+@cache
+def _cuda_launches_early(index: int | None) -> bool:
+    import torch
+
+    device = torch.cuda.current_device() if index is None else index
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= _HOPPER
 
 
 def on_device(tensor: "torch.Tensor") -> AbstractContextManager[object]:

@@ -1,7 +1,8 @@
 """Compile every launch of every kernel for a GPU that need not be here.
 
 `python -m tests.kernels.compiling CAPABILITY CASE...` prints one JSON line a launch: kernel, case, how many 16-byte
-loads its code has, its registers and the bytes a thread spills (null where Triton comes without cuobjdump).
+loads its code has, its shared memory, its registers and the bytes a thread spills (null where Triton comes without
+cuobjdump).
 """
 
 import dataclasses
@@ -33,7 +34,13 @@ CASES = {
     "gpt2-xl": dataclasses.replace(LLAMA_1B, hidden=1600, vocab=50257),
 }
 # of the norms alone: hidden sizes
-NORM_CASES = {f"norm-{hidden}": dataclasses.replace(LLAMA_1B, hidden=hidden) for hidden in (4096, 8192, 12288, 16384)}
+NORM_CASES = {
+    f"norm-{hidden}-{8 * size}": dataclasses.replace(
+        LLAMA_1B, hidden=hidden, activation_bytes=size, parameter_bytes=size
+    )
+    for hidden in (4096, 8192, 12288, 16384)
+    for size in (2, 4)
+}
 _NORMS = ("rms", "add_rms", "layernorm")
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
@@ -102,6 +109,7 @@ def main(capability: int, cases: list[str]) -> None:
                 wide_loads = len(re.findall(r"ld\.global\S*\.v4", compiled.asm["ptx"]))
                 name = kernel.fn.__name__
                 launch = {"slot": slot, "case": case, "kernel": name, "wide_loads": wide_loads}
+                launch["shared_bytes"] = compiled.metadata.shared
                 print(json.dumps(launch | registers(compiled)), flush=True)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ligerprof.kernels import KERNEL_NAMES, KernelMemory, KernelShape, find_kernel
 from ligerprof.kernels.device import sm_count, standing_for
@@ -232,6 +233,20 @@ def test_stated_bytes_are_asked_for_by_a_real_call(slot: str, device: torch.devi
     spec = find_kernel(slot)
     adapt, inputs = problem(slot, shape, device.type)
     assert measure(adapt(load_entry(spec.entry)), inputs) == Measured.stated(spec.memory(shape))
+
+
+@pytest.mark.parametrize("slot", ALL_KERNELS)
+def test_results_that_no_backward_pass_follows_are_freed(slot: str, device: torch.device) -> None:
+    """A graph that holds its own result holds it for ever."""
+    spec = find_kernel(slot)
+    adapt, inputs = problem(slot, SMALL, device.type)
+    outputs = adapt(load_entry(spec.entry))(*inputs)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
+    storages = [StorageWeakRef(result.untyped_storage()) for result in results if isinstance(result, Tensor)]
+    assert storages
+    del outputs, results, inputs
+    gc.collect()
+    assert all(storage.expired() for storage in storages)
 
 
 @pytest.mark.gpu

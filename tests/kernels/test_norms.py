@@ -2,17 +2,19 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.layernorm import reference as layer_reference
 from ligerprof.kernels.rms import reference as rms_reference
-from ligerprof.kernels.rows.plan import MAX_COLUMNS, plan_rows
+from ligerprof.kernels.rows.plan import MAX_COLUMNS, backward_programs, is_long, plan_backward, plan_forward
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, run
 
 EPS = 1e-5
 # rows and columns that are no multiple of a block, one row, rows narrow enough to share a program, ones too wide to be
-# held, which are read twice
+# held in fp32
 SHAPES = [(1, 96), (37, 130), (70, 16), (5, 2304), (3, 8200), (2, 12288), (2, 16384)]
 
 
@@ -165,7 +167,7 @@ def test_layernorm_of_rows_far_from_zero(device: torch.device) -> None:
 
 def test_rows_too_long_and_weights_that_do_not_fit_are_refused(device: torch.device) -> None:
     with pytest.raises(KernelInputError, match="65536"):
-        plan_rows(rows=1, columns=MAX_COLUMNS + 1, sm_count=4)
+        backward_programs(rows=1, columns=MAX_COLUMNS + 1, sm_count=4)
     with pytest.raises(KernelInputError, match="rms"):
         rms(torch.zeros(2, 8, device=device), torch.zeros(7, device=device))
     with pytest.raises(KernelInputError, match="cannot be added"):
@@ -176,7 +178,32 @@ def test_rows_too_long_and_weights_that_do_not_fit_are_refused(device: torch.dev
 
 @pytest.mark.parametrize("rows", [1, 5, 263, 264, 265, 8192, 16385])
 def test_backward_takes_as_few_programs_as_cost_no_turn_more(rows: int) -> None:
-    plan = plan_rows(rows=rows, columns=4096, sm_count=132)
-    turns = -(-rows // min(rows, 2 * 132))
-    assert -(-rows // plan.programs) == turns
-    assert plan.programs == 1 or -(-rows // (plan.programs - 1)) > turns
+    tiles = -(-rows // 2)
+    programs = backward_programs(rows=rows, columns=4096, sm_count=132)
+    turns = -(-tiles // min(tiles, 132))
+    assert -(-tiles // programs) == turns
+    assert programs == 1 or -(-tiles // (programs - 1)) > turns
+
+
+@given(
+    rows=st.integers(1, 100_000),
+    columns=st.integers(1, MAX_COLUMNS),
+    sm_count=st.integers(1, 200),
+    # of an RTX 4090, an A100 and an H100
+    shared_bytes=st.sampled_from([99 * 1024, 163 * 1024, 227 * 1024]),
+    read_bytes=st.integers(2, 12),
+)
+def test_a_plan_covers_the_rows_and_fits_the_multiprocessor(
+    rows: int, columns: int, sm_count: int, shared_bytes: int, read_bytes: int
+) -> None:
+    for make in (plan_forward, plan_backward):
+        plan = make(rows=rows, columns=columns, sm_count=sm_count, shared_bytes=shared_bytes, read_bytes=read_bytes)
+        assert plan.block >= columns
+        assert 1 <= plan.warps <= 32
+        assert plan.stages == 1 or (plan.stages - 1) * plan.tile_rows * plan.block * read_bytes < shared_bytes
+        tiles = -(-rows // plan.tile_rows)
+        assert plan.programs <= tiles
+        if make is plan_backward or is_long(columns):
+            assert plan.programs == backward_programs(rows=rows, columns=columns, sm_count=sm_count) <= sm_count
+        else:
+            assert (plan.programs, plan.stages) == (tiles, 1)

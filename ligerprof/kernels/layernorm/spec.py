@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
-from ligerprof.kernels.rows.plan import plan_rows
+from ligerprof.kernels.rows.plan import backward_programs
 from ligerprof.kernels.selection import applies
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 
@@ -14,8 +14,8 @@ _REFERENCE = "ligerprof.kernels.layernorm.reference:layer_norm"
 def _memory(shape: KernelShape) -> KernelMemory:
     """The input is kept, and two fp32 a row; backward holds two rows of sums for each of its programs."""
     plain = _reference_memory(shape)
-    plan = plan_rows(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
-    sums_bytes = 2 * plan.programs * shape.hidden * _FP32_BYTES if shape.head_trainable else 0
+    programs = backward_programs(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
+    sums_bytes = 2 * programs * shape.hidden * _FP32_BYTES if shape.head_trainable else 0
     return replace(plain, backward_temporary_bytes=sums_bytes)
 
 

@@ -14,16 +14,58 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.device import sm_count
-from ligerprof.kernels.rows.plan import plan_rows
+from ligerprof.kernels.rows.plan import is_long
 from ligerprof.kernels.rows.triton import (
     ParameterGradients,
     as_rows,
-    launch_backward,
-    launch_forward,
-    read_again,
+    backward_plan_for,
+    forward_plan_for,
+    launch,
+    load_parameter,
     row_means,
+    widen_again,
 )
+
+
+@triton.jit
+def _normalize_rows(
+    start,
+    held_weight,
+    held_bias,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    mean_ptr,
+    rstd_ptr,
+    x_stride,
+    rows,
+    columns,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One tile, from row `start` on; parameters that no one holds are asked for behind the rows."""
+    row = start + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    row64 = row.to(tl.int64)[:, None]
+    x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    weight = load_parameter(weight_ptr, columns, BLOCK) if held_weight is None else held_weight
+    mean = tl.sum(x, axis=1) / columns
+    centred = tl.where(mask, x - mean[:, None], 0.0)
+    # rounding of the sum leaves the mean of rows far from zero off by more than one of its own roundings
+    rest, square = row_means(centred, centred * centred, columns)
+    mean += rest
+    centred -= rest[:, None]
+    rstd = tl.rsqrt(tl.maximum(square - rest * rest, 0.0) + tl.cast(eps, tl.float32))
+    tl.store(mean_ptr + row, mean, mask=row < rows)
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    y = centred * rstd[:, None] * weight[None, :]
+    if bias_ptr is not None:
+        bias = load_parameter(bias_ptr, columns, BLOCK) if held_bias is None else held_bias
+        y += bias[None, :]
+    tl.store(y_ptr + row64 * columns + column[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -38,33 +80,51 @@ def _layer_norm_fwd_kernel(
     rows,
     columns,
     eps,
-    REREAD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    LONG: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    in_row = column < columns
-    mask = (row < rows)[:, None] & in_row[None, :]
-    row64 = row.to(tl.int64)[:, None]
-    x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)
-    mean = tl.sum(x, axis=1) / columns
-    centred = tl.where(mask, x - mean[:, None], 0.0)
-    # rounding of the sum leaves the mean of rows far from zero off by more than one of its own roundings
-    rest, square = row_means(centred, centred * centred, columns)
-    if REREAD:
-        centred = read_again(x_ptr + row64 * x_stride + column[None, :], mask) - mean[:, None]
-        weight = read_again(weight_ptr + column, in_row)
-    mean += rest
-    centred -= rest[:, None]
-    rstd = tl.rsqrt(tl.maximum(square - rest * rest, 0.0) + tl.cast(eps, tl.float32))
-    tl.store(mean_ptr + row, mean, mask=row < rows)
-    tl.store(rstd_ptr + row, rstd, mask=row < rows)
-    y = centred * rstd[:, None] * weight[None, :]
-    if bias_ptr is not None:
-        y += tl.load(bias_ptr + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    tl.store(y_ptr + row64 * columns + column[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+    first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    if LONG:
+        weight = load_parameter(weight_ptr, columns, BLOCK)
+        bias = None if bias_ptr is None else load_parameter(bias_ptr, columns, BLOCK)
+        for start in tl.range(first, rows, step, num_stages=STAGES):
+            _normalize_rows(
+                start,
+                weight,
+                bias,
+                x_ptr,
+                weight_ptr,
+                bias_ptr,
+                y_ptr,
+                mean_ptr,
+                rstd_ptr,
+                x_stride,
+                rows,
+                columns,
+                eps,
+                ROWS,
+                BLOCK,
+            )
+    else:
+        _normalize_rows(
+            first,
+            None,
+            None,
+            x_ptr,
+            weight_ptr,
+            bias_ptr,
+            y_ptr,
+            mean_ptr,
+            rstd_ptr,
+            x_stride,
+            rows,
+            columns,
+            eps,
+            ROWS,
+            BLOCK,
+        )
 
 
 @triton.jit
@@ -84,11 +144,12 @@ def _layer_norm_bwd_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
-    REREAD: tl.constexpr,
+    LONG: tl.constexpr,
 ):
     column = tl.arange(0, BLOCK)
     in_row = column < columns
-    weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)
+    if not LONG:
+        weight = load_parameter(weight_ptr, columns, BLOCK)
     weight_grad = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     bias_grad = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
@@ -96,21 +157,23 @@ def _layer_norm_bwd_kernel(
         row = start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & in_row[None, :]
         row64 = row.to(tl.int64)[:, None]
-        if REREAD:
+        if LONG:
             # the sums leave no register to hold it from row to row
-            weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row64 * dy_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+            narrow_weight = tl.load(weight_ptr + column, mask=in_row, other=0.0)
+            weight = narrow_weight.to(tl.float32)
+        x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0)
+        dy = tl.load(dy_ptr + row64 * dy_stride + column[None, :], mask=mask, other=0.0)
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)[:, None]
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
-        normed = tl.where(mask, (x - mean) * rstd, 0.0)
-        weighted = dy * weight[None, :]
+        normed = (x.to(tl.float32) - mean) * rstd
+        weighted = dy.to(tl.float32) * weight[None, :]
         along, level = row_means(normed * weighted, weighted, columns)
-        if REREAD:
-            normed = (read_again(x_ptr + row64 * x_stride + column[None, :], mask) - mean) * rstd
-            dy = read_again(dy_ptr + row64 * dy_stride + column[None, :], mask)
-            weight = read_again(weight_ptr + column, in_row)
-            weighted = dy * weight[None, :]
+        if LONG:
+            normed = (widen_again(x) - mean) * rstd
+            dy = widen_again(dy)
+            weighted = dy * widen_again(narrow_weight)[None, :]
+        else:
+            dy = dy.to(tl.float32)
         dx = rstd * (weighted - normed * along[:, None] - level[:, None])
         tl.store(dx_ptr + row64 * columns + column[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
         weight_grad += dy * normed
@@ -129,10 +192,9 @@ class _LayerNorm(torch.autograd.Function):
         (rows, columns), y = x_ND.shape, torch.empty(x.shape, dtype=x.dtype, device=x.device)
         mean_N = torch.empty(rows, dtype=torch.float32, device=x.device)
         rstd_N = torch.empty(rows, dtype=torch.float32, device=x.device)
-        plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(x.device))
-        launch_forward(
+        launch(
             _layer_norm_fwd_kernel,
-            plan,
+            forward_plan_for(x_ND),
             x_ND,
             weight,
             bias,
@@ -143,7 +205,6 @@ class _LayerNorm(torch.autograd.Function):
             rows,
             columns,
             eps,
-            plan.reread,
         )
         ctx.shape = x.shape
         ctx.save_for_backward(x_ND, weight, bias, mean_N, rstd_N)
@@ -155,10 +216,11 @@ class _LayerNorm(torch.autograd.Function):
         x_ND, weight, bias, mean_N, rstd_N = ctx.saved_tensors
         dy_ND = as_rows(grad)
         (rows, columns), device = x_ND.shape, x_ND.device
-        plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(device))
+        # the kernel reads the weight with every long row
+        plan = backward_plan_for(dy_ND, x_ND, weight if is_long(columns) else None)
         dx = torch.empty(ctx.shape, dtype=x_ND.dtype, device=device)
         parameters = ParameterGradients((weight, bias), ctx.needs_input_grad[1:3], plan)
-        launch_backward(
+        launch(
             _layer_norm_bwd_kernel,
             plan,
             dy_ND,

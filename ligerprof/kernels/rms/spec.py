@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
-from ligerprof.kernels.rows.plan import plan_rows
+from ligerprof.kernels.rows.plan import backward_programs
 from ligerprof.kernels.selection import applies
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 
@@ -15,14 +15,14 @@ _REFERENCE = "ligerprof.kernels.rms.reference:rms_norm"
 def _memory(shape: KernelShape) -> KernelMemory:
     """The input is kept, and one fp32 a row; backward holds a row of sums for each of its programs."""
     plane_bytes = shape.tokens * shape.hidden * shape.activation_bytes
-    plan = plan_rows(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
+    programs = backward_programs(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
     weight_gradient_bytes = shape.hidden * shape.parameter_bytes if shape.head_trainable else 0
     return KernelMemory(
         kept_inputs=("x", "weight"),
         output_bytes=plane_bytes,
         saved_bytes=shape.tokens * _FP32_BYTES,
         backward_gradient_bytes=plane_bytes + weight_gradient_bytes,
-        backward_temporary_bytes=plan.programs * shape.hidden * _FP32_BYTES if shape.head_trainable else 0,
+        backward_temporary_bytes=programs * shape.hidden * _FP32_BYTES if shape.head_trainable else 0,
     )
 
 

@@ -14,9 +14,59 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.device import sm_count
-from ligerprof.kernels.rows.plan import plan_rows
-from ligerprof.kernels.rows.triton import ParameterGradients, as_rows, launch_backward, launch_forward, read_again
+from ligerprof.kernels.rows.triton import (
+    ParameterGradients,
+    as_rows,
+    backward_plan_for,
+    forward_plan_for,
+    launch,
+    load_parameter,
+    widen_again,
+)
+
+
+@triton.jit
+def _load_weight(weight_ptr, offset, columns, BLOCK: tl.constexpr):
+    return load_parameter(weight_ptr, columns, BLOCK) + tl.cast(offset, tl.float32)
+
+
+@triton.jit
+def _normalize_rows(
+    start,
+    held_weight,
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    sum_ptr,
+    y_ptr,
+    rstd_ptr,
+    x_stride,
+    residual_stride,
+    rows,
+    columns,
+    eps,
+    offset,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One tile, from row `start` on; a weight that no one holds is asked for behind the rows."""
+    row = start + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    row64 = row.to(tl.int64)[:, None]
+    out = row64 * columns + column[None, :]
+    x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        x += tl.load(residual_ptr + row64 * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        # what is normalized is the sum that the next layer will read
+        total = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + out, total, mask=mask)
+        x = total.to(tl.float32)
+    weight = _load_weight(weight_ptr, offset, columns, BLOCK) if held_weight is None else held_weight
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / columns + tl.cast(eps, tl.float32))
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    y = x * rstd[:, None] * weight[None, :]
+    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -35,25 +85,50 @@ def _rms_fwd_kernel(
     offset,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    LONG: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    in_row = column < columns
-    mask = (row < rows)[:, None] & in_row[None, :]
-    row64 = row.to(tl.int64)[:, None]
-    out = row64 * columns + column[None, :]
-    x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    if residual_ptr is not None:
-        x += tl.load(residual_ptr + row64 * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        # what is normalized is the sum that the next layer will read
-        total = x.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + out, total, mask=mask)
-        x = total.to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32) + tl.cast(offset, tl.float32)
-    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / columns + tl.cast(eps, tl.float32))
-    tl.store(rstd_ptr + row, rstd, mask=row < rows)
-    y = x * rstd[:, None] * weight[None, :]
-    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
+    first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    if LONG:
+        weight = _load_weight(weight_ptr, offset, columns, BLOCK)
+        for start in tl.range(first, rows, step, num_stages=STAGES):
+            _normalize_rows(
+                start,
+                weight,
+                x_ptr,
+                residual_ptr,
+                weight_ptr,
+                sum_ptr,
+                y_ptr,
+                rstd_ptr,
+                x_stride,
+                residual_stride,
+                rows,
+                columns,
+                eps,
+                offset,
+                ROWS,
+                BLOCK,
+            )
+    else:
+        _normalize_rows(
+            first,
+            None,
+            x_ptr,
+            residual_ptr,
+            weight_ptr,
+            sum_ptr,
+            y_ptr,
+            rstd_ptr,
+            x_stride,
+            residual_stride,
+            rows,
+            columns,
+            eps,
+            offset,
+            ROWS,
+            BLOCK,
+        )
 
 
 @triton.jit
@@ -75,12 +150,12 @@ def _rms_bwd_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
-    REREAD: tl.constexpr,
+    LONG: tl.constexpr,
 ):
     """The gradient of what was normalized; `narrow` is the same in another dtype."""
     column = tl.arange(0, BLOCK)
     in_row = column < columns
-    weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32) + tl.cast(offset, tl.float32)
+    weight = _load_weight(weight_ptr, offset, columns, BLOCK)
     weight_grad = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
     for start in tl.range(first, rows, step, num_stages=STAGES):
@@ -88,20 +163,18 @@ def _rms_bwd_kernel(
         mask = (row < rows)[:, None] & in_row[None, :]
         row64 = row.to(tl.int64)[:, None]
         out = row64 * columns + column[None, :]
-        if REREAD:
-            # the sums leave no register to hold it from row to row
-            weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32) + tl.cast(offset, tl.float32)
-        x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row64 * dy_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0)
+        dy = tl.load(dy_ptr + row64 * dy_stride + column[None, :], mask=mask, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
-        normed = x * rstd
-        weighted = dy * weight[None, :]
+        normed = x.to(tl.float32) * rstd
+        weighted = dy.to(tl.float32) * weight[None, :]
         along = tl.sum(normed * weighted, axis=1)[:, None] / columns
-        if REREAD:
-            normed = read_again(x_ptr + row64 * x_stride + column[None, :], mask) * rstd
-            dy = read_again(dy_ptr + row64 * dy_stride + column[None, :], mask)
-            weight = read_again(weight_ptr + column, in_row) + tl.cast(offset, tl.float32)
+        if LONG:
+            normed = widen_again(x) * rstd
+            dy = widen_again(dy)
             weighted = dy * weight[None, :]
+        else:
+            dy = dy.to(tl.float32)
         dx = rstd * (weighted - normed * along)
         if sum_grad_ptr is not None:
             dx += tl.load(sum_grad_ptr + row64 * sum_grad_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -129,9 +202,9 @@ class _RMSNorm(torch.autograd.Function):
             total = torch.empty(x.shape, dtype=dtype, device=device)
         y = torch.empty(x.shape, dtype=dtype, device=device)
         rstd_N = torch.empty(rows, dtype=torch.float32, device=device)
-        launch_forward(
+        launch(
             _rms_fwd_kernel,
-            plan_rows(rows=rows, columns=columns, sm_count=sm_count(device)),
+            forward_plan_for(x_ND, residual_ND),
             x_ND,
             residual_ND,
             weight,
@@ -147,23 +220,25 @@ class _RMSNorm(torch.autograd.Function):
         )
         ctx.offset, ctx.shape = offset, x.shape
         ctx.dtypes = (x.dtype, None if residual is None else residual.dtype)
-        ctx.save_for_backward(x_ND if total is None else total.view(rows, columns), weight, rstd_N)
+        # the result itself and no view of it: a view would hold its graph, and the graph the view
+        ctx.save_for_backward(x_ND if total is None else total, weight, rstd_N)
         return y if total is None else (y, total)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, sum_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        normed_ND, weight, rstd_N = ctx.saved_tensors
+        normed, weight, rstd_N = ctx.saved_tensors
+        normed_ND = as_rows(normed)
         (rows, columns), device = normed_ND.shape, normed_ND.device
         dy_ND, sum_grad_ND = as_rows(grad), None if sum_grad is None else as_rows(sum_grad)
-        plan = plan_rows(rows=rows, columns=columns, sm_count=sm_count(device))
+        plan = backward_plan_for(dy_ND, normed_ND, sum_grad_ND)
         gradients = {normed_ND.dtype: torch.empty(ctx.shape, dtype=normed_ND.dtype, device=device)}
         for dtype in ctx.dtypes:
             if dtype is not None and dtype not in gradients:
                 gradients[dtype] = torch.empty(ctx.shape, dtype=dtype, device=device)
         dx, narrow = [*gradients.values(), None][:2]
         parameters = ParameterGradients((weight,), (ctx.needs_input_grad[2],), plan)
-        launch_backward(
+        launch(
             _rms_bwd_kernel,
             plan,
             dy_ND,
