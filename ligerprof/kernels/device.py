@@ -62,7 +62,7 @@ def _cuda_shared_bytes(index: int | None) -> int:
     import torch
 
     device = torch.cuda.current_device() if index is None else index
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def launches_early(device: "torch.device") -> bool:
