@@ -24,7 +24,7 @@ from typing import Any
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import GIB
 
 RESULTS = Path(__file__).with_name("results") / "accuracy-h200.jsonl"

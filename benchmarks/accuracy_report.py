@@ -16,7 +16,7 @@ from typing import Any
 from accuracy import RESULTS, ZERO_RESULTS, group_of, load_rows, recipe_of
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 
 PEERS = RESULTS.with_name("peers.json")
 # errors below this share of the peak are drawn at it
@@ -69,7 +69,7 @@ def _percent(ratio: float) -> str:
 
 def draw(target: Path) -> None:
     """A mark a step and estimator, by how far off it is."""
-    from ligerprof.reports.plots.style import LineLook, new_figure, styled, write_figure, write_title
+    from ligerprof.reports.figures.style import LineLook, new_figure, styled, write_figure, write_title
 
     errors = plain_errors()
     names = sorted(errors, key=lambda name: -statistics.median(map(abs, errors[name])))

@@ -16,7 +16,7 @@ from typing import Any
 
 from accuracy import AT_ONCE, SHARED_BYTES, Budget, draws, recipe_of, run_step
 
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import GIB
 
 MARGIN = 0.015

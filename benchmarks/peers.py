@@ -17,7 +17,7 @@ from typing import Any
 
 from accuracy import RESULTS, ZERO_RESULTS, group_of, load_rows, recipe_of
 
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 
 GIB = 2**30
 PATIENCE_SECONDS = 30

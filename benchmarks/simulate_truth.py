@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.models import load_model, spec_from_config
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import StepOutcome
 
 TRUTH_DIR = Path(__file__).resolve().parent.parent / "tests" / "data" / "truth"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.analyzers.estimate import settle_flce_budget
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 
 # model, batch, sequence: checkpointed, all in bf16
 CELLS = (

@@ -120,7 +120,7 @@ def record_devices(config: Path, folder: Path, devices: int) -> list[dict[str, i
     """Train a model on each GPU of one process, torch's own recorder on: batch 1 on the first, 2 on the second."""
     import torch
 
-    from ligerprof.recipe import TrainingRecipe
+    from ligerprof.recipe.training import TrainingRecipe
     from ligerprof.runs.training import make_batch, torch_trainer, train_step
 
     memory: Any = torch.cuda.memory
@@ -160,7 +160,7 @@ class Unwatched:
 
 def table_rows(results: Path) -> Iterator[str]:
     from ligerprof.analyzers.estimate import estimate
-    from ligerprof.recipe import TrainingRecipe
+    from ligerprof.recipe.training import TrainingRecipe
 
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     order = ("gpus", "zero", "offload", "liger")

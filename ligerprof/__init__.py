@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.estimate import MemoryEstimate, estimate
-    from ligerprof.analyzers.explain import explain
-    from ligerprof.analyzers.peak import PeakReport
+    from ligerprof.analyzers.explain.answer import explain
+    from ligerprof.analyzers.explain.peak import PeakReport
     from ligerprof.errors import LigerprofError
-    from ligerprof.recipe import TrainingRecipe
+    from ligerprof.recipe.training import TrainingRecipe
     from ligerprof.roles import MemoryBreakdown, Phase, Role
     from ligerprof.runs.outcome import StepOutcome
-    from ligerprof.runs.recording import record
+    from ligerprof.runs.recording.record import record
     from ligerprof.runs.simulated import simulate_step as simulate
 
 __version__ = "0.1.0"
@@ -30,14 +30,14 @@ _HOMES = {
     "LigerprofError": ("ligerprof.errors", "LigerprofError"),
     "MemoryBreakdown": ("ligerprof.roles", "MemoryBreakdown"),
     "MemoryEstimate": ("ligerprof.analyzers.estimate", "MemoryEstimate"),
-    "PeakReport": ("ligerprof.analyzers.peak", "PeakReport"),
+    "PeakReport": ("ligerprof.analyzers.explain.peak", "PeakReport"),
     "Phase": ("ligerprof.roles", "Phase"),
     "Role": ("ligerprof.roles", "Role"),
     "StepOutcome": ("ligerprof.runs.outcome", "StepOutcome"),
-    "TrainingRecipe": ("ligerprof.recipe", "TrainingRecipe"),
+    "TrainingRecipe": ("ligerprof.recipe.training", "TrainingRecipe"),
     "estimate": ("ligerprof.analyzers.estimate", "estimate"),
-    "explain": ("ligerprof.analyzers.explain", "explain"),
-    "record": ("ligerprof.runs.recording", "record"),
+    "explain": ("ligerprof.analyzers.explain.answer", "explain"),
+    "record": ("ligerprof.runs.recording.record", "record"),
     "simulate": ("ligerprof.runs.simulated", "simulate_step"),
 }
 

@@ -19,9 +19,10 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("errors", "units"),
     ("roles", "gpus"),
+    ("torch_memory",),
     ("models",),
     ("kernels",),
-    ("recipe", "deepspeed_config"),
+    ("recipe",),
     ("snapshots",),
     ("analyzers",),
     ("runs",),

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from ligerprof.cli.main import COMMANDS
+from tests.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[1]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
 # code may hold what looks like a link: kernel[grid](...)

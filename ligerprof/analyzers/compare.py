@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.analyzers.peak import PeakReport
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.result_reader import Figures, ResultReader
 from ligerprof.errors import RecipeError, ResultFormatError
 from ligerprof.roles import Role

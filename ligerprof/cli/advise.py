@@ -2,13 +2,13 @@
 
 import click
 
-from ligerprof.analyzers.advise import Advice, advise
-from ligerprof.analyzers.flags import command_line
+from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.cli.checking import make_judge, simulate_option
 from ligerprof.cli.options import json_option, recipe_options
 from ligerprof.cli.output import print_json
 from ligerprof.errors import DoesNotFitError, NotBuiltError
-from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.recipe.flags import command_line
+from ligerprof.recipe.training import TrainingRecipe, require_built
 from ligerprof.units import format_bytes
 
 

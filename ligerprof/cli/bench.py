@@ -78,7 +78,7 @@ def command(as_json: bool, **options: Any) -> None:
     if not options["kernels"] and not options["earlier"]:
         raise RecipeError("bench: name a kernel such as flce, or records to show with --from FILE.")
     from ligerprof.reports.bench import bench_json, render_bench
-    from ligerprof.reports.plots.style import check_format
+    from ligerprof.reports.figures.style import check_format
     from ligerprof.reports.terminal import console
 
     if options["figure_file"] is not None:
@@ -134,8 +134,8 @@ def _refuse_overwriting(targets: dict[Path, str], *, force: bool) -> None:
 
 
 def _write(findings: Sequence[Finding], targets: dict[Path, str]) -> None:
-    from ligerprof.reports.plots.kernels import draw_bench
-    from ligerprof.reports.plots.style import write_figure
+    from ligerprof.reports.figures.kernels import draw_bench
+    from ligerprof.reports.figures.style import write_figure
 
     for path, what in targets.items():
         if what == FIGURE:

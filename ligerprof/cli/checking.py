@@ -2,9 +2,9 @@
 
 import click
 
-from ligerprof.analyzers.budget import Check, Judge, Reserved, find_limit
+from ligerprof.analyzers.search.budget import Check, Judge, Reserved, find_limit
 from ligerprof.cli.output import say
-from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.recipe.training import TrainingRecipe, require_built
 
 simulate_option = click.option(
     "--simulate/--no-simulate",

@@ -56,7 +56,7 @@ def _read(source: Path) -> tuple[Figures, ...]:
         return figures_from_json(read_result(source), str(source))
     if _is_json(source):
         return figures_from_json(_read_json(source), str(source))
-    from ligerprof.analyzers.explain import explain
+    from ligerprof.analyzers.explain.answer import explain
 
     return (figures_from_peak(explain(source), str(source)),)
 

@@ -8,12 +8,12 @@ from ligerprof.analyzers.estimate import MemoryEstimate, estimate
 from ligerprof.cli.options import json_option, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.estimate import fits_limit, layers_table, render_estimate
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
-    from ligerprof.analyzers.peak import PeakReport
+    from ligerprof.analyzers.explain.peak import PeakReport
     from ligerprof.runs.outcome import StepOutcome
 
 _SIMULATED = "simulated"
@@ -55,7 +55,7 @@ def _refuse(recipe: TrainingRecipe, estimated: MemoryEstimate) -> NoReturn:
 
 def _simulate(recipe: TrainingRecipe) -> "tuple[StepOutcome, PeakReport]":
     say("simulating the step")
-    from ligerprof.analyzers.explain import explain
+    from ligerprof.analyzers.explain.answer import explain
     from ligerprof.runs.simulated import simulate_step
     from ligerprof.snapshots.reader import Snapshot
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.attribution_own_rules import OwnRule, read_rules
-from ligerprof.analyzers.explain import SNAPSHOT_NAME, explain
-from ligerprof.analyzers.peak import PeakReport
+from ligerprof.analyzers.attribution.user_rules import OwnRule, read_rules
+from ligerprof.analyzers.explain.answer import SNAPSHOT_NAME, explain
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.cli.common_options import force_option, json_option, size_option, top_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError, OutputError
@@ -67,8 +67,8 @@ def _explain_on_a_page(
     source: Path, device_index: int | None, rules: Sequence[OwnRule], html_path: Path, *, force: bool
 ) -> PeakReport:
     """Explain a snapshot, and write the page with its timeline."""
-    from ligerprof.analyzers.timeline import role_timeline
-    from ligerprof.reports.peak_page import render_peak_page
+    from ligerprof.analyzers.explain.timeline import role_timeline
+    from ligerprof.reports.page.peak import render_peak_page
 
     if html_path.exists() and not force:
         raise OutputError(f"{html_path}: exists. Choose another file, or add --force to overwrite it.")

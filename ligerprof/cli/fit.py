@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.fit import Fit, fit
+from ligerprof.analyzers.search.fit import Fit, fit
 from ligerprof.cli.checking import make_judge, simulate_option
 from ligerprof.cli.options import force_option, json_option, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError, RunDirectoryError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
 
@@ -51,7 +51,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
 
 def _check_target(figure: Path, *, force: bool) -> None:
     """Refuse a file that cannot be drawn to, before anything is searched."""
-    from ligerprof.reports.plots.style import check_format
+    from ligerprof.reports.figures.style import check_format
 
     check_format(figure.suffix)
     if figure.exists() and not force:
@@ -59,8 +59,8 @@ def _check_target(figure: Path, *, force: bool) -> None:
 
 
 def _draw(found: Fit, figure: Path) -> None:
-    from ligerprof.reports.plots.frontier import draw_frontier
-    from ligerprof.reports.plots.style import write_figure
+    from ligerprof.reports.figures.frontier import draw_frontier
+    from ligerprof.reports.figures.style import write_figure
 
     write_figure(draw_frontier(found), figure)
     say(f"wrote {figure}")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ligerprof.cli.options import Command, recipe_parameters
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.grid import Grid
 
 _OFF = "none"

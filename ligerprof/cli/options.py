@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import click
 
-from ligerprof import recipe as recipes
 from ligerprof.cli.common_options import (
     dry_run_option,
     folder_option,
@@ -20,6 +19,7 @@ from ligerprof.cli.common_options import (
 )
 from ligerprof.gpus import GPUS
 from ligerprof.models import DEFAULT_MODEL
+from ligerprof.recipe import training as recipes
 
 __all__ = [
     "dry_run_option",

@@ -8,14 +8,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ligerprof.analyzers.cells import CellStatus
 from ligerprof.cli.options import folder_option, force_option, json_option, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import OutputError, RecipeError
-from ligerprof.recipe import TrainingRecipe
-from ligerprof.reports.plots.kinds import KINDS, OF_A_RECIPE, Drawn, NothingToDrawError, PlotInput, draw
-from ligerprof.reports.plots.sources import Sources, read_sources
-from ligerprof.reports.plots.style import FORMATS, check_format, write_figure
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.figures.kinds import KINDS, OF_A_RECIPE, Drawn, NothingToDrawError, PlotInput, draw
+from ligerprof.reports.figures.sources import Sources, read_sources
+from ligerprof.reports.figures.style import FORMATS, check_format, write_figure
+from ligerprof.runs.sweep.cells import CellStatus
 
 _RECIPE_FIELDS = tuple(item.name for item in dataclasses.fields(TrainingRecipe) if item.init)
 

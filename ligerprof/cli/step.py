@@ -7,8 +7,8 @@ import click
 from ligerprof.cli.options import folder_option, force_option, json_option, recipe_options, trace_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import MissingDependencyError
-from ligerprof.recipe import TrainingRecipe, require_built
-from ligerprof.runs.deepspeed.ranks import Rank, rank_from_environment
+from ligerprof.recipe.training import TrainingRecipe, require_built
+from ligerprof.runs.measured.deepspeed.ranks import Rank, rank_from_environment
 from ligerprof.units import format_bytes
 
 _OUT_OF_MEMORY = 3
@@ -33,7 +33,7 @@ def command(
     if recipe.engine == "deepspeed" and (rank := rank_from_environment()) is not None and rank.rank > 0:
         _follow(ctx, recipe, rank, trace)
         return
-    from ligerprof.reports.page import render_page
+    from ligerprof.reports.page.run import render_page
     from ligerprof.reports.step import render_step
     from ligerprof.reports.tensorboard import write_summaries
     from ligerprof.reports.terminal import console
@@ -58,7 +58,7 @@ def command(
 
 def _follow(ctx: click.Context, recipe: TrainingRecipe, rank: Rank, trace: bool) -> None:
     """Train as a launcher's rank beside rank 0, which writes the run directory."""
-    from ligerprof.runs.deepspeed.measure import follow_step
+    from ligerprof.runs.measured.deepspeed.measure import follow_step
 
     outcome = follow_step(recipe, trace=trace)
     if outcome.oom is None:

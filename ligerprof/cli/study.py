@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from ligerprof.analyzers.cells import RESULTS_NAME
 from ligerprof.cli.options import (
     dry_run_option,
     folder_option,
@@ -18,12 +17,13 @@ from ligerprof.cli.options import (
 from ligerprof.cli.output import print_json, say
 from ligerprof.cli.sweep import print_plan, print_result, watching
 from ligerprof.errors import NotBuiltError
-from ligerprof.recipe import DEVICES, TrainingRecipe
+from ligerprof.recipe.training import DEVICES, TrainingRecipe
+from ligerprof.runs.study.cells import PARTS, PROVIDERS, Part, adapt, select_parts, select_providers
+from ligerprof.runs.sweep.cells import RESULTS_NAME
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.process import CellSettings
 from ligerprof.runs.sweep.runner import RunnerSettings
 from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
-from ligerprof.runs.sweep.study import PARTS, PROVIDERS, Part, adapt, select_parts, select_providers
 
 _NAMES = ", ".join(part.name for part in PARTS)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from ligerprof.analyzers.cells import CellStatus
 from ligerprof.cli.grid import grid_options
 from ligerprof.cli.options import dry_run_option, folder_option, json_option, timeout_option, trace_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import LigerprofError
+from ligerprof.runs.sweep.cells import CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, telling_options
 from ligerprof.runs.sweep.process import CellSettings

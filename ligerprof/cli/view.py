@@ -25,7 +25,7 @@ def command(run: Path, port: int | None, host: str, as_json: bool) -> None:
 
     RUN is a directory that `ligerprof step` wrote, or a folder of them.
     """
-    from ligerprof.reports.viewer import serve
+    from ligerprof.runs.viewer import serve
 
     # whoever stops us stops the server, too
     signal.signal(signal.SIGTERM, _end)

@@ -10,7 +10,7 @@ from ligerprof.kernels.selection import KERNEL_NAMES, select_kernels
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 
 if TYPE_CHECKING:
-    from ligerprof.kernels.patching import Patch, apply
+    from ligerprof.kernels.patching.apply import Patch, apply
 
 __all__ = [
     "KERNEL_NAMES",
@@ -29,6 +29,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in ("Patch", "apply"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ligerprof.kernels import patching
+    from ligerprof.kernels.patching import apply as patching
 
     return getattr(patching, name)

@@ -7,12 +7,12 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ligerprof.errors import KernelUnavailableError
-from ligerprof.kernels.cce.spec import SPECS as CCE_SPECS
-from ligerprof.kernels.ce.spec import SPECS as CE_SPECS
-from ligerprof.kernels.flce.spec import SPECS as FLCE_SPECS
+from ligerprof.kernels.cross_entropy.spec import SPECS as CE_SPECS
 from ligerprof.kernels.geglu.spec import SPECS as GEGLU_SPECS
 from ligerprof.kernels.layernorm.spec import SPECS as LAYERNORM_SPECS
-from ligerprof.kernels.liger.spec import SPECS as LIGER_SPECS
+from ligerprof.kernels.linear_cross_entropy.spec import SPECS as FLCE_SPECS
+from ligerprof.kernels.providers.cce.spec import SPECS as CCE_SPECS
+from ligerprof.kernels.providers.liger.spec import SPECS as LIGER_SPECS
 from ligerprof.kernels.rms.spec import SPECS as RMS_SPECS
 from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
 from ligerprof.kernels.selection import KERNEL_NAMES, WIDER_KERNELS

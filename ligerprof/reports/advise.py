@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.advise import Advice, Step
-from ligerprof.analyzers.budget import ALLOWANCE
+from ligerprof.analyzers.search.advise import Advice, Step
+from ligerprof.analyzers.search.budget import ALLOWANCE
 from ligerprof.reports.fit import describe_verdict, wrap_command
 from ligerprof.reports.listing import add_listing_row
 from ligerprof.units import format_bytes, format_mib

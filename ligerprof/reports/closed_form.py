@@ -2,7 +2,7 @@
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 
 
 def estimated_peak_bytes(recipe: TrainingRecipe) -> int | None:

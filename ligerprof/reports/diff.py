@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.diff import GroupChange, PeakDiff
-from ligerprof.analyzers.peak import PeakReport
+from ligerprof.analyzers.explain.diff import GroupChange, PeakDiff
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.reports.terminal import groups_table
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.units import format_bytes, format_mib

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import MemoryEstimate
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
 from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_mib

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.budget import Verdict
-from ligerprof.analyzers.fit import Fit, Point
-from ligerprof.analyzers.flags import command_line
+from ligerprof.analyzers.search.budget import Verdict
+from ligerprof.analyzers.search.fit import Fit, Point
+from ligerprof.recipe.flags import command_line
 from ligerprof.reports.terminal import PLAIN_WIDTH
 from ligerprof.units import format_bytes
 

@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ligerprof.analyzers.answers import OutOfMemory
-from ligerprof.analyzers.peak import BlockGroup, PeakReport
+from ligerprof.analyzers.explain.parts import OutOfMemory
+from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
 from ligerprof.reports.terminal import RolesColumn, groups_table, roles_table
 from ligerprof.roles import Phase, Role
 from ligerprof.units import format_bytes, format_mib

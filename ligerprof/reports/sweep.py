@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ligerprof.analyzers.cells import Cell, CellStatus
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.closed_form import estimated_peak_bytes
 from ligerprof.reports.listing import add_listing_row, listing_table
 from ligerprof.runs.sweep.borders import Border
+from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key, describe, telling_options
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult
 from ligerprof.units import format_bytes

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ligerprof.errors import MissingDependencyError
-from ligerprof.reports.plots.roles import RolesBar, draw_roles
+from ligerprof.reports.figures.roles import RolesBar, draw_roles
 from ligerprof.reports.step import closing_lines, heading_lines, verdict
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.step import StepReport

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ligerprof.analyzers.estimate.lora import is_adapted
 from ligerprof.analyzers.estimate.low_bit import is_projected_parameter
 from ligerprof.errors import MissingDependencyError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 
 LOW_BIT_OPTIMIZERS = ("adamw-8bit", "galore")
 # what the paper's experiments take; neither changes what is held

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ligerprof.errors import LigerprofError, ModelCodeError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 _RUNS = str(Path(__file__).parent) + "/"

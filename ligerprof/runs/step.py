@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
-from ligerprof.analyzers.explain import explain
-from ligerprof.analyzers.peak import PeakReport
+from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.errors import LigerprofError, NotBuiltError, UnknownModelError
-from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.recipe.training import TrainingRecipe, require_built
 from ligerprof.roles import STEP_PHASES
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
 from ligerprof.runs.outcome import Backend, Progress, StepOutcome
@@ -130,10 +130,10 @@ def _outcome(
 
         return simulate_step(recipe, progress=progress)
     if recipe.engine == "deepspeed":
-        from ligerprof.runs.deepspeed.measure import measure_deepspeed_step
+        from ligerprof.runs.measured.deepspeed.measure import measure_deepspeed_step
 
         return measure_deepspeed_step(recipe, trace_directory=trace_directory, logs=run.path, progress=progress)
-    from ligerprof.runs.measured import measure_step
+    from ligerprof.runs.measured.step import measure_step
 
     return measure_step(recipe, trace_directory=trace_directory, progress=progress)
 

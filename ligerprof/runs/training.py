@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError
 from ligerprof.models import ModelSpec
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.legacy_loss import use_legacy_loss
 from ligerprof.runs.low_bit import (

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots.columns import load_with_tables
-from ligerprof.snapshots.plain import load_plain_data
+from ligerprof.snapshots.pickles.columns import load_with_tables
+from ligerprof.snapshots.pickles.plain import load_plain_data
 from ligerprof.snapshots.trace import Bytes, Event, Trace
 from ligerprof.units import MIB, format_bytes
 

@@ -21,9 +21,9 @@ from ligerprof.snapshots.events import (
 )
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.rewind import rewind
-from ligerprof.snapshots.rules import SizeRules
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.snapshots.trace import Int64s, Trace
+from ligerprof.torch_memory.allocator.sizes import SizeRules
 
 _NOT_IN_TRACE = -1
 _NO_BLOCK = -1

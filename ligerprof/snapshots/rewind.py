@@ -16,8 +16,8 @@ from ligerprof.snapshots.events import (
     EventColumns,
     HeldBlock,
 )
-from ligerprof.snapshots.rules import SizeRules
 from ligerprof.snapshots.trace import Trace
+from ligerprof.torch_memory.allocator.sizes import SizeRules
 
 
 def rewind(trace: Trace, columns: EventColumns, final: DeviceState, rules: SizeRules) -> DeviceState:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ligerprof.snapshots.allocator import CachingAllocator
-from ligerprof.snapshots.allocator_settings import AllocatorSettings
-from ligerprof.snapshots.blocks import Block
+from ligerprof.torch_memory.allocator.blocks import Block
+from ligerprof.torch_memory.allocator.caching import CachingAllocator
+from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 
 Frame = dict[str, Any]
 

@@ -4,10 +4,10 @@ import shlex
 import pytest
 from click.testing import CliRunner
 
-from ligerprof.analyzers.changes import LADDER
 from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.search.changes import LADDER
 from ligerprof.cli.main import main
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import MIB
 
 TERMINAL_COLUMNS = 100

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.cli.main import main
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
+from tests.paths import RECORDINGS
 
-RECORDINGS = Path(__file__).parents[1] / "data" / "snapshots"
 RECORDING = RECORDINGS / "hf-ckpt-4x1024.pickle.xz"
 
 

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from ligerprof.cli.main import main
 from ligerprof.roles import Role
 from tests.golden import assert_matches_golden
+from tests.paths import RECORDINGS
 
-RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"
 PLAIN = str(RECORDINGS / "hf-ckpt-4x1024.pickle.xz")
 FUSED = str(RECORDINGS / "liger-flce-ckpt-4x1024.pickle.xz")
 GOLDEN = Path(__file__).parent / "golden"

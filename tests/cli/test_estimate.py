@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.cli.main import main
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from tests.golden import assert_matches_golden
 

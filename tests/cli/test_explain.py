@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from ligerprof.cli.main import main
 from ligerprof.roles import Role
 from tests.golden import assert_matches_golden
-from tests.snapshots.programs import random_program
+from tests.paths import RECORDINGS
+from tests.torch_memory.allocator.programs import random_program
 
-RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"
 RECORDING = str(RECORDINGS / "hf-4.45-ckpt-4x1024.pickle.xz")
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -5,8 +5,9 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
+from tests.paths import RECORDINGS
 
-RECORDING = str(Path(__file__).parent.parent / "data" / "snapshots" / "small-late.pickle.xz")
+RECORDING = str(RECORDINGS / "small-late.pickle.xz")
 
 
 def test_page_is_written_beside_the_printed_report(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ligerprof.analyzers.budget import Judge, find_limit
-from ligerprof.analyzers.fit import fit
+from ligerprof.analyzers.search.budget import Judge, find_limit
+from ligerprof.analyzers.search.fit import fit
 from ligerprof.cli.main import main
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import GIB, MIB
 from tests.golden import assert_matches_golden
 

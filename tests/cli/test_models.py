@@ -1,11 +1,11 @@
 import json
-from pathlib import Path
 
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
 from ligerprof.models import CONFIGS, load_model
 from ligerprof.reports.terminal import PLAIN_WIDTH
+from tests.paths import REPOSITORY
 
 
 def test_every_known_model_has_a_row_that_fits_the_page() -> None:
@@ -34,7 +34,7 @@ def test_json_holds_what_the_estimate_starts_from() -> None:
 
 
 def test_the_page_shows_what_is_printed() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
     shown = page.split("$ ligerprof models\n")[1].split("\n```")[0]
     printed = CliRunner().invoke(main, ["models"]).stdout.splitlines()
     assert shown.splitlines() == [line.rstrip() for line in printed if line.strip()]

@@ -7,10 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
-from ligerprof.recipe import TrainingRecipe
-from ligerprof.reports.plots.kinds import KINDS
-from ligerprof.reports.plots.sources import SnapshotSource, Sources
-from tests.reports.plots_data import KERNELS, ROOT, SNAPSHOTS, STEPS, row
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.figures.kinds import KINDS
+from ligerprof.reports.figures.sources import SnapshotSource, Sources
+from tests.paths import REPOSITORY
+from tests.reports.figures.figures_data import KERNELS, SNAPSHOTS, STEPS, row
 
 RUNNER = CliRunner()
 RECORDING = SNAPSHOTS / "small-sgd-accum.pickle.xz"
@@ -129,8 +130,8 @@ def test_planes_come_from_a_recipe_without_torch(tmp_path: Path) -> None:
         ([STEPS, "--format", "png,gif"], 2, "'gif'"),
         (["--kind", "planes", "--no-checkpointing"], 2, "no checkpoints"),
         (["--kind", "memory"], 1, "memory: nothing to draw. It needs a memory snapshot"),
-        ([ROOT / "tests"], 1, "neither results.jsonl nor result.json nor snapshot.pickle"),
-        ([ROOT / "README.md"], 1, "README.md"),
+        ([REPOSITORY / "tests"], 1, "neither results.jsonl nor result.json nor snapshot.pickle"),
+        ([REPOSITORY / "README.md"], 1, "README.md"),
         (["no-such.jsonl"], 2, "no-such.jsonl"),
     ],
     ids=lambda value: " ".join(Path(word).name for word in value) if isinstance(value, list) else "",

@@ -8,12 +8,11 @@ from click.testing import CliRunner, Result
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.cli.main import main
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.study.cells import BATCHES, MEMORY_LIMIT_BYTES, PARTS, SEQUENCES, adapt
 from ligerprof.runs.sweep.grid import cell_key, expand
-from ligerprof.runs.sweep.study import BATCHES, MEMORY_LIMIT_BYTES, PARTS, SEQUENCES, adapt
 from ligerprof.units import GIB
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.paths import REPOSITORY
 
 
 def run(*arguments: str) -> Result:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ligerprof.kernels.plans import PATCH_PLANS
+from ligerprof.kernels.patching.plans import PATCH_PLANS
 
 VOCAB = 211
 _DECODER: dict[str, Any] = {

@@ -31,14 +31,14 @@ def inputs(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Ten
 
 
 def fused(options: LossOptions, **more: Any) -> Callable[..., Tensor]:
-    from ligerprof.kernels.flce.triton import fused_linear_cross_entropy
+    from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy
 
     # work around the loss, so that autograd reaches through the operation
     return lambda x, w, y: 2 * fused_linear_cross_entropy(torch.tanh(x), w, y, options, **more)
 
 
 def given_logits(options: LossOptions, **more: Any) -> Callable[..., Tensor]:
-    from ligerprof.kernels.ce.triton import cross_entropy
+    from ligerprof.kernels.cross_entropy.triton import cross_entropy
 
     return lambda x, w, y: 2 * cross_entropy(torch.tanh(x) @ w.t(), y, options, **more)
 

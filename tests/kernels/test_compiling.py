@@ -11,9 +11,7 @@ import pytest
 
 from tests.kernels.compiling import CASES, NORM_CASES
 from tests.kernels.test_memory import ALL_KERNELS
-
-ROOT = Path(__file__).parent.parent.parent
-
+from tests.paths import REPOSITORY
 
 # what one program may have of it, of 228 KiB
 _SHARED_BYTES = 227 * 1024
@@ -26,7 +24,7 @@ def compiled_for_hopper(cases: tuple[str, ...], cache: Path) -> list[dict[str, A
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.compiling", "90", *cases],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         env={**environment, "TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,

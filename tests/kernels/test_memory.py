@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ligerprof.kernels import KERNEL_NAMES, KernelMemory, KernelShape, find_kernel
 from ligerprof.kernels.device import sm_count, standing_for
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.patching import load_entry
+from ligerprof.kernels.patching.apply import load_entry
 from ligerprof.kernels.selection import WIDER_KERNELS
 from tests.kernels.meter import ByteMeter
 

@@ -12,12 +12,13 @@ import pytest
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels import KERNEL_NAMES, KernelSpec, find_kernel, list_kernels
 from ligerprof.kernels.device import DEVICE_KINDS, triton_unavailable_reason
-from ligerprof.kernels.flce.spec import SPECS as FLCE_SPECS
-from ligerprof.kernels.patching import load_entry
+from ligerprof.kernels.linear_cross_entropy.spec import SPECS as FLCE_SPECS
+from ligerprof.kernels.patching.apply import load_entry
 from ligerprof.kernels.registry import BUILT_IN, ENTRY_POINT_GROUP, build_registry, find_kernel_set
 from ligerprof.kernels.selection import WIDER_KERNELS
+from tests.paths import DATA
 
-PLUGIN = Path(__file__).parent.parent / "data" / "plugin"
+PLUGIN = DATA / "plugin"
 
 # what entry points of strangers may name
 GOOD = dataclasses.replace(FLCE_SPECS[0], provider="stranger")
@@ -119,7 +120,7 @@ def test_an_installed_plugin_is_found_and_its_kernel_runs(tmp_path: Path) -> Non
     program = """
 import json, sys, torch
 from ligerprof.kernels import find_kernel
-from ligerprof.kernels.patching import load_entry
+from ligerprof.kernels.patching.apply import load_entry
 spec = find_kernel("swiglu", "example")
 gate, up = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
 right = torch.autograd.gradcheck(load_entry(spec.entry), (gate, up))

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ import torch
 from ligerprof.kernels import apply
 from tests.kernels.models import tiny_model, train_once
 from tests.kernels.oracle import relative_error
+from tests.paths import REPOSITORY
 
-ROOT = Path(__file__).parent.parent.parent
 # launches in the graphs of forward and backward: two layers, and a final norm
 LAUNCHES = {
     # an addition and norm a layer, an input norm a layer; each backward launches its partial sums' total too
@@ -30,7 +29,7 @@ def test_a_patched_model_is_one_graph_each_way() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.tracing", *LAUNCHES],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         env=environment,
         capture_output=True,
         text=True,

@@ -1,10 +1,10 @@
 import io
 from pathlib import Path
 
-from ligerprof.analyzers.advise import Advice, Step
-from ligerprof.analyzers.budget import Limit, Verdict
-from ligerprof.analyzers.changes import EXPANDABLE_SEGMENTS, LADDER
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.analyzers.search.advise import Advice, Step
+from ligerprof.analyzers.search.budget import Limit, Verdict
+from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.advise import render_advice
 from ligerprof.reports.terminal import console
 from ligerprof.units import GIB

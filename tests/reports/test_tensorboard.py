@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.tensorboard import scalars, write_summaries
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.directory import create_run_directory

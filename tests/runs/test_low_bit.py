@@ -9,8 +9,8 @@ import torch
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.estimate.low_bit import eight_bit_state_sizes, low_rank_elements, nf4_sizes
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.analyzers.explain import explain
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.analyzers.explain.answer import explain
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.simulated.low_bit import EightBitAdamW, FourBitLinear
@@ -81,7 +81,7 @@ def test_a_rank_beyond_a_matrix_projects_nothing_away() -> None:
 def test_measured_peak_is_the_simulated_one(options: dict[str, Any]) -> None:
     for package in ("bitsandbytes", "galore_torch"):
         pytest.importorskip(package)
-    measure_step = importlib.import_module("ligerprof.runs.measured").measure_step
+    measure_step = importlib.import_module("ligerprof.runs.measured.step").measure_step
     recipe = TrainingRecipe(model="tiny", batch=2, seq=512, **options)
     measured = measure_step(recipe, trace_directory=None, progress=print)
     assert simulate_step(recipe, record=False).peak_bytes == pytest.approx(measured.peak_bytes, rel=0.01)

@@ -6,7 +6,7 @@ import torch
 
 from ligerprof.errors import ModelCodeError, RecipeError
 from ligerprof.models import spec_from_config
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.simulated import simulate_step

@@ -16,14 +16,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.diff import diff_peaks
-from ligerprof.analyzers.explain import explain
-from ligerprof.analyzers.timeline import role_timeline
+from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.diff import diff_peaks
+from ligerprof.analyzers.explain.timeline import role_timeline
 from ligerprof.errors import LigerprofError, SnapshotFormatError
+from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.reports.peak import VIEWS, render_peak
-from ligerprof.reports.peak_page import render_peak_page
 from ligerprof.reports.terminal import console
-from ligerprof.snapshots.plain import load_plain_data
+from ligerprof.snapshots.pickles.plain import load_plain_data
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.snapshots.mutations import PROTOCOLS, damaged_bytes, damaged_values, holders, originals
 

@@ -4,12 +4,11 @@ import lzma
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from tests.snapshots.programs import random_program
+from tests.paths import RECORDINGS
+from tests.torch_memory.allocator.programs import random_program
 
-RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"
 PROTOCOLS = (2, 3, 4, 5)
 STRANGE: tuple[Callable[[], Any], ...] = (
     lambda: None,

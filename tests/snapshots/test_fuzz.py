@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.paths import REPOSITORY
 
 
 @pytest.mark.parametrize("kind", ["bytes", "values"])

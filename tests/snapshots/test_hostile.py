@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ligerprof.units import MIB
-from tests.snapshots.programs import random_program
+from tests.paths import REPOSITORY
+from tests.torch_memory.allocator.programs import random_program
 
-REPOSITORY = Path(__file__).parents[2]
 START = b"\x80\x04"
 DEEP = 100_000
 # what is left of the unharmed file's memory, and what an answer may take
@@ -26,7 +26,7 @@ MOST_SECONDS, SPARE_BYTES = 5, 64 * MIB
 CHILD = """
 import json, os, sys, time
 from pathlib import Path
-from ligerprof.analyzers.explain import explain
+from ligerprof.analyzers.explain.answer import explain
 from ligerprof.errors import LigerprofError
 
 def highest_memory():

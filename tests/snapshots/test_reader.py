@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import LigerprofError, SnapshotFormatError
-from ligerprof.snapshots.plain import load_plain_data
+from ligerprof.snapshots.pickles.plain import load_plain_data
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
-from tests.snapshots.programs import random_program
+from tests.paths import RECORDINGS
+from tests.torch_memory.allocator.programs import random_program
 
-RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"
 EVENTS = {
     "hf-ckpt-4x1024": 15653,
     "liger-flce-ckpt-4x1024": 16283,

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,9 +6,8 @@ from hypothesis import strategies as st
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
-from tests.snapshots.programs import MIB, SlowAllocator, random_program
-
-RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"
+from tests.paths import RECORDINGS
+from tests.torch_memory.allocator.programs import MIB, SlowAllocator, random_program
 
 # torch.cuda.max_memory_allocated() and max_memory_reserved() of the recorded runs
 MEASURED = {

@@ -2,17 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ligerprof.snapshots.allocator import AllocatorFullError, CachingAllocator
-from ligerprof.snapshots.blocks import Block
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
+from ligerprof.torch_memory.allocator.blocks import Block
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError, CachingAllocator
+from tests.paths import RECORDINGS
 
-RECORDINGS = Path(__file__).parent.parent / "data" / "snapshots"
 RUNS: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "users.json").read_text(encoding="utf-8"))
 LOST_THEIR_BEGINNING = {"small-ring-3000"}
 # recordings of other ways to train, whose segments came from cudaMalloc

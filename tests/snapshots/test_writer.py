@@ -1,17 +1,17 @@
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.cuda import _memory_viz
 
-from ligerprof.snapshots.allocator import CachingAllocator
-from ligerprof.snapshots.allocator_settings import AllocatorSettings, parse_allocator_settings
-from ligerprof.snapshots.plain import load_plain_data
+from ligerprof.snapshots.pickles.plain import load_plain_data
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.writer import EventContext, TraceEvent, build_snapshot
+from ligerprof.torch_memory.allocator.caching import CachingAllocator
+from ligerprof.torch_memory.allocator.settings import AllocatorSettings, parse_allocator_settings
+from tests.paths import RECORDINGS
 
-RECORDING = Path(__file__).parent.parent / "data" / "snapshots" / "hf-ckpt-4x1024.pickle.xz"
+RECORDING = RECORDINGS / "hf-ckpt-4x1024.pickle.xz"
 FRAME = {"name": "forward", "filename": "model.py", "line": 7}
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ligerprof.deepspeed_config import zero_settings
 from ligerprof.models import ParameterShape
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.deepspeed import zero_settings
+from ligerprof.recipe.training import TrainingRecipe
 
 # stage3.py, _constant_buffered_norm2: elements whose norm is taken at once, in fp64
 _NORM_ELEMENTS = 250_000_000

@@ -13,10 +13,10 @@ from ligerprof.analyzers.estimate.step import StepPeaks, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
-from ligerprof.snapshots.allocator_settings import parse_allocator_settings
-from ligerprof.snapshots.rules import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
 
 
 def estimate(recipe: TrainingRecipe) -> MemoryEstimate:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ligerprof.analyzers.estimate.tape import Operation, Tape, Tensor, Value, Weight
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 
 FP32_BYTES = 4

@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 
 

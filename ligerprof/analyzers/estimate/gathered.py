@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from ligerprof.analyzers.estimate.low_bit import is_in_layer
-from ligerprof.deepspeed_config import zero_settings
 from ligerprof.models import ParameterShape
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.deepspeed import zero_settings
+from ligerprof.recipe.training import TrainingRecipe
 
 
 class GatheredWhenNeeded:

@@ -7,10 +7,10 @@ from functools import lru_cache
 
 from ligerprof.analyzers.estimate.step import step_peaks
 from ligerprof.errors import UnknownModelError
-from ligerprof.kernels.flce.plan import aligned
+from ligerprof.kernels.linear_cross_entropy.plan import aligned
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
 # workspaces are tried in steps of so many tokens of logits: whole tiles of a product

@@ -10,8 +10,8 @@ from ligerprof.analyzers.estimate.context import FP32_BYTES, HALF_BYTES
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part
 from ligerprof.analyzers.estimate.placement import moment_count
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.deepspeed_config import Config, zero_settings
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.deepspeed import Config, zero_settings
+from ligerprof.recipe.training import TrainingRecipe
 
 # deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
 _MOST_IN_MEMORY = 1_000_000_000

@@ -7,7 +7,7 @@ from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES, Contex
 from ligerprof.analyzers.estimate.operations import add, linear, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value, Weight
 from ligerprof.errors import RecipeError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _ADAPTED = tuple(f".{target}.weight" for target in _TARGETS)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.roles import MemoryBreakdown, Role
-from ligerprof.snapshots.rules import SMALL_REQUEST_BYTES, SizeRules
+from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,7 @@ from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.operations import add, dropout, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.models import ModelSpec
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 
 # embedding_dense_backward sorts its indices above this many (aten/src/ATen/native/cuda/Embedding.cu)

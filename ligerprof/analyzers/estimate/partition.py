@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.deepspeed_config import zero_settings
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.deepspeed import zero_settings
+from ligerprof.recipe.training import TrainingRecipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,11 +14,11 @@ from ligerprof.analyzers.estimate.low_bit import (
 )
 from ligerprof.analyzers.estimate.meter import Slack
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.snapshots.allocator import CachingAllocator
-from ligerprof.snapshots.allocator_settings import parse_allocator_settings
-from ligerprof.snapshots.rules import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.allocator.caching import CachingAllocator
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
 
 Bytes = Mapping[Role, int]
 # states as large as the trainable weights; those of low_bit.py are smaller

@@ -6,7 +6,7 @@ from ligerprof.analyzers.estimate.context import DTYPE_BYTES, INDEX_BYTES
 from ligerprof.analyzers.estimate.lora import adapter_weights, is_adapted
 from ligerprof.analyzers.estimate.low_bit import is_in_layer, nf4_sizes
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 
 
 def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:

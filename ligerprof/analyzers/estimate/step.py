@@ -11,9 +11,9 @@ from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.estimate.zero import zero_placement
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
-from ligerprof.snapshots.allocator_settings import parse_allocator_settings
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 # torch keeps one cuBLAS workspace a thread: one for forward, one for autograd's backward thread
 CUBLAS_THREADS = 2

@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.placement import moment_count, state_sizes
 from ligerprof.analyzers.estimate.result import Term
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.estimate.zero import zero_copies
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
 

@@ -12,10 +12,10 @@ from ligerprof.analyzers.estimate.partition import Elements, count_elements
 from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
 from ligerprof.analyzers.estimate.places import explicit_layers
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.deepspeed_config import zero_settings
 from ligerprof.errors import NotBuiltError
 from ligerprof.models import ModelSpec, ParameterShape
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.deepspeed import zero_settings
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 
 AnyGathered = Gathered | GatheredWhenNeeded

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.errors import OutputError
 from ligerprof.reports.study import sections
 from ligerprof.reports.study.facts import (
@@ -23,8 +22,9 @@ from ligerprof.reports.study.facts import (
 )
 from ligerprof.reports.study.missing import Gap, find_gaps, gaps_in_words, not_measured
 from ligerprof.reports.study.text import BEYOND, OUT_OF_MEMORY
+from ligerprof.runs.study.cells import ABLATION_BATCH, EXPLAINED_BATCHES, SWEEP_BATCH, SWEEP_SEQ
 from ligerprof.runs.sweep.borders import Axis
-from ligerprof.runs.sweep.study import ABLATION_BATCH, EXPLAINED_BATCHES, SWEEP_BATCH, SWEEP_SEQ
+from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _document(facts: Facts, found: Sequence[Section], folder: Path) -> Iterator[
 
 
 def _write_figure(draw: Callable[[], "Figure | None"], path: Path) -> bool:
-    from ligerprof.reports.plots.style import write_figure
+    from ligerprof.reports.figures.style import write_figure
 
     figure = draw()
     if figure is None:
@@ -218,8 +218,8 @@ def _drawn(name: str, shows: str, kind: str, cells: Sequence[Cell]) -> tuple[str
     """A figure of a kind that `ligerprof plot` draws; None where the cells do not allow it."""
 
     def draw() -> "Figure | None":
-        from ligerprof.reports.plots.kinds import KINDS, PlotInput
-        from ligerprof.reports.plots.sources import Sources
+        from ligerprof.reports.figures.kinds import KINDS, PlotInput
+        from ligerprof.reports.figures.sources import Sources
 
         drawn = next(KINDS[kind].draw(PlotInput(sources=Sources(cells=tuple(cells)))), None)
         return None if drawn is None else drawn.figure

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ligerprof.analyzers.cells import Cell, CellStatus, read_cells, read_rows
 from ligerprof.errors import ResultFormatError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.study.cells import LIGER, OURS, SINGLE_KERNELS, SWEEP_BATCH, SWEEP_SEQ
 from ligerprof.runs.sweep.borders import Axis, edges
-from ligerprof.runs.sweep.study import LIGER, OURS, SINGLE_KERNELS, SWEEP_BATCH, SWEEP_SEQ
+from ligerprof.runs.sweep.cells import Cell, CellStatus, read_cells, read_rows
 
 STUDY_MODEL, PAPER_MODEL = "llama3.2-1b", "llama3-8b"
 _PACKAGES = {LIGER: "liger-kernel"}

@@ -4,15 +4,15 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.cells import Cell
-from ligerprof.analyzers.flags import size_text
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.flags import size_text
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.study.facts import NONE, Facts, column_of, largest_and_smallest
 from ligerprof.reports.study.text import table
+from ligerprof.runs.study.cells import MEMORY_LIMIT_BYTES, PARTS, PROVIDERS, Part, adapt
 from ligerprof.runs.sweep.borders import UNITS
+from ligerprof.runs.sweep.cells import Cell
 from ligerprof.runs.sweep.grid import cell_key, expand
 from ligerprof.runs.sweep.runner import is_beyond
-from ligerprof.runs.sweep.study import MEMORY_LIMIT_BYTES, PARTS, PROVIDERS, Part, adapt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.reports.closed_form import estimated_peak_bytes
 from ligerprof.reports.study.facts import (
     ALL,
@@ -22,8 +21,7 @@ from ligerprof.reports.study.facts import (
 )
 from ligerprof.reports.study.text import BEYOND, gib, peak, peak_and_reserved, percent, speed, table
 from ligerprof.roles import Role
-from ligerprof.runs.sweep.borders import Axis, edges
-from ligerprof.runs.sweep.study import (
+from ligerprof.runs.study.cells import (
     ABLATION_BATCH,
     BATCHES,
     EXPLAINED_BATCHES,
@@ -32,6 +30,8 @@ from ligerprof.runs.sweep.study import (
     SWEEP_BATCH,
     SWEEP_SEQ,
 )
+from ligerprof.runs.sweep.borders import Axis, edges
+from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.units import format_bytes, format_mib
 
 # roles below this share of every peak in the table are left out of it

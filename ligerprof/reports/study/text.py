@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from ligerprof.analyzers.cells import Cell, CellStatus
+from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.units import GIB
 
 OUT_OF_MEMORY = "OOM"

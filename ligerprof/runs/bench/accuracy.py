@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ligerprof.kernels.flce.plan import ChunkPlan, plan_chunks
+from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
 from ligerprof.runs.bench.calls import BoundCall, CallTensors, describe_failure, make_tensors, wrap_tensors
 from ligerprof.runs.bench.operations import DTYPES, Maker, Operation, Tensors
 from ligerprof.runs.bench.providers import Provided

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ligerprof.errors import KernelUnavailableError, LigerprofError
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.patching import load_entry, require_available
+from ligerprof.kernels.patching.apply import load_entry, require_available
 from ligerprof.kernels.registry import find_kernel, load_registry
 from ligerprof.runs.bench.operations import Kernel
 from ligerprof.units import parse_bytes

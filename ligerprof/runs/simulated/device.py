@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.snapshots.allocator import CachingAllocator
-from ligerprof.snapshots.allocator_settings import AllocatorSettings
-from ligerprof.snapshots.blocks import Block
 from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot
+from ligerprof.torch_memory.allocator.blocks import Block
+from ligerprof.torch_memory.allocator.caching import CachingAllocator
+from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 
 # the engine's caller: what stands below it in a backward stack belongs to another thread on a GPU
 _ENGINE_FRAME = "_engine_run_backward"

@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.errors import NotBuiltError, RecipeError
-from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.recipe.training import TrainingRecipe, require_built
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
@@ -20,8 +20,8 @@ from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simula
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.training import Trainer, built_model, make_batch, make_optimizer, train_step
 from ligerprof.runs.versions import package_versions
-from ligerprof.snapshots.allocator import AllocatorFullError
-from ligerprof.snapshots.allocator_settings import parse_allocator_settings
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 # fake tensors of the CPU stand for those of a GPU
 _STAND_IN = torch.device("cpu")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ligerprof.roles import STEP_PHASES, Phase
+from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.device import SimulatedDevice
-from ligerprof.runs.stamping import Stamper
-from ligerprof.snapshots.allocator import AllocatorFullError
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 
 
 @dataclass(slots=True)

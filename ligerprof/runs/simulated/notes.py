@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 
 _KERNEL_TITLES = {
     "cudnn": "cuDNN's",

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.runs.simulated.device import SimulatedDevice
 from ligerprof.runs.simulated.internals import INTERNALS, Call
-from ligerprof.snapshots.blocks import Block
+from ligerprof.torch_memory.allocator.blocks import Block
 
 aten = torch.ops.aten
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ligerprof.analyzers.budget import find_limit
-from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.fit import SEQ_STEP
+from ligerprof.analyzers.search.budget import find_limit
+from ligerprof.analyzers.search.fit import SEQ_STEP
 from ligerprof.errors import LigerprofError, RecipeError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.runner import Runner
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.cells import RESULTS_NAME, Cell, read_cells, read_rows
 from ligerprof.errors import ResultFormatError, RunDirectoryError
+from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, read_cells, read_rows
 
 GRIDS, RUNS, LOCK = "sweep.json", "runs", "sweep.lock"
 _SCHEMA = 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import LigerprofError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
 # neighbours in time: what is compared with each other runs one after the other, at each size

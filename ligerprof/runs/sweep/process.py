@@ -12,9 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.cells import CellStatus
-from ligerprof.analyzers.flags import recipe_flags
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.flags import recipe_flags
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.sweep.cells import CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder, disk_errors_told
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.guard import GRACE_SECONDS

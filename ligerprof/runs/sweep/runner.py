@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ligerprof.analyzers.cells import Cell, CellStatus, cell_from_json
 from ligerprof.errors import LigerprofError
-from ligerprof.recipe import TrainingRecipe
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.sweep.cells import Cell, CellStatus, cell_from_json
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import cell_key, line_of
 from ligerprof.runs.sweep.process import CellProcess, CellSettings

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ligerprof.analyzers.cells import Cell, CellStatus
 from ligerprof.errors import RecipeError
-from ligerprof.recipe import TrainingRecipe, require_built
+from ligerprof.recipe.training import TrainingRecipe, require_built
 from ligerprof.runs.sweep.borders import Axis, Border, find_borders
+from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, Refusal, expand
 from ligerprof.runs.sweep.runner import Runner, RunnerSettings, Watcher

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-RECORDING = Path(__file__).parents[2] / "data" / "traces" / "llama3.2-1b-step.pt.trace.json.xz"
+from tests.paths import DATA
+
+RECORDING = DATA / "traces" / "llama3.2-1b-step.pt.trace.json.xz"
 PROCESS, MAIN, BACKWARD = 1, 10, 11
 
 Entry = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Give every block of a recording its role, module, phase and layer."""

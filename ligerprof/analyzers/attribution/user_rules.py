@@ -1,0 +1,106 @@
+"""Read a user's own rules, which give blocks a role before the built-in ones are asked."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ligerprof.analyzers.attribution.rules import Facts
+from ligerprof.errors import RulesError
+from ligerprof.roles import Phase, Role
+
+_LARGEST_FILE_BYTES = 2**20
+_LONGEST_PATTERN = 500
+_MOST_RULES = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnRule:
+    """A role for blocks that meet every condition given.
+
+    Conditions are shell patterns (`*`, `?`, `[a-z]`) for the whole of a name: they take time in proportion to the
+    text, whatever is in a file, which regular expressions do not.
+
+    Attributes:
+        module: for the dotted name of the module.
+        frame: for any Python call behind the allocation, as `path/file.py:function`.
+        node: for the autograd node that ran.
+        phase: in which it was asked for.
+    """
+
+    role: Role
+    module: str = ""
+    frame: str = ""
+    node: str = ""
+    phase: Phase | None = None
+
+    def matches(self, facts: Facts) -> bool:
+        """Whether all conditions hold."""
+        return (
+            (self.phase is None or facts.phase is self.phase)
+            and (not self.module or fnmatchcase(facts.module, self.module))
+            and (not self.node or fnmatchcase(facts.node, self.node))
+            and (not self.frame or any(fnmatchcase(call, self.frame) for call in facts.stack.split("\n")))
+        )
+
+
+_KEYS = tuple(each.name for each in fields(OwnRule))
+
+
+def read_rules(path: str | Path) -> tuple[OwnRule, ...]:
+    """Read a file of rules: TOML, or JSON where its name ends so.
+
+    Raises:
+        RulesError: it cannot be read, or holds anything but rules; says which.
+    """
+    file = Path(path)
+    try:
+        if file.stat().st_size > _LARGEST_FILE_BYTES:
+            raise RulesError(f"{file}: larger than any file of rules.")
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RulesError(f"{file}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise RulesError(f"{file}: not text in UTF-8.") from None
+    rules = _parse(file, text).get("rule")
+    if not isinstance(rules, list) or not 0 < len(rules) <= _MOST_RULES:
+        raise RulesError(f"{file}: no list `rule` of 1 to {_MOST_RULES} rules in it. See docs/explain.md.")
+    return tuple(_rule(entry, f"{file}: rule {number}") for number, entry in enumerate(rules, 1))
+
+
+def _parse(file: Path, text: str) -> Mapping[str, Any]:
+    try:
+        if file.suffix == ".json":
+            values = json.loads(text)
+        else:
+            # in Python from 3.11 on
+            import tomllib
+
+            values = tomllib.loads(text)
+    except ImportError:
+        raise RulesError(f"{file}: TOML needs Python 3.11 or later. Write the rules as JSON.") from None
+    except (ValueError, RecursionError) as error:
+        message = " ".join(str(error).split())
+        raise RulesError(f"{file}: not the TOML or JSON it should be ({message[:120]}).") from None
+    return values if isinstance(values, dict) else {}
+
+
+def _rule(entry: Any, where: str) -> OwnRule:
+    if not isinstance(entry, dict) or not {"role"} < entry.keys() <= set(_KEYS):
+        raise RulesError(f"{where} needs `role` and at least one of {', '.join(_KEYS[1:])}, and nothing else.")
+    for key, value in entry.items():
+        if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_PATTERN:
+            raise RulesError(f"{where}: `{key}` is no text of 1 to {_LONGEST_PATTERN} characters.")
+    words = {key: value for key, value in entry.items() if key not in ("role", "phase")}
+    phase = _word(Phase, entry["phase"], where) if "phase" in entry else None
+    return OwnRule(role=_word(Role, entry["role"], where), phase=phase, **words)
+
+
+def _word(kind: Any, word: str, where: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        known = ", ".join(each.value for each in kind)
+        raise RulesError(f"{where}: {word!r:.60} is none of {known}.") from None

@@ -1,0 +1,1 @@
+"""Answer what the memory of a recording belongs to."""

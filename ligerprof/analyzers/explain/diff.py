@@ -1,0 +1,218 @@
+"""Decide what grew and what shrank between two peaks: role by role, and block group by block group."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
+from ligerprof.roles import STEP_PHASES, Role
+
+# `modeling_llama.py:1214 forward`: the line moves from version to version
+_LINE = re.compile(r":\d+ ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where in training a block belongs, whoever asked for it.
+
+    Attributes:
+        module: dotted name with the layer's index, "" where unknown.
+        layer: index of the decoder layer, None outside of layers.
+    """
+
+    role: Role
+    module: str
+    layer: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupChange:
+    """Groups of blocks at two peaks that are the same part of training.
+
+    Attributes:
+        frames_before: who asked, the largest first; empty where nothing was there.
+        frames_after: the same of the second peak.
+    """
+
+    place: Place
+    before_bytes: int
+    after_bytes: int
+    before_count: int
+    after_count: int
+    frames_before: tuple[str, ...]
+    frames_after: tuple[str, ...]
+
+    @property
+    def difference_bytes(self) -> int:
+        """By how much it grew."""
+        return self.after_bytes - self.before_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `blocks`."""
+        return {
+            "role": self.place.role.value,
+            "module": self.place.module,
+            "layer": self.place.layer,
+            "before_bytes": self.before_bytes,
+            "after_bytes": self.after_bytes,
+            "difference_bytes": self.difference_bytes,
+            "before_count": self.before_count,
+            "after_count": self.after_count,
+            "frames_before": list(self.frames_before),
+            "frames_after": list(self.frames_after),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakDiff:
+    """Two peaks and what lies between them.
+
+    Attributes:
+        groups: the largest change first, unchanged ones too; with the change of
+            allocator_rounding they add up to the difference of the peaks.
+        notes: what a reader should know, one sentence each.
+    """
+
+    before: PeakReport
+    after: PeakReport
+    groups: tuple[GroupChange, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def difference_bytes(self) -> int:
+        """By how much the peak grew."""
+        return self.after.peak_bytes - self.before.peak_bytes
+
+    def role_difference_bytes(self, role: Role) -> int:
+        """By how much a role grew; all roles add up to the difference of the peaks."""
+        return self.after.roles[role] - self.before.roles[role]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `ligerprof diff --json`."""
+        return {
+            "schema": 1,
+            "kind": "diff",
+            "before": _peak_json(self.before),
+            "after": _peak_json(self.after),
+            "difference_bytes": self.difference_bytes,
+            "reserved_difference_bytes": self.after.reserved_bytes - self.before.reserved_bytes,
+            "roles": {role.value: _change_json(self.before.roles[role], self.after.roles[role]) for role in Role},
+            "phases": {
+                phase.value: _change_json(self.before.phases[phase], self.after.phases[phase])
+                for phase in STEP_PHASES
+                if phase in self.before.phases and phase in self.after.phases
+            },
+            "blocks": [group.to_json() for group in self.groups],
+            "notes": list(self.notes),
+        }
+
+
+def diff_peaks(before: PeakReport, after: PeakReport) -> PeakDiff:
+    """Match the block groups of two peaks and subtract them.
+
+    Groups are the same where role, module and layer are: a swapped class keeps its place in the
+    model. Within a place they are told apart by the file and function that asked, then by the
+    function alone, lines left out; what is left under a module's name on both sides is one part
+    that was replaced. Where one of the two has no module names, layers and functions decide.
+    """
+    with_modules = all(any(block.module for block in report.blocks) for report in (before, after))
+    pairs = [_by_place(report.blocks, with_modules=with_modules) for report in (before, after)]
+    groups: list[GroupChange] = []
+    for place in dict.fromkeys([*pairs[0], *pairs[1]]):
+        matched = _match(pairs[0].get(place, []), pairs[1].get(place, []), one_part=_is_one_part(place))
+        groups.extend(_change(place, mine, theirs) for mine, theirs in matched)
+    # sorted is stable: what did not change stands by size
+    groups.sort(key=lambda group: -max(group.before_bytes, group.after_bytes))
+    groups.sort(key=lambda group: -abs(group.difference_bytes))
+    return PeakDiff(
+        before=before, after=after, groups=tuple(groups), notes=tuple(_notes(before, after, with_modules=with_modules))
+    )
+
+
+def _by_place(blocks: Iterable[BlockGroup], *, with_modules: bool) -> dict[Place, list[BlockGroup]]:
+    places: dict[Place, list[BlockGroup]] = defaultdict(list)
+    for block in blocks:
+        module = block.module if with_modules else ""
+        places[Place(role=block.role, module=module, layer=block.layer)].append(block)
+    return places
+
+
+Matched = tuple[list[BlockGroup], list[BlockGroup]]
+
+
+def _is_one_part(place: Place) -> bool:
+    """Whether what is in a place is the same part, whoever asked: a module's, or a library's own workspace."""
+    return bool(place.module) or place.role is Role.LIBRARY_WORKSPACE
+
+
+def _match(before: Sequence[BlockGroup], after: Sequence[BlockGroup], *, one_part: bool) -> Iterator[Matched]:
+    """Pair the groups of one place; each is in exactly one pair, which may have one side alone."""
+    left, right = list(before), list(after)
+    for same in (_file_and_function, _function):
+        shared = {same(block) for block in left} & {same(block) for block in right}
+        for key in sorted(shared):
+            yield [block for block in left if same(block) == key], [block for block in right if same(block) == key]
+        left = [block for block in left if same(block) not in shared]
+        right = [block for block in right if same(block) not in shared]
+    if one_part and left and right:
+        yield left, right
+        return
+    yield from (([block], []) for block in left)
+    yield from (([], [block]) for block in right)
+
+
+def _file_and_function(block: BlockGroup) -> str:
+    return _LINE.sub(" ", block.frame)
+
+
+def _function(block: BlockGroup) -> str:
+    return block.frame.rpartition(" ")[2]
+
+
+def _change(place: Place, before: Sequence[BlockGroup], after: Sequence[BlockGroup]) -> GroupChange:
+    return GroupChange(
+        place=place,
+        before_bytes=_total(before, lambda block: block.size_bytes),
+        after_bytes=_total(after, lambda block: block.size_bytes),
+        before_count=_total(before, lambda block: block.count),
+        after_count=_total(after, lambda block: block.count),
+        frames_before=_frames(before),
+        frames_after=_frames(after),
+    )
+
+
+def _total(blocks: Sequence[BlockGroup], figure: Callable[[BlockGroup], int]) -> int:
+    return sum(figure(block) for block in blocks)
+
+
+def _frames(blocks: Sequence[BlockGroup]) -> tuple[str, ...]:
+    largest_first = sorted(blocks, key=lambda block: -block.size_bytes)
+    return tuple(dict.fromkeys(block.frame for block in largest_first if block.frame))
+
+
+def _notes(before: PeakReport, after: PeakReport, *, with_modules: bool) -> Iterator[str]:
+    for name, report in (("first", before), ("second", after)):
+        yield from (f"{name} snapshot: {note}" for note in report.notes)
+    named = any(block.module for report in (before, after) for block in report.blocks)
+    if named and not with_modules:
+        yield "only one of the two names modules: blocks are matched by role, layer and function"
+
+
+def _peak_json(report: PeakReport) -> dict[str, Any]:
+    return {
+        "device": report.device,
+        "peak_bytes": report.peak_bytes,
+        "reserved_bytes": report.reserved_bytes,
+        "complete": report.complete,
+        "peak_phase": report.peak_phase.value if report.peak_phase else None,
+    }
+
+
+def _change_json(before_bytes: int, after_bytes: int) -> dict[str, int]:
+    return {
+        "before_bytes": before_bytes,
+        "after_bytes": after_bytes,
+        "difference_bytes": after_bytes - before_bytes,
+    }

@@ -1,0 +1,247 @@
+"""Follow the roles over a whole recording: bytes by role, who held the most and what ran, at a few thousand moments."""
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ligerprof.analyzers.attribution.blocks import find_roles
+from ligerprof.analyzers.attribution.call_sites import Requests
+from ligerprof.analyzers.attribution.features import FactFinder
+from ligerprof.analyzers.attribution.layers import layers_in_passes
+from ligerprof.analyzers.attribution.phases import Timeline, make_timeline
+from ligerprof.analyzers.attribution.user_rules import OwnRule
+from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.pickles.plain import collector_off
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.replay import Replay, replay
+from ligerprof.snapshots.trace import Int64s
+
+# twice the pixels of a wide screen, and every single event around the peak
+_STRETCHES = 2500
+_EVENTS_AROUND_PEAK = 400
+_MOST_HOLDERS = 2000
+_NAMED_HOLDERS = 3
+_LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+_OTHERS = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Blocks that share a role, a module and a frame; layers count as one module, `layers.*`.
+
+    Attributes:
+        module: "" where unknown.
+        frame: who asked, or "".
+    """
+
+    role: Role
+    module: str
+    frame: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """Who holds the most of a role from a column on, up to the role's next one.
+
+    Attributes:
+        largest: up to three of (index of the holder, bytes, blocks), the largest first.
+    """
+
+    column: int
+    role: Role
+    largest: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """What ran at a moment.
+
+    Attributes:
+        step: as our stamps count, 0 where they do not.
+        module: "" where unknown.
+        node: autograd node, or "".
+    """
+
+    step: int
+    phase: Phase | None
+    module: str
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleTimeline:
+    """A recording in columns: stretches of events, each shown by its highest moment, so that no peak is lost.
+
+    Attributes:
+        starts: the first moment of each column.
+        moments: the moment that each column shows.
+        last_moment: where the last column ends.
+        roles: bytes at those moments, roles that never hold any left out; they add up to `allocated_bytes`.
+        moved_bytes: what had been allocated and freed, added up, when each column starts; one more for the end.
+        peak_column: the column of the peak.
+        running: what ran in each column.
+    """
+
+    device: int
+    starts: Int64s
+    moments: Int64s
+    last_moment: int
+    allocated_bytes: Int64s
+    reserved_bytes: Int64s
+    roles: Mapping[Role, Int64s]
+    moved_bytes: Int64s
+    peak_column: int
+    holders: tuple[Holder, ...]
+    holdings: tuple[Holding, ...]
+    running: tuple[Running, ...]
+
+
+def role_timeline(snapshot: Snapshot, device: int, *, rules: Sequence[OwnRule] = ()) -> RoleTimeline:
+    """Attribute every block that is alive at one of the moments shown; at the peak as `explain` does.
+
+    Args:
+        rules: asked for a block's role before the built-in ones.
+
+    Raises:
+        SnapshotFormatError: events that cannot be replayed.
+    """
+    with collector_off():
+        replayed = replay(snapshot, device)
+        requests = Requests(replayed)
+        phases = make_timeline(replayed, requests, snapshot.annotations)
+        starts, moments = _columns(replayed)
+        spans = _Spans(replayed, moments)
+        found = find_roles(_finder(replayed, requests, phases, spans.blocks), spans.blocks, rules)
+        kinds = [requests.of(block) for block in spans.blocks.tolist()]
+        named = [
+            Holder(role, _LAYER_NUMBER.sub(".*", kind.module), kind.shown)
+            for role, kind in zip(found, kinds, strict=True)
+        ]
+        holders, holder_of = _number(named, replayed.requested_bytes[spans.blocks])
+        return RoleTimeline(
+            device=device,
+            starts=starts,
+            moments=moments,
+            last_moment=replayed.last_moment,
+            allocated_bytes=replayed.allocated_bytes[moments],
+            reserved_bytes=replayed.reserved_bytes[moments],
+            roles=_bytes_by_role(replayed, moments, spans, found),
+            moved_bytes=_moved_bytes(replayed.allocated_bytes, starts),
+            peak_column=int(np.searchsorted(starts, replayed.peak_moment(), "right")) - 1,
+            holders=holders,
+            holdings=tuple(_holdings(spans, holders, holder_of)),
+            running=tuple(_running(replayed, phases, moment) for moment in moments.tolist()),
+        )
+
+
+def _columns(replayed: Replay) -> tuple[Int64s, Int64s]:
+    """The first moment of each stretch and its highest one."""
+    count = replayed.last_moment + 1
+    peak = replayed.peak_moment()
+    near = np.arange(max(0, peak - _EVENTS_AROUND_PEAK), min(count, peak + _EVENTS_AROUND_PEAK + 1))
+    even = np.linspace(0, count, min(count, _STRETCHES), endpoint=False).astype(np.int64)
+    starts = np.unique(np.concatenate([even, near]).astype(np.int64))
+    allocated = replayed.allocated_bytes
+    highest = [start + int(np.argmax(allocated[start:stop])) for start, stop in pairwise([*starts.tolist(), count])]
+    return starts, np.array(highest, dtype=np.int64)
+
+
+class _Spans:
+    """The blocks that are alive in any column, and the columns that they are alive in: `first` up to `end`."""
+
+    def __init__(self, replayed: Replay, moments: Int64s) -> None:
+        first = np.searchsorted(moments, replayed.allocated_by, "right")
+        freed = np.searchsorted(moments, replayed.freed_by, "right")
+        end = np.where(replayed.freed_by < 0, len(moments), freed)
+        self.blocks: Int64s = np.flatnonzero(first < end).astype(np.int64)
+        self.first: Int64s = first[self.blocks].astype(np.int64)
+        self.end: Int64s = end[self.blocks].astype(np.int64)
+        self.sizes: Int64s = replayed.requested_bytes[self.blocks]
+        self.columns = len(moments)
+
+
+def _finder(replayed: Replay, requests: Requests, phases: Timeline, blocks: Int64s) -> FactFinder:
+    """Knows the blocks as at the peak: there their roles are the ones that `explain` prints."""
+    peak = replayed.peak_moment()
+    return FactFinder(
+        replayed,
+        requests,
+        phases,
+        layers=layers_in_passes(replayed, requests, phases, blocks),
+        live=replayed.live_at(peak),
+        peak_bytes=int(replayed.allocated_bytes[peak]),
+    )
+
+
+def _bytes_by_role(replayed: Replay, moments: Int64s, spans: _Spans, found: Sequence[Role]) -> dict[Role, Int64s]:
+    order = list(Role)
+    codes = np.array([order.index(role) for role in found], dtype=np.int64)
+    changes = np.zeros((len(order), spans.columns + 1), dtype=np.int64)
+    np.add.at(changes, (codes, spans.first), spans.sizes)
+    np.subtract.at(changes, (codes, spans.end), spans.sizes)
+    held = np.cumsum(changes, axis=1)[:, :-1]
+    held[order.index(Role.ALLOCATOR_ROUNDING)] = replayed.allocated_bytes[moments] - held.sum(axis=0)
+    return {role: row for role, row in zip(order, held, strict=True) if row.any()}
+
+
+def _moved_bytes(allocated_bytes: Int64s, starts: Int64s) -> Int64s:
+    moved = np.append(0, np.cumsum(np.abs(np.diff(allocated_bytes))))
+    return np.append(moved[starts], moved[-1]).astype(np.int64)
+
+
+def _number(named: Sequence[Holder], sizes: Int64s) -> tuple[tuple[Holder, ...], list[int]]:
+    """Number the holders; of very many, the small ones become one a role."""
+    totals: Counter[Holder] = Counter()
+    for holder, size in zip(named, sizes.tolist(), strict=True):
+        totals[holder] += size
+    kept = {holder for holder, _ in totals.most_common(_MOST_HOLDERS)}
+    numbers: dict[Holder, int] = {}
+    of_block = [
+        numbers.setdefault(holder if holder in kept else Holder(holder.role, "", _OTHERS), len(numbers))
+        for holder in named
+    ]
+    return tuple(numbers), of_block
+
+
+def _holdings(spans: _Spans, holders: Sequence[Holder], holder_of: Sequence[int]) -> Iterator[Holding]:
+    """Walk the columns and tell wherever the largest holders of a role change."""
+    changes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    columns = zip(spans.first.tolist(), spans.end.tolist(), spans.sizes.tolist(), holder_of, strict=True)
+    for first, end, size, holder in columns:
+        changes[first].append((holder, size, 1))
+        changes[end].append((holder, -size, -1))
+    held: dict[Role, dict[int, tuple[int, int]]] = defaultdict(dict)
+    told: dict[Role, tuple[tuple[int, int, int], ...]] = {}
+    for column in sorted(changes.keys() - {spans.columns}):
+        for holder, size, count in changes[column]:
+            of_role = held[holders[holder].role]
+            before = of_role.pop(holder, (0, 0))
+            if before[1] + count:
+                of_role[holder] = (before[0] + size, before[1] + count)
+        for role in {holders[holder].role for holder, _, _ in changes[column]}:
+            largest = _largest(held[role])
+            if largest != told.get(role):
+                told[role] = largest
+                yield Holding(column=column, role=role, largest=largest)
+
+
+def _largest(held: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+    found = heapq.nlargest(_NAMED_HOLDERS, held.items(), key=lambda item: (item[1][0], -item[0]))
+    return tuple((holder, size, count) for holder, (size, count) in found)
+
+
+def _running(replayed: Replay, phases: Timeline, moment: int) -> Running:
+    """What the event that led to a moment was part of."""
+    event = moment - 1
+    stamp = replayed.stamp_of(event)
+    return Running(
+        step=int(phases.steps[event]) if event >= 0 else 0,
+        phase=phases.phase_at(event),
+        module=stamp.module if stamp else "",
+        node=stamp.node if stamp else "",
+    )

@@ -1,0 +1,1 @@
+"""Search for recipes that fit a memory limit."""

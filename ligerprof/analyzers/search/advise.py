@@ -1,0 +1,230 @@
+"""Which changes bring a recipe below a limit: the ladder climbed rung by rung, each priced, until it fits."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.search.budget import Judge, Limit, Verdict, needed_bytes
+from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER, Change
+from ligerprof.errors import LigerprofError
+from ligerprof.recipe.flags import recipe_flags
+from ligerprof.recipe.training import TrainingRecipe
+
+# applied: part of the plan; spare: would save, and is not needed; useless: saves nothing here;
+# inapplicable: nothing to change here; unpriced: no closed form says what it saves
+State = Literal["applied", "spare", "useless", "inapplicable", "unpriced"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One rung of the ladder, tried on what the applied rungs before it left.
+
+    Attributes:
+        saved_bytes: what the closed form says it saves there; of a spare one, what it would save on
+            top of the plan; None where it is inapplicable or unpriced.
+        needed_bytes: what the closed form says is needed with it; None as above.
+        reason: why it is useless, inapplicable or unpriced; else None.
+    """
+
+    change: Change
+    state: State
+    saved_bytes: int | None = None
+    needed_bytes: int | None = None
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `steps` in the JSON."""
+        return {
+            "name": self.change.name,
+            "state": self.state,
+            "saved_bytes": self.saved_bytes,
+            "needed_bytes": self.needed_bytes,
+            "cost": self.change.cost,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """A plan that brings a recipe below a limit, or how close the ladder comes.
+
+    Attributes:
+        recipe: what was asked about.
+        needed_bytes: what it needs in closed form: the higher peak of its first and steady step.
+        verdict: whether it fits as it is.
+        steps: every rung in the order they were tried: the ladder's, but one that was of use only later stands there.
+        plan: the recipe with the applied rungs.
+        plan_needed_bytes: what the plan needs; with the bytes that applied rungs save it adds up to `needed_bytes`.
+        plan_verdict: whether the plan fits.
+        host_bytes: main memory that the plan takes for each GPU with offload, else 0.
+    """
+
+    recipe: TrainingRecipe
+    limit: Limit
+    needed_bytes: int
+    verdict: Verdict
+    steps: tuple[Step, ...]
+    plan: TrainingRecipe
+    plan_needed_bytes: int
+    plan_verdict: Verdict
+    host_bytes: int
+
+    @property
+    def applied(self) -> tuple[Step, ...]:
+        """The rungs that are part of the plan."""
+        return tuple(step for step in self.steps if step.state == "applied")
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `ligerprof advise --json`, less the command to run next."""
+        return {
+            "schema": 1,
+            "kind": "advise",
+            "limit_bytes": self.limit.size_bytes,
+            "limit_source": self.limit.source,
+            "needed_bytes": self.needed_bytes,
+            "verdict": self.verdict.to_json(),
+            "steps": [step.to_json() for step in self.steps],
+            "fits": self.plan_verdict.fits,
+            "plan": {
+                "needed_bytes": self.plan_needed_bytes,
+                "verdict": self.plan_verdict.to_json(),
+                "host_bytes": self.host_bytes,
+                "flags": list(recipe_flags(self.plan)),
+                "recipe": self.plan.to_json(),
+            },
+        }
+
+
+def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:
+    """Climb the ladder until the recipe fits the judge's limit.
+
+    Raises:
+        NotBuiltError: the recipe itself has no closed form.
+        UnknownModelError: nor has its architecture.
+    """
+    climb = _cheapest(_Climb(recipe, judge, {change.name for change in LADDER}))
+    return Advice(
+        recipe=recipe,
+        limit=judge.limit,
+        needed_bytes=needed_bytes(recipe),
+        verdict=judge.verdict(recipe),
+        steps=(*map(climb.final, climb.steps), climb.expansion()),
+        plan=climb.plan,
+        plan_needed_bytes=climb.needed_bytes,
+        plan_verdict=climb.verdict,
+        host_bytes=estimate(climb.plan).host_bytes,
+    )
+
+
+def _cheapest(climb: "_Climb") -> "_Climb":
+    """Climb again without the rungs that a later one made superfluous, the costliest first."""
+    applied = [step.change for step in climb.steps if step.state == "applied"]
+    for change in reversed([change for change in applied[:-1] if not change.free]):
+        if not climb.verdict.fits:
+            break
+        names = {step.change.name for step in climb.steps if step.state == "applied"}
+        fewer = _Climb(climb.recipe, climb.judge, names - {change.name})
+        climb = fewer if fewer.verdict.fits else climb
+    return climb
+
+
+class _Climb:
+    """One way up the ladder, on the rungs of the given names: the plan so far, what it needs, whether it fits."""
+
+    def __init__(self, recipe: TrainingRecipe, judge: Judge, names: set[str]) -> None:
+        self.recipe, self.judge = recipe, judge
+        self.needed_bytes = needed_bytes(recipe)
+        self.plan, self.verdict = self._settle(recipe)
+        self.steps: list[Step] = []
+        for change in LADDER:
+            self.steps.append(self._take(change) if change.name in names else _spare(change))
+            self._retry()
+        self._unexpanded_bytes = self.needed_bytes
+        self.needed_bytes = needed_bytes(self.plan)
+
+    def final(self, step: Step) -> Step:
+        """Price a rung that is not part of the plan on top of it."""
+        if step.state not in ("spare", "useless"):
+            return step
+        outcome = _variants(step.change, self.plan)
+        return outcome if isinstance(outcome, Step) else self._priced(step.change, outcome[0][1], "spare")
+
+    def expansion(self) -> Step:
+        """The rung of expandable segments: it saves no allocated bytes, only what the allocator strands."""
+        if self.plan.alloc_conf != self.recipe.alloc_conf:
+            return Step(
+                change=EXPANDABLE_SEGMENTS,
+                state="applied",
+                saved_bytes=self._unexpanded_bytes - self.needed_bytes,
+                needed_bytes=self.needed_bytes,
+            )
+        if self.verdict.checked == "closed form":
+            reason = "fragmentation shows in simulated steps alone"
+            return Step(change=EXPANDABLE_SEGMENTS, state="unpriced", reason=reason)
+        reason = "fragmentation is not the trouble" if self.verdict.fits else "they do not make it fit"
+        return Step(change=EXPANDABLE_SEGMENTS, state="useless", reason=reason)
+
+    def _retry(self) -> None:
+        """Take rungs that were of no use before: they may be now, and are cheaper than what is left of the ladder."""
+        last = self.steps[-1]
+        while last.state == "applied" and not self.verdict.fits:
+            for useless in [step for step in self.steps if step.state == "useless"]:
+                again = self._take(useless.change)
+                if again.state == "applied":
+                    self.steps.remove(useless)
+                    self.steps.append(again)
+            if self.steps[-1] is last:
+                return
+            last = self.steps[-1]
+
+    def _take(self, change: Change) -> Step:
+        if self.verdict.fits:
+            return _spare(change)
+        outcome = _variants(change, self.plan)
+        if isinstance(outcome, Step):
+            return outcome
+        plan, verdict, needed = _mildest((*self._settle(variant), needed) for variant, needed in outcome)
+        step = self._priced(change, needed, "applied")
+        if step.state == "applied":
+            self.plan, self.verdict, self.needed_bytes = plan, verdict, needed
+        return step
+
+    def _priced(self, change: Change, needed: int, state: State) -> Step:
+        saved_bytes = self.needed_bytes - needed
+        if saved_bytes > 0:
+            return Step(change=change, state=state, saved_bytes=saved_bytes, needed_bytes=needed)
+        reason = "it saves nothing here" if saved_bytes == 0 else "it takes more than it saves here"
+        return Step(change=change, state="useless", saved_bytes=saved_bytes, needed_bytes=needed, reason=reason)
+
+    def _settle(self, recipe: TrainingRecipe) -> tuple[TrainingRecipe, Verdict]:
+        """Judge a recipe; where only fragmentation keeps it from fitting, with expandable segments."""
+        verdict = self.judge.verdict(recipe)
+        outcome = EXPANDABLE_SEGMENTS.outcome(recipe)
+        if verdict.fits or isinstance(outcome, str) or not self.judge.by_closed_form(recipe).fits:
+            return recipe, verdict
+        expanded = self.judge.verdict(outcome[0])
+        return (outcome[0], expanded) if expanded.fits else (recipe, verdict)
+
+
+def _mildest(settled: Iterable[tuple[TrainingRecipe, Verdict, int]]) -> tuple[TrainingRecipe, Verdict, int]:
+    """The first that fits, else the last; none after it is judged."""
+    for item in settled:
+        if item[1].fits:
+            break
+    return item
+
+
+def _spare(change: Change) -> Step:
+    return Step(change=change, state="spare")
+
+
+def _variants(change: Change, recipe: TrainingRecipe) -> tuple[tuple[TrainingRecipe, int], ...] | Step:
+    """What a change can make of a recipe with the bytes that each needs; or the step that says why not."""
+    try:
+        outcome = change.outcome(recipe)
+        if isinstance(outcome, str):
+            return Step(change=change, state="inapplicable", reason=outcome)
+        return tuple((variant, needed_bytes(variant)) for variant in outcome)
+    except LigerprofError as error:
+        return Step(change=change, state="unpriced", reason=str(error))

@@ -1,0 +1,267 @@
+"""The largest batch and sequence that keep to a limit, the frontier between them, and what makes a wanted pair fit."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ligerprof.analyzers.search.advise import Advice, advise
+from ligerprof.analyzers.search.budget import ALLOWANCE, ALLOWANCE_BYTES, Judge, Limit, Verdict, needed_bytes
+from ligerprof.errors import NotBuiltError, UnknownModelError
+from ligerprof.recipe.flags import recipe_flags
+from ligerprof.recipe.training import TrainingRecipe
+
+# told in a few words what is searched next
+Progress = Callable[[str], None]
+Axis = Literal["batch", "seq"]
+
+# sequences grow in steps of this many tokens; a token more or less decides nothing
+SEQ_STEP = 64
+# the frontier: these multiples of the recipe's sequence
+_FRONTIER = (0.25, 0.5, 1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One pair of batch and sequence that fits, where the next larger one does not.
+
+    Attributes:
+        axis: which of the two was enlarged.
+        bounded_by: `memory`, or `positions` where the model has no more of them.
+    """
+
+    batch: int
+    seq: int
+    axis: Axis
+    verdict: Verdict
+    bounded_by: Literal["memory", "positions"]
+
+    def to_json(self) -> dict[str, Any]:
+        """A point in the JSON."""
+        return {
+            "batch": self.batch,
+            "seq": self.seq,
+            "tokens": self.batch * self.seq,
+            "bounded_by": self.bounded_by,
+            **self.verdict.to_json(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """What fits a limit.
+
+    Attributes:
+        recipe: what was asked about, with the wanted batch and sequence.
+        wanted: whether these fit.
+        batch: the largest batch at the wanted sequence; None where not even one sequence fits.
+        seq: the longest sequence at the wanted batch; None where not even the shortest fits.
+        frontier: the largest batch at several sequences, the shortest first.
+        settings: where the wanted pair does not fit, what makes it fit or comes closest.
+        settings_gap: why there are no settings although it does not fit, or None.
+    """
+
+    recipe: TrainingRecipe
+    limit: Limit
+    wanted: Verdict
+    batch: Point | None
+    seq: Point | None
+    frontier: tuple[Point, ...]
+    settings: Advice | None
+    settings_gap: str | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the answers were checked, one sentence each."""
+        verdicts = [self.wanted, *(point.verdict for point in (self.batch, self.seq, *self.frontier) if point)]
+        reasons = dict.fromkeys(f"not simulated: {item.reason}" for item in verdicts if item.reason)
+        guessed = any(item.checked == "closed form" for item in verdicts)
+        return (*reasons, *((ALLOWANCE,) if guessed else ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `ligerprof fit --json`."""
+        return {
+            "schema": 1,
+            "kind": "fit",
+            "limit_bytes": self.limit.size_bytes,
+            "limit_source": self.limit.source,
+            "allowance_bytes": ALLOWANCE_BYTES,
+            "wanted": {"batch": self.recipe.batch, "seq": self.recipe.seq, **self.wanted.to_json()},
+            "batch": self.batch.batch if self.batch else None,
+            "seq": self.seq.seq if self.seq else None,
+            "seq_step": SEQ_STEP,
+            "borders": {
+                "batch": self.batch.to_json() if self.batch else None,
+                "seq": self.seq.to_json() if self.seq else None,
+            },
+            "frontier": [point.to_json() for point in self.frontier],
+            "settings": _settings_json(self.settings),
+            "settings_gap": self.settings_gap,
+            "recipe": self.recipe.to_json(),
+            "notes": list(self.notes),
+        }
+
+
+def _settings_json(advice: Advice | None) -> dict[str, Any] | None:
+    if advice is None:
+        return None
+    return {
+        "changes": [step.change.name for step in advice.applied],
+        "flags": list(recipe_flags(advice.plan)),
+        **advice.plan_verdict.to_json(),
+    }
+
+
+def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
+    """Find what fits the judge's limit.
+
+    Every answer is one that the judge lets pass while the next larger one does not; where the judge
+    simulates, both were simulated.
+
+    Raises:
+        NotBuiltError: an option that has neither a closed form nor a simulation.
+    """
+    search = _Search(recipe, judge, progress)
+    progress(f"{recipe.batch} x {recipe.seq}: does it fit?")
+    wanted = judge.verdict(recipe)
+    batch = search.largest_batch(recipe.seq)
+    seq = search.longest_seq()
+    settings, gap = (None, None) if wanted.fits else _settings(recipe, judge, progress)
+    return Fit(
+        recipe=recipe,
+        limit=judge.limit,
+        wanted=wanted,
+        batch=batch,
+        seq=seq,
+        frontier=tuple(_frontier(search, recipe)),
+        settings=settings,
+        settings_gap=gap,
+    )
+
+
+def _settings(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> tuple[Advice | None, str | None]:
+    progress("looking for settings that fit")
+    try:
+        return advise(recipe, judge), None
+    except (NotBuiltError, UnknownModelError) as error:
+        return None, str(error)
+
+
+def _frontier(search: "_Search", recipe: TrainingRecipe) -> Iterator[Point]:
+    for factor in _FRONTIER:
+        seq = int(recipe.seq * factor)
+        if not SEQ_STEP <= seq <= search.most_positions and seq != recipe.seq:
+            continue
+        point = search.largest_batch(seq)
+        if point is None:
+            return
+        yield point
+
+
+class _Search:
+    """Looks for borders of one recipe under one judge, from where the closed form puts them."""
+
+    def __init__(self, recipe: TrainingRecipe, judge: Judge, progress: Progress) -> None:
+        self._recipe, self._judge, self._progress = recipe, judge, progress
+        # what the closed form may hold; less than the limit once a border has shown what stays reserved beyond it
+        self._aim_bytes = judge.limit.size_bytes
+        self._batches: dict[int, Point | None] = {}
+
+    @property
+    def most_positions(self) -> int:
+        """The longest sequence that is worth an answer."""
+        return max(self._recipe.spec.max_positions, self._recipe.seq)
+
+    def largest_batch(self, seq: int) -> Point | None:
+        """The largest batch at `seq` tokens, None where one sequence is too many."""
+        if seq not in self._batches:
+            self._progress(f"the largest batch at {seq} tokens")
+            base = dataclasses.replace(self._recipe, seq=seq)
+            size = self._largest(lambda batch: dataclasses.replace(base, batch=batch), self._recipe.batch, None)
+            self._batches[seq] = self._point(dataclasses.replace(base, batch=size), "batch") if size else None
+        return self._batches[seq]
+
+    def longest_seq(self) -> Point | None:
+        """The longest sequence at the recipe's batch on a grid that holds the recipe's own."""
+        self._progress(f"the longest sequence at batch {self._recipe.batch}")
+        wanted = self._recipe.seq
+        # the shortest sequence of the grid is the first count
+        offset = wanted - SEQ_STEP * -(-wanted // SEQ_STEP)
+
+        def at(count: int) -> TrainingRecipe:
+            return dataclasses.replace(self._recipe, seq=offset + SEQ_STEP * count)
+
+        most = (self.most_positions - offset) // SEQ_STEP
+        count = self._largest(at, (wanted - offset) // SEQ_STEP, most)
+        return self._point(at(count), "seq", at_most=count == most) if count else None
+
+    def _point(self, recipe: TrainingRecipe, axis: Axis, *, at_most: bool = False) -> Point:
+        return Point(
+            batch=recipe.batch,
+            seq=recipe.seq,
+            axis=axis,
+            verdict=self._judge.verdict(recipe),
+            bounded_by="positions" if at_most else "memory",
+        )
+
+    def _largest(self, at: Callable[[int], TrainingRecipe], wanted: int, most: int | None) -> int:
+        """The largest count that fits, 0 where none does: guessed in closed form, then checked by the judge."""
+        try:
+            guess = find_border(lambda count: needed_bytes(at(count)) <= self._aim_bytes, start=1, most=most)
+        except (NotBuiltError, UnknownModelError):
+            # what can be simulated alone is looked for from what was asked about
+            guess = wanted
+        count = find_border(lambda count: self._judge.verdict(at(count)).fits, start=max(guess, 1), most=most)
+        if count and self._judge.verdict(at(count)).checked == "simulated" and count != guess:
+            self._aim_at(at(count))
+        return count
+
+    def _aim_at(self, border: TrainingRecipe) -> None:
+        try:
+            self._aim_bytes = min(needed_bytes(border), self._judge.limit.size_bytes)
+        except (NotBuiltError, UnknownModelError):
+            return
+
+
+def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) -> int:
+    """The largest count that fits with one more that does not, looked for in doubling steps from `start`.
+
+    Args:
+        fits: asked about counts from 1 on; once it is False it should stay so for larger ones.
+        start: from 1; where to look first.
+        most: the largest count to ask about, None for no end.
+
+    Returns:
+        0 where not even 1 fits; `most` where all do.
+    """
+    start = start if most is None else min(start, most)
+    if fits(start):
+        low, high = _climb(fits, start, most)
+    else:
+        low, high = _descend(fits, start)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _climb(fits: Callable[[int], bool], low: int, most: int | None) -> tuple[int, int]:
+    """The last count that fitted and the first that did not, or one past the end."""
+    stride = 1
+    while low != most:
+        high = low + stride if most is None else min(low + stride, most)
+        if not fits(high):
+            return low, high
+        low, stride = high, 2 * stride
+    return low, low + 1
+
+
+def _descend(fits: Callable[[int], bool], high: int) -> tuple[int, int]:
+    """The first count below `high` that fits, 0 where none does, and the last that did not."""
+    stride = 1
+    while high > 1:
+        low = max(high - stride, 1)
+        if fits(low):
+            return low, high
+        high, stride = low, 2 * stride
+    return 0, 1

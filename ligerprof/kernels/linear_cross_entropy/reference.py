@@ -1,0 +1,29 @@
+"""Linear layer and cross-entropy in plain torch: the logits whole."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from ligerprof.kernels.cross_entropy import reference as ce
+from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
+
+
+def fused_linear_cross_entropy(  # noqa: PLR0913, PLR0917 -- the signature of its slot
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    bias: Tensor | None = None,
+    num_items: Tensor | float | None = None,
+    class_weight: Tensor | None = None,
+    predictions: Tensor | None = None,
+) -> Tensor:
+    """Cross-entropy of `hidden @ weight.T + bias` [..., V] against labels [...].
+
+    Args:
+        predictions: takes each position's likeliest word, -1 where the label is ignored.
+    """
+    logits = functional.linear(hidden, weight, bias)
+    if predictions is not None:
+        ignored = ce.next_labels(labels, options) == options.ignore_index
+        predictions.copy_(logits.argmax(dim=-1).masked_fill(ignored, -1))
+    return ce.cross_entropy(logits, labels, options, num_items, class_weight)

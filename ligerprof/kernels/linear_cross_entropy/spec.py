@@ -1,0 +1,84 @@
+"""What the fused linear cross-entropy and its plain-torch twin cost."""
+
+from ligerprof.kernels.cross_entropy.spec import reference_memory as ce_reference_memory
+from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
+from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
+from ligerprof.kernels.selection import applies
+from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+
+_FP32_BYTES = 4
+_REFERENCE = "ligerprof.kernels.linear_cross_entropy.reference:fused_linear_cross_entropy"
+
+
+def _memory(shape: KernelShape) -> KernelMemory:
+    """Both gradients are made in forward; the workspace of one chunk is all that is held of the logits."""
+    hidden_elements, weight_elements = shape.tokens * shape.hidden, shape.vocab * shape.hidden
+    product_bytes = shape.product_bytes
+    cast_hidden = shape.activation_bytes != product_bytes
+    plan = plan_chunks(
+        tokens=shape.tokens,
+        hidden=shape.hidden,
+        vocab=shape.vocab,
+        element_bytes=product_bytes,
+        budget=shape.flce_budget,
+        gradient_bytes=shape.parameter_bytes if shape.head_trainable else 0,
+    )
+    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
+    return KernelMemory(
+        output_bytes=_FP32_BYTES,
+        saved_bytes=_FP32_BYTES,
+        forward_temporary_bytes=plan.workspace_bytes + shape.tokens * _FP32_BYTES + _cast_bytes(shape),
+        forward_gradient_bytes=hidden_elements * product_bytes + weight_gradient_bytes,
+        backward_gradient_bytes=hidden_elements * shape.activation_bytes if cast_hidden else 0,
+    )
+
+
+def _cast_bytes(shape: KernelShape) -> int:
+    """Autocast's copies of the hidden states and of the head's weight."""
+    hidden_elements = shape.tokens * shape.hidden if shape.activation_bytes != shape.product_bytes else 0
+    weight_elements = shape.vocab * shape.hidden if shape.parameter_bytes != shape.product_bytes else 0
+    return (hidden_elements + weight_elements) * shape.product_bytes
+
+
+def _reference_memory(shape: KernelShape) -> KernelMemory:
+    """Plain torch: the loss over whole logits, whose gradients outweigh those of hidden states and head."""
+    loss = ce_reference_memory(shape)
+    logits_bytes = shape.tokens * shape.vocab * shape.product_bytes
+    hidden_bytes = shape.tokens * shape.hidden * shape.activation_bytes
+    weight_bytes = shape.vocab * shape.hidden * shape.parameter_bytes if shape.head_trainable else 0
+    gradient_bytes = hidden_bytes + weight_bytes
+    loss_backward_bytes = loss.backward_gradient_bytes + loss.backward_temporary_bytes
+    return KernelMemory(
+        kept_inputs=("hidden", "weight"),
+        output_bytes=loss.output_bytes,
+        saved_bytes=loss.saved_bytes + _cast_bytes(shape),
+        forward_temporary_bytes=logits_bytes + loss.forward_temporary_bytes + _cast_bytes(shape) - _cast_bytes(shape),
+        backward_gradient_bytes=gradient_bytes,
+        backward_temporary_bytes=max(loss_backward_bytes - gradient_bytes, 0),
+    )
+
+
+SPECS = (
+    KernelSpec(
+        name="flce",
+        provider="ligerprof",
+        title="linear layer and cross-entropy, the logits of a few tokens at a time",
+        entry="ligerprof.kernels.linear_cross_entropy.triton:fused_linear_cross_entropy",
+        reference=_REFERENCE,
+        slot="flce",
+        memory=_memory,
+        applies=applies("flce"),
+        unavailable_reason=triton_unavailable_reason,
+    ),
+    KernelSpec(
+        name="flce",
+        provider="torch",
+        title="linear layer and cross-entropy in plain torch",
+        entry=_REFERENCE,
+        reference=_REFERENCE,
+        slot="flce",
+        memory=_reference_memory,
+        applies=applies("flce"),
+        unavailable_reason=never_unavailable,
+    ),
+)

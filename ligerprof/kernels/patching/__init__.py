@@ -1,0 +1,1 @@
+"""Put kernels into a transformers model, and take them out again."""

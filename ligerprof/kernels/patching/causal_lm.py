@@ -1,0 +1,167 @@
+"""A causal language model's forward with the loss fused in: written once for every architecture."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ligerprof.errors import KernelInputError
+from ligerprof.kernels.options import IGNORE_INDEX, LossOptions
+from ligerprof.kernels.patching.measured_budget import MeasuredBudget
+from ligerprof.kernels.patching.plans import PatchPlan
+
+Forward = Callable[..., Any]
+
+# arguments of a causal model's forward that are about the loss or the result, not about the decoder
+_LOSS_ARGUMENTS = (
+    "labels",
+    "shift_labels",
+    "num_items_in_batch",
+    "ignore_index",
+    "logits_to_keep",
+    "skip_logits",
+    "return_dict",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossCall:
+    """What a loss needs beside hidden states or logits. One opaque object, so that no wrapper casts its tensors."""
+
+    labels: Tensor
+    num_items: Tensor | float | None
+    options: LossOptions
+
+
+# (model, hidden states, call) -> loss
+LossRunner = Callable[[nn.Module, Tensor, LossCall], Tensor]
+
+
+def fused_loss_forward(original: Forward, plan: PatchPlan, run_loss: LossRunner, options: LossOptions) -> Forward:
+    """A forward that never returns logits where it is given labels in training.
+
+    Without labels, and in evaluation unless `skip_logits=True` is passed, it is the original forward: whoever
+    evaluates usually wants the logits.
+
+    Args:
+        original: the unbound forward of the model's class.
+        run_loss: computes the loss from the last hidden states.
+        options: what the loss is asked for; labels and softcap come from the call and the config.
+    """
+    # by hand and not by Signature.bind: this runs every step, and torch.compile traces it
+    positional = tuple(inspect.signature(original).parameters)[1:]
+    make_output = _output_maker(plan)
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = {**dict(zip(positional, args, strict=False)), **kwargs}
+        given = {name: inputs.pop(name, None) for name in _LOSS_ARGUMENTS}
+        fused = self.training if given["skip_logits"] is None else given["skip_logits"]
+        if given["labels"] is None or not fused:
+            given.pop("skip_logits")
+            passed_on = {name: value for name, value in given.items() if value is not None}
+            return original(self, **inputs, **passed_on)
+        outputs = self.get_decoder()(**inputs)
+        hidden = _kept_positions(outputs.last_hidden_state, given["logits_to_keep"])
+        loss = run_loss(self, hidden, _loss_call(given, hidden, _with_softcap(options, plan, self.config)))
+        output = make_output(outputs, loss)
+        as_dict = self.config.return_dict if given["return_dict"] is None else given["return_dict"]
+        return output if as_dict else output.to_tuple()
+
+    return forward
+
+
+def fused_head_forward(
+    original: Forward, kernel: Callable[..., Tensor], budget: MeasuredBudget | None = None
+) -> Forward:
+    """A linear layer's forward that computes the loss where it is handed one.
+
+    The loss runs inside the head's own call so that hooks which gather its weight (ZeRO-3, FSDP) have fired.
+
+    Args:
+        budget: tells each call's workspace; None leaves it to the call's options.
+    """
+
+    @functools.wraps(original)
+    def forward(self: Any, hidden: Tensor, loss: LossCall | None = None) -> Tensor:
+        if loss is None:
+            logits: Tensor = original(self, hidden)
+            return logits
+        options = loss.options
+        if budget is not None:
+            options = dataclasses.replace(options, budget=budget.next(hidden, self.weight))
+        return kernel(hidden, self.weight, loss.labels, options, self.bias, loss.num_items)
+
+    forward.computes_loss = True  # type: ignore[attr-defined]
+    return forward
+
+
+def loss_in_head(model: Any, hidden: Tensor, call: LossCall) -> Tensor:
+    """Run the fused loss through the model's head.
+
+    Raises:
+        KernelInputError: the head was replaced or wrapped after the kernels were put in.
+    """
+    head = model.get_output_embeddings()
+    if not getattr(type(head).forward, "computes_loss", False):
+        raise KernelInputError(
+            f"flce: the model's head became a {type(head).__name__} after the kernels were put in."
+            " Resize or wrap it first, or leave flce out."
+        )
+    loss: Tensor = head(hidden, loss=call)
+    return loss
+
+
+def loss_after_head(kernel: Callable[..., Tensor]) -> LossRunner:
+    """Logits by the head as it is, then the loss over them, its gradient in their place."""
+
+    def run(model: Any, hidden: Tensor, call: LossCall) -> Tensor:
+        logits = model.get_output_embeddings()(hidden)
+        return kernel(logits, call.labels, call.options, call.num_items)
+
+    return run
+
+
+def _with_softcap(options: LossOptions, plan: PatchPlan, config: Any) -> LossOptions:
+    softcap = getattr(config, plan.softcap, None) if plan.softcap is not None else None
+    return options if softcap is None else dataclasses.replace(options, softcap=softcap)
+
+
+def _loss_call(given: dict[str, Any], hidden: Tensor, options: LossOptions) -> LossCall:
+    shifted = given["shift_labels"] is not None
+    labels = given["shift_labels"] if shifted else given["labels"]
+    ignore_index = IGNORE_INDEX if given["ignore_index"] is None else given["ignore_index"]
+    return LossCall(
+        labels=labels.reshape(hidden.shape[:-1]) if labels.numel() == hidden.shape[:-1].numel() else labels,
+        num_items=given["num_items_in_batch"],
+        options=dataclasses.replace(options, shift=not shifted, ignore_index=ignore_index),
+    )
+
+
+def _kept_positions(hidden: Tensor, keep: int | Tensor | None) -> Tensor:
+    """The positions whose logits count, as transformers reads `logits_to_keep`."""
+    if keep is None or (isinstance(keep, int) and keep == 0):
+        return hidden
+    if isinstance(keep, int):
+        return hidden[:, -keep:, :]
+    if keep.ndim == 2 and keep.dtype != torch.bool:
+        return torch.take_along_dim(hidden, keep[..., None], dim=1)
+    return hidden[keep] if keep.ndim == 2 else hidden[:, keep, :]
+
+
+def _output_maker(plan: PatchPlan) -> Callable[[Any, Tensor], Any]:
+    """A function from the decoder's outputs and the loss to what the causal model returns, without logits."""
+    from transformers import modeling_outputs
+
+    output_class = getattr(modeling_outputs, plan.output)
+    names = [field.name for field in dataclasses.fields(output_class) if field.name not in ("loss", "logits")]
+
+    def make(outputs: Any, loss: Tensor) -> Any:
+        return output_class(loss=loss, **{name: getattr(outputs, name, None) for name in names})
+
+    return make

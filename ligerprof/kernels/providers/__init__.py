@@ -1,0 +1,1 @@
+"""Kernels of other packages behind the signatures of ours."""

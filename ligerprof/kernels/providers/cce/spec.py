@@ -1,0 +1,77 @@
+"""What cut-cross-entropy's loss costs, read from the source of version 25.1.1."""
+
+import importlib.util
+
+from ligerprof.kernels.device import triton_unavailable_reason
+from ligerprof.kernels.selection import applies
+from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+
+PROVIDER = "cce"
+_FP32_BYTES = _INT32_BYTES = 4
+_LABEL_BYTES = 8
+# columns that one lock of a gradient guards
+_LOCKED_COLUMNS = 64
+
+
+def unavailable_reason(device_kind: str) -> str | None:
+    """Why it cannot run on a device of this kind, or None."""
+    if importlib.util.find_spec("cut_cross_entropy") is None:
+        return "cut-cross-entropy is not installed (pip install 'ligerprof[peers]')"
+    if device_kind == "cpu":
+        return "cut-cross-entropy's kernels run on a GPU alone"
+    if device_kind == "simulated":
+        return "cut-cross-entropy asks how many labels count and sorts in compiled code, which a simulation cannot run"
+    return triton_unavailable_reason(device_kind)
+
+
+def _memory(shape: KernelShape) -> KernelMemory:
+    """Both gradients are made in backward, in the products' dtype, zeros first; no logits are ever in memory.
+
+    The last label of each sequence counts for nothing, so it keeps the positions of the others.
+    """
+    hidden_elements, weight_elements = shape.tokens * shape.hidden, shape.vocab * shape.hidden
+    counted = shape.tokens - shape.sequences
+    averages_bytes = shape.vocab * _FP32_BYTES
+    kept_bytes = shape.tokens * _LABEL_BYTES + counted * (_INT32_BYTES + _FP32_BYTES) + averages_bytes
+    # a mask of labels and 64-bit positions come before the sums, the losses after them
+    positions_bytes = shape.tokens + counted * (_LABEL_BYTES - _FP32_BYTES) - averages_bytes - _FP32_BYTES
+    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
+    narrow = shape.parameter_bytes != shape.product_bytes and shape.head_trainable
+    return KernelMemory(
+        kept_inputs=("hidden",) if shape.activation_bytes == shape.product_bytes else (),
+        output_bytes=_FP32_BYTES,
+        saved_bytes=kept_bytes + _cast_bytes(shape),
+        forward_temporary_bytes=max(positions_bytes, counted * _FP32_BYTES),
+        backward_gradient_bytes=hidden_elements * shape.activation_bytes + weight_gradient_bytes,
+        backward_temporary_bytes=_locks_bytes(shape, counted)
+        + shape.vocab * _INT32_BYTES
+        + (weight_elements * shape.product_bytes if narrow else 0),
+    )
+
+
+def _cast_bytes(shape: KernelShape) -> int:
+    """Autocast's copies of the hidden states and of the head's weight, which backward reads."""
+    hidden_elements = shape.tokens * shape.hidden if shape.activation_bytes != shape.product_bytes else 0
+    weight_elements = shape.vocab * shape.hidden if shape.parameter_bytes != shape.product_bytes else 0
+    return (hidden_elements + weight_elements) * shape.product_bytes
+
+
+def _locks_bytes(shape: KernelShape, counted: int) -> int:
+    """Locks of both gradients, 32 bit each."""
+    across = -(-shape.hidden // _LOCKED_COLUMNS)
+    return sum(-(-rows // across) * across * _INT32_BYTES for rows in (counted, shape.vocab))
+
+
+SPECS = (
+    KernelSpec(
+        name="flce",
+        provider=PROVIDER,
+        title="cut-cross-entropy's fused loss, small probabilities left out of gradients",
+        entry="ligerprof.kernels.providers.cce.functions:fused_linear_cross_entropy",
+        reference="ligerprof.kernels.linear_cross_entropy.reference:fused_linear_cross_entropy",
+        slot="flce",
+        memory=_memory,
+        applies=applies("flce"),
+        unavailable_reason=unavailable_reason,
+    ),
+)

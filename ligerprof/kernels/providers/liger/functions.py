@@ -1,0 +1,99 @@
+"""liger-kernel's operations with the signatures of ours, as transformers calls them once Liger has patched it."""
+
+from typing import Any
+
+from torch import Tensor
+
+from ligerprof.errors import KernelUnavailableError
+from ligerprof.kernels.cross_entropy.reference import next_labels
+from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
+
+
+def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys [B, H, T, D] in place."""
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    rotated: tuple[Tensor, Tensor] = LigerRopeFunction.apply(q, k, cos, sin, None, unsqueeze_dim)
+    return rotated
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """RMSNorm; its gradient overwrites the gradient it is given."""
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    normed: Tensor = LigerRMSNormFunction.apply(x, weight, eps, offset, "gemma" if offset else "llama")
+    return normed
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm."""
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    normed: Tensor = LigerLayerNormFunction.apply(x, weight, bias, eps)
+    return normed
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Silu(gate) * up; backward overwrites both."""
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    product: Tensor = LigerSiLUMulFunction.apply(gate, up)
+    return product
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Gelu(gate) * up in the tanh form; backward overwrites both."""
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+
+    product: Tensor = LigerGELUMulFunction.apply(gate, up)
+    return product
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, options: LossOptions = PLAIN_LOSS, num_items: Tensor | float | None = None
+) -> Tensor:
+    """Cross-entropy over logits cast to fp32, whose copy it overwrites."""
+    from liger_kernel.transformers.functional import liger_cross_entropy
+
+    targets = next_labels(labels, options)
+    loss: Tensor = liger_cross_entropy(
+        logits.float().view(-1, logits.shape[-1]), targets.view(-1), **_loss_arguments(options, num_items)
+    )
+    return _divided(loss, targets, options, num_items)
+
+
+def fused_linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    bias: Tensor | None = None,
+    num_items: Tensor | float | None = None,
+) -> Tensor:
+    """Linear layer and cross-entropy in chunks of logits as large as the hidden states."""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    targets = next_labels(labels, options)
+    loss: Tensor = liger_fused_linear_cross_entropy(
+        hidden.view(-1, hidden.shape[-1]), weight, targets.view(-1), bias=bias, **_loss_arguments(options, num_items)
+    )
+    return _divided(loss, targets, options, num_items)
+
+
+def _loss_arguments(options: LossOptions, num_items: Tensor | float | None) -> dict[str, Any]:
+    if options.logit_scale != 1.0:
+        raise KernelUnavailableError("liger-kernel's losses have no logit scale. Use provider ligerprof.")
+    summed = num_items is not None and options.reduction == "mean"
+    return {
+        "ignore_index": options.ignore_index,
+        "label_smoothing": options.label_smoothing,
+        "lse_square_scale": options.z_loss,
+        "softcap": options.softcap,
+        "reduction": "sum" if summed else options.reduction,
+    }
+
+
+def _divided(loss: Tensor, targets: Tensor, options: LossOptions, num_items: Tensor | float | None) -> Tensor:
+    if options.reduction == "none":
+        return loss.view(targets.shape)
+    return loss / num_items if num_items is not None and options.reduction == "mean" else loss

@@ -1,0 +1,75 @@
+"""Let liger-kernel patch a model its own way, and take back what it changed."""
+
+import importlib
+import inspect
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from torch import nn
+
+from ligerprof.errors import KernelUnavailableError
+from ligerprof.kernels.patching.plans import PatchPlan
+
+# our word for a kernel to Liger's flag
+_FLAGS = {
+    "rope": "rope",
+    "rms": "rms_norm",
+    "swiglu": "swiglu",
+    "geglu": "geglu",
+    "layernorm": "layer_norm",
+    "ce": "cross_entropy",
+    "flce": "fused_linear_cross_entropy",
+}
+
+
+def patch_with_liger(model: Any, plan: PatchPlan, kernels: tuple[str, ...]) -> Callable[[], None]:
+    """Run liger-kernel's patcher for the model's architecture with the flags of `kernels` and no others.
+
+    Liger replaces names in transformers' module and in torch.nn.functional for the whole process. The undo
+    restores those and the model; models built in between keep Liger's classes.
+
+    Returns:
+        What undoes it.
+
+    Raises:
+        KernelUnavailableError: Liger has no patcher for the architecture, no flag for a kernel, or one without effect.
+    """
+    patcher = _find_patcher(plan.model_type)
+    flags = [name for name in inspect.signature(patcher).parameters if name != "model"]
+    for kernel in kernels:
+        if _FLAGS[kernel] not in flags:
+            raise KernelUnavailableError(f"liger-kernel has no {kernel} for {plan.model_type}. Leave {kernel} out.")
+    wanted = {_FLAGS[kernel] for kernel in kernels}
+    undo = _remember(model, plan)
+    before = nn.functional.cross_entropy
+    patcher(**{flag: flag in wanted for flag in flags}, model=model)
+    if "ce" in kernels and nn.functional.cross_entropy is before:
+        undo()
+        raise KernelUnavailableError(f"liger-kernel's ce for {plan.model_type} changes nothing that runs. Use flce.")
+    return undo
+
+
+def _find_patcher(model_type: str) -> Callable[..., None]:
+    from liger_kernel.transformers import monkey_patch
+
+    patcher: Callable[..., None] | None = monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
+    if patcher is None:
+        raise KernelUnavailableError(f"liger-kernel patches no model of type {model_type!r}. Use provider ligerprof.")
+    return patcher
+
+
+def _remember(model: nn.Module, plan: PatchPlan) -> Callable[[], None]:
+    modeling = importlib.import_module(plan.module)
+    spaces: list[MutableMapping[str, Any]] = [vars(modeling), vars(nn.functional)]
+    spaces.extend(vars(module) for module in model.modules())
+    saved = [(space, dict(space)) for space in spaces]
+
+    def restore() -> None:
+        for space, before in saved:
+            for name in [name for name in space if name not in before]:
+                del space[name]
+            for name, value in before.items():
+                if space.get(name) is not value:
+                    space[name] = value
+
+    return restore

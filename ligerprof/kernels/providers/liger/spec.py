@@ -1,0 +1,138 @@
+"""What liger-kernel's kernels cost, read from the source of version 0.8.5."""
+
+import importlib.util
+from collections.abc import Callable
+
+from ligerprof.kernels.device import triton_unavailable_reason
+from ligerprof.kernels.linear_cross_entropy.plan import lean_chunk_tokens
+from ligerprof.kernels.selection import applies
+from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+
+PROVIDER = "liger"
+_FP32_BYTES = 4
+_LABEL_BYTES = 8
+_FUNCTIONS = "ligerprof.kernels.providers.liger.functions"
+_INTERPRETABLE = ("rope", "ce", "flce")
+
+
+def unavailable_reason(device_kind: str) -> str | None:
+    """Why liger-kernel's kernels cannot run on a device of this kind, or None."""
+    if importlib.util.find_spec("liger_kernel") is None:
+        return "liger-kernel is not installed (pip install 'ligerprof[peers]')"
+    return triton_unavailable_reason(device_kind)
+
+
+def _compiled_only_reason(device_kind: str) -> str | None:
+    """The same for kernels that call methods on float arguments, which the interpreter leaves plain floats."""
+    if (reason := unavailable_reason(device_kind)) is None and device_kind == "cpu":
+        return "Triton's interpreter cannot run this one of liger-kernel's kernels; it needs a GPU"
+    return reason
+
+
+def _rms(shape: KernelShape) -> KernelMemory:
+    """The gradient takes the place of the output's, as Liger patches Llama; each multiprocessor has a row of sums."""
+    return KernelMemory(
+        kept_inputs=("x", "weight"),
+        output_bytes=shape.tokens * shape.hidden * shape.activation_bytes,
+        saved_bytes=shape.tokens * _FP32_BYTES,
+        backward_gradient_bytes=shape.hidden * shape.parameter_bytes if shape.head_trainable else 0,
+        backward_temporary_bytes=_sums_bytes(shape, slabs=1),
+    )
+
+
+def _layernorm(shape: KernelShape) -> KernelMemory:
+    plane_bytes = shape.tokens * shape.hidden * shape.activation_bytes
+    return KernelMemory(
+        kept_inputs=("x", "weight", "bias"),
+        output_bytes=plane_bytes,
+        saved_bytes=2 * shape.tokens * _FP32_BYTES,
+        backward_gradient_bytes=plane_bytes + (2 * shape.hidden * shape.parameter_bytes if shape.head_trainable else 0),
+        backward_temporary_bytes=_sums_bytes(shape, slabs=2),
+    )
+
+
+def _sums_bytes(shape: KernelShape, *, slabs: int) -> int:
+    """Rows of sums, and their fp32 total where the weight is narrower."""
+    if not shape.head_trainable:
+        return 0
+    row_bytes = shape.hidden * _FP32_BYTES
+    total_bytes = row_bytes if shape.parameter_bytes != _FP32_BYTES else 0
+    return slabs * shape.sm_count * row_bytes + total_bytes
+
+
+def _gated(shape: KernelShape) -> KernelMemory:
+    """Backward overwrites gate and up with their gradients."""
+    return KernelMemory(
+        kept_inputs=("gate", "up"), output_bytes=shape.tokens * shape.intermediate * shape.activation_bytes
+    )
+
+
+def _rope(shape: KernelShape) -> KernelMemory:
+    """Forward rotates in place; backward copies first, as attention's gradients lie head by head."""
+    elements = shape.tokens * (shape.heads + shape.kv_heads) * shape.head_dim
+    return KernelMemory(kept_inputs=("cos", "sin"), backward_gradient_bytes=elements * shape.activation_bytes)
+
+
+def _ce(shape: KernelShape) -> KernelMemory:
+    """Transformers casts the logits up; the gradient takes that copy's place and is cast back in backward."""
+    plane_elements = shape.tokens * shape.vocab
+    upcast = shape.product_bytes != _FP32_BYTES
+    # losses, a mask of labels, the labels times it, and two bounds of theirs
+    checks_bytes = shape.tokens * (_FP32_BYTES + 1 + _LABEL_BYTES) + _LABEL_BYTES
+    single = shape.sequences == 1
+    kept_labels_bytes = (shape.tokens + shape.sequences if single else shape.tokens) * _LABEL_BYTES
+    return KernelMemory(
+        kept_inputs=() if upcast else ("logits",),
+        output_bytes=_FP32_BYTES,
+        saved_bytes=plane_elements * _FP32_BYTES if upcast else 0,
+        forward_temporary_bytes=kept_labels_bytes + checks_bytes - _FP32_BYTES,
+        backward_gradient_bytes=plane_elements * shape.product_bytes if upcast else 0,
+        backward_temporary_bytes=_FP32_BYTES,
+    )
+
+
+def _flce(shape: KernelShape) -> KernelMemory:
+    """Chunks of logits as large as the hidden states; under autocast the weight is cast twice, once a chunk anew."""
+    hidden_elements, weight_elements = shape.tokens * shape.hidden, shape.vocab * shape.hidden
+    chunk = lean_chunk_tokens(tokens=shape.tokens, hidden=shape.hidden, vocab=shape.vocab)
+    workspace_bytes = chunk * shape.vocab * shape.product_bytes
+    if shape.parameter_bytes != shape.product_bytes:
+        workspace_bytes += 2 * weight_elements * shape.product_bytes
+    if shape.product_bytes == _FP32_BYTES and shape.head_trainable:
+        # products in fp32 take the path that adds each chunk's gradient of the weight as a tensor of its own
+        workspace_bytes += weight_elements * _FP32_BYTES
+    losses_bytes = shape.tokens * (_FP32_BYTES + 1)
+    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
+    single = shape.sequences == 1
+    kept_labels_bytes = (shape.tokens + shape.sequences if single else shape.tokens) * _LABEL_BYTES
+    return KernelMemory(
+        output_bytes=_FP32_BYTES,
+        forward_temporary_bytes=workspace_bytes + losses_bytes + kept_labels_bytes - _FP32_BYTES,
+        forward_gradient_bytes=hidden_elements * shape.activation_bytes + weight_gradient_bytes,
+        backward_temporary_bytes=_FP32_BYTES,
+    )
+
+
+def _spec(name: str, title: str, function: str, memory: Callable[[KernelShape], KernelMemory]) -> KernelSpec:
+    return KernelSpec(
+        name=name,
+        provider=PROVIDER,
+        title=f"liger-kernel's {title}",
+        entry=f"{_FUNCTIONS}:{function}",
+        reference=f"ligerprof.kernels.{name}.reference:{function}",
+        slot=name,
+        memory=memory,
+        applies=applies(name),
+        unavailable_reason=unavailable_reason if name in _INTERPRETABLE else _compiled_only_reason,
+    )
+
+
+SPECS = (
+    _spec("rope", "rotary embedding, in place", "apply_rope", _rope),
+    _spec("rms", "RMSNorm", "rms_norm", _rms),
+    _spec("swiglu", "SwiGLU, backward in place", "swiglu", _gated),
+    _spec("geglu", "GeGLU, backward in place", "geglu", _gated),
+    _spec("layernorm", "LayerNorm", "layer_norm", _layernorm),
+    _spec("ce", "cross-entropy, in place", "cross_entropy", _ce),
+    _spec("flce", "fused linear cross-entropy", "fused_linear_cross_entropy", _flce),
+)

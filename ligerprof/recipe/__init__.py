@@ -1,0 +1,1 @@
+"""What is trained and how: the recipe, DeepSpeed's settings, and the flags that spell it."""

@@ -1,0 +1,184 @@
+"""What DeepSpeed is configured with, in runs and in the closed form alike, and what a user may change in it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ligerprof.errors import RecipeError
+
+if TYPE_CHECKING:
+    from ligerprof.recipe.training import TrainingRecipe
+
+Config = Mapping[str, Any]
+
+# sizes in elements; DeepSpeed's own defaults, but for overlap_comm
+ZERO_SETTINGS: Config = {
+    "overlap_comm": False,
+    "contiguous_gradients": True,
+    "reduce_bucket_size": 500_000_000,
+    "allgather_bucket_size": 500_000_000,
+    "sub_group_size": 1_000_000_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+}
+# 2**8: a scale that random weights do not overflow, so that the measured steps are taken and not skipped
+_INITIAL_SCALE_POWER = 8
+_NEVER = 2**31
+_MAX_FILE_BYTES = 2**20
+# what the recipe decides, by the option that decides it
+_OPTIONS: Mapping[str, str] = {
+    "train_micro_batch_size_per_gpu": "--batch",
+    "gradient_accumulation_steps": "--grad-accum",
+    "train_batch_size": "--batch times --grad-accum times --gpus",
+    "gradient_clipping": "--clip",
+    "fp16.enabled": "--precision",
+    "bf16.enabled": "--precision",
+    "zero_optimization.stage": "--zero",
+    "zero_optimization.offload_optimizer.device": "--offload",
+    "zero_optimization.offload_optimizer.nvme_path": "--nvme-path",
+    "zero_optimization.offload_param.device": "--offload",
+    "zero_optimization.offload_param.nvme_path": "--nvme-path",
+}
+# sections of which nothing is taken: the recipe has the optimizer, and a step does not notice the other
+_REFUSED: Mapping[str, str] = {
+    "optimizer": "--optimizer chooses the optimizer",
+    "scheduler": "a learning rate holds no memory",
+}
+
+
+def read_deepspeed_config(source: str | Config) -> Config:
+    """Take a user's configuration; values that say `auto` are left to the recipe.
+
+    Args:
+        source: a JSON file, or what it holds.
+
+    Raises:
+        RecipeError: not readable, or no JSON object.
+    """
+    return _plain(_read(source) if isinstance(source, str) else source)
+
+
+def _read(path: str) -> Config:
+    file = Path(path)
+    try:
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            raise RecipeError(f"{path}: too large for a DeepSpeed configuration.")
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path}: not readable as JSON ({error}). --deepspeed-config names a JSON file.") from None
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path}: not a JSON object. --deepspeed-config names DeepSpeed's own kind of file.")
+    return values
+
+
+def deepspeed_config(recipe: "TrainingRecipe") -> dict[str, Any]:
+    """DeepSpeed's configuration of a recipe: ours, with the user's laid over it.
+
+    Raises:
+        RecipeError: the user's fixes what the recipe decides otherwise.
+    """
+    ours, theirs = _own_config(recipe), read_deepspeed_config(recipe.deepspeed_config or {})
+    _require_kinds(ours, theirs)
+    _require_agreement(dict(_leaves(ours)), theirs)
+    return _merged(ours, theirs)
+
+
+def zero_settings(recipe: "TrainingRecipe") -> Config:
+    """The `zero_optimization` section of a recipe's configuration."""
+    section: Config = deepspeed_config(recipe)["zero_optimization"]
+    return section
+
+
+def _own_config(recipe: "TrainingRecipe") -> dict[str, Any]:
+    half = "fp16" if recipe.weight_dtype == "float16" else "bf16"
+    return {
+        "train_micro_batch_size_per_gpu": recipe.batch,
+        "gradient_accumulation_steps": recipe.grad_accum,
+        "train_batch_size": recipe.batch * recipe.grad_accum * recipe.gpus,
+        "gradient_clipping": recipe.clip or 0.0,
+        "fp16": {"enabled": half == "fp16", "initial_scale_power": _INITIAL_SCALE_POWER},
+        "bf16": {"enabled": half == "bf16"},
+        "zero_optimization": {"stage": recipe.zero, **ZERO_SETTINGS, **_offload_sections(recipe)},
+        # sgd and torch's own AdamW are as good as DeepSpeed's for what a step holds
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": recipe.optimizer == "deepspeed-cpu-adam",
+        "steps_per_print": _NEVER,
+    }
+
+
+def _offload_sections(recipe: "TrainingRecipe") -> dict[str, Any]:
+    device = {"none": "none", "optimizer": "cpu", "all": "cpu", "nvme": "nvme"}[recipe.offload]
+    # asynchronous reads and writes of a disk need page-locked buffers
+    place: dict[str, Any] = {"device": device, "pin_memory": device == "nvme"}
+    if recipe.nvme_path is not None:
+        place["nvme_path"] = recipe.nvme_path
+    sections = {"offload_optimizer": place}
+    if recipe.zero == 3:
+        moved = place if recipe.offload in ("all", "nvme") else {"device": "none"}
+        sections["offload_param"] = {**moved, **_nvme_buffers(recipe)}
+    return sections
+
+
+def _nvme_buffers(recipe: "TrainingRecipe") -> dict[str, int]:
+    """A buffer takes one parameter: it has to be as large as the largest."""
+    if recipe.offload != "nvme":
+        return {}
+    largest = max(parameter.elements for parameter in recipe.spec.parameters)
+    return {"buffer_count": 5, "buffer_size": -(-largest // recipe.gpus)}
+
+
+def _require_agreement(ours: Config, theirs: Config) -> None:
+    for section, reason in _REFUSED.items():
+        if section in theirs:
+            raise RecipeError(f"--deepspeed-config: take the section {section!r} out; {reason}.")
+    for key, value in _leaves(theirs):
+        if key in _OPTIONS and value != ours.get(key, value):
+            raise RecipeError(
+                f"--deepspeed-config: {key} is {value!r}, {_OPTIONS[key]} says {ours[key]!r}. Make them agree."
+            )
+
+
+def _require_kinds(ours: Config, theirs: Config, path: str = "") -> None:
+    """Objects where ours has objects, numbers where it has numbers: the closed form calculates with some."""
+    for key, value in theirs.items():
+        own = ours.get(key, value)
+        if isinstance(own, Mapping) and isinstance(value, Mapping):
+            _require_kinds(own, value, f"{path}{key}.")
+        elif _kind(own) != _kind(value):
+            raise RecipeError(f"--deepspeed-config: {path}{key} is {value!r}. Give it {_kind(own)}.")
+
+
+def _kind(value: Any) -> str:
+    kinds = ((Mapping, "an object"), (bool, "true or false"), ((int, float), "a number"), (str, "a text"))
+    return next((kind for types, kind in kinds if isinstance(value, types)), "something else")
+
+
+def _leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no object, by its dotted path."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _merged(ours: Config, theirs: Config) -> dict[str, Any]:
+    result = dict(ours)
+    for key, value in theirs.items():
+        own = ours.get(key)
+        nested = isinstance(own, Mapping) and isinstance(value, Mapping)
+        result[key] = _merged(own, value) if nested else value  # type: ignore[arg-type]
+    return result
+
+
+def _plain(values: Config) -> dict[str, Any]:
+    """Without `auto`; 5e8, as DeepSpeed's documentation writes sizes, as the whole number it is."""
+    return {key: _plain_value(value) for key, value in values.items() if value != "auto"}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _plain(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value

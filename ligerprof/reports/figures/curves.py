@@ -1,0 +1,166 @@
+"""Peak and throughput of a sweep against batch or sequence: a line a kernel set, a cross where memory runs out."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ligerprof.reports.figures.series import Axis, Series, Setting, describe_origin, describe_setting, split_series
+from ligerprof.reports.figures.style import (
+    HALF_PAGE_INCHES,
+    INK,
+    RULE,
+    mark_sizes,
+    new_figure,
+    styled,
+    write_legend,
+    write_title,
+)
+from ligerprof.runs.sweep.cells import Cell, CellStatus
+from ligerprof.units import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Quantity = Literal["peak", "throughput"]
+AXIS_TITLES: dict[Axis, str] = {"batch": "batch, sequences", "seq": "sequence, tokens"}
+_HEADLINES: dict[Quantity, str] = {"peak": "peak", "throughput": "throughput"}
+_Y_TITLES: dict[Quantity, str] = {"peak": "peak allocated, GiB", "throughput": "tokens/s"}
+_AXES_INCHES = 2.0
+# beside the axes: their title, their ticks and the figure's edge
+_MARGIN_INCHES = 0.7
+_HEADROOM = 1.06
+_CROSS_INCHES = 0.075
+_CROSS: dict[str, Any] = {
+    "marker": "x",
+    "linestyle": "",
+    "markersize": 5.5,
+    "markeredgewidth": 1.6,
+    "zorder": 5,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Line:
+    """What of a series is drawn.
+
+    Attributes:
+        places: sizes along the axis that ran, and what was found there.
+        ran_out: the smallest size at which memory ran out beyond them, or None.
+    """
+
+    series: Series
+    places: tuple[int, ...]
+    values: tuple[float, ...]
+    ran_out: int | None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All sizes of the line, the one that ran out included."""
+        return self.places if self.ran_out is None else (*self.places, self.ran_out)
+
+
+def value_of(cell: Cell, quantity: Quantity) -> float | None:
+    """Peak in GiB or tokens a second, None where the cell has none."""
+    if cell.status is not CellStatus.DONE:
+        return None
+    if quantity == "throughput":
+        return cell.tokens_per_second
+    return None if cell.figures is None else cell.figures.peak_bytes / GIB
+
+
+def draw_curves(setting: Setting, axis: Axis, *quantities: Quantity) -> "Figure":
+    """Curves of one setting, half a page wide for each quantity, side by side."""
+    sizes = curve_sizes(setting, axis)
+    # the sizes of a grid before those of a search for its border
+    shared = [size for size, lines in sizes.items() if lines == max(sizes.values())]
+    with styled():
+        figure = new_figure(_AXES_INCHES, width_inches=len(quantities) * HALF_PAGE_INCHES)
+        panels = figure.subplots(1, len(quantities), squeeze=False)[0]
+        for axes, quantity in zip(panels, quantities, strict=True):
+            _draw_panel(axes, _lines(setting, axis, quantity), setting, quantity)
+            axes.set_xlabel(AXIS_TITLES[axis])
+            mark_sizes(axes, list(sizes), width_inches=HALF_PAGE_INCHES - _MARGIN_INCHES, first=shared)
+        headline = " and ".join(_HEADLINES[quantity] for quantity in quantities).capitalize()
+        write_title(
+            figure,
+            f"{headline} against {axis if axis == 'batch' else 'sequence'}, {describe_origin(setting)}",
+            describe_setting(setting, along=(axis,)),
+        )
+        write_legend(figure, columns=2 * len(quantities))
+    return figure
+
+
+def _lines(setting: Setting, axis: Axis, quantity: Quantity) -> list[_Line]:
+    """Every series with more than one size: one alone is no line."""
+    lines = [_line(series, axis, quantity) for series in split_series(setting, axis)]
+    return [line for line in lines if len(line.sizes) > 1]
+
+
+def curve_sizes(setting: Setting, axis: Axis, quantity: Quantity = "peak") -> dict[int, int]:
+    """Where there is a point or a cross, ascending, and of how many lines; empty where nothing makes a line."""
+    counts = Counter(size for line in _lines(setting, axis, quantity) for size in line.sizes)
+    return dict(sorted(counts.items()))
+
+
+def _line(series: Series, axis: Axis, quantity: Quantity) -> _Line:
+    found = [(getattr(cell.recipe, axis), value_of(cell, quantity)) for cell in series.cells]
+    ran = [(place, value) for place, value in found if value is not None]
+    last = max((place for place, _ in ran), default=0)
+    lost = [getattr(cell.recipe, axis) for cell in series.cells if cell.status is CellStatus.OOM]
+    return _Line(
+        series=series,
+        places=tuple(place for place, _ in ran),
+        values=tuple(value for _, value in ran),
+        ran_out=min((place for place in lost if place > last), default=None),
+    )
+
+
+def _draw_panel(axes: "Axes", lines: Sequence[_Line], setting: Setting, quantity: Quantity) -> None:
+    for line in lines:
+        axes.plot(line.places, line.values, label=line.series.label, **line.series.look.arguments())
+    ended = [line for line in lines if line.ran_out is not None]
+    for line in ended:
+        _draw_end(axes, line, [other for other in ended if other.ran_out == line.ran_out], quantity)
+    if ended:
+        axes.plot([], [], **_CROSS, color=INK, label="out of memory")
+    heights = [*(value for line in lines for value in line.values), *(_height(line, quantity) for line in ended)]
+    if quantity == "peak":
+        heights.append(_draw_limit(axes, setting))
+    else:
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_ylabel(_Y_TITLES[quantity])
+    axes.set_ylim(0, _HEADROOM * max(heights) or 1.0)
+
+
+def _draw_end(axes: "Axes", line: _Line, beside: Sequence[_Line], quantity: Quantity) -> None:
+    """A cross at the size that ran out of memory: at the limit, or where no token is trained.
+
+    Args:
+        beside: the lines that end at this size, this one among them; their crosses stand beside each other.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    color, end = line.series.look.color, (line.sizes[-1], _height(line, quantity))
+    if line.places:
+        xs, ys = zip((line.places[-1], line.values[-1]), end, strict=True)
+        axes.plot(xs, ys, color=color, linewidth=0.7, linestyle=(0, (1, 2)))
+    shift = _CROSS_INCHES * (beside.index(line) - (len(beside) - 1) / 2)
+    place = axes.transData + ScaledTranslation(shift, 0, axes.figure.dpi_scale_trans)
+    axes.plot([end[0]], [end[1]], **_CROSS, clip_on=False, color=color, transform=place)
+
+
+def _height(line: _Line, quantity: Quantity) -> float:
+    limits = [cell.limit_bytes for cell in line.series.cells if cell.status is CellStatus.OOM and cell.limit_bytes]
+    return limits[0] / GIB if quantity == "peak" and limits else 0.0
+
+
+def _draw_limit(axes: "Axes", setting: Setting) -> float:
+    """The limit that all cells share as a line; in GiB, 0 where there is none."""
+    limits = {cell.limit_bytes for cell in setting.cells if cell.limit_bytes is not None}
+    if len(limits) != 1:
+        return 0.0
+    limit = limits.pop() / GIB
+    axes.axhline(limit, color=RULE, linewidth=0.9, linestyle=(0, (6, 3)), label=f"limit, {limit:.3g} GiB reserved")
+    return limit

@@ -1,0 +1,187 @@
+"""Memory over one training step, stacked by role; several recordings side by side on one axis."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ligerprof.analyzers.explain.timeline import RoleTimeline
+from ligerprof.reports.figures.roles import Piece, pieces_of
+from ligerprof.reports.figures.style import (
+    HALF_PAGE_INCHES,
+    INK,
+    RULE,
+    new_figure,
+    shortened,
+    styled,
+    write_legend,
+    write_title,
+)
+from ligerprof.roles import STEP_PHASES, MemoryBreakdown, Phase
+from ligerprof.units import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+_AXES_INCHES = 2.1
+_MARGIN_INCHES = 0.6
+# as fine as half a page shows, and few enough for a small file
+_MOST_COLUMNS = 250
+_LETTER_INCHES = 0.068
+_SHORT_NAMES = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "opt"}
+_PASSES = (Phase.FORWARD, Phase.BACKWARD)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """One panel.
+
+    Attributes:
+        title: stands above the panel.
+    """
+
+    title: str
+    timeline: RoleTimeline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """The columns of one step that are drawn; it advances with the bytes that move, so that large blocks are wide.
+
+    Attributes:
+        title: of the recording.
+        columns: indices into the timeline's columns.
+        places: GiB allocated and freed since the step began where each column begins, and where the last one ends.
+        phases: (phase, where it begins, where it ends) in order.
+    """
+
+    title: str
+    timeline: RoleTimeline
+    columns: "NDArray[np.int64]"
+    places: tuple[float, ...]
+    phases: tuple[tuple[Phase, float, float], ...]
+
+    def breakdowns(self) -> list[MemoryBreakdown]:
+        """Bytes by role in each column."""
+        return [
+            MemoryBreakdown(roles={role: int(sizes[column]) for role, sizes in self.timeline.roles.items()})
+            for column in self.columns.tolist()
+        ]
+
+
+def has_step(timeline: RoleTimeline) -> bool:
+    """Whether a whole pass forward and backward can be told in the recording."""
+    return _last_step(timeline) is not None
+
+
+def draw_memory(recordings: Sequence[Recording], *sentences: str) -> "Figure":
+    """The last step of each recording, which must have one, two panels a row."""
+    steps = [_cut(recording) for recording in recordings]
+    columns = min(len(steps), 2)
+    rows = -(-len(steps) // columns)
+    with styled():
+        figure = new_figure(_AXES_INCHES * rows)
+        panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
+        pieces = pieces_of([breakdown for step in steps for breakdown in step.breakdowns()])
+        width = HALF_PAGE_INCHES / columns - _MARGIN_INCHES / columns
+        start = 0
+        for axes, step in zip(panels.flat, steps, strict=False):
+            _draw_step(axes, step, pieces, start, width)
+            _mark_phases(axes, step, width)
+            start += len(step.columns)
+        for axes in panels.flat[len(steps) :]:
+            axes.set_axis_off()
+        for axes in panels[:, 0]:
+            axes.set_ylabel("GiB")
+        write_title(figure, *sentences)
+        write_legend(figure)
+    return figure
+
+
+def _cut(recording: Recording) -> _Step:
+    """The columns of the last step, thinned out: of those that share a pixel, the highest."""
+    timeline = recording.timeline
+    first, end = _last_step(timeline) or (0, len(timeline.starts))
+    moved = timeline.moved_bytes[first : end + 1] - timeline.moved_bytes[first]
+    pixels = moved[:-1] * _MOST_COLUMNS // max(int(moved[-1]), 1)
+    edges = np.flatnonzero(np.append(True, np.diff(pixels) > 0)).tolist()
+    highest = [
+        first + low + int(np.argmax(timeline.allocated_bytes[first + low : first + high]))
+        for low, high in pairwise([*edges, len(pixels)])
+    ]
+    return _Step(
+        title=recording.title,
+        timeline=timeline,
+        columns=np.array(highest, dtype=np.int64),
+        places=tuple((moved[[*edges, len(pixels)]] / GIB).tolist()),
+        phases=tuple(_phases(timeline, first, end)),
+    )
+
+
+def _last_step(timeline: RoleTimeline) -> tuple[int, int] | None:
+    """First column and end of the last step that goes forward and backward, its optimizer included."""
+    phases = [running.phase for running in timeline.running]
+    found = None
+    for start, phase in enumerate(phases):
+        if phase is Phase.FORWARD and (start == 0 or phases[start - 1] not in _PASSES):
+            end = start + 1
+            while end < len(phases) and (phases[end] in STEP_PHASES and not _begins(phases, end)):
+                end += 1
+            if Phase.BACKWARD in phases[start:end]:
+                found = start, end
+    return found
+
+
+def _begins(phases: Sequence[Phase | None], column: int) -> bool:
+    """Whether a step begins: a forward pass after something that was none."""
+    return phases[column] is Phase.FORWARD and phases[column - 1] not in _PASSES
+
+
+def _phases(timeline: RoleTimeline, first: int, end: int) -> Iterator[tuple[Phase, float, float]]:
+    moved = (timeline.moved_bytes - timeline.moved_bytes[first]) / GIB
+    place = first
+    for phase, members in groupby(running.phase for running in timeline.running[first:end]):
+        stop = place + len(list(members))
+        if phase is not None:
+            yield phase, float(moved[place]), float(moved[stop])
+        place = stop
+
+
+def _draw_step(axes: "Axes", step: _Step, pieces: Sequence[Piece], start: int, width_inches: float) -> None:
+    below = np.zeros(len(step.columns) + 1)
+    for piece in pieces:
+        own = np.array(piece.sizes_bytes[start : start + len(step.columns)]) / GIB
+        above = below + _held(own)
+        look = {**piece.look.arguments(), "linewidth": 0}
+        # nothing is drawn where nothing is held; a column's right edge belongs to it
+        shown = _held(own > 0) | np.append(False, own > 0)
+        axes.fill_between(step.places, below, above, where=shown, step="post", label=piece.label, **look)
+        below = above
+    reserved = _held(step.timeline.reserved_bytes[step.columns] / GIB)
+    dashes = (0, (4, 1.5))
+    axes.step(step.places, reserved, where="post", color=INK, linewidth=0.8, linestyle=dashes, label="reserved")
+    axes.set_xlim(0, step.places[-1])
+    axes.set_xlabel("allocated and freed, GiB")
+    axes.locator_params(axis="x", nbins=4)
+    axes.set_title(shortened(step.title, width_inches))
+
+
+def _held(values: "NDArray[Any]") -> "NDArray[Any]":
+    """One value more: what the last column holds up to its end."""
+    return np.append(values, values[-1])
+
+
+def _mark_phases(axes: "Axes", step: _Step, width_inches: float) -> None:
+    """Each phase's bounds, and its name as long as it has room."""
+    axes.set_ylim(0, 1.14 * axes.get_ylim()[1])
+    above = axes.get_xaxis_transform()
+    for phase, first, end in step.phases:
+        axes.axvline(end, color=RULE, linewidth=0.6, linestyle=(0, (2, 2)))
+        room = (end - first) / step.places[-1] * width_inches
+        words = (phase.value, _SHORT_NAMES.get(phase, ""), "")
+        fitting = next(word for word in words if not word or room > _LETTER_INCHES * (len(word) + 1))
+        axes.text((first + end) / 2, 0.985, fitting, ha="center", va="top", transform=above)

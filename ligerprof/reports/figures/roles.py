@@ -1,0 +1,143 @@
+"""Who holds the peak, as stacked bars side by side: roles that matter in any of them, the others in one piece."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ligerprof.reports.figures.series import Axis, Setting, split_series
+from ligerprof.reports.figures.style import (
+    POOLED_LOOK,
+    ROLE_LOOKS,
+    AreaLook,
+    new_figure,
+    styled,
+    write_legend,
+    write_title,
+)
+from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.runs.sweep.cells import CellStatus
+from ligerprof.units import GIB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# a role that holds less than this share of every bar is not told apart from the paper's grain
+_SMALLEST_SHARE = 0.015
+_BAR_INCHES = 0.21
+_MOST_GROUPS = 3
+# right of the longest bar, for its sum
+_ROOM = 1.16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolesBar:
+    """One bar.
+
+    Attributes:
+        title: stands beside the bar.
+        group: bars that follow each other with one group stand together, the group's name beside the first.
+    """
+
+    title: str
+    roles: MemoryBreakdown
+    group: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One role, or the pooled rest, in every bar.
+
+    Attributes:
+        sizes_bytes: in the order of the bars.
+    """
+
+    label: str
+    look: AreaLook
+    sizes_bytes: tuple[int, ...]
+
+
+def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float | None = None) -> "Figure":
+    """One stacked bar each, in GiB, the first at the top.
+
+    Args:
+        bars: at least one.
+        sentences: what the figure shows, as its title.
+        width_inches: half a page where not given.
+    """
+    with styled():
+        figure = new_figure(0.55 + _BAR_INCHES * _rows(bars)[-1])
+        if width_inches is not None:
+            figure.set_figwidth(width_inches)
+        axes = figure.add_subplot()
+        _stack(axes, bars)
+        axes.set_xlabel("allocated at the peak, GiB")
+        write_title(figure, *sentences)
+        write_legend(figure, columns=max(2, int(figure.get_figwidth() / 1.7)))
+    return figure
+
+
+def find_bars(setting: Setting, axis: Axis) -> tuple[RolesBar, ...]:
+    """The sets that ran at each of up to three sizes at which none ran, too; those sets alone where none never ran."""
+    series = split_series(setting, axis)
+    found = {
+        one.label: {getattr(cell.recipe, axis): cell for cell in one.cells if cell.status is CellStatus.DONE}
+        for one in series
+    }
+    plain = [one.label for one in series if one.kernels == "none"] or list(found)
+    sizes = sorted({size for label in plain for size in found[label]})
+    chosen = sizes if len(sizes) <= _MOST_GROUPS else [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
+    labels = [label for label, cells in found.items() if all(size in cells for size in chosen)]
+    return tuple(
+        RolesBar(title=label, roles=figures.roles, group=f"{axis} {size}" if len(chosen) > 1 else "")
+        for size in chosen
+        for label in labels
+        if (figures := found[label][size].figures) is not None
+    )
+
+
+def pieces_of(breakdowns: Sequence[MemoryBreakdown]) -> tuple[Piece, ...]:
+    """The roles that matter in any breakdown, in the order of the vocabulary; the others pooled, and counted."""
+    totals = np.array([max(breakdown.total_bytes, 1) for breakdown in breakdowns])
+    sizes = {role: np.array([breakdown[role] for breakdown in breakdowns]) for role in Role}
+    told = [role for role in Role if (sizes[role] / totals >= _SMALLEST_SHARE).any()]
+    pooled = [role for role in Role if role not in told and sizes[role].any()]
+    pieces = [Piece(label=role.value, look=ROLE_LOOKS[role], sizes_bytes=tuple(sizes[role].tolist())) for role in told]
+    if pooled:
+        rest = sum((sizes[role] for role in pooled), start=np.zeros(len(breakdowns), dtype=np.int64))
+        label = pooled[0].value if len(pooled) == 1 else f"{len(pooled)} more roles"
+        pieces.append(Piece(label=label, look=POOLED_LOOK, sizes_bytes=tuple(rest.tolist())))
+    return tuple(pieces)
+
+
+def _rows(bars: Sequence[RolesBar]) -> list[float]:
+    """Where each bar stands, in bars from the top, with some room between groups; the last is where they end."""
+    places, place = [], 0.0
+    for number, bar in enumerate(bars):
+        place += 1.0 if number == 0 or bar.group == bars[number - 1].group else 1.6
+        places.append(place)
+    return [*places, place + 0.5]
+
+
+def _stack(axes: "Axes", bars: Sequence[RolesBar]) -> None:
+    places = _rows(bars)[:-1]
+    left = np.zeros(len(bars))
+    for piece in pieces_of([bar.roles for bar in bars]):
+        sizes = np.array(piece.sizes_bytes) / GIB
+        axes.barh(places, sizes, height=0.82, left=left, label=piece.label, **piece.look.arguments())
+        left += sizes
+    for place, total in zip(places, left, strict=True):
+        axes.annotate(f"{total:.3g}", (total, place), textcoords="offset points", xytext=(3, 0), va="center")
+    axes.set_xlim(0, _ROOM * left.max() or 1.0)
+    axes.set_yticks(places, [_bar_title(bars, number) for number in range(len(bars))])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(places[-1] + 0.6, places[0] - 0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def _bar_title(bars: Sequence[RolesBar], number: int) -> str:
+    bar = bars[number]
+    first = number == 0 or bars[number - 1].group != bar.group
+    return f"{bar.group}, {bar.title}" if first and bar.group else bar.title

@@ -1,0 +1,122 @@
+"""What figures are drawn from: which of the named files and folders hold cells, recordings or bench records."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ligerprof.analyzers.explain.answer import SNAPSHOT_NAME
+from ligerprof.errors import ResultFormatError
+from ligerprof.reports.figures.series import kernel_set
+from ligerprof.runs.bench.records import Finding, join_findings, read_lines
+from ligerprof.runs.directory import RESULT, read_result
+from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, cell_from_json, read_cells
+
+_LONGEST_LINE = 2**16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotSource:
+    """A recording, not read yet.
+
+    Attributes:
+        titles: what to call it, shorter ones first.
+        origin: how it came about, where the folder says so.
+    """
+
+    path: Path
+    titles: tuple[str, ...]
+    origin: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """Everything that was named."""
+
+    cells: tuple[Cell, ...] = ()
+    snapshots: tuple[SnapshotSource, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The shortest names that tell the recordings apart; the last ones where none do."""
+        longest = max((len(source.titles) for source in self.snapshots), default=0)
+        names: tuple[str, ...] = ()
+        for level in range(longest):
+            names = tuple(source.titles[min(level, len(source.titles) - 1)] for source in self.snapshots)
+            if len(set(names)) == len(names):
+                break
+        return names
+
+
+def read_sources(paths: Iterable[Path]) -> Sources:
+    """Sort files and folders by what is in them, and read all but the recordings.
+
+    A folder is a sweep's (results.jsonl), a run's (result.json, snapshot.pickle), or one that holds a
+    recording. A file is a sweep's rows, one result, bench records, or a memory snapshot.
+
+    Raises:
+        ResultFormatError, RunDirectoryError, BenchFileError: what is named holds none of these.
+    """
+    cell_files: list[Path] = []
+    snapshots: list[SnapshotSource] = []
+    findings: list[list[Finding]] = []
+    runs: list[Cell] = []
+    for path in paths:
+        if path.is_dir() and not (path / RESULTS_NAME).exists():
+            run, recording = _read_run(path)
+            runs += run
+            snapshots += recording
+        elif path.is_dir() or _is_json(path):
+            if not path.is_dir() and _is_bench(path):
+                findings.append(read_lines(path))
+            else:
+                cell_files.append(path)
+        else:
+            snapshots.append(SnapshotSource(path=path, titles=(path.name.partition(".")[0],)))
+    return Sources(
+        cells=(*read_cells(cell_files), *runs),
+        snapshots=tuple(snapshots),
+        findings=join_findings(*findings),
+    )
+
+
+def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
+    """The result and the recording of a run directory, each where it is there."""
+    snapshot = path / SNAPSHOT_NAME
+    if not (path / RESULT).exists():
+        if not snapshot.exists():
+            raise ResultFormatError(
+                f"{path}: neither {RESULTS_NAME} nor {RESULT} nor {SNAPSHOT_NAME} in it. Give a sweep or a run."
+            )
+        return [], [SnapshotSource(path=snapshot, titles=(path.name,))]
+    cell = cell_from_json(read_result(path), str(path / RESULT))
+    recipe = cell.recipe
+    kernels = kernel_set(recipe)
+    whose = f"{kernels}, {recipe.provider}" if recipe.kernels else kernels
+    titles = (kernels, whose, f"{kernels}, {recipe.batch} x {recipe.seq}", path.name)
+    origin = cell.figures.backend if cell.figures is not None else ""
+    recording = [SnapshotSource(path=snapshot, titles=titles, origin=origin)] if snapshot.exists() else []
+    return [cell], recording
+
+
+def _is_json(path: Path) -> bool:
+    """Whether the file starts as a JSON object does; no snapshot, packed or not, starts so."""
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip()[:1] == b"{"
+    except OSError as error:
+        raise ResultFormatError(
+            f"{path}: not readable ({error.strerror}). Give a file of sweep, step or bench."
+        ) from None
+
+
+def _is_bench(path: Path) -> bool:
+    """Whether the first line is a bench record; what is wrong with others, their reader says."""
+    with path.open("rb") as file:
+        line = file.readline(_LONGEST_LINE)
+    try:
+        first = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and "what" in first and "recipe" not in first

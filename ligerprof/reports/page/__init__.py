@@ -1,0 +1,1 @@
+"""Offline HTML pages of runs and peaks."""

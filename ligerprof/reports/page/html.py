@@ -1,0 +1,133 @@
+"""The parts that HTML pages share: their frame, tables, and the timeline of roles. Every text in them is escaped."""
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ligerprof.analyzers.explain.timeline import RoleTimeline, Running
+from ligerprof.reports.figures.style import ROLE_LOOKS
+from ligerprof.roles import ROLE_MEANINGS
+from ligerprof.snapshots.trace import Int64s
+
+_HERE = Path(__file__).parent
+_TEXT_COLUMNS = ("what", "module", "asked for by")
+# a page stays small whatever names a file has
+_LONGEST_NAME = 160
+# nothing is loaded from anywhere, and no script but the page's own could run even if one got in
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def html_page(title: str, parts: Iterable[str]) -> str:
+    """A whole page.
+
+    Args:
+        title: plain text.
+        parts: the body, HTML already.
+    """
+    style = (_HERE / "page.css").read_text(encoding="utf-8")
+    page = "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            *parts,
+            "</body></html>\n",
+        ]
+    )
+    # a name from a file may hold half a character, which no encoding can write
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def paragraph(text: str, name: str = "") -> str:
+    """A paragraph of plain text."""
+    return f'<p class="{escape(name)}">{escape(text)}</p>' if name else f"<p>{escape(text)}</p>"
+
+
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of plain text; a first cell `total` marks the row that adds up."""
+    text = {index for index, head in enumerate(heads) if head in _TEXT_COLUMNS}
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag} class=text>{escape(value)}</{tag}>" if index in text else f"<{tag}>{escape(value)}</{tag}>"
+            for index, value in enumerate(values)
+        )
+
+    body = "".join(f"<tr{' class=total' if row[0] == 'total' else ''}>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{cells("th", heads)}</tr>{body}</table></div>'
+
+
+def html_timeline(timeline: RoleTimeline) -> str:
+    """Memory over a recording, stacked by role, with zoom and hover; at most one to a page."""
+    legend = "".join(
+        f'<button type="button" data-role="{role.value}" aria-pressed="true" title="{escape(ROLE_MEANINGS[role])}">'
+        f'<i style="background:{ROLE_LOOKS[role].color}"></i>{role.value}</button>'
+        for role in timeline.roles
+    )
+    script = (_HERE / "timeline.js").read_text(encoding="utf-8")
+    return (
+        '<div id="timeline"><div class="bar">'
+        '<button type="button" data-act="in" aria-label="zoom in">+</button>'
+        '<button type="button" data-act="out" aria-label="zoom out">&minus;</button>'
+        '<button type="button" data-act="peak">peak</button><button type="button" data-act="all">all</button>'
+        '<span class="range"></span></div>'
+        '<canvas tabindex="0" role="img" aria-label="allocated bytes by role over the recording; the tables on this'
+        ' page tell the peak in words"></canvas>'
+        f'<div class="bar">{legend}<span class="key"><i class="line"></i>reserved</span></div>'
+        '<div class="tip" hidden></div></div>'
+        f'<script type="application/json" id="timeline-data">{_json(_payload(timeline))}</script>'
+        f"<script>{script}</script>"
+    )
+
+
+def _payload(timeline: RoleTimeline) -> dict[str, Any]:
+    """What the script draws from; columns of numbers as differences, which are short."""
+    running: dict[tuple[int, str, str], int] = {}
+    ran = [running.setdefault(_told(moment), len(running)) for moment in timeline.running]
+    return {
+        "last_moment": timeline.last_moment,
+        "peak_column": timeline.peak_column,
+        "starts": _differences(timeline.starts),
+        "moments": _differences(timeline.moments),
+        "reserved": _differences(timeline.reserved_bytes),
+        "roles": [
+            {
+                "name": role.value,
+                "color": ROLE_LOOKS[role].color,
+                "bytes": _differences(sizes),
+                "holdings": [
+                    [holding.column, *holding.largest] for holding in timeline.holdings if holding.role is role
+                ],
+            }
+            for role, sizes in timeline.roles.items()
+        ],
+        "holders": [[_short(holder.module), _short(holder.frame)] for holder in timeline.holders],
+        "running": list(running),
+        "ran": ran,
+    }
+
+
+def _told(moment: Running) -> tuple[int, str, str]:
+    place = f"{moment.module} ({moment.node})" if moment.module and moment.node else moment.module or moment.node
+    return moment.step, moment.phase.value if moment.phase else "", _short(place)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _differences(values: Int64s) -> list[int]:
+    differences: list[int] = np.diff(values, prepend=0).tolist()
+    return differences
+
+
+def _json(values: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever text is in it."""
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

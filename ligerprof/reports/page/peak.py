@@ -1,0 +1,58 @@
+"""The page of `ligerprof explain --html`: one self-contained file of who holds the peak and how it came about."""
+
+from collections.abc import Iterator
+
+from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.explain.timeline import RoleTimeline
+from ligerprof.reports.page.html import html_page, html_table, html_timeline, paragraph
+from ligerprof.reports.peak import sentence
+from ligerprof.roles import ROLE_MEANINGS, Role
+from ligerprof.units import format_bytes, format_mib
+
+_TOP_BLOCKS = 100
+_LONGEST_NAME = 160
+
+
+def render_peak_page(report: PeakReport, timeline: RoleTimeline, *, source: str) -> str:
+    """The whole page as HTML text.
+
+    Args:
+        source: the file's name, for the title.
+    """
+    phases = ", ".join(f"{phase.value} {format_bytes(size)}" for phase, size in report.phases.items())
+    return html_page(
+        f"{source}: who holds the peak",
+        [
+            paragraph(sentence(report)),
+            *([paragraph(f"Highest in each phase: {phases}.")] if phases else []),
+            *(paragraph(f"Note: {note}.") for note in report.notes),
+            "<h2>Memory over the recording</h2>",
+            html_timeline(timeline),
+            "<h2>Who holds the peak</h2>",
+            html_table(["role", "MiB", "share", "what"], _role_rows(report)),
+            "<h2>Largest blocks at the peak</h2>",
+            html_table(["role", "MiB", "blocks", "made in", "module", "asked for by"], _block_rows(report)),
+        ],
+    )
+
+
+def _role_rows(report: PeakReport) -> Iterator[list[str]]:
+    for role in Role:
+        if report.roles[role]:
+            yield [*_figures(role.value, report.roles[role], report.peak_bytes), ROLE_MEANINGS[role]]
+    yield [*_figures("total", report.peak_bytes, report.peak_bytes), ""]
+
+
+def _figures(name: str, size_bytes: int, peak_bytes: int) -> list[str]:
+    share = f"{100 * size_bytes / peak_bytes:.1f} %" if peak_bytes else "n/a"
+    return [name, format_mib(size_bytes), share]
+
+
+def _block_rows(report: PeakReport) -> Iterator[list[str]]:
+    for block in report.blocks[:_TOP_BLOCKS]:
+        names = [block.module[:_LONGEST_NAME], block.frame[:_LONGEST_NAME]]
+        yield [block.role.value, format_mib(block.size_bytes), str(block.count), block.phase.value, *names]
+    rest = report.blocks[_TOP_BLOCKS:]
+    if rest:
+        count = sum(block.count for block in rest)
+        yield [f"{len(rest)} more", format_mib(sum(block.size_bytes for block in rest)), str(count), "", "", ""]

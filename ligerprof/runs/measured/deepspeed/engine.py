@@ -1,0 +1,147 @@
+"""A recipe's model under DeepSpeed's engine, as a training step drives it."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ligerprof.errors import LigerprofError, MissingDependencyError
+from ligerprof.recipe.deepspeed import deepspeed_config
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.training import LEARNING_RATE, built_model, make_optimizer
+
+# far longer than DeepSpeedCPUAdam takes to build
+_STALE_SECONDS = 900
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepSpeedTrainer:
+    """What a training step under DeepSpeed works on.
+
+    Attributes:
+        engine: what deepspeed.initialize returned.
+    """
+
+    recipe: TrainingRecipe
+    engine: Any
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """The loss of a micro-batch; gathers weights where they are partitioned."""
+        loss: Tensor = self.engine(**batch, use_cache=False).loss
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Make gradients and reduce them between ranks; DeepSpeed scales the loss."""
+        self.engine.backward(loss)
+        if not self.engine.is_gradient_accumulation_boundary():
+            # counts the micro-batch and updates nothing
+            self.engine.step()
+
+    def update(self) -> None:
+        """Clip the gradients, step the optimizer, drop the gradients."""
+        self.engine.step()
+
+    def drop_gradients(self) -> None:
+        """DeepSpeed's step has done so."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Steps in which nothing was updated."""
+        skipped, steps = self.engine.skipped_steps, self.engine.global_steps
+        if not skipped:
+            return ()
+        return (f"{skipped} of {steps} steps updated nothing, for gradients beyond the loss scale",)
+
+
+def require_deepspeed() -> None:
+    """Refuse in one line where the package is not there.
+
+    Raises:
+        MissingDependencyError: says what to install.
+    """
+    try:
+        import deepspeed  # noqa: F401 - whether it can be imported is the question
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"--engine deepspeed needs deepspeed ({error}). Install it with: pip install 'ligerprof[deepspeed]'."
+        ) from None
+
+
+@contextmanager
+def deepspeed_trainer(
+    recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
+) -> Iterator[DeepSpeedTrainer]:
+    """Build the model on a device and hand it to DeepSpeed; this process is one of the recipe's ranks.
+
+    The usual variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) say which.
+
+    Args:
+        see_model: is shown the model before DeepSpeed hooks it.
+
+    Raises:
+        LigerprofError: what `built_model` raises, or what DeepSpeed cannot be set up for.
+    """
+    import deepspeed
+
+    if recipe.offload == "nvme":
+        _require_disk_access()
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    with built_model(recipe, device) as model:
+        see_model(model)
+        optimizer, config = _optimizer(recipe, model), deepspeed_config(recipe)
+        with _refusals_in_a_line(recipe):
+            engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        yield DeepSpeedTrainer(recipe=recipe, engine=engine)
+
+
+def _require_disk_access() -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    if not get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible(verbose=False):
+        raise MissingDependencyError(
+            "--offload nvme needs DeepSpeed's async_io, which cannot be built here. Install libaio-dev (`ds_report`)."
+        )
+
+
+@contextmanager
+def _refusals_in_a_line(recipe: TrainingRecipe) -> Iterator[None]:
+    """What DeepSpeed has against a user's configuration, without its traceback."""
+    try:
+        yield
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        if recipe.deepspeed_config is None:
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise LigerprofError(f"--deepspeed-config: DeepSpeed refuses it ({type(error).__name__}: {reason}).") from error
+
+
+def _require_no_stale_lock() -> None:
+    """Torch waits without end for a build that was ended in the middle, as a killed cell of a sweep is."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    lock = Path(_get_build_directory("cpu_adam", verbose=False)) / "lock"
+    with suppress(FileNotFoundError):
+        if time.time() - lock.stat().st_mtime > _STALE_SECONDS:
+            raise LigerprofError(f"{lock}: left by a build of DeepSpeedCPUAdam that did not end. Remove it.")
+
+
+def _optimizer(recipe: TrainingRecipe, model: nn.Module) -> Any:
+    """The recipe's optimizer over the trainable parameters; DeepSpeed moves its states."""
+    if recipe.optimizer != "deepspeed-cpu-adam":
+        return make_optimizer(recipe, model)
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    _require_no_stale_lock()
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        return DeepSpeedCPUAdam(trainable, lr=LEARNING_RATE)
+    except Exception as error:
+        # it is compiled when it is first used, and a compiler that fails raises anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LigerprofError(
+            f"DeepSpeedCPUAdam cannot be built here ({reason}). See `ds_report`; it needs a C++ compiler and ninja."
+        ) from error

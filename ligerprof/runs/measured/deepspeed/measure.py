@@ -1,0 +1,124 @@
+"""Measure a step under DeepSpeed: alone in this process, in ranks started here, or as one rank of a launcher's."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ligerprof.errors import MissingDependencyError, RecipeError
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.measured.deepspeed.engine import deepspeed_trainer, require_deepspeed
+from ligerprof.runs.measured.deepspeed.launch import free_port, local_environment, run_ranks, set_environment
+from ligerprof.runs.measured.deepspeed.ranks import Rank, merge_ranks, rank_from_environment
+from ligerprof.runs.measured.step import measure_step
+from ligerprof.runs.outcome import Progress, StepOutcome
+
+
+def measure_deepspeed_step(
+    recipe: TrainingRecipe, *, trace_directory: Path | None, logs: Path, progress: Progress
+) -> StepOutcome:
+    """Train under DeepSpeed as `measure_step` does under plain torch.
+
+    Args:
+        trace_directory: where the profiler's traces go; None takes none.
+        logs: a folder for what ranks started here print.
+        progress: is told what runs next.
+
+    Raises:
+        MissingDependencyError: no deepspeed, or too few CUDA devices.
+        RecipeError: a launcher's group is not as large as the recipe says.
+        LigerprofError: a rank failed.
+    """
+    require_deepspeed()
+    measure = partial(_measure_here, recipe, trace_directory)
+    if (rank := rank_from_environment()) is not None:
+        return _as_one_of(rank, recipe, measure, progress)
+    _require_devices(recipe.gpus)
+    if recipe.gpus > 1:
+        return merge_ranks(run_ranks(measure, recipe.gpus, logs, progress))
+    with set_environment(local_environment(0, 1, free_port())), _own_group():
+        return measure(progress)
+
+
+def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
+    """Train as a rank other than 0 of a launcher's group; what it measured goes to rank 0.
+
+    Args:
+        trace: whether rank 0 profiles steps, in which every rank takes part.
+    """
+    with TemporaryDirectory() as folder:
+        logs = Path(folder)
+        return measure_deepspeed_step(recipe, trace_directory=logs if trace else None, logs=logs, progress=_silent)
+
+
+def _measure_here(recipe: TrainingRecipe, trace_directory: Path | None, progress: Progress) -> StepOutcome:
+    """Measure in this process, on the GPU of its LOCAL_RANK."""
+    import torch
+
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    _require_devices(local + 1)
+    torch.cuda.set_device(local)
+    with _stdout_to_stderr():
+        return measure_step(recipe, trace_directory=trace_directory, progress=progress, build=deepspeed_trainer)
+
+
+def _require_devices(count: int) -> None:
+    import torch
+
+    if (found := torch.cuda.device_count()) < count:
+        raise MissingDependencyError(f"{count} CUDA devices are needed here, {found} found. Lower --gpus.")
+
+
+def _as_one_of(rank: Rank, recipe: TrainingRecipe, measure: Any, progress: Progress) -> StepOutcome:
+    """Measure as one rank of a launcher's group; rank 0 gets all outcomes, the others their own."""
+    if rank.world_size != recipe.gpus:
+        raise RecipeError(
+            f"WORLD_SIZE is {rank.world_size}, --gpus {recipe.gpus}: give --gpus the number of GPUs of all machines."
+        )
+    outcome: StepOutcome = measure(progress)
+    if outcome.oom is not None:
+        # the others wait for this rank: its launcher ends them when it exits
+        return merge_ranks({rank.rank: outcome})
+    with _own_group():
+        return merge_ranks(gather(rank, outcome))
+
+
+def gather(rank: Rank, outcome: StepOutcome) -> dict[int, StepOutcome]:
+    """Every rank's outcome at rank 0, its own elsewhere."""
+    from torch import distributed
+
+    found: list[Any] = [None] * rank.world_size
+    distributed.gather_object(outcome, found if rank.rank == 0 else None)
+    return dict(enumerate(found)) if rank.rank == 0 else {rank.rank: outcome}
+
+
+@contextmanager
+def _own_group() -> Iterator[None]:
+    """Take the process group down at the end, if there is one by then."""
+    from torch import distributed
+
+    with ExitStack() as cleanup:
+        cleanup.callback(lambda: distributed.destroy_process_group() if distributed.is_initialized() else None)
+        yield
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Keep standard output for results: DeepSpeed's logger and its compilers print there."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _silent(_text: str) -> None:
+    pass

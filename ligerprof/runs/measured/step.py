@@ -1,0 +1,297 @@
+"""One training step on a CUDA device: recorded once, counted once, timed without either."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ligerprof.errors import LigerprofError, MissingDependencyError
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import STEP_PHASES, Phase
+from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
+from ligerprof.runs.recording.stamping import Stamper
+from ligerprof.runs.training import Training, make_batch, torch_trainer, train_step
+from ligerprof.runs.versions import package_versions
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.replay import replay
+
+_MAX_EVENTS = 2_000_000
+_STATM = Path("/proc/self/statm")
+
+# builds a model under its engine on a device; shows the model to whoever hooks it before anything wraps it
+Build = Callable[[TrainingRecipe, torch.device, Callable[[nn.Module], None]], AbstractContextManager[Training]]
+
+
+def measure_step(
+    recipe: TrainingRecipe, *, trace_directory: Path | None, progress: Progress, build: Build = torch_trainer
+) -> StepOutcome:
+    """Train on the current CUDA device: warm-up, one recorded step, one counted, timed ones, a traced one.
+
+    The figures come from the counted step, which neither the recorder nor the stamps touch.
+
+    Args:
+        build: makes what is trained, under the engine that the recipe asks for.
+        trace_directory: where the profiler's trace goes, for TensorBoard; None takes none.
+        progress: is told what runs next.
+
+    Raises:
+        MissingDependencyError: there is no CUDA device.
+        LigerprofError: the device is not empty enough to count from.
+    """
+    if not torch.cuda.is_available():
+        raise MissingDependencyError("no CUDA device here. Use --device simulated.")
+    with ExitStack() as cleanup:
+        return _measure(_Session(recipe, progress, cleanup), build, trace_directory)
+
+
+def _measure(session: "_Session", build: Build, trace_directory: Path | None) -> StepOutcome:
+    try:
+        with session.recorded():
+            session.build(build)
+            session.run_recorded()
+        session.count()
+        session.time()
+        if trace_directory is not None:
+            session.trace(trace_directory)
+    except torch.OutOfMemoryError:
+        return session.out_of_memory()
+    return session.outcome()
+
+
+class _PhaseCounters:
+    """Peak and end of each phase, read from torch's own counters; one a step."""
+
+    def __init__(self, base_bytes: int, on_phase: Callable[[Phase], None] = lambda _: None) -> None:
+        self._base_bytes = base_bytes
+        self._on_phase = on_phase
+        self.peaks: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
+        self.ends: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
+        self.reserved_bytes = 0
+        self.label_loss: Callable[[Tensor], None] = lambda _: None
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.peaks.values())
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        self._on_phase(phase)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        torch.cuda.synchronize()
+        if phase in self.peaks:
+            peak_bytes = torch.cuda.max_memory_allocated() - self._base_bytes
+            self.peaks[phase] = max(self.peaks[phase], peak_bytes)
+            self.ends[phase] = torch.cuda.memory_allocated() - self._base_bytes
+            self.reserved_bytes = max(self.reserved_bytes, torch.cuda.max_memory_reserved())
+
+    def loss_made(self, loss: Tensor) -> None:
+        self.label_loss(loss)
+
+
+class _Unobserved:
+    """Lets a step run as it would without us."""
+
+    @contextmanager
+    def phase(self, _phase: Phase) -> Iterator[None]:
+        yield
+
+    def loss_made(self, _loss: Tensor) -> None:
+        pass
+
+
+class _Session:
+    """What one measurement holds between its passes."""
+
+    def __init__(self, recipe: TrainingRecipe, progress: Progress, cleanup: ExitStack) -> None:
+        self._recipe, self._progress, self._cleanup = recipe, progress, cleanup
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._limit_bytes = _limit_memory(recipe, self._device)
+        torch.cuda.empty_cache()
+        self._base_bytes = torch.cuda.memory_allocated()
+        if self._base_bytes:
+            raise LigerprofError(f"this process already holds {self._base_bytes} bytes of the GPU. Start a fresh one.")
+        self._stamper: Stamper | None = None
+        self._step, self._phase = 0, Phase.BUILD
+        self._snapshot: dict[str, Any] = {}
+        self._first: _PhaseCounters | None = None
+        self._recorded: _PhaseCounters | None = None
+        self._counted: _PhaseCounters | None = None
+        self._seconds: list[float] = []
+        self._host_base_bytes = _resident_bytes() if recipe.offload != "none" else 0
+        self._host_bytes: int | None = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record allocator events with our stamps; keeps the snapshot also where memory runs out."""
+        memory: Any = torch.cuda.memory
+        # context="all" would break non-reentrant checkpointing around Python autograd Functions
+        memory._record_memory_history(max_entries=_MAX_EVENTS, stacks="python", context="alloc")
+        self._stamper = Stamper(memory._set_memory_metadata)
+        try:
+            yield
+        finally:
+            self._stamper.detach()
+            self._stamper = None
+            torch.cuda.synchronize()
+            self._snapshot = memory._snapshot()
+            memory._record_memory_history(enabled=None)
+            memory._set_memory_metadata("")
+
+    def build(self, build: Build) -> None:
+        """Make model, optimizer and batch on the device."""
+        self._progress(f"building {self._recipe.spec.name}")
+        torch.manual_seed(0)
+        self._trainer = self._cleanup.enter_context(build(self._recipe, self._device, self._see_model))
+        self._batch = make_batch(self._recipe, self._device)
+
+    def _see_model(self, model: nn.Module) -> None:
+        if self._stamper is not None:
+            self._stamper.attach(model)
+
+    def run_recorded(self) -> None:
+        """Run the warm-up and the profiled step."""
+        last = self._recipe.warmup + 1
+        for number in range(1, last + 1):
+            self._progress(f"step {number} of {last}, recorded")
+            self._run(number)
+
+    def _run(self, number: int) -> None:
+        counters = _PhaseCounters(self._base_bytes, lambda phase: self._enter(number, phase))
+        if self._stamper is not None:
+            counters.label_loss = self._stamper.label_rest
+        if number == 1:
+            self._first = counters
+        self._recorded = counters
+        train_step(self._trainer, self._batch, counters)
+
+    def _enter(self, number: int, phase: Phase) -> None:
+        self._step, self._phase = number, phase
+        if self._stamper is not None:
+            self._stamper.enter(step=number, phase=phase)
+
+    def count(self) -> None:
+        """Run the step whose figures are reported."""
+        self._progress("counting a step without the recorder")
+        counters = _PhaseCounters(self._base_bytes, lambda phase: self._enter(self._step, phase))
+        train_step(self._trainer, self._batch, counters)
+        self._counted = counters
+        if self._recipe.offload != "none":
+            self._host_bytes = _resident_bytes() - self._host_base_bytes
+
+    def time(self) -> None:
+        """Time whole steps, nothing else running."""
+        for number in range(self._recipe.repeats):
+            self._progress(f"timing step {number + 1} of {self._recipe.repeats}")
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            train_step(self._trainer, self._batch, _Unobserved())
+            torch.cuda.synchronize()
+            self._seconds.append(time.perf_counter() - started)
+
+    def trace(self, directory: Path) -> None:
+        """Profile one step for TensorBoard's PyTorch plugin."""
+        from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+        self._progress("tracing a step for TensorBoard")
+        with profile(
+            activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+            schedule=schedule(wait=0, warmup=1, active=1),
+            on_trace_ready=tensorboard_trace_handler(str(directory), use_gzip=True),
+            record_shapes=True,
+            profile_memory=True,
+        ) as profiler:
+            for _ in range(2):
+                train_step(self._trainer, self._batch, _Unobserved())
+                torch.cuda.synchronize()
+                profiler.step()
+
+    def outcome(self) -> StepOutcome:
+        """The result of a run that fitted."""
+        first, recorded, counted = self._first, self._recorded, self._counted
+        if first is None or recorded is None or counted is None:
+            raise LigerprofError("the step ended before it was counted.")
+        notes = list(self._trainer.notes())
+        if recorded.peak_bytes != counted.peak_bytes:
+            difference_bytes = recorded.peak_bytes - counted.peak_bytes
+            notes.append(f"the recorded step's peak is {difference_bytes:+d} bytes off the reported, unrecorded one")
+        return StepOutcome(
+            backend="measured",
+            gpu=torch.cuda.get_device_name(self._device),
+            peak_bytes=counted.peak_bytes,
+            reserved_bytes=counted.reserved_bytes,
+            first_step_peak_bytes=first.peak_bytes,
+            first_step_reserved_bytes=first.reserved_bytes,
+            phases=counted.peaks,
+            after_phase=counted.ends,
+            profiled_step=self._recipe.warmup + 1,
+            snapshot=self._snapshot,
+            step_seconds=tuple(self._seconds),
+            versions={**package_versions(), "cuda": str(torch.version.cuda)},
+            notes=tuple(notes),
+            host_bytes=self._host_bytes,
+        )
+
+    def out_of_memory(self) -> StepOutcome:
+        """The result of a run that did not fit: what held memory when it ended."""
+        last = self._recorded
+        first = self._first
+        requested_bytes, (allocated_bytes, reserved_bytes) = self._refused()
+        oom = OutOfMemory(
+            requested_bytes=requested_bytes,
+            allocated_bytes=allocated_bytes,
+            reserved_bytes=reserved_bytes,
+            limit_bytes=self._limit_bytes,
+            phase=self._phase,
+            step=self._step,
+        )
+        return StepOutcome(
+            backend="measured",
+            gpu=torch.cuda.get_device_name(self._device),
+            peak_bytes=torch.cuda.max_memory_allocated() - self._base_bytes,
+            reserved_bytes=torch.cuda.max_memory_reserved(),
+            first_step_peak_bytes=first.peak_bytes if first else 0,
+            first_step_reserved_bytes=first.reserved_bytes if first else 0,
+            phases=last.peaks if last else {},
+            after_phase=last.ends if last else {},
+            profiled_step=self._step,
+            snapshot=self._snapshot,
+            oom=oom,
+            versions={**package_versions(), "cuda": str(torch.version.cuda)},
+        )
+
+    def _refused(self) -> tuple[int | None, tuple[int, int]]:
+        """What was asked for, and what was allocated and reserved then."""
+        replayed = replay(Snapshot.from_dict(self._snapshot), self._device.index)
+        event = replayed.out_of_memory
+        if event is None:
+            # it ran out after the recording, where only the counters saw it
+            return None, (torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+        held_bytes = int(replayed.allocated_bytes[event]), int(replayed.reserved_bytes[event])
+        return replayed.trace[event]["size"], held_bytes
+
+
+def _resident_bytes() -> int:
+    """Main memory of this process that is resident now."""
+    return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limit_memory(recipe: TrainingRecipe, device: torch.device) -> int:
+    memory: Any = torch.cuda.memory
+    if recipe.alloc_conf is not None:
+        memory._set_allocator_settings(recipe.alloc_conf)
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    if recipe.memory_limit_bytes is None:
+        return int(total_bytes)
+    if recipe.memory_limit_bytes > total_bytes:
+        raise LigerprofError(
+            f"--memory-limit {recipe.memory_limit_bytes} bytes is more than the GPU's {total_bytes}. Lower it."
+        )
+    torch.cuda.set_per_process_memory_fraction(recipe.memory_limit_bytes / total_bytes, device)
+    return recipe.memory_limit_bytes

@@ -1,0 +1,1 @@
+"""Record the memory of someone's own training."""

@@ -1,0 +1,265 @@
+"""Record the memory of a user's own training loop: `ligerprof.record(directory)`."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+from ligerprof.errors import LigerprofError, MissingDependencyError, RunDirectoryError
+from ligerprof.roles import Phase
+from ligerprof.runs.directory import RunDirectory
+from ligerprof.runs.recording.phases import LoopPhases
+
+Stacks = Literal["python", "all"]
+MAX_ENTRIES = 1_000_000
+
+
+class History(Protocol):
+    """The allocator's history: what the recorder needs of torch.cuda.memory."""
+
+    def start(self, *, max_entries: int, stacks: Stacks) -> None:
+        """Record events from now on, the newest `max_entries` of them."""
+        ...
+
+    def stop(self) -> None:
+        """Record no more, and drop what was recorded."""
+        ...
+
+    def stamp(self, text: str) -> None:
+        """Put a text on the events that follow."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """What was recorded, as torch.cuda.memory._snapshot() gives it."""
+        ...
+
+    def observe_out_of_memory(self, observer: Callable[[], None]) -> None:
+        """Call `observer` wherever an allocation fails, before its exception is raised."""
+        ...
+
+
+class CudaHistory:
+    """The history of torch's CUDA caching allocator.
+
+    Raises:
+        MissingDependencyError: there is no CUDA device.
+    """
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise MissingDependencyError(
+                "record: no CUDA device here, so nothing to record. `ligerprof step --device simulated` needs none."
+            )
+        cuda: Any = torch.cuda
+        # an observer can be attached to an allocator that exists
+        cuda.init()
+        self._memory = cuda.memory
+
+    def start(self, *, max_entries: int, stacks: Stacks) -> None:
+        """Record events from now on, the newest `max_entries` of them."""
+        # context="all" would break non-reentrant checkpointing around Python autograd Functions
+        self._memory._record_memory_history(max_entries=max_entries, stacks=stacks, context="alloc")
+
+    def stop(self) -> None:
+        """Record no more, and drop what was recorded."""
+        self._memory._set_memory_metadata("")
+        self._memory._record_memory_history(enabled=None)
+
+    def stamp(self, text: str) -> None:
+        """Put a text on the events that follow."""
+        self._memory._set_memory_metadata(text)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What was recorded, as torch.cuda.memory._snapshot() gives it."""
+        taken: dict[str, Any] = self._memory._snapshot()
+        return taken
+
+    def observe_out_of_memory(self, observer: Callable[[], None]) -> None:
+        """Call `observer` wherever an allocation fails, before its exception is raised."""
+        bindings: Any = torch._C
+        bindings._cuda_attach_out_of_memory_observer(lambda *_figures: observer())
+
+
+class Recorder:
+    """Records from `open` to `close`, and writes `snapshot.pickle` then, or where memory runs out first.
+
+    Args:
+        directory: where the snapshot goes; made if need be.
+        stacks: `python`, or `all` with C++ frames, which cost much more.
+        max_entries: how many events are kept, the newest.
+        force: overwrite a snapshot that is there.
+        history: the allocator's.
+
+    Raises:
+        RunDirectoryError: a snapshot is there already, or the directory cannot be made.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        history: History,
+        stacks: Stacks = "python",
+        max_entries: int = MAX_ENTRIES,
+        force: bool = False,
+    ) -> None:
+        self._run = RunDirectory(path=Path(directory))
+        self._history, self._stacks, self._max_entries, self._force = history, stacks, max_entries, force
+        self._phases: LoopPhases | None = None
+        self._ran_out = False
+        self._make_room()
+
+    @property
+    def snapshot_path(self) -> Path:
+        """The file that `ligerprof explain` reads; it is there once the recording is over."""
+        return self._run.snapshot
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it records now."""
+        return self._phases is not None
+
+    def open(self) -> "Recorder":
+        """Begin to record."""
+        self._history.start(max_entries=self._max_entries, stacks=self._stacks)
+        self._phases = LoopPhases(self._history.stamp)
+        self._phases.open()
+        self._history.observe_out_of_memory(self._save_what_ran_out)
+        return self
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """Stop recording and write the snapshot.
+
+        Args:
+            failure: why the loop ended, None where it came to its end. A snapshot that memory
+                running out left stays then, and a disk that refuses is a warning.
+
+        Raises:
+            RunDirectoryError: the disk refuses, or somebody else wrote the file meanwhile.
+        """
+        if self._phases is None:
+            return
+        self._phases.close()
+        self._phases = None
+        try:
+            if not (self._ran_out and isinstance(failure, torch.OutOfMemoryError)):
+                self._write()
+        except LigerprofError as error:
+            if failure is None:
+                raise
+            warnings.warn(f"the recording is lost: {error}", stacklevel=2)
+        finally:
+            self._history.stop()
+
+    def attach(self, model: nn.Module) -> None:
+        """Name the modules of `model` on what they allocate; without it, the first module that runs is taken."""
+        self._open_phases().attach(model)
+
+    def step(self) -> None:
+        """End a training step. Not needed where a torch optimizer's `step` does."""
+        self._open_phases().end_step()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say which phase runs, where the hooks cannot tell: `forward`, `backward`, `optimizer`, `build`, `outside`.
+
+        Raises:
+            LigerprofError: no such phase.
+        """
+        try:
+            phase = Phase(name)
+        except ValueError:
+            known = ", ".join(phase.value for phase in Phase)
+            raise LigerprofError(f"record: no phase {name!r}. There are: {known}.") from None
+        with self._open_phases().phase(phase):
+            yield
+
+    def _open_phases(self) -> LoopPhases:
+        if self._phases is None:
+            raise LigerprofError("record: the recording is over. Use the recorder inside its `with` block.")
+        return self._phases
+
+    def _make_room(self) -> None:
+        try:
+            self._run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self._run.path}: cannot make the directory ({error.strerror}). Record into another."
+            ) from None
+        self._require_no_snapshot()
+
+    def _require_no_snapshot(self) -> None:
+        if not self._force and self._run.snapshot.exists():
+            raise RunDirectoryError(
+                f"{self._run.snapshot}: exists. Record into another directory, or with force=True to overwrite it."
+            )
+
+    def _write(self) -> None:
+        # what memory running out left earlier is our own
+        if not self._ran_out:
+            self._require_no_snapshot()
+        self._run.write_snapshot(self._history.snapshot())
+
+    def _save_what_ran_out(self) -> None:
+        """Write the snapshot while everything is still held; torch lets no observer be removed, so later calls pass."""
+        if self._phases is None or self._ran_out:
+            return
+        try:
+            self._write()
+            self._ran_out = True
+        except LigerprofError as error:
+            warnings.warn(f"memory ran out, and the snapshot is not written: {error}", stacklevel=2)
+
+
+@contextmanager
+def record(
+    directory: str | Path,
+    *,
+    model: nn.Module | None = None,
+    stacks: Stacks = "python",
+    max_entries: int = MAX_ENTRIES,
+    force: bool = False,
+) -> Iterator[Recorder]:
+    """Record the CUDA memory of a training loop; `ligerprof explain DIRECTORY` says who held the peak.
+
+        with ligerprof.record("out", model=model):
+            for batch in batches:
+                model(**batch).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    Forward, backward and optimizer steps are found by hooks. Where memory runs out, the
+    snapshot is written before the exception is raised.
+
+    Args:
+        directory: where snapshot.pickle goes; made if need be.
+        model: whose modules are named; None takes the first module that runs.
+        stacks: `python`, or `all` with C++ frames.
+        max_entries: how many events are kept, the newest.
+        force: overwrite a snapshot that is there.
+
+    Raises:
+        MissingDependencyError: there is no CUDA device.
+        RunDirectoryError: a snapshot is there already, or the disk refuses.
+    """
+    recorder = Recorder(directory, history=CudaHistory(), stacks=stacks, max_entries=max_entries, force=force)
+    with running(recorder, model):
+        yield recorder
+
+
+@contextmanager
+def running(recorder: Recorder, model: nn.Module | None = None) -> Iterator[Recorder]:
+    """Record while the block runs, whatever ends it."""
+    recorder.open()
+    try:
+        if model is not None:
+            recorder.attach(model)
+        yield recorder
+    except BaseException as failure:
+        recorder.close(failure)
+        raise
+    recorder.close()

@@ -1,0 +1,50 @@
+"""Record what transformers' Trainer trains, as `ligerprof.record` does for a loop of one's own."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ligerprof.runs.recording.record import MAX_ENTRIES, CudaHistory, History, Recorder, Stacks
+
+
+class RecordCallback(TrainerCallback):
+    """Records from the beginning of training to its end, or until memory runs out.
+
+        Trainer(..., callbacks=[RecordCallback("out")]).train()
+
+    Args:
+        directory: where snapshot.pickle goes; made if need be.
+        stacks: `python`, or `all` with C++ frames.
+        max_entries: how many events are kept, the newest.
+        force: overwrite a snapshot that is there.
+        history: the allocator's; None is that of CUDA.
+
+    Raises:
+        MissingDependencyError: there is no CUDA device.
+        RunDirectoryError: a snapshot is there already, or the directory cannot be made.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        stacks: Stacks = "python",
+        max_entries: int = MAX_ENTRIES,
+        force: bool = False,
+        history: History | None = None,
+    ) -> None:
+        self._recorder = Recorder(
+            directory, history=history or CudaHistory(), stacks=stacks, max_entries=max_entries, force=force
+        )
+        self._ended = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - transformers' signature
+        """Begin to record; a training that begins again, with a smaller batch say, goes on in the same recording."""
+        if not self._ended and not self._recorder.is_open:
+            self._recorder.open().attach(kwargs["model"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - transformers' signature
+        """Write the snapshot."""
+        self._recorder.close()
+        self._ended = True

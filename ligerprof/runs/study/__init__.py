@@ -1,0 +1,1 @@
+"""A study: a grid of training steps with a report."""

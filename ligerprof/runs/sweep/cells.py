@@ -1,0 +1,196 @@
+"""Read the rows of a sweep: one training step a line, done, out of memory or failed, of any number of files."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ligerprof.analyzers.result_reader import Figures, ResultReader
+from ligerprof.errors import LigerprofError, ResultFormatError
+from ligerprof.recipe.training import TrainingRecipe
+
+RESULTS_NAME = "results.jsonl"
+_KINDS = ("cell", "step", None)
+_SCHEMAS = (1, None)
+# a row has some ten thousand bytes; no sweep of ours comes near
+_MAX_FILE_BYTES = 256 * 2**20
+
+
+class CellStatus(str, Enum):
+    """How a cell ended. The value is the word in the JSON."""
+
+    DONE = "done"
+    OOM = "oom"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One training step of a sweep.
+
+    Attributes:
+        key: what is the same for two runs of one cell; the later one counts.
+        error: why it failed, None where it did not.
+        seconds: how long the cell took, build and all.
+        finished: when it ended, None where the row does not say.
+        figures: who held the peak (of what ran, where memory ran out); None where no step came that far.
+        gpu: the GPU measured, or the one the simulation stands for; "" where unknown.
+        reserved_bytes: the highest reserved bytes of the steady step.
+        limit_bytes: the limit on reserved bytes that it ran under, None where there was none.
+        step_seconds: median of the timed steps; None when simulated or not done.
+        tokens_per_second: of one GPU.
+    """
+
+    key: str
+    status: CellStatus
+    recipe: TrainingRecipe
+    error: str | None = None
+    seconds: float | None = None
+    finished: datetime | None = None
+    figures: Figures | None = None
+    gpu: str = ""
+    reserved_bytes: int | None = None
+    limit_bytes: int | None = None
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+
+    @property
+    def condition(self) -> TrainingRecipe:
+        """What was trained, whoever ran it: measured and simulated cells of one condition can be compared."""
+        return dataclasses.replace(self.recipe, device="auto", warmup=1, repeats=1)
+
+
+def read_cells(paths: Iterable[Path]) -> tuple[Cell, ...]:
+    """Cells of JSON Lines files, or of folders that hold a results.jsonl; of rows with one key the last counts.
+
+    A line is what `ligerprof step --json` prints, with `kind` cell, `key`, `status`, `error` and `seconds`
+    beside it; a plain step result is a cell that is done, or out of memory where it says so. An unfinished
+    last line is still being written and not read.
+
+    Raises:
+        ResultFormatError: a file or a line that is none; the error names both.
+    """
+    cells: dict[str, Cell] = {}
+    for path in paths:
+        for source, row in read_rows(path):
+            cell = cell_from_json(row, source)
+            # a row that comes again takes the place of the last one, not of the first
+            cells.pop(cell.key, None)
+            cells[cell.key] = cell
+    return tuple(cells.values())
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """What the lines of one file, or of a folder's results.jsonl, hold, each with its source for errors.
+
+    Raises:
+        ResultFormatError: a file that is none, or a line but the last that is no JSON.
+    """
+    file = path / RESULTS_NAME if path.is_dir() else path
+    text = _read_text(file)
+    # one result over several lines, as `step --json` prints it
+    lines = [text] if text.startswith("{\n") else text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        source = f"{file}, line {number}"
+        try:
+            yield source, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines) > 1:
+                # no line end: whoever writes it has not finished it, or was killed
+                return
+            raise ResultFormatError(
+                f"{source}: not readable as JSON ({str(error)[:80]}). Take the line out, or run the sweep again."
+            ) from None
+
+
+def cell_from_json(values: object, source: str) -> Cell:
+    """One row; it is not trusted.
+
+    Args:
+        values: what json.loads gave.
+        source: what errors name.
+
+    Raises:
+        ResultFormatError: it is no row.
+    """
+    row = ResultReader(values, source)
+    _check_kind(row, source)
+    recipe = _recipe(row.get("recipe"), source)
+    cell = Cell(
+        key=row.text("key") or json.dumps(row.get("recipe"), sort_keys=True),
+        status=_status(row, source),
+        recipe=recipe,
+        error=row.text("error"),
+        seconds=row.number("seconds"),
+        finished=row.moment("finished"),
+        limit_bytes=recipe.memory_limit_bytes,
+    )
+    if row.get("peak_bytes") is None:
+        return cell
+    return dataclasses.replace(
+        cell,
+        figures=row.figures(row.backend()),
+        gpu=row.text("gpu") or "",
+        reserved_bytes=row.size("reserved_bytes"),
+        limit_bytes=_limit_bytes(row.get("oom"), recipe, source),
+        step_seconds=row.number("step_seconds"),
+        tokens_per_second=row.number("tokens_per_second"),
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ResultFormatError(f"{path}: larger than any sweep. Give a file of `ligerprof sweep`.")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ResultFormatError(f"{path}: no such file. Give a folder or file of `ligerprof sweep`.") from None
+    except OSError as error:
+        raise ResultFormatError(f"{path}: not readable ({error.strerror}). Give a file of `ligerprof sweep`.") from None
+    except UnicodeDecodeError:
+        raise ResultFormatError(f"{path}: not text. Give a file of `ligerprof sweep`.") from None
+
+
+def _check_kind(row: ResultReader, source: str) -> None:
+    schema, kind = row.get("schema"), row.get("kind")
+    if schema not in _SCHEMAS:
+        raise ResultFormatError(f"{source}: schema {schema!r:.40} is not 1. Was it written by another version?")
+    if kind not in _KINDS:
+        raise ResultFormatError(f"{source}: kind {kind!r:.40} is no training step. Give what step or sweep wrote.")
+
+
+def _status(row: ResultReader, source: str) -> CellStatus:
+    word = row.get("status")
+    if word is None:
+        return CellStatus.DONE if row.get("oom") is None else CellStatus.OOM
+    for known in CellStatus:
+        if word == known.value:
+            return known
+    known_words = ", ".join(status.value for status in CellStatus)
+    raise ResultFormatError(f"{source}: status {word!r:.40} is none of {known_words}.")
+
+
+def _limit_bytes(oom: object, recipe: TrainingRecipe, source: str) -> int | None:
+    """What ran out knows the limit, also where it is the GPU's own."""
+    return recipe.memory_limit_bytes if oom is None else ResultReader(oom, f"{source} (oom)").size("limit_bytes")
+
+
+def _recipe(values: object, source: str) -> TrainingRecipe:
+    if not isinstance(values, dict):
+        raise ResultFormatError(f"{source}: 'recipe' is missing or not an object. Give what step or sweep wrote.")
+    disk = values.get("nvme_path")
+    if isinstance(disk, str) and not Path(disk).is_dir():
+        # the disk of the machine that ran it need not be here; any folder stands for it
+        values = {**values, "nvme_path": os.curdir}
+    try:
+        return TrainingRecipe.from_json(values)
+    except (LigerprofError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ResultFormatError(f"{source}: no recipe of this version ({reason}).") from None

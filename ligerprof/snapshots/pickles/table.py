@@ -1,0 +1,276 @@
+"""Read the dicts of a pickle that are alike as columns, straight from their bytes, and leave the rest to be loaded."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ligerprof.snapshots.pickles.copies import like_others
+from ligerprof.snapshots.pickles.layout import WORD_BYTES, Kind, Layout, read_layout
+from ligerprof.snapshots.trace import Bytes, Int64s
+
+# what a column holds in place of a number: a value that stays in the rest, or a memo index, -2 less the index
+KEPT = -1
+FIRST_REFERENCE = -2
+
+_DICT, _MARK, _NONE, _SET_ITEMS = ord("}"), ord("("), ord("N"), ord("u")
+_MEMOIZE = 0x94
+# bytes of what puts a dict into the memo, by opcode: MEMOIZE, BINPUT, LONG_BINPUT, or none before the mark
+_PUT_BYTES = np.zeros(256, dtype=np.int64)
+_PUT_BYTES[[_MEMOIZE, ord("q"), ord("r")]] = 1, 2, 5
+_REFERENCE_BYTES = np.zeros(256, dtype=np.int64)
+_REFERENCE_BYTES[[ord("h"), ord("j")]] = 2, 5
+_FIRST_BYTES = np.array([2 ** (8 * size) - 1 for size in range(6)], dtype=np.uint64)
+_LONGEST_HEAD_BYTES = 16
+_SAMPLES = 10
+# pieces that stay in the processor's caches
+_BYTES_AT_ONCE = 2**21
+_ROWS_AT_ONCE = 2**13
+_LONGEST_EVENT_BYTES = 2**16 - 1
+# fewer alike are not worth learning their layout, and after as many vain tries no more are made
+_LEAST_ALIKE = 4
+_MOST_VAIN_TRIES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """A pickle without the dicts that were read from its bytes.
+
+    Attributes:
+        rest: the pickle with None in place of the dicts that were read, followed by their kept values in their order.
+        pickled_bytes: of the whole pickle.
+        counts: how many dicts each None stands for; of several none keeps anything.
+        keys: memo indices of the keys.
+        columns: a row for each key: numbers, memo indices, or kept values.
+        places: where in the columns the dicts are, in their order; all else there is 0.
+        copies: places of dicts whose last value is a list like another's, and was left empty.
+        originals: places of those others.
+    """
+
+    rest: bytes
+    pickled_bytes: int
+    counts: Int64s
+    keys: tuple[int, ...]
+    columns: Int64s
+    places: Int64s
+    copies: Int64s
+    originals: Int64s
+
+
+def cut_alike(data: Bytes) -> Cut | None:
+    """Cut the most frequent kind of dict out of a pickle without frames; None where there are too few of it.
+
+    Nothing is trusted that has not been looked at: each dict that is cut has, byte for byte, the opcodes of
+    one that was read token by token. What a text of the file may imitate is found out by who counts the rest.
+
+    Args:
+        data: the pickle's bytes, changed by this.
+    """
+    starts = _starts(data)
+    if len(starts) < _LEAST_ALIKE:
+        return None
+    cutter = _Cutter(data, starts)
+    cutter.read_all()
+    return cutter.cut()
+
+
+def _starts(data: Bytes) -> Int64s:
+    """Where dicts begin whose first key is the most frequent one."""
+    bounds = range(0, max(0, len(data) - _LONGEST_HEAD_BYTES), _BYTES_AT_ONCE)
+    pieces = [_Heads(data, start, min(start + _BYTES_AT_ONCE, bounds.stop)) for start in bounds]
+    ranking = Counter(key for piece in pieces for key in piece.sample()).most_common(1)
+    found = [piece.starts_with(*ranking[0][0]) for piece in pieces] if ranking else []
+    return np.concatenate([*found, np.empty(0, dtype=np.int64)])
+
+
+class _Heads:
+    """All that looks like the head of a dict in a piece of a pickle."""
+
+    def __init__(self, data: Bytes, start: int, stop: int) -> None:
+        braces = np.flatnonzero(data[start:stop] == _DICT) + start
+        marks = braces + 1 + _PUT_BYTES[data[braces + 1]]
+        kept = data[marks] == _MARK
+        self.starts: Int64s = braces[kept].astype(np.int64)
+        keys = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))[marks[kept] + 1]
+        self.sizes = _REFERENCE_BYTES[keys & 0xFF]
+        self.keys = keys & _FIRST_BYTES[self.sizes]
+
+    def sample(self) -> list[tuple[int, int]]:
+        """First keys and their sizes, of a few dicts."""
+        every = max(1, len(self.keys) // _SAMPLES)
+        keys, sizes = self.keys[::every].tolist(), self.sizes[::every].tolist()
+        return [(key, size) for key, size in zip(keys, sizes, strict=True) if size]
+
+    def starts_with(self, key: int, size: int) -> Int64s:
+        """Where dicts begin that have this first key."""
+        chosen: Int64s = self.starts[(self.keys == key) & (self.sizes == size)]
+        return chosen
+
+
+class _Cutter:
+    """Sorts dicts by length, learns the layouts of each length, and reads all that have one of them."""
+
+    def __init__(self, data: Bytes, starts: Int64s) -> None:
+        self.data, self.starts = data, starts
+        # the last one's end is not known from here: it stays in the rest
+        self.ends = np.append(starts[1:], starts[-1:])
+        self.keys: tuple[int, ...] = ()
+        self.columns: Int64s = np.empty((0, len(starts)), dtype=np.int64)
+        self.was_read = np.zeros(len(starts), dtype=bool)
+        # of these nothing stays in the rest, and the next one follows at once
+        self.is_gone = np.zeros(len(starts), dtype=bool)
+        self.gap_starts: list[Int64s] = []
+        self.gap_ends: list[Int64s] = []
+        self.copies: list[Int64s] = [starts[:0]]
+        self.originals: list[Int64s] = [starts[:0]]
+
+    def read_all(self) -> None:
+        lengths = np.minimum(self.ends - self.starts, _LONGEST_EVENT_BYTES).astype(np.uint16)
+        order = np.argsort(lengths, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+            self._read_length(rows)
+
+    def _read_length(self, rows: Int64s) -> None:
+        """Read dicts that are equally long, layout by layout; the one in the middle is likely of a frequent one."""
+        vain_tries = 0
+        while len(rows) >= _LEAST_ALIKE and vain_tries < _MOST_VAIN_TRIES:
+            sample = len(rows) // 2
+            start, end = int(self.starts[rows[sample]]), int(self.ends[rows[sample]])
+            layout = read_layout(self.data[start:end].tobytes())
+            alike = np.zeros(len(rows), dtype=bool)
+            if layout is not None and self._has_our_keys(layout):
+                alike = self._read_layout(rows, layout, start)
+            vain_tries += int(np.count_nonzero(alike) < _LEAST_ALIKE)
+            alike[sample] = True
+            rows = rows[~alike]
+
+    def _has_our_keys(self, layout: Layout) -> bool:
+        """Whether the keys are those of all others; the first dict that is read decides."""
+        if not self.keys:
+            self.keys = layout.keys
+            self.columns = np.empty((len(self.keys), len(self.starts)), dtype=np.int64)
+        return self.keys == layout.keys
+
+    def _read_layout(self, rows: Int64s, layout: Layout, sample: int) -> npt.NDArray[np.bool_]:
+        """Read those rows that have the layout of the dict at `sample`; says which they are."""
+        size, width = layout.padded_size, len(layout.mask)
+        windows = np.ndarray((max(0, len(self.data) - size + 1),), f"V{size}", self.data, strides=(1,))
+        alike = self.starts[rows] < len(windows)
+        if layout.is_open:
+            alike &= self._tails(self.ends[rows]) >= 0
+        if sample >= len(windows):
+            return np.zeros_like(alike)
+        likely = np.flatnonzero(alike)
+        # tiled, so that one long loop compares many rows
+        mask = np.tile(layout.mask, min(len(likely), _ROWS_AT_ONCE))
+        model = np.tile(windows[sample : sample + 1].view(np.uint64), min(len(likely), _ROWS_AT_ONCE)) & mask
+        for first in range(0, len(likely), _ROWS_AT_ONCE):
+            piece = likely[first : first + _ROWS_AT_ONCE]
+            words = windows[self.starts[rows[piece]]].view(np.uint64)
+            differs = np.flatnonzero((words & mask[: len(words)]) != model[: len(words)]) // width
+            if len(differs):
+                alike[piece[differs]] = False
+                words = words.reshape(-1, width)[alike[piece]]
+                piece = piece[alike[piece]]
+            if len(piece):
+                self._fill(rows[piece], words, layout)
+        self._leave_out(rows[alike], layout)
+        self.was_read[rows[alike]] = True
+        return alike
+
+    def _fill(self, rows: Int64s, words: npt.NDArray[np.uint64], layout: Layout) -> None:
+        for column, value in zip(self.columns, layout.values, strict=True):
+            if value.kind is Kind.KEPT:
+                column[rows] = KEPT
+                continue
+            found = np.ndarray(len(rows), np.int64, words, value.start, (layout.padded_size,))
+            numbers = found & _low_bytes(value.size)
+            column[rows] = numbers if value.kind is Kind.NUMBER else FIRST_REFERENCE - numbers
+
+    def _leave_out(self, rows: Int64s, layout: Layout) -> None:
+        starts = self.starts[rows]
+        if layout.is_memoized_alone:
+            self.is_gone[rows] = self.ends[rows] - starts == layout.size
+            starts = starts[~self.is_gone[rows]]
+        for start, end in layout.gaps():
+            self.gap_starts.append(starts + start)
+            self.gap_ends.append(starts + end)
+        if layout.is_open:
+            tails = self._tails(self.ends[rows])
+            self.gap_starts.append(self._leave_out_copies(rows, starts + layout.size, tails))
+            self.gap_ends.append(tails + 1)
+
+    def _leave_out_copies(self, rows: Int64s, lists: Int64s, tails: Int64s) -> Int64s:
+        """Where the gap at the end of each dict begins: behind its last value, or in it where that is like another's.
+
+        torch makes a new list for every allocation, and the same few stacks ask again and again.
+        """
+        contents = lists + 1 + _PUT_BYTES[self.data[lists + 1]]
+        # equally long dicts have equally long lists but for those before a new batch
+        size = int((tails - contents).max(initial=0))
+        likely = np.flatnonzero((tails - contents == size) & (contents + size + WORD_BYTES <= len(self.data)))
+        if size <= 0 or len(likely) < _LEAST_ALIKE:
+            return tails
+        alike, first_alike = like_others(self.data, contents[likely], size)
+        copies, originals = likely[alike], likely[first_alike]
+        self.copies.append(rows[copies])
+        self.originals.append(rows[originals])
+        gaps = tails.copy()
+        gaps[copies] = contents[copies]
+        return gaps
+
+    def _tails(self, ends: Int64s) -> Int64s:
+        """Where the dict ends before the next one begins: at once, or before a new batch of the list; else -1."""
+        at_once = self.data[ends - 1] == _SET_ITEMS
+        batch = (self.data[ends - 3] == _SET_ITEMS) & (self.data[ends - 2] == ord("e")) & (self.data[ends - 1] == _MARK)
+        return np.where(at_once, ends - 1, np.where(batch, ends - 3, -1))
+
+    def cut(self) -> Cut | None:
+        if not self.keys:
+            return None
+        self.data[self.starts[self.was_read]] = _NONE
+        self._leave_out_runs()
+        rest = b"".join(self._rest())
+        self.columns[:, ~self.was_read] = 0
+        follows = self.is_gone & np.append(False, self.is_gone[:-1])
+        marks = np.flatnonzero((self.was_read & ~follows)[self.was_read])
+        places = np.flatnonzero(self.was_read)
+        return Cut(
+            rest=rest,
+            pickled_bytes=len(self.data),
+            counts=np.diff(marks, append=len(places)),
+            keys=self.keys,
+            columns=self.columns,
+            places=places,
+            copies=np.concatenate(self.copies),
+            originals=np.concatenate(self.originals),
+        )
+
+    def _leave_out_runs(self) -> None:
+        """In place of dicts that follow each other at once stand as many of what puts None into the memo."""
+        edges = np.flatnonzero(np.diff(self.is_gone, prepend=False, append=False)).reshape(-1, 2)
+        starts, counts = self.starts[edges[:, 0]], edges[:, 1] - edges[:, 0]
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+            self.data[start + 1 : start + 1 + count] = _MEMOIZE
+        self.gap_starts.append(starts + 1 + counts)
+        self.gap_ends.append(self.ends[edges[:, 1] - 1])
+
+    def _rest(self) -> Iterator[bytes]:
+        """What lies between the gaps; these do not overlap, so that starts and ends fit when each are sorted."""
+        starts = np.sort(np.concatenate(self.gap_starts), kind="stable")
+        ends = np.sort(np.concatenate(self.gap_ends), kind="stable")
+        yield self.data[: int(starts[0])].tobytes()
+        for first in range(0, len(starts) - 1, _ROWS_AT_ONCE):
+            begins = ends[first : min(first + _ROWS_AT_ONCE, len(starts) - 1)]
+            sizes = starts[first + 1 : first + 1 + len(begins)] - begins
+            before = np.cumsum(sizes) - sizes
+            places = np.repeat(begins - before, sizes) + np.arange(int(sizes.sum()))
+            yield self.data[places].tobytes()
+        yield self.data[int(ends[-1]) :].tobytes()
+
+
+def _low_bytes(size: int) -> np.int64:
+    """A mask of the first bytes of a word; all eight are a number whose sign bit is known to be clear."""
+    return np.int64(2 ** (8 * size) - 1 if size < WORD_BYTES else -1)

@@ -1,0 +1,161 @@
+"""Read PYTORCH_CUDA_ALLOC_CONF as torch's allocator reads it; refuse what the model does not cover."""
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ligerprof.errors import NotBuiltError, RecipeError
+from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.units import MIB
+
+# c10/core/AllocatorConfig.h: one entry for each power of two from 1 MiB up to 32 GiB and more
+_POWERS = 16
+_LARGE_SEGMENT_BYTES = 20 * MIB
+
+# settings of the host side or of speed alone: they move no byte on the device
+_HARMLESS = frozenset(
+    {
+        "pinned_num_register_threads",
+        "pinned_use_background_threads",
+        "pinned_use_cuda_host_register",
+        "pinned_reserve_segment_size_mb",
+        "release_lock_on_cudamalloc",
+        "graph_capture_record_stream_reuse",
+    }
+)
+_ENTRY = re.compile(r"([a-zA-Z0-9_]+):(\[[^\]]*\]|[^,\[\]]+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorSettings:
+    """What PYTORCH_CUDA_ALLOC_CONF changes about which block an allocation gets.
+
+    Attributes:
+        text: the settings as given.
+        rules: how sizes are rounded and blocks split.
+        max_non_split_rounding_bytes: how much larger than asked an unsplit block may be.
+        garbage_collection_threshold: share of the memory limit above which old free segments are given back; 0 never.
+    """
+
+    text: str = ""
+    rules: SizeRules = field(default_factory=SizeRules)
+    max_non_split_rounding_bytes: int = _LARGE_SEGMENT_BYTES
+    garbage_collection_threshold: float = 0.0
+
+    def to_snapshot(self) -> dict[str, Any]:
+        """The `allocator_settings` of a snapshot."""
+        return {
+            "PYTORCH_CUDA_ALLOC_CONF": self.text,
+            "max_split_size": -1 if self.rules.max_split_bytes is None else self.rules.max_split_bytes,
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "expandable_segments": self.rules.expandable_segments,
+            "pinned_num_register_threads": 1,
+            "release_lock_on_cudamalloc": False,
+            "pinned_use_cuda_host_register": False,
+            "graph_capture_record_stream_reuse": False,
+            "roundup_power2_divisions": {
+                str(2**power): divisions
+                for power, divisions in enumerate(self.rules.roundup_divisions or (0,) * _POWERS)
+            },
+        }
+
+
+def parse_allocator_settings(text: str | None) -> AllocatorSettings:
+    """Read the value of PYTORCH_CUDA_ALLOC_CONF, `key:value,key:[a:b,c:d]`.
+
+    Raises:
+        RecipeError: not written as torch reads it, or out of the range that torch accepts.
+        NotBuiltError: a setting that changes device memory and is not modelled.
+    """
+    settings = AllocatorSettings(text=text or "")
+    for key, value in _entries(text or ""):
+        if key == "max_non_split_rounding_mb":
+            settings = replace(settings, max_non_split_rounding_bytes=_mib(key, value, above_mib=20))
+        elif key == "garbage_collection_threshold":
+            settings = replace(settings, garbage_collection_threshold=_share(key, value))
+        else:
+            settings = replace(settings, rules=_changed_rules(settings.rules, key, value))
+    return settings
+
+
+def _changed_rules(rules: SizeRules, key: str, value: str) -> SizeRules:
+    if key == "max_split_size_mb":
+        return replace(rules, max_split_bytes=_mib(key, value, above_mib=20))
+    if key == "expandable_segments":
+        return replace(rules, expandable_segments=_truth(key, value))
+    if key == "roundup_power2_divisions":
+        return replace(rules, roundup_divisions=_divisions(value))
+    _refuse_unknown(key, value)
+    return rules
+
+
+def _entries(text: str) -> list[tuple[str, str]]:
+    compact = re.sub(r"\s", "", text)
+    entries = _ENTRY.findall(compact)
+    if ",".join(f"{key}:{value}" for key, value in entries) != compact:
+        raise RecipeError(f"--alloc-conf {text!r} is not written as torch reads it. Write key:value,key:value.")
+    return entries
+
+
+def _refuse_unknown(key: str, value: str) -> None:
+    if key in _HARMLESS or (key, value) == ("backend", "native"):
+        return
+    raise NotBuiltError(
+        f"--alloc-conf: {key}:{value} is not modelled; known are max_split_size_mb, max_non_split_rounding_mb,"
+        " roundup_power2_divisions, garbage_collection_threshold, expandable_segments. Leave it out."
+    )
+
+
+def _mib(key: str, value: str, *, above_mib: int) -> int:
+    if not value.isdecimal() or int(value) <= above_mib:
+        raise RecipeError(f"--alloc-conf: {key} is {value}. torch takes a whole number of MiB above {above_mib}.")
+    return int(value) * MIB
+
+
+def _share(key: str, value: str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0.0 < share < 1.0:
+        raise RecipeError(f"--alloc-conf: {key} is {value}. torch takes a share above 0 and below 1.")
+    return share
+
+
+def _truth(key: str, value: str) -> bool:
+    if value not in ("True", "False"):
+        raise RecipeError(f"--alloc-conf: {key} is {value}. torch takes True or False.")
+    return value == "True"
+
+
+def _divisions(value: str) -> tuple[int, ...]:
+    """Read `8` for all sizes, or `[256:1,512:2,>:4]`: sizes in MiB, `>` for those after the last one given."""
+    if not value.startswith("["):
+        return (_division(value),) * _POWERS
+    divisions = [0] * _POWERS
+    last, first = 0, True
+    for item in value[1:-1].split(","):
+        boundary, _, count = item.partition(":")
+        if boundary == ">":
+            divisions[last + (not first) :] = [_division(count)] * (_POWERS - last - (not first))
+            continue
+        index = _power_index(boundary)
+        # torch gives everything up to the first boundary the first boundary's count
+        start = 0 if first else index
+        divisions[start : index + 1] = [_division(count)] * (index + 1 - start)
+        last, first = index, False
+    return tuple(divisions)
+
+
+def _power_index(boundary: str) -> int:
+    size = int(boundary) if boundary.isdecimal() else 0
+    if size < 1 or size & (size - 1):
+        raise RecipeError(f"--alloc-conf: roundup_power2_divisions names {boundary!r}, not a power of two in MiB.")
+    return min(size.bit_length() - 1, _POWERS - 1)
+
+
+def _division(count: str) -> int:
+    number = int(count) if count.isdecimal() else -1
+    if number < 0 or number & (number - 1):
+        raise RecipeError(f"--alloc-conf: roundup_power2_divisions has {count!r}, not a power of two.")
+    return number

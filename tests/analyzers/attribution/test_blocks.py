@@ -1,0 +1,300 @@
+import lzma
+import pickle
+from collections import Counter
+
+import pytest
+
+from ligerprof.analyzers.attribution.rules import RULES, Facts, Rule, Trait, role_of
+from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from tests.paths import RECORDINGS
+
+MIB = 2**20
+WEIGHTS = 1_235_814_400 * 2
+TOKENS = 4 * 1024
+PLANE = TOKENS * 128256 * 4
+SHIFTED_PLANE = (TOKENS - 4) * 128256 * 4
+LAYER_WEIGHTS = 60_821_504 * 2
+CHECKPOINTS = 16 * TOKENS * 2048 * 2
+
+
+def report(name: str) -> PeakReport:
+    return explain(RECORDINGS / f"{name}.pickle.xz")
+
+
+def about(size_bytes: int, expected: int, tolerance: int = 64 * 1024) -> bool:
+    """Equal but for scalars, rotary frequencies and the like."""
+    return abs(size_bytes - expected) <= tolerance
+
+
+SMALL_WEIGHTS = 28_971_520 * 2
+SMALL = {
+    Role.PARAMETERS: SMALL_WEIGHTS,
+    Role.OPTIMIZER_STATES: 2 * SMALL_WEIGHTS,
+    Role.CHECKPOINTS: 4 * 2048 * 512 * 2,
+    Role.CE_TEMPORARIES: 3 * 2048 * 32000 * 4,
+    Role.LIBRARY_WORKSPACE: 64 * MIB,
+}
+# a larger one under DeepSpeed on two GPUs, as stored in 16 bit
+ZERO_WEIGHTS = 44_569_088 * 2
+
+# of the second training step at its peak; bf16 weights, gradients and moments
+EXPECTED = {
+    "hf-ckpt-4x1024": {
+        Role.PARAMETERS: WEIGHTS,
+        Role.OPTIMIZER_STATES: 2 * WEIGHTS,
+        Role.CHECKPOINTS: CHECKPOINTS,
+        # log-probabilities, and the gradients that nll_loss and log_softmax make
+        Role.CE_TEMPORARIES: 3 * PLANE,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
+    "hf-4.45-ckpt-4x1024": {
+        Role.PARAMETERS: WEIGHTS,
+        Role.OPTIMIZER_STATES: 2 * WEIGHTS,
+        Role.CHECKPOINTS: CHECKPOINTS,
+        Role.LOGITS: PLANE,
+        Role.SHIFT_LOGITS: SHIFTED_PLANE,
+        Role.CE_TEMPORARIES: SHIFTED_PLANE,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
+    "hf-nockpt-8x1024": {
+        Role.PARAMETERS: WEIGHTS,
+        Role.OPTIMIZER_STATES: 2 * WEIGHTS,
+        Role.CHECKPOINTS: 0,
+        Role.CE_TEMPORARIES: 6 * PLANE,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
+    "liger-flce-ckpt-4x1024": {
+        Role.PARAMETERS: WEIGHTS,
+        # complete, and the embedding's twice: the fused loss's and the look-up's are about to be added
+        Role.GRADIENTS: WEIGHTS + 128256 * 2048 * 2,
+        Role.OPTIMIZER_STATES: 2 * WEIGHTS,
+        Role.LOGITS: 0,
+        Role.CE_TEMPORARIES: 0,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
+    "zero3-offload-4x1024": {
+        Role.PARAMETERS: 0,
+        Role.GRADIENTS: 0,
+        Role.OPTIMIZER_STATES: 0,
+        Role.CHECKPOINTS: CHECKPOINTS,
+        Role.CE_TEMPORARIES: 3 * PLANE,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
+    "stamped-amp-ckpt-4x1024": {
+        Role.PARAMETERS: 2 * WEIGHTS,
+        Role.OPTIMIZER_STATES: 4 * WEIGHTS,
+        # all but the norms' weights
+        Role.WEIGHT_CASTS: WEIGHTS - 33 * 2048 * 2,
+        Role.CHECKPOINTS: 2 * CHECKPOINTS,
+        Role.LOGITS: PLANE + PLANE // 2,
+        Role.CE_TEMPORARIES: PLANE,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
+    "small-expandable": SMALL,
+    "small-ring-3000-expandable": SMALL,
+    "small-streams": SMALL,
+    "small-python-alloc-nockpt": {**SMALL, Role.CHECKPOINTS: 0},
+    "small-sgd-accum": {**SMALL, Role.OPTIMIZER_STATES: SMALL_WEIGHTS, Role.GRADIENTS: SMALL_WEIGHTS},
+    "small-zero2": {
+        Role.PARAMETERS: ZERO_WEIGHTS,
+        # half of the fp32 copy and of two moments
+        Role.OPTIMIZER_STATES: 3 * ZERO_WEIGHTS,
+        Role.CE_TEMPORARIES: 0,
+        # the bucket, and the copy of what is in it that is sent
+        Role.COMMUNICATION: 1_000_000_000 + ZERO_WEIGHTS,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
+    "small-zero3": {
+        Role.PARAMETERS: ZERO_WEIGHTS // 2,
+        Role.OPTIMIZER_STATES: 3 * ZERO_WEIGHTS,
+        Role.CHECKPOINTS: 4 * 1024 * 512 * 2,
+        Role.CE_TEMPORARIES: 3 * 1024 * 32000 * 4,
+        # the bucket, the flat gradients and all weights gathered
+        Role.COMMUNICATION: 1_000_000_000 + ZERO_WEIGHTS // 2 + ZERO_WEIGHTS,
+        Role.LIBRARY_WORKSPACE: 64 * MIB,
+    },
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_roles_of_recordings_are_those_the_model_has(name: str) -> None:
+    roles = report(name).roles
+
+    for role, expected in EXPECTED[name].items():
+        assert about(roles[role], expected), role
+    assert roles[Role.UNATTRIBUTED] == 0
+
+
+def test_zero3_holds_gathered_weights_and_its_bucket_in_communication() -> None:
+    found = report("zero3-offload-4x1024")
+
+    groups = [block for block in found.blocks if block.role is Role.COMMUNICATION]
+    bucket = next(block for block in groups if "_setup_for_real_optimizer" in block.frame)
+    gathered = sum(block.size_bytes for block in groups if block.frame.startswith("partition_parameters.py"))
+    assert bucket.size_bytes == 1_000_000_000
+    assert gathered > 128256 * 2048 * 2
+
+
+def by_layer(found: PeakReport, role: Role) -> dict[int, int]:
+    sizes: Counter[int] = Counter()
+    for block in found.blocks:
+        if block.role is role and block.layer is not None:
+            sizes[block.layer] += block.size_bytes
+    return dict(sizes)
+
+
+@pytest.mark.parametrize(
+    "name", ["hf-ckpt-4x1024", "hf-4.45-ckpt-4x1024", "liger-flce-ckpt-4x1024", "hf-nockpt-8x1024"]
+)
+def test_layers_of_weights_and_states_are_found_without_stamps(name: str) -> None:
+    found = report(name)
+
+    assert by_layer(found, Role.PARAMETERS) == dict.fromkeys(range(16), LAYER_WEIGHTS)
+    assert by_layer(found, Role.OPTIMIZER_STATES) == dict.fromkeys(range(16), 2 * LAYER_WEIGHTS)
+
+
+@pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "hf-4.45-ckpt-4x1024", "zero3-offload-4x1024"])
+def test_each_layer_but_the_last_makes_the_next_ones_checkpoint(name: str) -> None:
+    assert by_layer(report(name), Role.CHECKPOINTS) == dict.fromkeys(range(15), TOKENS * 2048 * 2)
+
+
+def test_layers_of_what_forward_keeps_are_found_without_stamps() -> None:
+    activations = by_layer(report("hf-nockpt-8x1024"), Role.ACTIVATIONS)
+
+    assert sorted(activations) == list(range(16))
+    assert len(set(activations.values())) == 1
+
+
+def test_gradients_of_a_checkpointed_run_are_found_layer_by_layer() -> None:
+    gradients = by_layer(report("liger-flce-ckpt-4x1024"), Role.GRADIENTS)
+
+    assert sorted(gradients) == list(range(16))
+    # a norm's gradient of 4 KiB may be counted with the layer before
+    assert all(about(size_bytes, LAYER_WEIGHTS, 8 * 1024) for size_bytes in gradients.values())
+
+
+def test_stacks_of_python_alone_give_the_same_roles() -> None:
+    """A recording with stacks="python" has no C++ frames, and none at all in autograd's threads."""
+    for name in ("hf-ckpt-4x1024", "hf-4.45-ckpt-4x1024", "hf-nockpt-8x1024"):
+        values = pickle.loads(lzma.decompress((RECORDINGS / f"{name}.pickle.xz").read_bytes()))
+        for event in values["device_traces"][0]:
+            event["frames"] = [frame for frame in event["frames"] if frame["filename"].endswith(".py")]
+
+        roles = explain(Snapshot.from_dict(values)).roles
+
+        for role, expected in EXPECTED[name].items():
+            assert about(roles[role], expected), (name, role)
+
+
+def test_history_switched_on_late_leaves_what_is_older_unattributed() -> None:
+    found = report("small-late")
+
+    assert not found.complete
+    assert about(found.roles[Role.UNATTRIBUTED], 3 * SMALL_WEIGHTS + 64 * MIB)
+    assert about(found.roles[Role.CHECKPOINTS], SMALL[Role.CHECKPOINTS])
+
+
+def test_no_stacks_at_all_is_unattributed_and_adds_up() -> None:
+    snapshot = read_snapshot(RECORDINGS / "hf-ckpt-4x1024.pickle.xz")
+    bare = [{**event, "frames": []} for event in snapshot.trace_of(0)]
+
+    found = explain(Snapshot.from_dict({"segments": list(snapshot.segments), "device_traces": [bare]}))
+
+    assert found.roles[Role.UNATTRIBUTED] + found.roles[Role.ALLOCATOR_ROUNDING] == found.peak_bytes == 14124071936
+
+
+RECIPES = {
+    "checkpointed": TrainingRecipe(model="tiny", batch=2, seq=64),
+    "not checkpointed, eager, fp32": TrainingRecipe(
+        model="tiny", batch=2, seq=64, checkpointing=False, attention="eager", precision="fp32"
+    ),
+    "old loss": TrainingRecipe(model="tiny", batch=2, seq=64, loss="hf-4.45", precision="bf16"),
+    "fused loss": TrainingRecipe(model="tiny", batch=2, seq=64, liger="flce"),
+    "adapters": TrainingRecipe(model="tiny", batch=2, seq=64, lora=4),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_stamped_step_is_attributed_whole(name: str) -> None:
+    from ligerprof.runs.simulated import simulate_step
+
+    recipe = RECIPES[name]
+    outcome = simulate_step(recipe)
+
+    found = explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
+
+    assert found.peak_bytes == found.roles.total_bytes == outcome.peak_bytes
+    assert found.roles[Role.UNATTRIBUTED] == 0
+    assert {phase: found.phases[phase] for phase in (Phase.FORWARD, Phase.BACKWARD)} == {
+        phase: outcome.phases[phase] for phase in (Phase.FORWARD, Phase.BACKWARD)
+    }
+    width = 2 if recipe.weight_dtype == "bfloat16" else 4
+    if recipe.lora is None:
+        assert about(found.roles[Role.PARAMETERS], recipe.spec.parameter_count * width, 2048)
+        assert about(found.roles[Role.OPTIMIZER_STATES], 2 * recipe.spec.parameter_count * width, 2048)
+
+
+def test_step_that_ran_out_of_memory_is_attributed_whole() -> None:
+    from ligerprof.runs.simulated import simulate_step
+
+    recipe = TrainingRecipe(model="tiny", batch=8, seq=512, memory_limit_bytes=70 * MIB)
+    outcome = simulate_step(recipe)
+    assert outcome.oom is not None
+
+    found = explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
+
+    spec = recipe.spec
+    assert found.peak_bytes == found.roles.total_bytes
+    assert found.roles[Role.UNATTRIBUTED] == 0
+    assert found.roles[Role.CHECKPOINTS] == recipe.tokens * spec.hidden_size * 4 * spec.layers
+    assert found.roles[Role.WEIGHT_CASTS] > 0
+    assert found.notes[0].startswith("out of memory: ")
+
+
+def facts(phase: Phase | None = None, *, stack: str = "", node: str = "", traits: tuple[Trait, ...] = ()) -> Facts:
+    return Facts(phase=phase, stack=stack, native="", node=node, traits=frozenset(traits))
+
+
+def test_first_rule_that_matches_gives_the_role() -> None:
+    rules = (
+        Rule(role=Role.INPUTS, stack=r"loader\.py:"),
+        Rule(role=Role.LOGITS, phases=(Phase.FORWARD,), has=(Trait.IN_HEAD,), lacks=(Trait.SMALL,)),
+        Rule(role=Role.OTHER, phases=(Phase.FORWARD,)),
+    )
+
+    assert role_of(facts(stack="a/loader.py:next"), rules) is Role.INPUTS
+    assert role_of(facts(Phase.FORWARD, traits=(Trait.IN_HEAD,)), rules) is Role.LOGITS
+    assert role_of(facts(Phase.FORWARD, traits=(Trait.IN_HEAD, Trait.SMALL)), rules) is Role.OTHER
+    assert role_of(facts(Phase.BACKWARD), rules) is Role.UNATTRIBUTED
+
+
+@pytest.mark.parametrize(
+    ("expected", "given"),
+    [
+        (Role.PARAMETERS, facts(Phase.BUILD)),
+        (Role.OPTIMIZER_STATES, facts(Phase.OPTIMIZER, traits=(Trait.OUTLIVES_PHASE,))),
+        (Role.OPTIMIZER_TEMPORARIES, facts(Phase.OPTIMIZER, traits=(Trait.DIES_IN_PHASE,))),
+        (Role.GRADIENTS, facts(Phase.BACKWARD, node="MmBackward0", traits=(Trait.OUTLIVES_PHASE,))),
+        (Role.GRADIENTS, facts(Phase.BACKWARD, node="EmbeddingBackward0", traits=(Trait.WEIGHT_SIZED,))),
+        (Role.CE_TEMPORARIES, facts(Phase.BACKWARD, node="LogSoftmaxBackward0")),
+        (
+            Role.ATTENTION_TEMPORARIES,
+            facts(Phase.BACKWARD, node="ScaledDotProductFlashAttentionBackward0", traits=(Trait.DIES_IN_CALL,)),
+        ),
+        (Role.COMMUNICATION, facts(Phase.BACKWARD, stack="deepspeed/runtime/zero/stage3.py:reduce")),
+        (Role.INPUTS, facts(Phase.OUTSIDE, stack="train.py:<module>")),
+        (Role.ACTIVATIONS, facts(Phase.FORWARD, stack="modeling.py:forward")),
+        (Role.UNATTRIBUTED, facts(None, stack="somewhere.py:something")),
+    ],
+    ids=lambda value: value.value if isinstance(value, Role) else "",
+)
+def test_rules_give_the_role_a_reader_expects(expected: Role, given: Facts) -> None:
+    assert role_of(given) is expected
+
+
+def test_every_role_but_the_remainders_has_a_rule() -> None:
+    assert {rule.role for rule in RULES} == set(Role) - {Role.ALLOCATOR_ROUNDING, Role.UNATTRIBUTED}

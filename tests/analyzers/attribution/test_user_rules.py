@@ -1,0 +1,137 @@
+"""Rules from a file come before the built-in ones; what is no rule is one line."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ligerprof.analyzers.attribution.rules import Facts
+from ligerprof.analyzers.attribution.user_rules import OwnRule, read_rules
+from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.timeline import role_timeline
+from ligerprof.cli.main import main
+from ligerprof.errors import RulesError
+from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.reader import read_snapshot
+from tests.paths import REPOSITORY
+
+STAMPED = REPOSITORY / "tests" / "data" / "snapshots" / "stamped-amp-ckpt-4x1024.pickle.xz"
+STACKS = REPOSITORY / "tests" / "data" / "snapshots" / "small-python-alloc-nockpt.pickle.xz"
+EXAMPLE = re.search(r"```toml\n(.*?)```", (REPOSITORY / "docs" / "explain.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def facts(**given: object) -> Facts:
+    values: dict[str, object] = {"phase": Phase.FORWARD, "stack": "", "native": "", "node": "", "traits": frozenset()}
+    return Facts(**(values | given))  # type: ignore[arg-type]
+
+
+def test_the_documented_example_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("tomllib")
+    assert EXAMPLE is not None
+    path = tmp_path / "rules.toml"
+    path.write_text(EXAMPLE.group(1), encoding="utf-8")
+
+    adapters, cache, workspace = read_rules(path)
+
+    assert adapters.matches(facts(module="base.layers.0.q_proj.lora_A.default"))
+    assert not adapters.matches(facts(module="base.layers.0.q_proj"))
+    assert cache.matches(facts(stack="torch/x.py:f\nwork/my_model/cache.py:fill_rows\ntrain.py:main"))
+    assert not cache.matches(facts(stack="work/my_model/cache.py:read_rows"))
+    assert workspace.matches(facts(node="MyAttentionBackward", phase=Phase.BACKWARD))
+    assert not workspace.matches(facts(node="MyAttentionBackward"))
+
+
+def test_every_condition_must_hold() -> None:
+    rule = OwnRule(role=Role.OTHER, module="a.*", frame="*/f.py:g", node="N?", phase=Phase.BACKWARD)
+    fits = {"module": "a.b", "stack": "x/f.py:g", "node": "N1", "phase": Phase.BACKWARD}
+
+    assert rule.matches(facts(**fits))
+    for key, other in (("module", "b"), ("stack", "x/f.py:gg"), ("node", "N"), ("phase", None)):
+        assert not rule.matches(facts(**(fits | {key: other})))
+
+
+@pytest.mark.parametrize(
+    ("recording", "rule"),
+    [(STAMPED, {"module": "model.layers.*.mlp*"}), (STACKS, {"frame": "*/optim/*.py:_init_group"})],
+    ids=["stamps", "stacks"],
+)
+def test_named_blocks_move_to_the_role_and_the_peak_stays(
+    recording: Path, rule: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rules.json"
+    path.write_text(json.dumps({"rule": [{"role": "kernel_workspace", **rule}]}), encoding="utf-8")
+    plain = explain(recording)
+    assert plain.roles[Role.KERNEL_WORKSPACE] == 0
+
+    ours = explain(recording, rules=read_rules(path))
+
+    moved = ours.roles[Role.KERNEL_WORKSPACE]
+    assert moved > 0
+    assert ours.peak_bytes == plain.peak_bytes == ours.roles.total_bytes
+    assert sum(max(0, plain.roles[role] - ours.roles[role]) for role in Role) == moved
+    shown = role_timeline(read_snapshot(recording), 0, rules=read_rules(path))
+    assert shown.roles[Role.KERNEL_WORKSPACE][shown.peak_column] == moved
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"rule": 5}',
+        '{"rule": []}',
+        '{"rule": [5]}',
+        '{"rule": [{"role": "other"}]}',
+        '{"rule": [{"module": "a"}]}',
+        '{"rule": [{"role": "none", "module": "a"}]}',
+        '{"rule": [{"role": "other", "phase": "night"}]}',
+        '{"rule": [{"role": "other", "module": 5}]}',
+        '{"rule": [{"role": "other", "module": ""}]}',
+        '{"rule": [{"role": "other", "module": "' + "a" * 501 + '"}]}',
+        '{"rule": [{"role": "other", "module": "a", "code": "b"}]}',
+        '{"rule": [' + ",".join(['{"role": "other", "module": "a"}'] * 1001) + "]}",
+        '{"rule": ' + "[" * 100_000,
+        '{"rule": "\\ud800"',
+    ],
+    ids=range(17),
+)
+@pytest.mark.parametrize("suffix", ["json", "toml"])
+def test_what_is_no_rule_is_one_line(text: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rules.{suffix}"
+    path.write_text(text, encoding="utf-8")
+
+    with pytest.raises(RulesError) as raised:
+        read_rules(path)
+
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 500
+
+
+def test_no_pattern_takes_long() -> None:
+    rule = OwnRule(role=Role.OTHER, frame="*a" * 200 + "b")
+    started = time.perf_counter()
+
+    assert not rule.matches(facts(stack="a" * 20_000))
+
+    assert time.perf_counter() - started < 1
+
+
+def test_the_command_takes_rules_and_says_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "rules.json"
+    path.write_text('{"rule": [{"role": "other", "frame": "*"}]}', encoding="utf-8")
+
+    done = CliRunner().invoke(main, ["explain", str(STACKS), "--rules", str(path), "--json"])
+    roles = json.loads(done.stdout)["roles"]
+    path.write_text("{", encoding="utf-8")
+    failed = CliRunner().invoke(main, ["explain", str(STACKS), "--rules", str(path)])
+
+    assert done.exit_code == 0
+    assert roles["other"] + roles["allocator_rounding"] == json.loads(done.stdout)["peak_bytes"]
+    assert failed.exit_code == 1
+    assert failed.stderr.count("\n") == 1
+    assert str(path) in failed.stderr

@@ -1,0 +1,65 @@
+"""What ZeRO-3 gathers, against every ZeRO step measured on H200s that is in the repository."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.estimate.gathered import Gathered
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
+from tests.paths import RESULTS
+
+HALF_BYTES = 2
+TOLERANCE = 0.01
+FIRST_STEP_TOLERANCE = 0.002
+BUCKET_ELEMENTS = 500_000_000
+# DeepSpeed's own small tensors
+FEW_BYTES = 2**10
+
+
+def steps_under_zero() -> list[dict[str, Any]]:
+    lines = [
+        line for name in ("study-h200", "zero-h200") for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()
+    ]
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if row["recipe"]["engine"] == "deepspeed" and row["oom"] is None and row["peak_bytes"]]
+
+
+def name_of(row: dict[str, Any]) -> str:
+    recipe = row["recipe"]
+    keys = ("zero", "offload", "gpus", "provider", "liger", "loss", "batch", "seq")
+    return "-".join(str(recipe[key]) for key in keys)
+
+
+@pytest.mark.parametrize("row", steps_under_zero(), ids=name_of)
+def test_the_peak_is_as_measured(row: dict[str, Any]) -> None:
+    estimated = estimate(TrainingRecipe.from_json(row["recipe"]))
+    assert estimated.peak_bytes == pytest.approx(row["peak_bytes"], rel=TOLERANCE)
+    assert estimated.first_step_peak_bytes == pytest.approx(row["first_step_peak_bytes"], rel=FIRST_STEP_TOLERANCE)
+
+
+def with_fused_loss(provider: str) -> list[dict[str, Any]]:
+    return [
+        row
+        for row in steps_under_zero()
+        if row["recipe"]["liger"] == "all" and row["recipe"]["provider"] == provider and row["recipe"]["batch"] > 8
+    ]
+
+
+@pytest.mark.parametrize("row", with_fused_loss("ligerprof"), ids=name_of)
+def test_a_head_that_gave_its_weight_back_makes_room_for_the_embedding(row: dict[str, Any]) -> None:
+    recipe = TrainingRecipe.from_json(row["recipe"])
+    whole = recipe.spec.parameter_count
+    assert Gathered(recipe).in_layers(0) == whole > 1_000_000_000
+    measured_bytes = row["roles"][Role.COMMUNICATION] - HALF_BYTES * BUCKET_ELEMENTS
+    assert measured_bytes == pytest.approx(HALF_BYTES * whole, abs=FEW_BYTES)
+
+
+@pytest.mark.parametrize("row", with_fused_loss("liger"), ids=name_of)
+def test_a_head_that_the_model_reads_itself_stays(row: dict[str, Any]) -> None:
+    gathered = Gathered(TrainingRecipe.from_json(row["recipe"]))
+    assert gathered.in_layers(0) == gathered.at_loss()
+    measured_bytes = row["roles"][Role.COMMUNICATION] - HALF_BYTES * BUCKET_ELEMENTS
+    assert measured_bytes == pytest.approx(HALF_BYTES * gathered.at_loss(), abs=FEW_BYTES)

@@ -1,0 +1,105 @@
+"""What main memory holds under offload, against steps measured on H200s and DeepSpeed's own buffers."""
+
+import json
+from collections.abc import Iterator
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ligerprof.analyzers.estimate.host import host_bytes
+from ligerprof.analyzers.estimate.static import make_weights
+from ligerprof.recipe.training import TrainingRecipe
+from tests.paths import RESULTS
+
+TOLERANCE = 0.025
+# Python, libraries and the CUDA context, which are in what was measured and not in the estimate
+PROCESS_BYTES = range(10**9, 2 * 10**9)
+LLAMA_1B = 1_235_814_400
+EMBEDDING = 128_256 * 2_048
+
+
+def estimated_bytes(recipe: TrainingRecipe) -> int:
+    return host_bytes(recipe, make_weights(recipe).values())
+
+
+def measured() -> Iterator[tuple[TrainingRecipe, int]]:
+    """Every rank that was measured with offload."""
+    for name in ("study-h200", "zero-h200"):
+        for row in map(json.loads, (RESULTS / f"{name}.jsonl").read_text().splitlines()):
+            recipe = TrainingRecipe.from_json(row["recipe"])
+            for rank in row["ranks"] or [row]:
+                if rank["host_bytes"] is not None:
+                    yield recipe, rank["host_bytes"]
+
+
+def test_measured_processes_differ_by_what_training_takes() -> None:
+    rows = list(measured())
+    rests = [measured_bytes - estimated_bytes(recipe) for recipe, measured_bytes in rows]
+    process_bytes = median(rests)
+    assert int(process_bytes) in PROCESS_BYTES
+    assert len({(recipe.zero, recipe.gpus) for recipe, _ in rows}) == 4
+    for (recipe, measured_bytes), rest_bytes in zip(rows, rests, strict=True):
+        assert rest_bytes - process_bytes == pytest.approx(0, abs=TOLERANCE * measured_bytes), recipe
+
+
+def power_of_two(size_bytes: int) -> int:
+    """The smallest that holds so many bytes, by doubling."""
+    block_bytes = 1
+    while block_bytes < size_bytes:
+        block_bytes *= 2
+    return block_bytes
+
+
+def offloaded(zero: int, *, locked: bool, offload: str = "optimizer", grad_accum: int = 1) -> TrainingRecipe:
+    place = {"pin_memory": locked}
+    zero_optimization = {"offload_optimizer": place, **({"offload_param": place} if offload == "all" else {})}
+    return TrainingRecipe(
+        engine="deepspeed",
+        precision="mixed",
+        zero=zero,
+        offload=offload,
+        grad_accum=grad_accum,
+        deepspeed_config={"zero_optimization": zero_optimization},
+    )
+
+
+# the sizes are those of DeepSpeed's own attributes, read after two steps of a small model on a CPU
+@pytest.mark.parametrize("locked", [False, True])
+def test_stage_2_holds_a_16_bit_copy_and_a_buffer_for_the_largest_gradient_besides(locked: bool) -> None:
+    held = power_of_two if locked else int
+    copies = 2 * held(4 * LLAMA_1B) + held(2 * LLAMA_1B) + held(2 * EMBEDDING)
+    assert estimated_bytes(offloaded(2, locked=locked)) == copies + 8 * LLAMA_1B
+
+
+def test_stage_2_accumulates_gradients_in_a_buffer_each() -> None:
+    once, twice = (estimated_bytes(offloaded(2, locked=False, grad_accum=count)) for count in (1, 2))
+    assert twice - once == 2 * LLAMA_1B
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_stage_3_locks_16_bit_weights_at_any_rate(locked: bool) -> None:
+    recipe = offloaded(3, locked=locked, offload="all")
+    held = power_of_two if locked else int
+    sizes = [parameter.elements for parameter in recipe.spec.parameters]
+    # 1e9 elements are a group, which ends with the parameter that reaches it
+    first = next(total for count in range(len(sizes)) if (total := sum(sizes[:count])) >= 10**9)
+    gradients = held(4 * first) + held(4 * (LLAMA_1B - first)) + held(2 * LLAMA_1B)
+    left_behind = sum(power_of_two(2 * size) for size in sizes) if locked else 0
+    weights = power_of_two(2 * LLAMA_1B) + left_behind
+    assert estimated_bytes(recipe) == 4 * LLAMA_1B + 8 * LLAMA_1B + gradients + weights
+
+
+@given(zero=st.integers(1, 3), gpus=st.integers(1, 64), offload=st.sampled_from(["none", "optimizer", "all", "nvme"]))
+def test_more_ranks_hold_less_each(zero: int, gpus: int, offload: str) -> None:
+    stage = 3 if offload in ("all", "nvme") else zero
+    changes = {"nvme_path": str(RESULTS)} if offload == "nvme" else {}
+    fewer, more = (
+        estimated_bytes(
+            TrainingRecipe(engine="deepspeed", precision="mixed", zero=stage, offload=offload, gpus=count, **changes)
+        )
+        for count in (gpus, 2 * gpus)
+    )
+    assert 0 <= more <= fewer
+    assert bool(more) == (offload != "none")

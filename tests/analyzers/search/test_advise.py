@@ -1,0 +1,210 @@
+import dataclasses
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ligerprof.analyzers.search.advise import Advice, advise
+from ligerprof.analyzers.search.budget import Judge, Limit, Reserved, find_limit, needed_bytes
+from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER
+from ligerprof.cli.options import recipe_options
+from ligerprof.errors import NotBuiltError
+from ligerprof.recipe.flags import recipe_flags
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.units import GIB
+
+NAMES = [*(change.name for change in LADDER), EXPANDABLE_SEGMENTS.name]
+
+
+def closed_form(limit_bytes: int) -> Judge:
+    return Judge(Limit(size_bytes=limit_bytes, source="a test"), None)
+
+
+def states(advice: Advice) -> dict[str, str]:
+    return {step.change.name: step.state for step in advice.steps}
+
+
+def assert_adds_up(advice: Advice) -> None:
+    """The ladder's sums hold to the byte, and every figure is what the estimator says of that recipe."""
+    assert sorted(step.change.name for step in advice.steps) == sorted(NAMES)
+    left_bytes = advice.needed_bytes
+    for step in advice.applied:
+        assert step.saved_bytes is not None
+        left_bytes -= step.saved_bytes
+        assert step.needed_bytes == left_bytes
+    assert left_bytes == advice.plan_needed_bytes == needed_bytes(advice.plan)
+    assert advice.needed_bytes == needed_bytes(advice.recipe)
+    for step in advice.steps:
+        assert (step.saved_bytes is None) == (step.needed_bytes is None)
+        assert (step.reason is None) == (step.state in ("applied", "spare"))
+        if step.state == "spare":
+            assert step.saved_bytes is not None
+            assert step.needed_bytes == advice.plan_needed_bytes - step.saved_bytes
+
+
+recipes = st.builds(
+    TrainingRecipe,
+    model=st.sampled_from(["llama3.2-1b", "tiny", "gpt2-xl"]),
+    batch=st.integers(1, 24),
+    seq=st.sampled_from([64, 500, 1024]),
+    liger=st.sampled_from(["none", "all", "flce"]),
+    checkpointing=st.booleans(),
+    precision=st.sampled_from(["amp", "bf16", "fp32"]),
+    optimizer=st.sampled_from(["adamw-fused", "adamw-foreach", "sgd"]),
+    gpu=st.sampled_from(["h200", "t4"]),
+)
+
+
+@settings(max_examples=15)
+@given(recipes, st.floats(0.02, 1.2))
+def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, share: float) -> None:
+    judge = closed_form(max(1, int(share * needed_bytes(recipe))))
+
+    advice = advise(recipe, judge)
+
+    assert_adds_up(advice)
+    assert advice.plan_verdict == judge.verdict(advice.plan)
+    sequences = advice.plan.batch * advice.plan.grad_accum
+    assert (sequences, advice.plan.seq) == (recipe.batch * recipe.grad_accum, recipe.seq)
+    if judge.verdict(recipe).fits:
+        assert advice.plan == recipe
+    if not advice.plan_verdict.fits:
+        assert "spare" not in states(advice).values(), "nothing that saves is left untried"
+
+
+@settings(max_examples=6)
+@given(recipes, st.lists(st.floats(0.02, 1.2), min_size=2, max_size=2).map(sorted))
+def test_what_fits_a_limit_fits_a_higher_one(recipe: TrainingRecipe, shares: list[float]) -> None:
+    less, more = (advise(recipe, closed_form(max(1, int(share * needed_bytes(recipe))))) for share in shares)
+
+    assert less.plan_verdict.fits <= more.plan_verdict.fits
+
+
+def test_several_gpus_share_before_anything_is_offloaded() -> None:
+    recipe = TrainingRecipe(model="llama3.1-8b", engine="deepspeed", precision="mixed", zero=1, gpus=8)
+
+    found = {gib: advise(recipe, closed_form(gib * GIB)) for gib in (64, 40, 24, 12)}
+
+    assert {gib: advice.plan.zero for gib, advice in found.items()} == {64: 1, 40: 2, 24: 3, 12: 3}
+    assert [advice.plan.offload for advice in found.values()] == ["none", "none", "none", "optimizer"]
+
+
+def test_rungs_that_a_later_one_makes_superfluous_are_left_out() -> None:
+    recipe = TrainingRecipe(checkpointing=False)
+
+    advice = advise(recipe, closed_form(14 * GIB))
+
+    # on its rung checkpointing saves; with the optimizer offloaded it would cost time for nothing
+    assert states(advice)["offload-optimizer"] == "applied"
+    assert states(advice)["checkpointing"] == "spare"
+    assert not advice.plan.checkpointing
+    assert_adds_up(advice)
+
+
+def test_a_rung_of_no_use_is_tried_again_before_a_costlier_one() -> None:
+    recipe = TrainingRecipe(model="llama3.1-8b", checkpointing=False, batch=2)
+
+    advice = advise(recipe, closed_form(24 * GIB))
+
+    # the optimizer step has the peak until it is offloaded; only then do layers matter
+    assert [step.change.name for step in advice.applied] == ["kernels", "offload-optimizer", "checkpointing"]
+    assert_adds_up(advice)
+
+
+def test_what_has_no_price_is_listed_with_the_reason() -> None:
+    # DeepSpeed over 4-bit weights has no closed form
+    recipe = TrainingRecipe(qlora=8)
+
+    steps = {step.change.name: step for step in advise(recipe, closed_form(GIB)).steps}
+
+    assert steps["offload-optimizer"].state == "unpriced"
+    assert "--lora" in (steps["offload-optimizer"].reason or "")
+    assert steps["zero-2"].reason == "one GPU has no other to share with"
+
+
+def test_fragmentation_is_met_by_expandable_segments_before_anything_costly() -> None:
+    recipe = TrainingRecipe()
+    limit_bytes = needed_bytes(recipe) + 1000
+
+    def check(recipe: TrainingRecipe) -> Reserved:
+        stranded_bytes = 0 if recipe.alloc_conf else 1001
+        reserved_bytes = needed_bytes(recipe) + stranded_bytes
+        return Reserved(first_bytes=reserved_bytes, steady_bytes=0, fits=reserved_bytes <= limit_bytes)
+
+    advice = advise(recipe, Judge(Limit(size_bytes=limit_bytes, source="a test"), check))
+
+    assert [step.change.name for step in advice.applied] == ["expandable-segments"]
+    assert advice.plan == dataclasses.replace(recipe, alloc_conf="expandable_segments:True")
+    assert advice.plan_verdict.checked == "simulated"
+    assert_adds_up(advice)
+
+
+def test_settings_of_the_allocator_are_kept() -> None:
+    recipe = TrainingRecipe(alloc_conf="garbage_collection_threshold:0.8")
+    (changed,) = EXPANDABLE_SEGMENTS.outcome(recipe)
+    assert isinstance(changed, TrainingRecipe)
+    assert changed.alloc_conf == "garbage_collection_threshold:0.8,expandable_segments:True"
+    assert isinstance(EXPANDABLE_SEGMENTS.outcome(changed), str)
+
+
+def test_a_plan_is_simulated_where_the_simulator_covers_it() -> None:
+    recipe = TrainingRecipe(batch=8, gpu="rtx4090")
+
+    def check(recipe: TrainingRecipe) -> Reserved:
+        if recipe.engine == "deepspeed":
+            raise NotBuiltError("simulate: --engine deepspeed is not built yet.")
+        return Reserved(first_bytes=0, steady_bytes=recipe.tokens, fits=bool(recipe.kernels))
+
+    advice = advise(recipe, Judge(find_limit(recipe), check))
+    assert (advice.verdict.fits, advice.verdict.checked) == (False, "simulated")
+    assert (advice.plan_verdict.fits, advice.plan_verdict.checked) == (True, "simulated")
+    assert [step.change.name for step in advice.applied] == ["kernels"]
+
+    offloaded = advise(TrainingRecipe(model="llama3.1-8b", gpu="rtx4090"), Judge(find_limit(recipe), check_refused))
+    assert offloaded.plan.offload == "optimizer"
+    assert (offloaded.plan_verdict.checked, offloaded.plan_verdict.reason) == ("closed form", "not today")
+
+
+def check_refused(_recipe: TrainingRecipe) -> Reserved:
+    raise NotBuiltError("not today")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        TrainingRecipe(),
+        TrainingRecipe(batch=3, seq=77, grad_accum=2, padding=0.25, liger="rms+flce", provider="liger"),
+        TrainingRecipe(flce_budget=2**20, precision="bf16", checkpointing=False, optimizer="sgd", clip=0.5),
+        TrainingRecipe(reentrant=True, attention="eager", loss="hf-4.45", lora=4, gpu="t4", warmup=2, repeats=3),
+        TrainingRecipe(memory_limit_bytes=12345, alloc_conf="expandable_segments:True", clip=0.0, device="simulated"),
+        TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="all", gpus=2),
+        TrainingRecipe(engine="deepspeed", precision="mixed-fp16", zero=2, clip=2.0, optimizer="adamw-foreach"),
+        TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="nvme", nvme_path="."),
+    ],
+    ids=lambda recipe: " ".join(recipe_flags(recipe)[2:]) or "default",
+)
+def test_flags_make_the_recipe_again(recipe: TrainingRecipe) -> None:
+    seen: list[TrainingRecipe] = []
+
+    @click.command()
+    @recipe_options
+    def command(recipe: TrainingRecipe) -> None:
+        """See what the options come to."""
+        seen.append(recipe)
+
+    result = CliRunner().invoke(command, list(recipe_flags(recipe)))
+
+    assert result.exit_code == 0, result.output
+    assert seen == [recipe]
+
+
+def test_kernels_that_save_nothing_are_no_step() -> None:
+    # the peak is weights, gradients and moments in the optimizer's step, where no kernel runs
+    recipe = TrainingRecipe(model="llama3.1-8b", gpu="rtx4090")
+    advice = advise(recipe, closed_form(24 * GIB))
+    kernels = next(step for step in advice.steps if step.change.name == "kernels")
+    assert all(step.saved_bytes for step in advice.applied)
+    assert kernels.state != "applied" or (kernels.saved_bytes or 0) > 0
+    assert advice.plan_verdict.fits

@@ -1,0 +1,143 @@
+"""The fused loss's planner against the rules it states."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ligerprof.errors import RecipeError
+from ligerprof.kernels.linear_cross_entropy.plan import (
+    BALANCED_BYTES,
+    STATISTICS_BYTES,
+    ChunkPlan,
+    aligned,
+    lean_chunk_tokens,
+    plan_chunks,
+)
+from ligerprof.units import MIB
+
+SIZES = {
+    "tokens": st.integers(1, 70_000),
+    "hidden": st.integers(1, 20_000),
+    "vocab": st.integers(1, 300_000),
+    "element_bytes": st.sampled_from([2, 4]),
+}
+
+
+BUDGETS = st.one_of(st.sampled_from(["lean", "balanced"]), st.integers(20 * MIB, 2000 * MIB))
+
+
+@given(**SIZES, budget=BUDGETS)
+def test_chunks_cover_the_tokens_within_the_budget(
+    tokens: int, hidden: int, vocab: int, element_bytes: int, budget: str | int
+) -> None:
+    plan = plan_chunks(tokens=tokens, hidden=hidden, vocab=vocab, element_bytes=element_bytes, budget=budget)
+    assert (plan.chunks - 1) * plan.chunk_tokens < tokens <= plan.chunks * plan.chunk_tokens
+    assert plan.chunk_tokens <= tokens
+    assert plan.row_elements % 16 == 0
+    assert vocab <= plan.row_elements < vocab + 16
+    assert plan.workspace_bytes == plan.chunk_tokens * plan.row_elements * element_bytes
+    assert (plan.scratch_tokens, plan.block_words, plan.recomputed) == (0, 0, False)
+    if budget == "lean":
+        assert plan.chunk_tokens <= lean_chunk_tokens(tokens=tokens, hidden=hidden, vocab=vocab)
+    else:
+        assert plan.workspace_bytes <= (BALANCED_BYTES if budget == "balanced" else budget)
+    if plan.chunks > 1 and plan.chunk_tokens > 128:
+        assert plan.chunk_tokens % 128 == 0
+
+
+@given(**SIZES, budget=BUDGETS, gradient_bytes=st.sampled_from([2, 4]))
+def test_no_gradient_is_written_over_logits_that_are_still_needed(
+    tokens: int, hidden: int, vocab: int, element_bytes: int, budget: str | int, gradient_bytes: int
+) -> None:
+    """The head's gradient holds logits until it is written: every write against every block that is yet to be read."""
+    sizes = {"tokens": tokens, "hidden": hidden, "vocab": vocab, "element_bytes": element_bytes, "budget": budget}
+    plain, plan = plan_chunks(**sizes), plan_chunks(**sizes, gradient_bytes=gradient_bytes)  # type: ignore[arg-type]
+    assert plan.workspace_bytes <= max(plain.workspace_bytes, allowed_bytes(budget, plain))
+    rest = tokens - plan.scratch_tokens
+    assert (plan.chunks - 1) * plan.chunk_tokens < rest <= plan.chunks * plan.chunk_tokens or rest == plan.chunks == 0
+    assert not plan.recomputed or plan.chunk_tokens <= plan.scratch_tokens
+    if not plan.scratch_tokens:
+        assert plan == plain
+        return
+    row_bytes = hidden * gradient_bytes
+    starts = range(0, vocab, plan.block_words)
+    widths = [min(plan.block_words, vocab - start) for start in starts]
+    logits = [
+        (before * row_bytes, before * row_bytes + plan.scratch_tokens * aligned(width) * element_bytes)
+        for before, width in zip(starts, widths[1:], strict=False)
+    ]
+    assert plan.scratch_tokens * plan.block_words * element_bytes + tokens * STATISTICS_BYTES <= plan.workspace_bytes
+    for number in reversed(range(len(widths))):
+        written = (starts[number] * row_bytes, (starts[number] + widths[number]) * row_bytes)
+        # block `number` itself lies before, and so do those that are written after it
+        assert all(stop <= written[0] for _, stop in logits[:number])
+    # the hidden states' gradient is summed where the last block's gradient will be
+    assert plan.scratch_tokens * hidden * 4 <= widths[-1] * row_bytes
+    assert all(stop <= starts[-1] * row_bytes for _, stop in logits)
+
+
+def allowed_bytes(budget: str | int, plain: ChunkPlan) -> int:
+    if budget == "lean":
+        return plain.workspace_bytes
+    return BALANCED_BYTES if isinstance(budget, str) else budget
+
+
+@given(**SIZES, smaller=st.integers(20 * MIB, 1000 * MIB), more=st.integers(0, 1000 * MIB))
+def test_more_bytes_never_mean_more_chunks(
+    tokens: int, hidden: int, vocab: int, element_bytes: int, smaller: int, more: int
+) -> None:
+    few, many = (
+        plan_chunks(tokens=tokens, hidden=hidden, vocab=vocab, element_bytes=element_bytes, budget=budget).chunks
+        for budget in (smaller + more, smaller)
+    )
+    assert few <= many
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "budget", "chunk", "chunks"),
+    [
+        # the shapes and chunks of liger-kernel 0.8.5: 32 chunks at all three
+        (4096, 2048, "lean", 128, 32),
+        (16384, 2048, "lean", 512, 32),
+        (8192, 4096, "lean", 256, 32),
+        (4096, 2048, "balanced", 1024, 4),
+        (16384, 2048, "balanced", 1024, 16),
+        (8192, 4096, "balanced", 1024, 8),
+        # equal chunks rather than two of 2048 and a small rest
+        (4224, 2048, 2048 * 128256 * 2, 1408, 3),
+        (1000, 2048, "balanced", 1000, 1),
+    ],
+)
+def test_chunks_of_known_shapes(tokens: int, hidden: int, budget: str | int, chunk: int, chunks: int) -> None:
+    plan = plan_chunks(tokens=tokens, hidden=hidden, vocab=128256, element_bytes=2, budget=budget)
+    assert (plan.chunk_tokens, plan.chunks) == (chunk, chunks)
+
+
+def test_budgets_that_hold_nothing_or_mean_nothing_are_refused() -> None:
+    with pytest.raises(RecipeError, match="holds no chunk"):
+        plan_chunks(tokens=4096, hidden=2048, vocab=128256, element_bytes=2, budget=MIB)
+    with pytest.raises(RecipeError, match="unknown flce budget"):
+        plan_chunks(tokens=4096, hidden=2048, vocab=128256, element_bytes=2, budget="auto")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "budget", "gradient_bytes", "expected"),
+    [
+        # scratch tokens, then chunks of how many tokens, made twice or once
+        (4096, 2048, "lean", 2, (2048, 1, 2048, True)),
+        (4096, 2048, "balanced", 2, (2048, 2, 1024, False)),
+        (8192, 4096, "lean", 2, (3968, 2, 2176, True)),
+        (16384, 2048, "lean", 2, (2048, 28, 512, False)),
+        # an fp32 gradient holds twice the tokens
+        (4096, 2048, "balanced", 4, (4096, 0, 0, False)),
+        # all logits at once need no scratch
+        (4096, 2048, 1100 * MIB, 2, (0, 1, 4096, False)),
+    ],
+)
+def test_scratch_of_known_shapes(
+    tokens: int, hidden: int, budget: str | int, gradient_bytes: int, expected: tuple[int, int, int, bool]
+) -> None:
+    plan = plan_chunks(
+        tokens=tokens, hidden=hidden, vocab=128256, element_bytes=2, budget=budget, gradient_bytes=gradient_bytes
+    )
+    assert (plan.scratch_tokens, plan.chunks, plan.chunk_tokens, plan.recomputed) == expected

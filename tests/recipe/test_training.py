@@ -1,0 +1,110 @@
+import json
+
+import pytest
+
+from ligerprof.errors import LigerprofError, NotBuiltError, RecipeError
+from ligerprof.models import CONFIGS, ModelSpec, load_model
+from ligerprof.recipe.training import TrainingRecipe, parse_flce_budget, require_built
+
+
+@pytest.mark.parametrize("model", sorted(CONFIGS))
+def test_recipe_survives_json(model: str) -> None:
+    recipe = TrainingRecipe(model=model, liger="all", seq=512, memory_limit_bytes=24 * 2**30, flce_budget=2**28)
+    again = TrainingRecipe.from_json(json.loads(json.dumps(recipe.to_json())))
+    assert again.to_json() == recipe.to_json()
+    assert again.spec.parameter_count == recipe.spec.parameter_count
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"batch": 0}, "batch"),
+        ({"warmup": 0}, "warmup"),
+        ({"padding": 1.0}, "padding"),
+        ({"clip": -1.0}, "clip"),
+        ({"zero": 4}, "ZeRO stage 4"),
+        ({"zero": 3}, "needs --engine deepspeed"),
+        ({"gpus": 2}, "needs --engine deepspeed"),
+        ({"offload": "all"}, "needs --engine deepspeed"),
+        ({"precision": "mixed"}, "DeepSpeed"),
+        ({"engine": "deepspeed"}, "mixed"),
+        ({"engine": "deepspeed", "precision": "mixed", "offload": "all", "zero": 2}, "--zero 3"),
+        ({"engine": "deepspeed", "precision": "mixed", "offload": "optimizer"}, "--zero 1, 2 or 3"),
+        ({"optimizer": "deepspeed-cpu-adam"}, "offload"),
+        ({"optimizer": "adam"}, "unknown optimizer"),
+        ({"gpu": "h2000"}, "unknown GPU"),
+        ({"flce_budget": "huge"}, "flce budget"),
+        ({"flce_budget": 0}, "flce budget"),
+        ({"lora": 8, "qlora": 8}, "exclude"),
+        ({"lora": 0}, "lora"),
+        ({"reentrant": True, "checkpointing": False}, "--reentrant"),
+        ({"loss": "hf-4.45", "liger": "flce"}, "same loss"),
+        ({"liger": "geglu"}, "no operation"),
+        ({"liger": "rms+rms"}, "twice"),
+        ({"liger": "ce+flce"}, "same loss"),
+        ({"liger": "rsm"}, "unknown kernel"),
+        ({"model": "gpt2-xl", "liger": "rope"}, "no operation"),
+        ({"model": "gpt2-xl", "seq": 2048}, "learned positions"),
+        ({"model": "llama9"}, "unknown model"),
+    ],
+)
+def test_wrong_options_get_one_line_and_a_usage_error(wrong: dict[str, object], says: str) -> None:
+    with pytest.raises(RecipeError, match=says) as caught:
+        TrainingRecipe(**wrong)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_default_optimizer_follows_the_offload() -> None:
+    offloaded = TrainingRecipe(engine="deepspeed", precision="mixed-fp16", zero=3, offload="all")
+    assert (TrainingRecipe().optimizer, offloaded.optimizer) == ("adamw-fused", "deepspeed-cpu-adam")
+    assert (TrainingRecipe().clip, offloaded.clip) == (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("liger", "model", "kernels"),
+    [
+        ("none", "llama3.2-1b", ()),
+        ("all", "llama3.2-1b", ("rope", "rms", "swiglu", "flce")),
+        ("no-flce", "llama3.2-1b", ("rope", "rms", "swiglu")),
+        ("all", "gemma2-2b", ("rope", "rms", "geglu", "flce")),
+        ("all", "gpt2-xl", ("layernorm", "flce")),
+        ("flce,rms", "llama3.2-1b", ("rms", "flce")),
+        ("ce+swiglu", "llama3.2-1b", ("swiglu", "ce")),
+    ],
+)
+def test_kernel_sets(liger: str, model: str, kernels: tuple[str, ...]) -> None:
+    assert TrainingRecipe(model=model, liger=liger, seq=512).kernels == kernels
+
+
+def test_precisions_say_their_dtypes() -> None:
+    dtypes = {
+        precision: (recipe.weight_dtype, recipe.compute_dtype)
+        for precision in ("amp", "amp-fp16", "bf16", "fp16", "fp32")
+        for recipe in (TrainingRecipe(precision=precision),)
+    }
+    assert dtypes == {
+        "amp": ("float32", "bfloat16"),
+        "amp-fp16": ("float32", "float16"),
+        "bf16": ("bfloat16", "bfloat16"),
+        "fp16": ("float16", "float16"),
+        "fp32": ("float32", "float32"),
+    }
+
+
+def test_what_is_not_built_is_named() -> None:
+    with pytest.raises(NotBuiltError, match="--attention flash"):
+        require_built(TrainingRecipe(attention="flash"), command="step")
+    require_built(TrainingRecipe(lora=8), command="step")
+
+
+def test_flce_budget_takes_words_and_sizes() -> None:
+    assert parse_flce_budget("lean") == "lean"
+    assert parse_flce_budget("250MiB") == 250 * 2**20
+    with pytest.raises(LigerprofError, match="not a size"):
+        parse_flce_budget("plenty")
+
+
+def test_a_spec_is_taken_as_it_is() -> None:
+    spec: ModelSpec = load_model("tiny")
+    assert TrainingRecipe(model=spec).spec is spec

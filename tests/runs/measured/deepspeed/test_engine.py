@@ -1,0 +1,181 @@
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.cli.main import main
+from ligerprof.errors import LigerprofError, MissingDependencyError, RecipeError
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.directory import create_run_directory
+from ligerprof.runs.measured.deepspeed.launch import run_ranks
+from ligerprof.runs.measured.deepspeed.ranks import Rank
+from ligerprof.runs.outcome import Progress, StepOutcome
+from tests.paths import RESULTS
+from tests.runs.measured.deepspeed.test_ranks import outcome
+
+DEEPSPEED = ("step", "--model", "tiny", "--batch", "2", "--seq", "64", "--engine", "deepspeed", "--precision", "mixed")
+ROWS = [json.loads(line) for line in (RESULTS / "zero-h200.jsonl").read_text().splitlines()]
+# docs/deepspeed.md quotes these
+WITH_KERNELS_TOLERANCE, PLAIN_TOLERANCE = 0.01, 0.003
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def name_of(row: dict[str, Any]) -> str:
+    recipe = row["recipe"]
+    return f"{recipe['gpus']}gpus-zero{recipe['zero']}-{recipe['offload']}-{recipe['liger']}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_peak_on_several_gpus_is_what_the_closed_form_says(row: dict[str, Any]) -> None:
+    recipe = TrainingRecipe.from_json(row["recipe"])
+    tolerance = WITH_KERNELS_TOLERANCE if recipe.kernels else PLAIN_TOLERANCE
+    assert estimate(recipe).peak_bytes == pytest.approx(row["peak_bytes"], rel=tolerance)
+    assert row["peak_bytes"] == max(rank["peak_bytes"] for rank in row["ranks"])
+    assert len(row["ranks"]) == recipe.gpus
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_what_deepspeed_holds_is_named(row: dict[str, Any]) -> None:
+    assert row["roles"]["unattributed"] == 0
+    assert sum(row["roles"].values()) == row["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "says"),
+    [
+        (("--device", "simulated"), 1, "the simulator does not cover --engine deepspeed"),
+        (("--device", "cuda"), 1, "pip install 'ligerprof[deepspeed]'"),
+        (("--device", "cuda", "--optimizer", "none"), 2, "needs an optimizer"),
+        (("--device", "cuda", "--deepspeed-config", "nowhere.json"), 2, "not readable"),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_leaves_nothing(
+    options: tuple[str, ...], exit_code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # None stands for a package that is not there
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    result = run(*DEEPSPEED, *options, "-o", str(tmp_path / "run"))
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **options: Any) -> StepOutcome:
+    from ligerprof.runs.measured.deepspeed import measure as module
+
+    monkeypatch.setattr(module, "require_deepspeed", lambda: None)
+    recipe = TrainingRecipe(model="tiny", engine="deepspeed", precision="mixed", **options)
+    return module.measure_deepspeed_step(recipe, trace_directory=None, logs=tmp_path, progress=print)
+
+
+def test_more_gpus_than_there_are_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(MissingDependencyError, match="64 CUDA devices are needed here"):
+        measure(monkeypatch, tmp_path, gpus=64)
+
+
+def test_a_launchers_group_is_as_large_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match="WORLD_SIZE is 2, --gpus 3"):
+        measure(monkeypatch, tmp_path, gpus=3)
+
+
+def gathers(folder: Path, _progress: Progress) -> StepOutcome:
+    """What a launcher's rank does when it has measured, over gloo."""
+    from torch import distributed
+
+    from ligerprof.runs.measured.deepspeed.measure import gather
+
+    rank = Rank(rank=int(os.environ["RANK"]), world_size=2, local=0)
+    distributed.init_process_group("gloo")
+    found = gather(rank, outcome(100 + rank.rank))
+    (folder / f"{rank.rank}.json").write_text(json.dumps({each: of.peak_bytes for each, of in found.items()}))
+    distributed.barrier()
+    return outcome(0)
+
+
+def test_rank_0_gathers_what_all_measured(tmp_path: Path) -> None:
+    run_ranks(partial(gathers, tmp_path), 2, tmp_path, print)
+    assert json.loads((tmp_path / "0.json").read_text()) == {"0": 100, "1": 101}
+    assert json.loads((tmp_path / "1.json").read_text()) == {"1": 101}
+
+
+def test_every_rank_leaves_a_snapshot(tmp_path: Path) -> None:
+    folder = create_run_directory(tmp_path / "run")
+    folder.write_snapshot({"segments": []})
+    folder.write_snapshot({"segments": [1]}, rank=1)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["snapshot-rank1.pickle", "snapshot.pickle"]
+
+
+def step(*options: str) -> dict[str, Any]:
+    """A step in a process of its own, as DeepSpeed wants it."""
+    command = [sys.executable, "-m", "ligerprof", *DEEPSPEED, "--json", "--repeats", "1", "--no-trace", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 3), done.stderr
+    # DeepSpeed's own output is elsewhere: this is one object and nothing else
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--zero", "0"),
+        ("--zero", "1"),
+        ("--zero", "2", "--offload", "optimizer"),
+        ("--zero", "3", "--liger", "all"),
+        ("--zero", "3", "--offload", "all", "--liger", "all", "--grad-accum", "2"),
+    ],
+    ids=" ".join,
+)
+def test_a_measured_step_names_all_it_holds(options: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    result = step(*options, "-o", str(tmp_path / "run"))
+    assert result["oom"] is None
+    assert sum(result["roles"].values()) == result["peak_bytes"]
+    assert result["roles"]["unattributed"] == 0
+    assert (result["host_bytes"] is not None) == ("--offload" in options)
+    # the bucket is as large as the whole of so small a model's step; what is left is a matter of MiBs
+    if result["estimate"] is not None:
+        assert abs(result["error_ratio"]) < 0.05
+
+
+@pytest.mark.gpu
+def test_a_configuration_of_ones_own_runs(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({"zero_optimization": {"reduce_bucket_size": 1e6}, "train_batch_size": "auto"}))
+    result = step("--zero", "2", "--deepspeed-config", str(config), "-o", str(tmp_path / "run"))
+    assert result["recipe"]["deepspeed_config"] == {"zero_optimization": {"reduce_bucket_size": 1_000_000}}
+    assert result["roles"]["communication"] < 10_000_000
+    config.write_text(json.dumps({"zero_optimization": {"no_such_key": 1}}))
+    command = [sys.executable, "-m", "ligerprof", *DEEPSPEED, "--zero", "2", "--deepspeed-config", str(config)]
+    refused = subprocess.run([*command, "-o", str(tmp_path / "no")], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "DeepSpeed refuses it" in refused.stderr.splitlines()[-1]
+
+
+def test_a_lock_that_a_killed_build_left_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ligerprof.runs.measured.deepspeed import engine
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    engine._require_no_stale_lock()
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.touch()
+    # somebody builds right now: torch waits for it
+    engine._require_no_stale_lock()
+    os.utime(lock, (0, 0))
+    with pytest.raises(LigerprofError, match=r"cpu_adam/lock: .* Remove it"):
+        engine._require_no_stale_lock()

@@ -1,0 +1,106 @@
+import dataclasses
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ligerprof.errors import RecipeError
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.sweep.borders import bracket
+from ligerprof.runs.sweep.grid import Grid, cell_key, describe, expand, telling_options
+
+TINY = {"model": ("tiny",)}
+
+
+def anything_runs(_recipe: TrainingRecipe) -> None:
+    pass
+
+
+def recipes(**options: tuple[object, ...]) -> tuple[TrainingRecipe, ...]:
+    return expand([Grid(options={**TINY, **options})], anything_runs)[0]
+
+
+def test_kernels_are_neighbours_at_each_size_and_sizes_ascend() -> None:
+    cells = recipes(
+        liger=("none", "all"), provider=("ligerprof", "torch"), seq=(64, 32), batch=(4, 1), precision=("amp", "bf16")
+    )
+    order = [(cell.precision, cell.batch * cell.seq, cell.liger, cell.provider) for cell in cells]
+    sizes = [32, 64, 128, 256]
+    kernels = [("none", "ligerprof"), ("all", "ligerprof"), ("all", "torch")]
+    assert order == [
+        (precision, size, *kernel) for precision, size, kernel in itertools.product(("amp", "bf16"), sizes, kernels)
+    ]
+
+
+def test_a_cell_that_does_not_use_an_option_runs_once() -> None:
+    assert len(recipes(provider=("ligerprof", "torch", "liger"), flce_budget=("lean", "balanced"))) == 1
+    assert len(recipes(liger=("rms",), provider=("ligerprof", "liger"), flce_budget=("lean", "balanced"))) == 2
+    assert len(recipes(liger=("flce",), provider=("ligerprof", "liger"), flce_budget=("lean", "balanced"))) == 4
+
+
+def test_what_cannot_be_trained_is_told_and_the_rest_expands() -> None:
+    def no_bf16(recipe: TrainingRecipe) -> None:
+        if recipe.precision == "bf16":
+            raise RecipeError("no bf16 here")
+
+    grid = Grid(options={**TINY, "loss": ("hf", "hf-4.45"), "liger": ("none", "flce"), "precision": ("amp", "bf16")})
+    cells, refusals = expand([grid], no_bf16)
+    assert [(cell.loss, cell.liger) for cell in cells] == [("hf", "none"), ("hf", "flce"), ("hf-4.45", "none")]
+    assert {refusal.reason for refusal in refusals if refusal.values["precision"] == "bf16"} >= {"no bf16 here"}
+    assert len(refusals) == 5
+
+
+def test_the_key_is_of_the_whole_recipe_and_survives_json() -> None:
+    recipe = TrainingRecipe(model="tiny", liger="rms+rope", memory_limit_bytes=2**30)
+    assert cell_key(TrainingRecipe.from_json(recipe.to_json())) == cell_key(recipe)
+    changed = [
+        dataclasses.replace(recipe, batch=5),
+        dataclasses.replace(recipe, memory_limit_bytes=None),
+        dataclasses.replace(recipe, provider="torch"),
+        dataclasses.replace(recipe, model="llama3.2-1b"),
+        dataclasses.replace(recipe, repeats=3),
+    ]
+    assert len({cell_key(item) for item in (recipe, *changed)}) == 6
+
+
+def test_keys_in_files_stay_valid() -> None:
+    # a later version that adds an option must still know the cells of today
+    assert cell_key(TrainingRecipe(model="tiny", batch=2, liger="all")) == "30b7bb01d1d80cbb"
+
+
+def test_cells_are_told_apart_in_as_few_words_as_will_do() -> None:
+    first = TrainingRecipe(model="tiny", liger="rms")
+    limited = dataclasses.replace(first, memory_limit_bytes=2**30, clip=1.0)
+    assert telling_options([first, dataclasses.replace(first, batch=1)]) == ("batch", "seq", "liger", "provider")
+    # the clip differs only where the limit does, and says nothing more
+    told = telling_options([first, limited, dataclasses.replace(limited, clip=None)])
+    assert told[4:] == ("clip", "memory_limit_bytes")
+    assert describe(limited, told) == "4 x 1024, rms (ligerprof), clip 1.0, limit 1024.0 MiB"
+    other = dataclasses.replace(first, model="llama3.2-1b", batch=1)
+    assert describe(other, telling_options([first, other])) == "1 x 1024, rms (ligerprof), llama3.2-1b"
+
+
+@given(
+    border=st.integers(0, 300),
+    guess=st.integers(1, 400),
+    unit=st.sampled_from([1, 4, 64]),
+    known=st.tuples(st.booleans(), st.booleans()),
+    shares=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_bracket_finds_the_border_wherever_it_starts(
+    border: int, guess: int, unit: int, known: tuple[bool, bool], shares: tuple[float, float]
+) -> None:
+    asked: list[int] = []
+
+    def fits(value: int) -> bool:
+        asked.append(value)
+        return value <= border * unit
+
+    low = int(shares[0] * border) * unit if known[0] else 0
+    high = (border + 1 + int(shares[1] * 50)) * unit if known[1] else None
+    found = bracket(fits, guess * unit, unit, (low or None, high))
+    assert found == (border * unit or None, (border + 1) * unit)
+    assert len(set(asked)) == len(asked)
+    assert all(value % unit == 0 and value >= unit for value in asked)
+    # a stride that doubles, then halves: not every size on the way
+    assert len(asked) <= 24

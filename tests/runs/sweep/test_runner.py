@@ -1,0 +1,208 @@
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.sweep import runner as sweep_runner
+from ligerprof.runs.sweep.borders import find_borders
+from ligerprof.runs.sweep.cells import Cell, CellStatus
+from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.runs.sweep.grid import Grid, cell_key, expand
+from ligerprof.runs.sweep.process import CellProcess, CellSettings
+from ligerprof.runs.sweep.runner import Runner, RunnerSettings, SweepInterruptedError
+
+# a cell's command: what a step prints, without the seconds that a step takes
+STEP = """
+import json, sys
+recipe = json.loads(sys.argv[1])
+fits = recipe["batch"] * recipe["seq"] <= {limit}
+print(json.dumps({{"schema": 1, "kind": "step", "backend": "simulated", "gpu": "none", "peak_bytes": 5, "phases": {{}},
+                   "reserved_bytes": 6, "roles": {{"other": 5}}, "oom": None if fits else {{"limit_bytes": 7}},
+                   "recipe": recipe}}))
+sys.exit(0 if fits else 3)
+"""
+CRASH = "import sys; print('first', file=sys.stderr); print('Error: no luck', file=sys.stderr); sys.exit(1)"
+ENDLESS = "import time; time.sleep(600)"
+KILLED = "import os, sys; print('stepping', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
+SILENT = "raise SystemExit(7)"
+NO_JSON = "print('{')"
+
+
+class Records:
+    """A watcher that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self.ended_cells: list[Cell] = []
+
+    def expect(self, count: int) -> None:
+        self.expected += count
+
+    def working(self, recipe: TrainingRecipe, words: str) -> None:
+        pass
+
+    def ended(self, cell: Cell) -> None:
+        self.ended_cells.append(cell)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have every cell run a script in place of a step; its recipe is the script's argument."""
+
+    def use(script: str) -> None:
+        def command(cell: CellProcess) -> list[str]:
+            return [sys.executable, "-c", script, json.dumps(cell.recipe.to_json())]
+
+        monkeypatch.setattr(CellProcess, "_command", command)
+
+    return use
+
+
+def answer_at_once(monkeypatch: pytest.MonkeyPatch, largest_tokens: int) -> None:
+    """Have cells end without a process, out of memory above so many tokens."""
+
+    class Answered:
+        def __init__(self, recipe: TrainingRecipe, _folder: SweepFolder, _settings: CellSettings) -> None:
+            self.recipe, self.key = recipe, cell_key(recipe)
+
+        def poll(self) -> dict[str, object]:
+            status = "done" if self.recipe.tokens <= largest_tokens else "oom"
+            return {"key": self.key, "status": status, "recipe": self.recipe.to_json()}
+
+    monkeypatch.setattr(sweep_runner, "CellProcess", Answered)
+    monkeypatch.setattr(sweep_runner, "_POLL_SECONDS", 0)
+
+
+def make_runner(path: Path, settings: RunnerSettings | None = None) -> tuple[Runner, Records]:
+    folder = SweepFolder(path=path)
+    folder.make()
+    folder.note_grids([])
+    records = Records()
+    return Runner(folder, settings or RunnerSettings(), records), records
+
+
+def recipes(*batches: int) -> tuple[TrainingRecipe, ...]:
+    return expand([Grid(options={"model": ("tiny",), "seq": (64,), "batch": batches})], lambda _: None)[0]
+
+
+def statuses(records: Records) -> list[str]:
+    return [f"{cell.recipe.batch} {cell.status.value}" for cell in records.ended_cells]
+
+
+def test_rows_in_order_and_nothing_finished_runs_again(tmp_path: Path, scripted: Callable[[str], None]) -> None:
+    scripted(STEP.format(limit=150))
+    runner, records = make_runner(tmp_path / "sweep")
+    runner.run(recipes(1, 2, 4))
+    assert statuses(records) == ["1 done", "2 done", "4 oom"]
+    again, later = make_runner(tmp_path / "sweep")
+    again.run(recipes(1, 2, 3, 4))
+    assert (statuses(later), later.expected) == (["3 oom"], 1)
+    forced, all_again = make_runner(tmp_path / "sweep", RunnerSettings(again=True))
+    forced.run(recipes(1, 4))
+    assert statuses(all_again) == ["1 done", "4 oom"]
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (CRASH, "no luck"),
+        (KILLED, "killed (signal 9; has the host run out of memory?) after: stepping"),
+        (SILENT, "ended with exit code 7 and said nothing"),
+        (NO_JSON, "ended with exit code 0 and said nothing"),
+        (ENDLESS, "took longer than 1 s and was ended"),
+    ],
+    ids=["crash", "killed", "silent", "no JSON", "endless"],
+)
+def test_however_a_cell_fails_it_is_a_row_and_is_tried_again(
+    script: str, says: str, tmp_path: Path, scripted: Callable[[str], None]
+) -> None:
+    scripted(script)
+    settings = RunnerSettings(cell=CellSettings(timeout_seconds=1.0))
+    runner, records = make_runner(tmp_path / "sweep", settings)
+    runner.run(recipes(1))
+    (cell,) = records.ended_cells
+    assert (cell.status, cell.error) == (CellStatus.FAILED, says)
+    scripted(STEP.format(limit=150))
+    again, later = make_runner(tmp_path / "sweep")
+    again.run(recipes(1))
+    assert statuses(later) == ["1 done"]
+    assert SweepFolder(path=tmp_path / "sweep").read()[cell_key(cell.recipe)].status is CellStatus.DONE
+
+
+def test_sizes_above_one_out_of_memory_are_left_out_if_asked(tmp_path: Path, scripted: Callable[[str], None]) -> None:
+    scripted(STEP.format(limit=150))
+    runner, records = make_runner(tmp_path / "sweep", RunnerSettings(stop_at_oom=True))
+    left_out = runner.run(recipes(1, 2, 4, 8, 16))
+    assert statuses(records) == ["1 done", "2 done", "4 oom"]
+    assert ([recipe.batch for recipe in left_out], records.expected) == ([8, 16], 3)
+
+
+def test_jobs_run_at_the_same_time(tmp_path: Path, scripted: Callable[[str], None]) -> None:
+    scripted("import time; time.sleep(0.6)" + STEP.format(limit=10_000))
+    runner, records = make_runner(tmp_path / "sweep", RunnerSettings(jobs=4))
+    started = time.monotonic()
+    runner.run(recipes(1, 2, 3, 4))
+    assert len(records.ended_cells) == 4
+    assert time.monotonic() - started < 4 * 0.6
+
+
+def test_the_border_stands_between_neighbours_and_uses_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_at_once(monkeypatch, largest_tokens=64 * 37)
+    runner, records = make_runner(tmp_path / "sweep")
+    runner.run(recipes(1, 32, 64))
+    (border,) = find_borders(runner, recipes(1, 32, 64), "batch")
+    assert (border.largest, border.smallest_oom, border.reason) == (37, 38, None)
+    probes = [cell.recipe.batch for cell in records.ended_cells[3:]]
+    assert len(set(probes)) == len(probes)
+    assert all(32 < batch < 64 for batch in probes)
+    (sequence,) = find_borders(runner, recipes(1), "seq")
+    assert (sequence.largest, sequence.smallest_oom) == (37 * 64, 38 * 64)
+
+
+def test_a_border_that_fails_says_why(tmp_path: Path, scripted: Callable[[str], None]) -> None:
+    scripted(CRASH)
+    runner, _ = make_runner(tmp_path / "sweep")
+    (border,) = find_borders(runner, recipes(2), "batch")
+    assert (border.largest, border.smallest_oom) == (None, None)
+    assert "no luck" in (border.reason or "")
+
+
+def test_ctrl_c_ends_the_cell_with_its_children(
+    tmp_path: Path, scripted: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child"
+    spawn = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {ENDLESS!r}]); "
+    scripted(spawn + f"open({str(child)!r}, 'w').write(f'{{p.pid}} '); p.wait()")
+    runner, records = make_runner(tmp_path / "sweep")
+
+    def interrupt(_recipe: TrainingRecipe, _words: str) -> None:
+        if child.exists() and child.read_text().endswith(" "):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(records, "working", interrupt)
+    with pytest.raises(SweepInterruptedError, match="cells to go: 2"):
+        runner.run(recipes(1, 2))
+    assert not is_alive(int(child.read_text()))
+    assert SweepFolder(path=tmp_path / "sweep").read() == {}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie; it may take a moment to go."""
+    for _ in range(50):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    return True
