@@ -1,9 +1,10 @@
 """Attention as transformers calls it: fused by the GPU's library, composed in fp32, or written out (eager)."""
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES, INDEX_BYTES, Context, is_eager
+from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.operations import dropout, renamed, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 _SCORES = Role.ATTENTION_TEMPORARIES
 # cudnnGraph workspace of one fused forward pass, as recorded

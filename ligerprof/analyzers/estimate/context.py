@@ -8,11 +8,7 @@ from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-
-FP32_BYTES = 4
-HALF_BYTES = 2
-INDEX_BYTES = 8
-DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 
 
 @dataclass(slots=True, eq=False)

@@ -11,11 +11,11 @@ from ligerprof.kernels.linear_cross_entropy.plan import aligned
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
 from ligerprof.units import format_bytes
 
 # workspaces are tried in steps of so many tokens of logits: whole tiles of a product
 _TILE_TOKENS = 128
-_FP32_BYTES, _HALF_BYTES = 4, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,5 +100,5 @@ def _peak_bytes(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], budge
 
 def _logits_bytes(recipe: TrainingRecipe, tokens: int) -> int:
     """Logits of so many tokens, each row padded as the loss pads it."""
-    element_bytes = _FP32_BYTES if recipe.compute_dtype == "float32" else _HALF_BYTES
+    element_bytes = FP32_BYTES if recipe.compute_dtype == "float32" else HALF_BYTES
     return tokens * aligned(recipe.spec.vocab_size) * element_bytes

@@ -6,12 +6,12 @@ The process holds more that no formula knows: Python, libraries and the kernels 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES, HALF_BYTES
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part
 from ligerprof.analyzers.estimate.placement import moment_count
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
 
 # deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
 _MOST_IN_MEMORY = 1_000_000_000

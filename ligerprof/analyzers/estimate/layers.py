@@ -1,7 +1,7 @@
 """A decoder layer, family by family, as the tensor operations of transformers' modeling code."""
 
 from ligerprof.analyzers.estimate.attention import attend
-from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.fused import add_and_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory, share_of
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
@@ -9,6 +9,7 @@ from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear_4bit, multiply, renamed, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def run_layer(context: Context, value: Value, index: int, output_role: Role) -> Value:

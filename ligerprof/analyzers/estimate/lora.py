@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from math import prod
 
-from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES, Context
+from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operations import add, linear, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value, Weight
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _ADAPTED = tuple(f".{target}.weight" for target in _TARGETS)

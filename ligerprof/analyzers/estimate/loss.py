@@ -1,10 +1,11 @@
 """The head and the loss: the planes of tokens times vocabulary that are alive together."""
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES, INDEX_BYTES, Context
+from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
 from ligerprof.analyzers.estimate.operations import linear, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 _LOSS = Role.CE_TEMPORARIES
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 # bitsandbytes/functional.py, quantize_4bit with compress_statistics: weights a scale, scales a scale of scales
 NF4_BLOCK, SCALE_BLOCK = 64, 256

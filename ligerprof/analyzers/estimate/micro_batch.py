@@ -8,7 +8,7 @@ the same amount a layer, so the highest moment is at one of these two.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES, Context, is_eager
+from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
 from ligerprof.analyzers.estimate.meter import Block, Meter
@@ -20,6 +20,7 @@ from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 @dataclass(slots=True, eq=False)

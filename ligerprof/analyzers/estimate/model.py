@@ -1,12 +1,13 @@
 """What surrounds the decoder layers: embedding, rotary tables, masks, and the final norm's name."""
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES, INDEX_BYTES, Context, is_eager
+from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.operations import add, dropout, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 # embedding_dense_backward sorts its indices above this many (aten/src/ATen/native/cuda/Embedding.cu)
 _SORTED_INDICES = 3072

@@ -1,9 +1,10 @@
 """Norms as transformers writes them in plain torch, or as one fused kernel."""
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES, Context
+from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.operations import row_root, scale_columns, scale_rows, square
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 _OFFSET_FAMILIES = ("gemma", "gemma2")
 

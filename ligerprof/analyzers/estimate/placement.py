@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ligerprof.analyzers.estimate.context import FP32_BYTES
 from ligerprof.analyzers.estimate.low_bit import (
     EIGHT_BIT_TABLE_SIZES,
     eight_bit_state_sizes,
@@ -19,6 +18,7 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 Bytes = Mapping[Role, int]
 # states as large as the trainable weights; those of low_bit.py are smaller

@@ -2,13 +2,13 @@
 
 from collections.abc import Collection
 
-from ligerprof.analyzers.estimate.context import DTYPE_BYTES, FP32_BYTES
 from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.placement import moment_count, state_sizes
 from ligerprof.analyzers.estimate.result import Term
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.estimate.zero import zero_copies
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 from ligerprof.units import format_bytes
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.bucket import emptyings, scattered_elements
-from ligerprof.analyzers.estimate.context import FP32_BYTES, HALF_BYTES
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredWhenNeeded
 from ligerprof.analyzers.estimate.low_bit import is_in_layer
 from ligerprof.analyzers.estimate.partition import Elements, count_elements
@@ -17,6 +16,7 @@ from ligerprof.models import ModelSpec, ParameterShape
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
 
 AnyGathered = Gathered | GatheredWhenNeeded
 

@@ -6,8 +6,8 @@ from ligerprof.kernels.device import never_unavailable, triton_unavailable_reaso
 from ligerprof.kernels.rows.plan import backward_programs
 from ligerprof.kernels.selection import applies
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
-_FP32_BYTES = 4
 _REFERENCE = "ligerprof.kernels.layernorm.reference:layer_norm"
 
 
@@ -15,7 +15,7 @@ def _memory(shape: KernelShape) -> KernelMemory:
     """The input is kept, and two fp32 a row; backward holds two rows of sums for each of its programs."""
     plain = _reference_memory(shape)
     programs = backward_programs(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
-    sums_bytes = 2 * programs * shape.hidden * _FP32_BYTES if shape.head_trainable else 0
+    sums_bytes = 2 * programs * shape.hidden * FP32_BYTES if shape.head_trainable else 0
     return replace(plain, backward_temporary_bytes=sums_bytes)
 
 
@@ -26,7 +26,7 @@ def _reference_memory(shape: KernelShape) -> KernelMemory:
     return KernelMemory(
         kept_inputs=("x", "weight", "bias"),
         output_bytes=plane_bytes,
-        saved_bytes=2 * shape.tokens * _FP32_BYTES,
+        saved_bytes=2 * shape.tokens * FP32_BYTES,
         backward_gradient_bytes=plane_bytes + parameters_bytes,
     )
 

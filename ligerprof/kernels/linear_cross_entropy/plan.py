@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ligerprof.errors import RecipeError
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.units import MIB, format_bytes
 
 # one chunk of 1024 tokens of a 128256-word vocabulary in 16 bit, and little more
@@ -18,7 +19,6 @@ _ROW_ALIGNMENT_ELEMENTS = 16
 
 # of the row kernel, in fp32, for each token whose logits are made block by block of the vocabulary
 STATISTICS_BYTES = 4 * 4
-_FP32_BYTES = 4
 
 
 # tokens of a chunk from which on it costs less to read and write the head's gradient for it than to make its logits
@@ -119,7 +119,7 @@ def _plan_scratch(
             continue
         words = aligned(-(-vocab // -(-vocab // most_words)))
         last_words = vocab - (-(-vocab // words) - 1) * words
-        if last_words * gradient_bytes >= tokens * _FP32_BYTES:
+        if last_words * gradient_bytes >= tokens * FP32_BYTES:
             return _Scratch(tokens, words, words * tokens * element_bytes)
     return _Scratch()
 

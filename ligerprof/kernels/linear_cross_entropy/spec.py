@@ -5,8 +5,8 @@ from ligerprof.kernels.device import never_unavailable, triton_unavailable_reaso
 from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
 from ligerprof.kernels.selection import applies
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
-_FP32_BYTES = 4
 _REFERENCE = "ligerprof.kernels.linear_cross_entropy.reference:fused_linear_cross_entropy"
 
 
@@ -25,9 +25,9 @@ def _memory(shape: KernelShape) -> KernelMemory:
     )
     weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
     return KernelMemory(
-        output_bytes=_FP32_BYTES,
-        saved_bytes=_FP32_BYTES,
-        forward_temporary_bytes=plan.workspace_bytes + shape.tokens * _FP32_BYTES + _cast_bytes(shape),
+        output_bytes=FP32_BYTES,
+        saved_bytes=FP32_BYTES,
+        forward_temporary_bytes=plan.workspace_bytes + shape.tokens * FP32_BYTES + _cast_bytes(shape),
         forward_gradient_bytes=hidden_elements * product_bytes + weight_gradient_bytes,
         backward_gradient_bytes=hidden_elements * shape.activation_bytes if cast_hidden else 0,
     )

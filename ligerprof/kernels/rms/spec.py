@@ -7,8 +7,8 @@ from ligerprof.kernels.device import never_unavailable, triton_unavailable_reaso
 from ligerprof.kernels.rows.plan import backward_programs
 from ligerprof.kernels.selection import applies
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
-_FP32_BYTES = 4
 _REFERENCE = "ligerprof.kernels.rms.reference:rms_norm"
 
 
@@ -20,9 +20,9 @@ def _memory(shape: KernelShape) -> KernelMemory:
     return KernelMemory(
         kept_inputs=("x", "weight"),
         output_bytes=plane_bytes,
-        saved_bytes=shape.tokens * _FP32_BYTES,
+        saved_bytes=shape.tokens * FP32_BYTES,
         backward_gradient_bytes=plane_bytes + weight_gradient_bytes,
-        backward_temporary_bytes=programs * shape.hidden * _FP32_BYTES if shape.head_trainable else 0,
+        backward_temporary_bytes=programs * shape.hidden * FP32_BYTES if shape.head_trainable else 0,
     )
 
 
@@ -46,9 +46,9 @@ def _add_memory(shape: KernelShape) -> KernelMemory:
 def _reference_memory(shape: KernelShape) -> KernelMemory:
     """Plain torch keeps the fp32 input and the normalized one; the square's gradient holds five fp32 planes at once."""
     plane_elements = shape.tokens * shape.hidden
-    wide_bytes = plane_elements * _FP32_BYTES
-    row_bytes, scale_bytes = shape.tokens * _FP32_BYTES, shape.hidden * _FP32_BYTES
-    upcast = shape.activation_bytes != _FP32_BYTES
+    wide_bytes = plane_elements * FP32_BYTES
+    row_bytes, scale_bytes = shape.tokens * FP32_BYTES, shape.hidden * FP32_BYTES
+    upcast = shape.activation_bytes != FP32_BYTES
     output_bytes = plane_elements * shape.activation_bytes
     # the normalized rows are kept for the weight's gradient alone
     normed_bytes = wide_bytes if shape.head_trainable else 0

@@ -32,11 +32,11 @@ from ligerprof.runs.study.cells import (
 )
 from ligerprof.runs.sweep.borders import Axis, edges
 from ligerprof.runs.sweep.cells import Cell, CellStatus
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.units import format_bytes, format_mib
 
 # roles below this share of every peak in the table are left out of it
 _SMALLEST_SHARE = 0.005
-_FP32_BYTES = 4
 # two cells that ended within this were measured in turns
 TURN_MINUTES = 10
 
@@ -223,7 +223,7 @@ def loss_of_2024(facts: Facts) -> list[str]:
     for cell in facts.zero(NONE, loss="hf-4.45"):
         recipe = cell.recipe
         today = facts.find(NONE, batch=recipe.batch, seq=recipe.seq)
-        plane = recipe.tokens * recipe.spec.vocab_size * _FP32_BYTES
+        plane = recipe.tokens * recipe.spec.vocab_size * FP32_BYTES
         rows.append(
             [
                 f"{recipe.batch} x {recipe.seq:,}",

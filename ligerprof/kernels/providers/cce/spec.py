@@ -5,10 +5,9 @@ import importlib.util
 from ligerprof.kernels.device import triton_unavailable_reason
 from ligerprof.kernels.selection import applies
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES, INT32_BYTES
 
 PROVIDER = "cce"
-_FP32_BYTES = _INT32_BYTES = 4
-_LABEL_BYTES = 8
 # columns that one lock of a gradient guards
 _LOCKED_COLUMNS = 64
 
@@ -31,20 +30,20 @@ def _memory(shape: KernelShape) -> KernelMemory:
     """
     hidden_elements, weight_elements = shape.tokens * shape.hidden, shape.vocab * shape.hidden
     counted = shape.tokens - shape.sequences
-    averages_bytes = shape.vocab * _FP32_BYTES
-    kept_bytes = shape.tokens * _LABEL_BYTES + counted * (_INT32_BYTES + _FP32_BYTES) + averages_bytes
+    averages_bytes = shape.vocab * FP32_BYTES
+    kept_bytes = shape.tokens * INDEX_BYTES + counted * (INT32_BYTES + FP32_BYTES) + averages_bytes
     # a mask of labels and 64-bit positions come before the sums, the losses after them
-    positions_bytes = shape.tokens + counted * (_LABEL_BYTES - _FP32_BYTES) - averages_bytes - _FP32_BYTES
+    positions_bytes = shape.tokens + counted * (INDEX_BYTES - FP32_BYTES) - averages_bytes - FP32_BYTES
     weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
     narrow = shape.parameter_bytes != shape.product_bytes and shape.head_trainable
     return KernelMemory(
         kept_inputs=("hidden",) if shape.activation_bytes == shape.product_bytes else (),
-        output_bytes=_FP32_BYTES,
+        output_bytes=FP32_BYTES,
         saved_bytes=kept_bytes + _cast_bytes(shape),
-        forward_temporary_bytes=max(positions_bytes, counted * _FP32_BYTES),
+        forward_temporary_bytes=max(positions_bytes, counted * FP32_BYTES),
         backward_gradient_bytes=hidden_elements * shape.activation_bytes + weight_gradient_bytes,
         backward_temporary_bytes=_locks_bytes(shape, counted)
-        + shape.vocab * _INT32_BYTES
+        + shape.vocab * INT32_BYTES
         + (weight_elements * shape.product_bytes if narrow else 0),
     )
 
@@ -59,7 +58,7 @@ def _cast_bytes(shape: KernelShape) -> int:
 def _locks_bytes(shape: KernelShape, counted: int) -> int:
     """Locks of both gradients, 32 bit each."""
     across = -(-shape.hidden // _LOCKED_COLUMNS)
-    return sum(-(-rows // across) * across * _INT32_BYTES for rows in (counted, shape.vocab))
+    return sum(-(-rows // across) * across * INT32_BYTES for rows in (counted, shape.vocab))
 
 
 SPECS = (

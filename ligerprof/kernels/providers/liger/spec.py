@@ -7,10 +7,9 @@ from ligerprof.kernels.device import triton_unavailable_reason
 from ligerprof.kernels.linear_cross_entropy.plan import lean_chunk_tokens
 from ligerprof.kernels.selection import applies
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 PROVIDER = "liger"
-_FP32_BYTES = 4
-_LABEL_BYTES = 8
 _FUNCTIONS = "ligerprof.kernels.providers.liger.functions"
 _INTERPRETABLE = ("rope", "ce", "flce")
 
@@ -34,7 +33,7 @@ def _rms(shape: KernelShape) -> KernelMemory:
     return KernelMemory(
         kept_inputs=("x", "weight"),
         output_bytes=shape.tokens * shape.hidden * shape.activation_bytes,
-        saved_bytes=shape.tokens * _FP32_BYTES,
+        saved_bytes=shape.tokens * FP32_BYTES,
         backward_gradient_bytes=shape.hidden * shape.parameter_bytes if shape.head_trainable else 0,
         backward_temporary_bytes=_sums_bytes(shape, slabs=1),
     )
@@ -45,7 +44,7 @@ def _layernorm(shape: KernelShape) -> KernelMemory:
     return KernelMemory(
         kept_inputs=("x", "weight", "bias"),
         output_bytes=plane_bytes,
-        saved_bytes=2 * shape.tokens * _FP32_BYTES,
+        saved_bytes=2 * shape.tokens * FP32_BYTES,
         backward_gradient_bytes=plane_bytes + (2 * shape.hidden * shape.parameter_bytes if shape.head_trainable else 0),
         backward_temporary_bytes=_sums_bytes(shape, slabs=2),
     )
@@ -55,8 +54,8 @@ def _sums_bytes(shape: KernelShape, *, slabs: int) -> int:
     """Rows of sums, and their fp32 total where the weight is narrower."""
     if not shape.head_trainable:
         return 0
-    row_bytes = shape.hidden * _FP32_BYTES
-    total_bytes = row_bytes if shape.parameter_bytes != _FP32_BYTES else 0
+    row_bytes = shape.hidden * FP32_BYTES
+    total_bytes = row_bytes if shape.parameter_bytes != FP32_BYTES else 0
     return slabs * shape.sm_count * row_bytes + total_bytes
 
 
@@ -76,18 +75,18 @@ def _rope(shape: KernelShape) -> KernelMemory:
 def _ce(shape: KernelShape) -> KernelMemory:
     """Transformers casts the logits up; the gradient takes that copy's place and is cast back in backward."""
     plane_elements = shape.tokens * shape.vocab
-    upcast = shape.product_bytes != _FP32_BYTES
+    upcast = shape.product_bytes != FP32_BYTES
     # losses, a mask of labels, the labels times it, and two bounds of theirs
-    checks_bytes = shape.tokens * (_FP32_BYTES + 1 + _LABEL_BYTES) + _LABEL_BYTES
+    checks_bytes = shape.tokens * (FP32_BYTES + 1 + INDEX_BYTES) + INDEX_BYTES
     single = shape.sequences == 1
-    kept_labels_bytes = (shape.tokens + shape.sequences if single else shape.tokens) * _LABEL_BYTES
+    kept_labels_bytes = (shape.tokens + shape.sequences if single else shape.tokens) * INDEX_BYTES
     return KernelMemory(
         kept_inputs=() if upcast else ("logits",),
-        output_bytes=_FP32_BYTES,
-        saved_bytes=plane_elements * _FP32_BYTES if upcast else 0,
-        forward_temporary_bytes=kept_labels_bytes + checks_bytes - _FP32_BYTES,
+        output_bytes=FP32_BYTES,
+        saved_bytes=plane_elements * FP32_BYTES if upcast else 0,
+        forward_temporary_bytes=kept_labels_bytes + checks_bytes - FP32_BYTES,
         backward_gradient_bytes=plane_elements * shape.product_bytes if upcast else 0,
-        backward_temporary_bytes=_FP32_BYTES,
+        backward_temporary_bytes=FP32_BYTES,
     )
 
 
@@ -98,18 +97,18 @@ def _flce(shape: KernelShape) -> KernelMemory:
     workspace_bytes = chunk * shape.vocab * shape.product_bytes
     if shape.parameter_bytes != shape.product_bytes:
         workspace_bytes += 2 * weight_elements * shape.product_bytes
-    if shape.product_bytes == _FP32_BYTES and shape.head_trainable:
+    if shape.product_bytes == FP32_BYTES and shape.head_trainable:
         # products in fp32 take the path that adds each chunk's gradient of the weight as a tensor of its own
-        workspace_bytes += weight_elements * _FP32_BYTES
-    losses_bytes = shape.tokens * (_FP32_BYTES + 1)
+        workspace_bytes += weight_elements * FP32_BYTES
+    losses_bytes = shape.tokens * (FP32_BYTES + 1)
     weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
     single = shape.sequences == 1
-    kept_labels_bytes = (shape.tokens + shape.sequences if single else shape.tokens) * _LABEL_BYTES
+    kept_labels_bytes = (shape.tokens + shape.sequences if single else shape.tokens) * INDEX_BYTES
     return KernelMemory(
-        output_bytes=_FP32_BYTES,
-        forward_temporary_bytes=workspace_bytes + losses_bytes + kept_labels_bytes - _FP32_BYTES,
+        output_bytes=FP32_BYTES,
+        forward_temporary_bytes=workspace_bytes + losses_bytes + kept_labels_bytes - FP32_BYTES,
         forward_gradient_bytes=hidden_elements * shape.activation_bytes + weight_gradient_bytes,
-        backward_temporary_bytes=_FP32_BYTES,
+        backward_temporary_bytes=FP32_BYTES,
     )
 
 
