@@ -11,6 +11,7 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 PROVIDER = "liger"
 _FUNCTIONS = "ligerprof.kernels.providers.liger.functions"
+_FOLDERS = {"ce": "cross_entropy", "flce": "linear_cross_entropy"}
 _INTERPRETABLE = ("rope", "ce", "flce")
 
 
@@ -118,7 +119,7 @@ def _spec(name: str, title: str, function: str, memory: Callable[[KernelShape], 
         provider=PROVIDER,
         title=f"liger-kernel's {title}",
         entry=f"{_FUNCTIONS}:{function}",
-        reference=f"ligerprof.kernels.{name}.reference:{function}",
+        reference=f"ligerprof.kernels.{_FOLDERS.get(name, name)}.reference:{function}",
         slot=name,
         memory=memory,
         applies=applies(name),
