@@ -91,7 +91,7 @@ def draw(target: Path) -> None:
         axes.grid(visible=False, axis="y")
         steps = len(errors[OURS[0]])
         write_title(figure, f"{steps} training steps drawn at random on one H200; the bar is the median")
-    write_figure(figure, target)
+    write_figure(figure, target, force=True)
 
 
 def main() -> None:

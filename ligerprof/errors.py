@@ -50,11 +50,11 @@ class TraceFormatError(LigerprofError):
 
 
 class RunDirectoryError(LigerprofError):
-    """A run directory that exists already, or lacks a file it should have."""
+    """A run directory that is not empty, cannot be made, or lacks a file it should have."""
 
 
 class OutputError(LigerprofError):
-    """A file that a command should write and that exists already, or cannot be written."""
+    """A file that exists already, or cannot be written."""
 
 
 class ResultFormatError(LigerprofError):

@@ -8,7 +8,8 @@ import click
 
 from ligerprof.cli.options import folder_option, force_option, json_option
 from ligerprof.cli.output import print_json, say
-from ligerprof.errors import RecipeError, RunDirectoryError
+from ligerprof.errors import RecipeError
+from ligerprof.files import require_absent, write_new_file
 from ligerprof.runs.bench.floors import Direction
 from ligerprof.runs.bench.records import Finding, join_findings, read_lines, write_csv, write_lines
 from ligerprof.runs.bench.shapes import find_kernels, find_shapes
@@ -74,7 +75,7 @@ def command(as_json: bool, **options: Any) -> None:
     operation must move. A provider that cannot run is listed with the reason.
     """
     targets = _targets(options)
-    _refuse_overwriting(targets, force=options["force"])
+    require_absent(targets, force=options["force"])
     if not options["kernels"] and not options["earlier"]:
         raise RecipeError("bench: name a kernel such as flce, or records to show with --from FILE.")
     from ligerprof.reports.bench import bench_json, render_bench
@@ -85,7 +86,7 @@ def command(as_json: bool, **options: Any) -> None:
         check_format(options["figure_file"].suffix)
     earlier = [read_lines(path) for path in options["earlier"]]
     findings = join_findings(*earlier, _measure(options) if options["kernels"] else [])
-    _write(findings, targets)
+    _write(findings, targets, force=options["force"])
     if as_json:
         print_json(bench_json(findings))
     else:
@@ -127,27 +128,14 @@ def _targets(options: dict[str, Any]) -> dict[Path, str]:
     return targets
 
 
-def _refuse_overwriting(targets: dict[Path, str], *, force: bool) -> None:
-    standing = [path for path in targets if path.exists()]
-    if standing and not force:
-        raise RunDirectoryError(f"{standing[0]}: exists. Choose another file, or pass --force.")
-
-
-def _write(findings: Sequence[Finding], targets: dict[Path, str]) -> None:
+def _write(findings: Sequence[Finding], targets: dict[Path, str], *, force: bool) -> None:
     from ligerprof.reports.figures.kernels import draw_bench
     from ligerprof.reports.figures.style import write_figure
 
     for path, what in targets.items():
         if what == FIGURE:
-            write_figure(draw_bench(findings), path)
+            write_figure(draw_bench(findings), path, force=force)
         else:
-            _write_text(path, write_csv(findings) if what == TABLE else write_lines(findings))
+            text = write_csv(findings) if what == TABLE else write_lines(findings)
+            write_new_file(path, text, force=force)
         say(f"wrote {path}")
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunDirectoryError(f"{path}: cannot write ({error.strerror}). Choose another file.") from None

@@ -1,6 +1,5 @@
 """`ligerprof compare`: estimates, runs and snapshots side by side, role by role."""
 
-import json
 from pathlib import Path
 
 import click
@@ -10,9 +9,9 @@ from ligerprof.analyzers.result_reader import Figures
 from ligerprof.cli.options import json_option
 from ligerprof.cli.output import print_json
 from ligerprof.errors import ResultFormatError
+from ligerprof.files import FileKind, read_json, starts_as_json
 
-# no result of ours comes near
-_MAX_JSON_BYTES = 64 * 2**20
+_RESULT = FileKind(error=ResultFormatError, hint="Give what step, estimate or explain wrote.")
 
 
 @click.command(name="compare", short_help="Put estimates, runs and snapshots side by side.")
@@ -54,28 +53,8 @@ def _read(source: Path) -> tuple[Figures, ...]:
         from ligerprof.runs.directory import read_result
 
         return figures_from_json(read_result(source), str(source))
-    if _is_json(source):
-        return figures_from_json(_read_json(source), str(source))
+    if source.suffix == ".json" or starts_as_json(source, _RESULT):
+        return figures_from_json(read_json(source, _RESULT), str(source))
     from ligerprof.analyzers.explain.answer import explain
 
     return (figures_from_peak(explain(source), str(source)),)
-
-
-def _is_json(path: Path) -> bool:
-    """Whether the file starts as a JSON object does; no snapshot, packed or not, starts so."""
-    if path.suffix == ".json":
-        return True
-    with path.open("rb") as file:
-        return file.read(64).lstrip()[:1] == b"{"
-
-
-def _read_json(path: Path) -> object:
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ResultFormatError(f"{path}: larger than any result. Give what step, estimate or explain wrote.")
-        values: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ResultFormatError(
-            f"{path}: not readable as JSON ({str(error)[:80]}). Give what step, estimate or explain wrote."
-        ) from None
-    return values

@@ -10,7 +10,8 @@ from ligerprof.analyzers.explain.answer import SNAPSHOT_NAME, explain
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.cli.common_options import force_option, json_option, size_option, top_option
 from ligerprof.cli.output import print_json, say
-from ligerprof.errors import DoesNotFitError, OutputError
+from ligerprof.errors import DoesNotFitError
+from ligerprof.files import require_absent, write_new_file
 from ligerprof.reports.peak import VIEWS, View, render_peak
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.units import format_bytes
@@ -70,15 +71,11 @@ def _explain_on_a_page(
     from ligerprof.analyzers.explain.timeline import role_timeline
     from ligerprof.reports.page.peak import render_peak_page
 
-    if html_path.exists() and not force:
-        raise OutputError(f"{html_path}: exists. Choose another file, or add --force to overwrite it.")
+    require_absent([html_path], force=force)
     snapshot = read_snapshot(source / SNAPSHOT_NAME if source.is_dir() else source)
     report = explain(snapshot, device_index=device_index, rules=rules)
     timeline = role_timeline(snapshot, report.device, rules=rules)
     page = render_peak_page(report, timeline, source=source.name)
-    try:
-        html_path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{html_path}: cannot be written ({error.strerror}). Choose another file.") from None
+    write_new_file(html_path, page, force=force)
     say(f"wrote {html_path}")
     return report

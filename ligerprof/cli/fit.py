@@ -8,7 +8,8 @@ from ligerprof.analyzers.search.fit import Fit, fit
 from ligerprof.cli.checking import make_judge, simulate_option
 from ligerprof.cli.options import force_option, json_option, recipe_options
 from ligerprof.cli.output import print_json, say
-from ligerprof.errors import DoesNotFitError, RunDirectoryError
+from ligerprof.errors import DoesNotFitError
+from ligerprof.files import require_absent
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
@@ -34,7 +35,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
         _check_target(figure, force=force)
     found = fit(recipe, make_judge(recipe, simulate=simulate), say)
     if figure is not None:
-        _draw(found, figure)
+        _draw(found, figure, force=force)
     if as_json:
         print_json(found.to_json())
     else:
@@ -54,13 +55,12 @@ def _check_target(figure: Path, *, force: bool) -> None:
     from ligerprof.reports.figures.style import check_format
 
     check_format(figure.suffix)
-    if figure.exists() and not force:
-        raise RunDirectoryError(f"{figure}: exists. Choose another file, or pass --force.")
+    require_absent([figure], force=force)
 
 
-def _draw(found: Fit, figure: Path) -> None:
+def _draw(found: Fit, figure: Path, *, force: bool) -> None:
     from ligerprof.reports.figures.frontier import draw_frontier
     from ligerprof.reports.figures.style import write_figure
 
-    write_figure(draw_frontier(found), figure)
+    write_figure(draw_frontier(found), figure, force=force)
     say(f"wrote {figure}")

@@ -10,7 +10,8 @@ from click.core import ParameterSource
 
 from ligerprof.cli.options import folder_option, force_option, json_option, recipe_options
 from ligerprof.cli.output import print_json, say
-from ligerprof.errors import OutputError, RecipeError
+from ligerprof.errors import RecipeError
+from ligerprof.files import require_absent
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.figures.kinds import KINDS, OF_A_RECIPE, Drawn, NothingToDrawError, PlotInput, draw
 from ligerprof.reports.figures.sources import Sources, read_sources
@@ -121,10 +122,8 @@ def _write(
         {"kind": kind, "name": one.name, "files": [str(folder / f"{one.name}.{name}") for name in formats]}
         for kind, one in drawn
     ]
-    standing = [path for entry in files for path in map(Path, entry["files"]) if path.exists()]
-    if standing and not force:
-        raise OutputError(f"{standing[0]}: exists. Choose another -o, or add --force to overwrite it.")
+    require_absent((Path(path) for entry in files for path in entry["files"]), force=force)
     for (_, one), entry in zip(drawn, files, strict=True):
         for path in map(Path, entry["files"]):
-            write_figure(one.figure, path)
+            write_figure(one.figure, path, force=force)
     return files

@@ -43,7 +43,7 @@ def command(
     run = create_run_directory(output, force=force)
     report = run_step(recipe, run, say, trace=trace)
     say("writing the report")
-    run.write_bytes(REPORT, render_page(report).encode())
+    run.write_text(REPORT, render_page(report))
     try:
         write_summaries(report)
     except MissingDependencyError as error:

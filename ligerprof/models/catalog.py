@@ -1,16 +1,16 @@
 """The models known by name, and how a name, a config.json or a model folder becomes a ModelSpec."""
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
+from ligerprof.files import FileKind, read_json
 from ligerprof.models.families import spec_from_config
 from ligerprof.models.spec import ModelSpec
 
 DEFAULT_MODEL = "llama3.2-1b"
-_MAX_CONFIG_BYTES = 4 * 2**20
+_CONFIG = FileKind(error=UnknownModelError, hint="Give a transformers config.json.", max_bytes=4 * 2**20)
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -91,9 +91,11 @@ def load_model(model: str) -> ModelSpec:
     if path.is_dir():
         has_weights = any(next(path.glob(pattern), None) is not None for pattern in _WEIGHT_PATTERNS)
         weights_path = str(path) if has_weights else None
-        return spec_from_config(_read_config(path / "config.json"), name=path.name or model, weights_path=weights_path)
+        return spec_from_config(
+            read_json(path / "config.json", _CONFIG), name=path.name or model, weights_path=weights_path
+        )
     if path.is_file():
-        return spec_from_config(_read_config(path), name=path.parent.name or path.stem)
+        return spec_from_config(read_json(path, _CONFIG), name=path.parent.name or path.stem)
     raise UnknownModelError(
         f"unknown model {model!r}: neither a path nor one of {', '.join(CONFIGS)}. Run `ligerprof models`."
     )
@@ -102,17 +104,3 @@ def load_model(model: str) -> ModelSpec:
 @cache
 def _named(name: str) -> ModelSpec:
     return spec_from_config(CONFIGS[name], name=name)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise UnknownModelError(f"{path}: larger than any config.json. Give a transformers config.json.")
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UnknownModelError(f"{path}: no such file. Give a folder that holds a config.json.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnknownModelError(f"{path}: not readable as JSON ({error}). Give a transformers config.json.") from None
-    if not isinstance(config, dict):
-        raise UnknownModelError(f"{path}: not a JSON object. Give a transformers config.json.")
-    return config

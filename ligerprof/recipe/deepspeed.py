@@ -1,11 +1,11 @@
 """What DeepSpeed is configured with, in runs and in the closed form alike, and what a user may change in it."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.errors import RecipeError
+from ligerprof.files import FileKind, read_json
 
 if TYPE_CHECKING:
     from ligerprof.recipe.training import TrainingRecipe
@@ -26,7 +26,7 @@ ZERO_SETTINGS: Config = {
 # 2**8: a scale that random weights do not overflow, so that the measured steps are taken and not skipped
 _INITIAL_SCALE_POWER = 8
 _NEVER = 2**31
-_MAX_FILE_BYTES = 2**20
+_FILE = FileKind(error=RecipeError, hint="--deepspeed-config names a JSON file of DeepSpeed's.", max_bytes=2**20)
 # what the recipe decides, by the option that decides it
 _OPTIONS: Mapping[str, str] = {
     "train_micro_batch_size_per_gpu": "--batch",
@@ -57,20 +57,7 @@ def read_deepspeed_config(source: str | Config) -> Config:
     Raises:
         RecipeError: not readable, or no JSON object.
     """
-    return _plain(_read(source) if isinstance(source, str) else source)
-
-
-def _read(path: str) -> Config:
-    file = Path(path)
-    try:
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            raise RecipeError(f"{path}: too large for a DeepSpeed configuration.")
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path}: not readable as JSON ({error}). --deepspeed-config names a JSON file.") from None
-    if not isinstance(values, dict):
-        raise RecipeError(f"{path}: not a JSON object. --deepspeed-config names DeepSpeed's own kind of file.")
-    return values
+    return _plain(read_json(Path(source), _FILE) if isinstance(source, str) else source)
 
 
 def deepspeed_config(recipe: "TrainingRecipe") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import RunDirectoryError
+from ligerprof.files import FileKind, read_json, write_new_file
 
 RECIPE, RESULT, SNAPSHOT, TENSORBOARD, REPORT = (
     "recipe.json",
@@ -20,7 +21,7 @@ RECIPE, RESULT, SNAPSHOT, TENSORBOARD, REPORT = (
 DEFAULT_PARENT = Path("runs")
 # as torch.profiler.tensorboard_trace_handler names them, packed or not
 TRACES = "*.pt.trace.json*"
-_MAX_JSON_BYTES = 64 * 2**20
+_RESULT_FILE = FileKind(error=RunDirectoryError, hint="Give a directory that `ligerprof step` wrote.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,33 +50,30 @@ class RunDirectory:
             self.path.rmdir()
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
-        """Write one of the JSON files, whole or not at all."""
-        self.write_bytes(name, (json.dumps(values, indent=2) + "\n").encode())
+        """Write one of the JSON files, as `write_text` does."""
+        self.write_text(name, json.dumps(values, indent=2) + "\n")
 
-    def write_snapshot(self, snapshot: Mapping[str, Any], *, rank: int | None = None) -> None:
+    def write_snapshot(self, snapshot: Mapping[str, Any], *, rank: int | None = None, force: bool = True) -> None:
         """Write a snapshot dict as torch.cuda.memory._dump_snapshot does.
 
         Args:
-            rank: whose it is, where it is not the run's one snapshot but another rank's beside it.
-        """
-        name = SNAPSHOT if rank is None else f"snapshot-rank{rank}.pickle"
-        self.write_bytes(name, pickle.dumps(snapshot, protocol=4))
-
-    def write_bytes(self, name: str, content: bytes) -> None:
-        """Write a file, whole or not at all.
+            rank: the rank it is from, unless it is the snapshot of the whole run.
+            force: overwrite a snapshot that exists.
 
         Raises:
-            RunDirectoryError: the disk refuses.
+            OutputError: the snapshot exists, or cannot be written.
         """
-        partial = self.path / f".{name}.partial"
-        try:
-            partial.write_bytes(content)
-            partial.replace(self.path / name)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise RunDirectoryError(
-                f"{self.path / name}: cannot write ({error.strerror}). Choose another -o."
-            ) from None
+        name = SNAPSHOT if rank is None else f"snapshot-rank{rank}.pickle"
+        content = pickle.dumps(snapshot, protocol=4)
+        write_new_file(self.path / name, content, force=force, flag="force=True")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file of the run, whole or not at all, over one of an earlier run.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        write_new_file(self.path / name, text, force=True)
 
 
 def create_run_directory(output: Path | None, *, force: bool = False) -> RunDirectory:
@@ -137,17 +135,6 @@ def read_result(path: Path) -> dict[str, Any]:
     """Read result.json of a run directory.
 
     Raises:
-        RunDirectoryError: there is none, or it is no JSON object.
+        RunDirectoryError: it is missing or not a JSON object.
     """
-    file = path / RESULT
-    try:
-        if file.stat().st_size > _MAX_JSON_BYTES:
-            raise RunDirectoryError(f"{file}: too large for a result of `ligerprof step`.")
-        result = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunDirectoryError(f"{path}: no {RESULT}. Give a directory that `ligerprof step` wrote.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"{file}: not readable as JSON ({error}). Run the step again.") from None
-    if not isinstance(result, dict):
-        raise RunDirectoryError(f"{file}: not a JSON object. Run the step again.")
-    return result
+    return read_json(path / RESULT, _RESULT_FILE)

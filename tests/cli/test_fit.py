@@ -111,7 +111,7 @@ def test_the_frontier_is_drawn_and_not_overwritten(tmp_path: Path) -> None:
 
     code, stdout, stderr = run(*arguments)
     assert (code, stdout) == (1, "")
-    assert stderr == f"Error: {figure}: exists. Choose another file, or pass --force.\n"
+    assert stderr == f"Error: {figure}: exists. Add --force to overwrite it.\n"
     assert run(*arguments, "--force")[0] == 0
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ligerprof.errors import RunDirectoryError
+from ligerprof.errors import OutputError, RunDirectoryError
 from ligerprof.runs.directory import RESULT, create_run_directory, read_result
 
 
@@ -42,7 +42,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     run = create_run_directory(tmp_path / "run")
     # a folder of the file's name: the last step of the write fails
     (run.path / RESULT).mkdir()
-    with pytest.raises(RunDirectoryError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot be written"):
         run.write_json(RESULT, {})
     assert [path.name for path in run.path.iterdir()] == [RESULT]
 

@@ -1,6 +1,5 @@
 """Read a user's own rules, which give blocks a role before the built-in ones are asked."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -9,9 +8,10 @@ from typing import Any
 
 from ligerprof.analyzers.attribution.rules import Facts
 from ligerprof.errors import RulesError
+from ligerprof.files import FileKind, parse_json, read_text
 from ligerprof.roles import Phase, Role
 
-_LARGEST_FILE_BYTES = 2**20
+_FILE = FileKind(error=RulesError, hint="See docs/explain.md.", max_bytes=2**20)
 _LONGEST_PATTERN = 500
 _MOST_RULES = 1000
 
@@ -56,35 +56,28 @@ def read_rules(path: str | Path) -> tuple[OwnRule, ...]:
         RulesError: it cannot be read, or holds anything but rules; says which.
     """
     file = Path(path)
-    try:
-        if file.stat().st_size > _LARGEST_FILE_BYTES:
-            raise RulesError(f"{file}: larger than any file of rules.")
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RulesError(f"{file}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError:
-        raise RulesError(f"{file}: not text in UTF-8.") from None
-    rules = _parse(file, text).get("rule")
+    rules = _parse(file, read_text(file, _FILE)).get("rule")
     if not isinstance(rules, list) or not 0 < len(rules) <= _MOST_RULES:
         raise RulesError(f"{file}: no list `rule` of 1 to {_MOST_RULES} rules in it. See docs/explain.md.")
     return tuple(_rule(entry, f"{file}: rule {number}") for number, entry in enumerate(rules, 1))
 
 
 def _parse(file: Path, text: str) -> Mapping[str, Any]:
-    try:
-        if file.suffix == ".json":
-            values = json.loads(text)
-        else:
-            # in Python from 3.11 on
-            import tomllib
+    values = parse_json(text, str(file), _FILE) if file.suffix == ".json" else _parse_toml(file, text)
+    return values if isinstance(values, dict) else {}
 
-            values = tomllib.loads(text)
+
+def _parse_toml(file: Path, text: str) -> Mapping[str, Any]:
+    try:
+        # in Python from 3.11 on
+        import tomllib
+
+        return tomllib.loads(text)
     except ImportError:
         raise RulesError(f"{file}: TOML needs Python 3.11 or later. Write the rules as JSON.") from None
     except (ValueError, RecursionError) as error:
-        message = " ".join(str(error).split())
-        raise RulesError(f"{file}: not the TOML or JSON it should be ({message[:120]}).") from None
-    return values if isinstance(values, dict) else {}
+        reason = " ".join(str(error).split())[:80]
+        raise RulesError(f"{file}: not readable as TOML ({reason}). {_FILE.hint}") from None
 
 
 def _rule(entry: Any, where: str) -> OwnRule:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from ligerprof.analyzers.explain.answer import SNAPSHOT_NAME
 from ligerprof.errors import ResultFormatError
+from ligerprof.files import FileKind, starts_as_json
 from ligerprof.reports.figures.series import kernel_set
 from ligerprof.runs.bench.records import Finding, join_findings, read_lines
 from ligerprof.runs.directory import RESULT, read_result
 from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, cell_from_json, read_cells
 
 _LONGEST_LINE = 2**16
+_RESULTS = FileKind(error=ResultFormatError, hint="Give a file of sweep, step or bench.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +69,7 @@ def read_sources(paths: Iterable[Path]) -> Sources:
             run, recording = _read_run(path)
             runs += run
             snapshots += recording
-        elif path.is_dir() or _is_json(path):
+        elif path.is_dir() or starts_as_json(path, _RESULTS):
             if not path.is_dir() and _is_bench(path):
                 findings.append(read_lines(path))
             else:
@@ -98,17 +100,6 @@ def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
     origin = cell.figures.backend if cell.figures is not None else ""
     recording = [SnapshotSource(path=snapshot, titles=titles, origin=origin)] if snapshot.exists() else []
     return [cell], recording
-
-
-def _is_json(path: Path) -> bool:
-    """Whether the file starts as a JSON object does; no snapshot, packed or not, starts so."""
-    try:
-        with path.open("rb") as file:
-            return file.read(64).lstrip()[:1] == b"{"
-    except OSError as error:
-        raise ResultFormatError(
-            f"{path}: not readable ({error.strerror}). Give a file of sweep, step or bench."
-        ) from None
 
 
 def _is_bench(path: Path) -> bool:

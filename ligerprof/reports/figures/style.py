@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ligerprof.errors import OutputError, RecipeError
+from ligerprof.errors import RecipeError
+from ligerprof.files import write_new_file
 from ligerprof.roles import Role
 
 if TYPE_CHECKING:
@@ -235,38 +236,30 @@ def check_format(name: str) -> None:
 
 def svg_text(figure: "Figure") -> str:
     """The figure as SVG, for pages that hold it."""
-    buffer = io.BytesIO()
-    _save(figure, buffer, "svg")
-    return buffer.getvalue().decode("utf-8")
+    return _rendered(figure, "svg").decode("utf-8")
 
 
-def write_figure(figure: "Figure", path: Path) -> None:
+def write_figure(figure: "Figure", path: Path, *, force: bool) -> None:
     """Write a figure; the file's suffix is its format.
 
     Raises:
-        OutputError: the disk refuses.
+        OutputError: the file exists and `force` is not set, or it cannot be written.
     """
     check_format(path.suffix)
-    partial = path.with_name(f".{path.name}.partial")
-    name = path.suffix.removeprefix(".")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _save(figure, partial, name)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OutputError(f"{path}: cannot be written ({error.strerror}). Choose another place.") from None
+    write_new_file(path, _rendered(figure, path.suffix.removeprefix(".")), force=force)
 
 
-def _save(figure: "Figure", target: Path | io.BytesIO, name: str) -> None:
-    """Write a figure whose words hold nothing that a file of its format cannot."""
+def _rendered(figure: "Figure", name: str) -> bytes:
+    """The figure as a file of a format, without the characters that the format cannot hold."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
         if text.get_text() != _printable(text.get_text()):
             text.set_text(_printable(text.get_text()))
+    buffer = io.BytesIO()
     with styled():
-        figure.savefig(target, format=name, metadata=_METADATA[name])
+        figure.savefig(buffer, format=name, metadata=_METADATA[name])
+    return buffer.getvalue()
 
 
 def _printable(text: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ligerprof.errors import OutputError
+from ligerprof.files import require_absent, write_new_file
 from ligerprof.reports.study import sections
 from ligerprof.reports.study.facts import (
     ALL,
@@ -62,16 +62,10 @@ def write_report(paths: Sequence[Path], folder: Path, *, force: bool) -> Path:
         ResultFormatError: a file that no sweep wrote, or no cell in any.
     """
     target = folder / NAME
-    if target.exists() and not force:
-        raise OutputError(f"{target}: exists. Add --force to write it again, or choose another -o.")
+    require_absent([target], force=force)
     facts = read_facts(paths)
     found = [section for section in _sections(facts) if section.lines]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = "\n".join(_document(facts, found, folder)).rstrip() + "\n"
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written ({error.strerror}). Choose another -o.") from None
+    write_new_file(target, "\n".join(_document(facts, found, folder)).rstrip() + "\n", force=force)
     return target
 
 
@@ -98,7 +92,7 @@ def _write_figure(draw: Callable[[], "Figure | None"], path: Path) -> bool:
     figure = draw()
     if figure is None:
         return False
-    write_figure(figure, path)
+    write_figure(figure, path, force=True)
     return True
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ligerprof.errors import LigerprofError
+from ligerprof.files import FileKind, parse_object, read_text
 from ligerprof.runs.bench.floors import Direction
 
 SCHEMA = 1
@@ -17,6 +18,9 @@ SCHEMA = 1
 
 class BenchFileError(LigerprofError):
     """A file of bench records that cannot be read."""
+
+
+_FILE = FileKind(error=BenchFileError, hint="Give a file that `ligerprof bench -o` wrote.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,16 +179,13 @@ def read_lines(path: Path) -> list[Finding]:
         BenchFileError: with the file and the line.
     """
     findings = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchFileError(f"{path}: not readable ({error}). Give a file that `ligerprof bench -o` wrote.") from None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path, _FILE).splitlines(), start=1):
+        source = f"{path}, line {number}"
+        row = parse_object(line, source, _FILE)
         try:
-            row = json.loads(line)
-            findings.append(finding_from_row(row if isinstance(row, dict) else {}))
-        except (ValueError, RecursionError, BenchFileError) as error:
-            raise BenchFileError(f"{path}, line {number}: {error} Give a file that `ligerprof bench` wrote.") from None
+            findings.append(finding_from_row(row))
+        except BenchFileError as error:
+            raise BenchFileError(f"{source}: {error} {_FILE.hint}") from None
     return findings
 
 

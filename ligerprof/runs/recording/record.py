@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError, RunDirectoryError
+from ligerprof.files import require_absent
 from ligerprof.roles import Phase
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.phases import LoopPhases
@@ -95,7 +96,8 @@ class Recorder:
         history: the allocator's.
 
     Raises:
-        RunDirectoryError: a snapshot is there already, or the directory cannot be made.
+        OutputError: the directory holds a snapshot already.
+        RunDirectoryError: the directory cannot be made.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Recorder:
                 running out left stays then, and a disk that refuses is a warning.
 
         Raises:
-            RunDirectoryError: the disk refuses, or somebody else wrote the file meanwhile.
+            OutputError: the snapshot cannot be written, or another process wrote one meanwhile.
         """
         if self._phases is None:
             return
@@ -190,19 +192,11 @@ class Recorder:
             raise RunDirectoryError(
                 f"{self._run.path}: cannot make the directory ({error.strerror}). Record into another."
             ) from None
-        self._require_no_snapshot()
-
-    def _require_no_snapshot(self) -> None:
-        if not self._force and self._run.snapshot.exists():
-            raise RunDirectoryError(
-                f"{self._run.snapshot}: exists. Record into another directory, or with force=True to overwrite it."
-            )
+        require_absent([self._run.snapshot], force=self._force, flag="force=True")
 
     def _write(self) -> None:
-        # what memory running out left earlier is our own
-        if not self._ran_out:
-            self._require_no_snapshot()
-        self._run.write_snapshot(self._history.snapshot())
+        # this recorder wrote the snapshot of an earlier out-of-memory error itself
+        self._run.write_snapshot(self._history.snapshot(), force=self._force or self._ran_out)
 
     def _save_what_ran_out(self) -> None:
         """Write the snapshot while everything is still held; torch lets no observer be removed, so later calls pass."""
@@ -244,7 +238,8 @@ def record(
 
     Raises:
         MissingDependencyError: there is no CUDA device.
-        RunDirectoryError: a snapshot is there already, or the disk refuses.
+        OutputError: the directory holds a snapshot already, or it cannot be written.
+        RunDirectoryError: the directory cannot be made.
     """
     recorder = Recorder(directory, history=CudaHistory(), stacks=stacks, max_entries=max_entries, force=force)
     with running(recorder, model):

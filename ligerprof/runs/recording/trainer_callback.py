@@ -22,7 +22,8 @@ class RecordCallback(TrainerCallback):
 
     Raises:
         MissingDependencyError: there is no CUDA device.
-        RunDirectoryError: a snapshot is there already, or the directory cannot be made.
+        OutputError: the directory holds a snapshot already.
+        RunDirectoryError: the directory cannot be made.
     """
 
     def __init__(

@@ -12,13 +12,14 @@ from typing import Any
 
 from ligerprof.analyzers.result_reader import Figures, ResultReader
 from ligerprof.errors import LigerprofError, ResultFormatError
+from ligerprof.files import FileKind, parse_json, read_text
 from ligerprof.recipe.training import TrainingRecipe
 
 RESULTS_NAME = "results.jsonl"
 _KINDS = ("cell", "step", None)
 _SCHEMAS = (1, None)
 # a row has some ten thousand bytes; no sweep of ours comes near
-_MAX_FILE_BYTES = 256 * 2**20
+_ROWS = FileKind(error=ResultFormatError, hint="Give a folder or file of `ligerprof sweep`.", max_bytes=256 * 2**20)
 
 
 class CellStatus(str, Enum):
@@ -92,7 +93,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
         ResultFormatError: a file that is none, or a line but the last that is no JSON.
     """
     file = path / RESULTS_NAME if path.is_dir() else path
-    text = _read_text(file)
+    text = read_text(file, _ROWS)
     # one result over several lines, as `step --json` prints it
     lines = [text] if text.startswith("{\n") else text.split("\n")
     for number, line in enumerate(lines, start=1):
@@ -100,14 +101,13 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
             continue
         source = f"{file}, line {number}"
         try:
-            yield source, json.loads(line)
-        except (ValueError, RecursionError) as error:
+            values = parse_json(line, source, _ROWS)
+        except ResultFormatError:
+            # the last line of several, without its line end, is still being written or was cut off by a kill
             if number == len(lines) > 1:
-                # no line end: whoever writes it has not finished it, or was killed
                 return
-            raise ResultFormatError(
-                f"{source}: not readable as JSON ({str(error)[:80]}). Take the line out, or run the sweep again."
-            ) from None
+            raise
+        yield source, values
 
 
 def cell_from_json(values: object, source: str) -> Cell:
@@ -143,19 +143,6 @@ def cell_from_json(values: object, source: str) -> Cell:
         step_seconds=row.number("step_seconds"),
         tokens_per_second=row.number("tokens_per_second"),
     )
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ResultFormatError(f"{path}: larger than any sweep. Give a file of `ligerprof sweep`.")
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ResultFormatError(f"{path}: no such file. Give a folder or file of `ligerprof sweep`.") from None
-    except OSError as error:
-        raise ResultFormatError(f"{path}: not readable ({error.strerror}). Give a file of `ligerprof sweep`.") from None
-    except UnicodeDecodeError:
-        raise ResultFormatError(f"{path}: not text. Give a file of `ligerprof sweep`.") from None
 
 
 def _check_kind(row: ResultReader, source: str) -> None:

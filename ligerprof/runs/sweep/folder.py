@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import ResultFormatError, RunDirectoryError
+from ligerprof.files import FileKind, read_json, write_new_file
 from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, read_cells, read_rows
 
 GRIDS, RUNS, LOCK = "sweep.json", "runs", "sweep.lock"
+_GRIDS_FILE = FileKind(error=ResultFormatError, hint="Choose another -o.")
 _SCHEMA = 1
 
 
@@ -101,16 +103,13 @@ class SweepFolder:
         """Add to sweep.json those grids that it does not hold yet.
 
         Raises:
-            ResultFormatError: sweep.json is none.
-            RunDirectoryError: the disk refuses.
+            ResultFormatError: sweep.json holds something else.
+            OutputError: it cannot be written.
         """
         path = self.path / GRIDS
         known = _read_grids(path) if path.exists() else []
         content = {"schema": _SCHEMA, "kind": "grids", "grids": known + [grid for grid in grids if grid not in known]}
-        partial = path.with_suffix(".partial")
-        with disk_errors_told(path):
-            partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-            partial.replace(path)
+        write_new_file(path, json.dumps(content, indent=2) + "\n", force=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -153,10 +152,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _read_grids(path: Path) -> list[Any]:
-    try:
-        grids = json.loads(path.read_text(encoding="utf-8"))["grids"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        grids = None
+    grids = read_json(path, _GRIDS_FILE).get("grids")
     if not isinstance(grids, list):
         raise ResultFormatError(f"{path}: not what a sweep writes. Choose another -o.")
     return grids

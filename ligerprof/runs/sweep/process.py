@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ligerprof.files import write_new_file
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.cells import CellStatus
@@ -89,7 +90,7 @@ class CellProcess:
         flags = recipe_flags(dataclasses.replace(self.recipe, deepspeed_config=None))
         if config is not None:
             file = self._folder.deepspeed_config(self.key)
-            file.write_text(json.dumps(config), encoding="utf-8")
+            write_new_file(file, json.dumps(config), force=True)
             flags = (*flags, "--deepspeed-config", str(file))
         trace = "--trace" if self._settings.trace else "--no-trace"
         output = ("-o", str(self._folder.run(self.key)), "--force", "--json")

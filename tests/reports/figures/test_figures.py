@@ -150,7 +150,8 @@ def test_the_same_figure_is_the_same_file(name: str, tmp_path: Path) -> None:
         "from ligerprof.reports.figures.planes import draw_planes\n"
         "from ligerprof.reports.figures.style import write_figure\n"
         "sizes = {'batch': (1, 2, 4), 'seq': (512, 1024)}\n"
-        f"write_figure(draw_planes(TrainingRecipe(model='tiny', seq=64), sizes), Path({str(tmp_path / name)!r}))\n"
+        f"write_figure(draw_planes(TrainingRecipe(model='tiny', seq=64), sizes), Path({str(tmp_path / name)!r}),"
+        " force=True)\n"
     )
     written = []
     for seed in ("1", "2"):
@@ -163,7 +164,7 @@ def test_the_same_figure_is_the_same_file(name: str, tmp_path: Path) -> None:
 def test_a_figure_is_as_wide_as_half_a_page_in_every_format(tmp_path: Path) -> None:
     (one,) = example("peak-batch")
     for name in ("png", "svg", "pdf"):
-        write_figure(one.figure, tmp_path / f"figure.{name}")
+        write_figure(one.figure, tmp_path / f"figure.{name}", force=True)
     with Image.open(tmp_path / "figure.png") as image:
         assert image.width == pytest.approx(300 * HALF_PAGE_INCHES, abs=1)
     assert f'width="{72 * HALF_PAGE_INCHES:g}pt"' in (tmp_path / "figure.svg").read_text()
@@ -319,7 +320,7 @@ def test_names_from_files_are_words_and_nothing_else(name: str, tmp_path: Path) 
     ]
     (one,) = draw("peak-batch", PlotInput(sources=Sources(cells=cells_of(rows))))
     for suffix in ("svg", "png"):
-        write_figure(one.figure, tmp_path / f"figure.{suffix}")
+        write_figure(one.figure, tmp_path / f"figure.{suffix}", force=True)
     told = "".join(ET.parse(tmp_path / "figure.svg").getroot().itertext())
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
     assert f"measured on {shown}" in told

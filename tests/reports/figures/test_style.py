@@ -72,5 +72,5 @@ def test_a_figure_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with styled():
         figure = new_figure(1.0)
     with pytest.raises(OutputError, match=r"taken\.png: cannot be written"):
-        write_figure(figure, tmp_path / "taken.png")
+        write_figure(figure, tmp_path / "taken.png", force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["taken.png"]

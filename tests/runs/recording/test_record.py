@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ligerprof
 from ligerprof.analyzers.explain.answer import explain
-from ligerprof.errors import LigerprofError, MissingDependencyError, RunDirectoryError
+from ligerprof.errors import LigerprofError, MissingDependencyError, OutputError
 from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.recording.record import CudaHistory, Recorder, running
 from ligerprof.snapshots.stamp import Stamp
@@ -271,7 +271,7 @@ def test_another_failure_leaves_a_snapshot_too(tmp_path: Path, model: Model, his
 def test_a_snapshot_that_is_there_stays(tmp_path: Path, model: Model, history: OperationHistory) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_text("yesterday's")
-    with pytest.raises(RunDirectoryError, match=r"snapshot\.pickle: exists"):
+    with pytest.raises(OutputError, match=r"snapshot\.pickle: exists"):
         Recorder(tmp_path, history=history)
     assert path.read_text() == "yesterday's"
 
@@ -285,7 +285,7 @@ def test_a_snapshot_that_another_process_wrote_meanwhile_stays(
     tmp_path: Path, model: Model, history: OperationHistory
 ) -> None:
     path = tmp_path / "snapshot.pickle"
-    with pytest.raises(RunDirectoryError, match="exists"), running(Recorder(tmp_path, history=history), model):
+    with pytest.raises(OutputError, match="exists"), running(Recorder(tmp_path, history=history), model):
         path.write_text("another rank's")
     assert path.read_text() == "another rank's"
     assert history.started is None

@@ -56,7 +56,7 @@ def test_what_deepspeed_holds_is_named(row: dict[str, Any]) -> None:
         (("--device", "simulated"), 1, "the simulator does not cover --engine deepspeed"),
         (("--device", "cuda"), 1, "pip install 'ligerprof[deepspeed]'"),
         (("--device", "cuda", "--optimizer", "none"), 2, "needs an optimizer"),
-        (("--device", "cuda", "--deepspeed-config", "nowhere.json"), 2, "not readable"),
+        (("--device", "cuda", "--deepspeed-config", "nowhere.json"), 2, "no such file"),
     ],
 )
 def test_what_cannot_run_is_one_line_and_leaves_nothing(
