@@ -1,0 +1,86 @@
+"""Recipes drawn over everything that decides which kernels run, each small enough to simulate in about a second."""
+
+from random import Random
+from typing import Any
+
+from ligerprof.gpus import GPUS
+from ligerprof.kernels.selection import KERNEL_NAMES, inapplicable_reason
+from ligerprof.models import FAMILIES, ModelSpec, spec_from_config
+from ligerprof.recipe.training import TrainingRecipe
+
+PRECISIONS = ("amp", "amp-fp16", "bf16", "fp16", "fp32")
+OPTIMIZERS = ("adamw-fused", "adamw-foreach", "sgd", "none", "adamw-8bit", "galore")
+# the simulator covers NVIDIA GPUs only
+SIMULATED_GPUS = tuple(gpu.name for gpu in GPUS.values() if gpu.vendor == "nvidia")
+
+_HEAD_DIMS = (40, 54, 60, 64, 64, 72, 80, 96, 100, 112, 128, 128, 160, 192, 208, 256)
+_SEQUENCES = (64, 128, 200, 256, 333, 512, 777, 1024, 1500, 2048)
+_VOCABULARIES = (1000, 4096, 8191, 20_000, 32_000, 50_257)
+
+
+def draw_spec(random: Random) -> ModelSpec:
+    """A decoder of any architecture: 2 to 4 layers, heads grouped or not, with or without a sliding window."""
+    family = random.choice(sorted(FAMILIES))
+    kv_heads, head_dim = random.choice((1, 2, 4, 6, 8)), random.choice(_HEAD_DIMS)
+    heads, layers = kv_heads * random.choice((1, 2, 3)), random.choice((2, 2, 3, 4))
+    hidden = 64 * random.randint(6, 24)
+    config: dict[str, Any] = {
+        "model_type": family,
+        "vocab_size": random.choice(_VOCABULARIES),
+        "tie_word_embeddings": random.random() < 0.5,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if family == "gpt2":
+        sizes = {"n_embd": heads * head_dim, "n_layer": layers, "n_head": heads, "n_positions": 2048}
+        dropout = {f"{part}_pdrop": random.choice((0.0, 0.1)) for part in ("attn", "resid", "embd")}
+        return spec_from_config({**config, **sizes, **dropout}, name="drawn-gpt2")
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": 8 * random.randint(hidden // 8, hidden // 2),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 4096,
+    }
+    return spec_from_config({**config, **sizes, **_draw_window(random, family)}, name=f"drawn-{family}")
+
+
+def _draw_window(random: Random, family: str) -> dict[str, Any]:
+    """A sliding window, on some of the layers where the architecture lets a config choose them."""
+    window = random.choice((None, 100, 512, 4096))
+    if family == "mistral":
+        return {"sliding_window": window}
+    if family == "gemma2":
+        return {"sliding_window": window or 4096}
+    if family in ("qwen2", "qwen3") and window is not None:
+        return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": random.randint(0, 2)}
+    return {}
+
+
+def draw_recipe(random: Random) -> TrainingRecipe:
+    """A training step with plain torch on an NVIDIA GPU of the table."""
+    spec = draw_spec(random)
+    checkpointing = random.random() < 0.5
+    applying = [name for name in KERNEL_NAMES if inapplicable_reason(name, spec) is None]
+    return TrainingRecipe(
+        model=spec,
+        batch=random.randint(1, 4),
+        seq=random.choice(_SEQUENCES),
+        grad_accum=random.choice((1, 1, 1, 2, 3)),
+        padding=random.choice((0.0, 0.0, 0.2)),
+        liger=random.choice(("none", "none", "all", "no-flce", *applying)),
+        provider=random.choice(("ligerprof", "ligerprof", "torch")),
+        precision=random.choice(PRECISIONS),
+        checkpointing=checkpointing,
+        reentrant=checkpointing and random.random() < 0.3,
+        optimizer=random.choice(OPTIMIZERS),
+        # transformers refuses sdpa for capped scores
+        attention="eager" if spec.model_type == "gemma2" else random.choice(("sdpa", "sdpa", "eager")),
+        lora=random.choice((None, None, None, 8)) if spec.rotary else None,
+        gpu=random.choice(SIMULATED_GPUS),
+        # these segments split every block, so that no peak depends on which one served it before
+        alloc_conf=random.choice((None, *("expandable_segments:True",) * 3)),
+    )

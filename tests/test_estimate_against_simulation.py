@@ -1,0 +1,115 @@
+"""The estimate against the simulation, which runs the models' own code, over recipes drawn at random.
+
+Both read ligerprof.torch_memory; what either knows beyond it has to come to the same bytes. Each drawn case has a
+number, and `draw_recipe(Random(number))` is the same recipe every time.
+"""
+
+import logging
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, reject, seed, settings
+from hypothesis import strategies as st
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.errors import LigerprofError
+from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.simulated import simulate_step
+from ligerprof.units import MIB
+from tests.drawn_recipes import draw_recipe
+
+# docs/estimator.md quotes these
+TOLERANCE = 0.01
+SMALLEST_TOLERATED_BYTES = MIB
+
+CASES_A_PART = 10
+QUICK_PARTS, SLOW_PARTS = 4, 50
+_NUMBERS_A_PART = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def _no_log_records() -> Iterator[None]:
+    # pytest keeps records, and with them frames and tensors of import errors that libraries log
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def check(recipe: TrainingRecipe) -> None:
+    """Compare the peaks of the steady step.
+
+    Which large blocks keep an unsplit remainder depends on the order of all requests; the estimate states what the peak
+    lies between. With expandable segments, which split every block, that is one number.
+    """
+    estimated, simulated = estimate(recipe), simulate_step(recipe, record=False)
+    if simulated.oom:
+        reject()
+    below_bytes = estimated.lowest_bytes - simulated.peak_bytes
+    above_bytes = simulated.peak_bytes - estimated.highest_bytes
+    tolerated_bytes = max(TOLERANCE * simulated.peak_bytes, SMALLEST_TOLERATED_BYTES)
+    phases = {phase.value: (size, simulated.phases[phase]) for phase, size in estimated.phases.items()}
+    assert max(below_bytes, above_bytes) <= tolerated_bytes, (
+        f"estimated {estimated.peak_bytes}, simulated {simulated.peak_bytes};"
+        f" by phase {phases}; {recipe}; {recipe.spec.config_json}"
+    )
+
+
+# attention rules still stand twice, and disagree
+known_failure = pytest.mark.xfail(strict=True, raises=AssertionError)
+
+
+@known_failure
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=[] if part < QUICK_PARTS else pytest.mark.slow)
+        for part in range(QUICK_PARTS + SLOW_PARTS)
+    ],
+)
+def test_an_estimate_is_what_the_simulation_takes(part: int) -> None:
+    @seed(part)
+    @settings(max_examples=CASES_A_PART, database=None, phases=[Phase.generate])
+    @given(number=st.integers(part * _NUMBERS_A_PART, (part + 1) * _NUMBERS_A_PART - 1))
+    def compare(number: int) -> None:
+        try:
+            check(draw_recipe(Random(number)))
+        except LigerprofError:
+            reject()
+
+    compare()
+
+
+def gpt2_xl_of_4_layers() -> ModelSpec:
+    return spec_from_config({**CONFIGS["gpt2-xl"], "n_layer": 4}, name="gpt2-xl-4")
+
+
+def llama_of_4_layers(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
+    sizes = {
+        "hidden_size": heads * head_dim,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+    return spec_from_config({**CONFIGS["llama3.2-1b"], **sizes}, name="llama-4")
+
+
+@known_failure
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        # no fused kernel of a T4 reads bf16
+        (gpt2_xl_of_4_layers(), {"seq": 1024, "gpu": "t4"}),
+        (gpt2_xl_of_4_layers(), {"seq": 1024, "gpu": "t4", "liger": "ce"}),
+        # heads of 54: not a multiple of what tensor cores load at once
+        (llama_of_4_layers(20, 20, 54), {"seq": 1024, "gpu": "a100-40g", "precision": "bf16", "padding": 0.2}),
+        (llama_of_4_layers(24, 24, 54), {"seq": 2048, "gpu": "h200", "precision": "fp32", "liger": "ce"}),
+    ],
+    ids=["gpt2-t4", "gpt2-t4-ce", "llama-54-padded", "llama-54-fp32"],
+)
+def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, Any]) -> None:
+    check(TrainingRecipe(model=model, batch=2, checkpointing=False, alloc_conf="expandable_segments:True", **options))
