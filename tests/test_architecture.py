@@ -55,17 +55,16 @@ def first_party_imports(source: str, module: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, parts[1]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in SOURCES if path.parent != PACKAGE or path.stem in RANKS], ids=identify
-)
-def test_imports_point_one_way(path: Path) -> None:
-    layer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def test_imports_point_one_way() -> None:
     wrong = [
-        f"line {line}: {layer} imports {imported}"
+        f"{identify(path)}:{line}: {layer} imports {imported}"
+        for path in SOURCES
+        for layer in (path.relative_to(PACKAGE).parts[0].removesuffix(".py"),)
+        if layer in RANKS
         for line, imported in first_party_imports(path.read_text(encoding="utf-8"), identify(path))
         if RANKS[imported] > RANKS[layer]
     ]
-    assert not wrong
+    assert wrong == []
 
 
 def test_every_module_has_a_layer() -> None:
@@ -83,15 +82,46 @@ def test_the_import_test_sees_what_it_should() -> None:
     assert list(first_party_imports(source, "example")) == [(2, "cli"), (3, "runs")]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=identify)
-def test_a_file_opens_with_a_sentence_and_stays_readable(path: Path) -> None:
-    source = path.read_text(encoding="utf-8")
-    docstring = ast.get_docstring(ast.parse(source))
-    assert docstring, "the file opens with one sentence on what it decides"
-    assert docstring.splitlines()[0].rstrip().endswith((".", "?")), "the first line is a whole sentence"
-    # Triton bodies are long by nature
-    if path.name != "triton.py":
-        assert source.count("\n") <= MAX_LINES
+def test_files_open_with_a_sentence_and_stay_readable() -> None:
+    wrong = []
+    for path in SOURCES:
+        source = path.read_text(encoding="utf-8")
+        summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].rstrip()
+        if not summary.endswith((".", "?")):
+            wrong.append(f"{identify(path)}: the docstring's first line is not a whole sentence")
+        # Triton bodies are long by nature
+        if path.name != "triton.py" and source.count("\n") > MAX_LINES:
+            wrong.append(f"{identify(path)}: more than {MAX_LINES} lines")
+    assert wrong == []
+
+
+def imported_modules(path: Path) -> set[Path]:
+    """Files of the package that a file imports, also inside functions and under TYPE_CHECKING."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
+        for name in names:
+            target = REPOSITORY.joinpath(*name.split("."))
+            found |= {file for file in (target.with_suffix(".py"), target / "__init__.py") if file in SOURCES}
+    # a name of a package's own module is not an import of the package
+    return {
+        file
+        for file in found
+        if file.name != "__init__.py" or not any(file.parent in other.parents and other != file for other in found)
+    } - {path}
+
+
+@pytest.mark.xfail(reason="the losses' compiled forms and DeepSpeed's settings still import each other's users")
+def test_imports_run_in_no_circle() -> None:
+    waiting = {path: imported_modules(path) for path in SOURCES}
+    while free := {path for path, imports in waiting.items() if not imports & waiting.keys()}:
+        waiting = {path: imports for path, imports in waiting.items() if path not in free}
+    # what imports a circle waits for it, too: keep those that something in the rest imports
+    while tips := {path for path in waiting if not any(path in imports for imports in waiting.values())}:
+        waiting = {path: imports for path, imports in waiting.items() if path not in tips}
+    assert sorted(map(identify, waiting)) == []
 
 
 def test_nothing_is_left_to_do() -> None:

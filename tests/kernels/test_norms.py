@@ -13,9 +13,20 @@ from ligerprof.kernels.rows.plan import MAX_COLUMNS, backward_programs, is_long,
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, run
 
 EPS = 1e-5
-# rows and columns that are no multiple of a block, one row, rows narrow enough to share a program, ones too wide to be
-# held in fp32
-SHAPES = [(1, 96), (37, 130), (70, 16), (5, 2304), (3, 8200), (2, 12288), (2, 16384)]
+# rows and columns that are not multiples of a block, a single row, rows narrow enough to share a program
+SHAPES = [(1, 96), (37, 130), (70, 16), (5, 2304)]
+# rows too wide for fp32 take the interpreter ten seconds each: every width and every dtype once, the others when slow
+WIDE_SHAPES = {(3, 8200): torch.float16, (2, 12288): torch.float32, (2, 16384): torch.bfloat16}
+CASES = [
+    pytest.param(
+        *shape,
+        dtype,
+        id=f"{shape[0]}x{shape[1]}-{dtype}",
+        marks=[pytest.mark.slow] if WIDE_SHAPES.get(shape, dtype) is not dtype else [],
+    )
+    for shape in (*SHAPES, *WIDE_SHAPES)
+    for dtype in DTYPES
+]
 
 
 def rms(x: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:
@@ -36,8 +47,7 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return layer_norm(x, weight, bias, EPS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns", "dtype"), CASES)
 def test_rms_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in ((rows, columns), (columns,))))
     grad = torch.randn(rows, columns, dtype=dtype, device=device)
@@ -76,8 +86,7 @@ def test_rms_with_a_frozen_input(frozen: str, device: torch.device) -> None:
     assert_matches_fp64(rms, lambda a, w: rms_reference.rms_norm(a, w, EPS), [x, weight], ROUNDING[torch.float32])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns", "dtype"), CASES)
 def test_add_rms_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     """Both results are used, as a decoder layer uses them; sum and norm are rounded."""
     sizes = ((rows, columns), (rows, columns), (columns,))
@@ -125,8 +134,7 @@ def test_add_rms_reads_strided_rows(device: torch.device) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns", "dtype"), CASES)
 def test_layernorm_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     sizes = ((rows, columns), (columns,), (columns,))
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in sizes))

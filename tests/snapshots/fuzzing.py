@@ -9,6 +9,7 @@ import pickle
 import pickletools
 import random
 import reprlib
+import signal
 import sys
 import time
 from collections import Counter
@@ -118,6 +119,8 @@ def damage(values: dict[str, Any], kind: str, draw: random.Random) -> bytes:
 
 
 def main(folder: Path, kind: str, count: int) -> None:
+    # a file that takes too much processor time ends the process with a traceback
+    faulthandler.register(signal.SIGVTALRM, chain=True)
     path = folder / "whole.pickle"
     # as they come out of a file: what is equal is one object only where it was one
     wholes = [pickle.loads(pickle.dumps(values)) for values in originals().values()]
@@ -132,15 +135,15 @@ def main(folder: Path, kind: str, count: int) -> None:
     for number in range(count):
         path = folder / f"{kind}-{number}.pickle"
         path.write_bytes(damage(wholes[number % len(wholes)], kind, random.Random(f"{kind} {number}")))
-        faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
-        started = time.perf_counter()
+        signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
+        started = time.process_time()
         answers += answer(path)
-        slowest = max(slowest, time.perf_counter() - started)
+        slowest = max(slowest, time.process_time() - started)
         if number % SHOWN_EVERY == 0:
             show(path)
         compared += compare(path)
         path.unlink()
-    faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     print(f"{answers} of {count} answered, {compared} compared, slowest {slowest:.2f} s, {highest_kib()} KiB")
     assert 0 < answers < count
     assert compared > count / 10

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -112,13 +111,11 @@ def test_what_is_no_rule_is_one_line(text: str, suffix: str, tmp_path: Path) -> 
     assert len(str(raised.value)) < 500
 
 
-def test_no_pattern_takes_long() -> None:
+def test_a_pattern_of_many_stars_ends() -> None:
+    # a matcher that backtracks over the stars would run for ages, into the timeout of the suite
     rule = OwnRule(role=Role.OTHER, frame="*a" * 200 + "b")
-    started = time.perf_counter()
 
     assert not rule.matches(facts(stack="a" * 20_000))
-
-    assert time.perf_counter() - started < 1
 
 
 def test_the_command_takes_rules_and_says_what_is_wrong(tmp_path: Path) -> None:

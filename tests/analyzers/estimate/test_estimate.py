@@ -1,5 +1,7 @@
 import dataclasses
-import time
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,8 +17,25 @@ from ligerprof.roles import STEP_PHASES, Phase, Role
 
 PRECISIONS = ("amp", "amp-fp16", "bf16", "fp16", "fp32")
 LAYER_KERNELS = ("rope", "rms", "swiglu", "geglu", "layernorm")
-# what a person may wait for; the closed form takes a few milliseconds on an idle machine
-SECONDS_AN_ESTIMATE = 0.5
+# 126 decoder layers under ZeRO-3 make 300,000; work that grows faster than the layers would make millions
+MOST_CALLS = 450_000
+
+
+@contextmanager
+def few_calls() -> Iterator[None]:
+    """Count Python calls: how long an estimate takes, whatever else the machine does."""
+    calls = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    assert calls < MOST_CALLS, calls
 
 
 @st.composite
@@ -189,9 +208,8 @@ def test_a_larger_workspace_of_the_fused_loss_shows() -> None:
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_every_named_model_answers_at_once(model: str) -> None:
-    start = time.perf_counter()
-    estimated = estimate(TrainingRecipe(model=model, batch=1, seq=512))
-    assert time.perf_counter() - start < SECONDS_AN_ESTIMATE
+    with few_calls():
+        estimated = estimate(TrainingRecipe(model=model, batch=1, seq=512))
     assert estimated.peak_bytes > estimated.static_bytes
 
 
@@ -258,9 +276,8 @@ def test_offload_moves_states_to_main_memory() -> None:
 
 
 def test_the_largest_model_on_many_gpus_answers_at_once() -> None:
-    start = time.perf_counter()
-    estimated = zero(3, 4096, model="llama3.1-405b")
-    assert time.perf_counter() - start < SECONDS_AN_ESTIMATE
+    with few_calls():
+        estimated = zero(3, 4096, model="llama3.1-405b")
     assert estimated.roles.total_bytes == estimated.peak_bytes
 
 

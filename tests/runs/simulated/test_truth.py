@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.simulate_truth import MeasuredStep, measured_steps, score
 from ligerprof.errors import RecipeError
+from tests.truth import MeasuredStep, measured_steps, score
 
 # docs/simulation.md quotes these
 PEAK_TOLERANCE = 0.002
