@@ -6,7 +6,7 @@ from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.files import FileKind, read_json
-from ligerprof.models.families import spec_from_config
+from ligerprof.models.from_config import spec_from_config
 from ligerprof.models.spec import ModelSpec
 
 DEFAULT_MODEL = "llama3.2-1b"

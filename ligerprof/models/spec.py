@@ -4,12 +4,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any
 
 from ligerprof.errors import UnknownModelError
-
-NormKind = Literal["rms", "layer"]
-MlpKind = Literal["swiglu", "geglu", "gelu"]
+from ligerprof.models.architecture import Architecture, Dropout, MlpKind, NormKind
+from ligerprof.models.architectures import find_architecture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +40,8 @@ class ModelSpec:
         config_json: the whole transformers config as canonical JSON, to build the real model from.
         weights_path: a folder that holds weights to load, or None for random ones.
         parameters: every parameter tensor in transformers' order; empty where `closed_form_gap` is set.
-        norms_per_layer: norms on the residual stream in one decoder layer (Gemma 2 has four).
-        rotary: whether positions enter by rotation; else they are learned and added.
+        final_softcap: what caps the logits, or None.
+        attention_softcap: what caps the attention scores, or None.
         closed_form_gap: why there is no closed form for this architecture, or None.
     """
 
@@ -58,10 +58,6 @@ class ModelSpec:
     vocab_size: int
     max_positions: int
     tied_embeddings: bool
-    norm: NormKind
-    mlp: MlpKind
-    norms_per_layer: int = 2
-    rotary: bool = True
     final_softcap: float | None = None
     attention_softcap: float | None = None
     parameters: tuple[ParameterShape, ...] = field(default=(), repr=False)
@@ -74,6 +70,39 @@ class ModelSpec:
         return config
 
     @property
+    def architecture(self) -> Architecture:
+        """The row of its `model_type`."""
+        return find_architecture(self.model_type)
+
+    @property
+    def norm(self) -> NormKind:
+        """Which norm the architecture has."""
+        return self.architecture.norm.kind
+
+    @property
+    def mlp(self) -> MlpKind:
+        """Which MLP the architecture has."""
+        return self.architecture.mlp.kind
+
+    @property
+    def rotary(self) -> bool:
+        """Whether positions enter by rotation; otherwise they are learned and added."""
+        return self.architecture.attention.rotary
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens of the attention window, None without one."""
+        window = self.architecture.attention.window
+        if window is None:
+            return None
+        size: int | None = _parsed(self.config_json).get(window.key, window.default)
+        return size
+
+    def dropout_rate(self, dropout: Dropout | None) -> float:
+        """The probability that the config has for a dropout; 0 for None."""
+        return 0.0 if dropout is None else float(_parsed(self.config_json).get(dropout.key, dropout.default))
+
+    @property
     def parameter_count(self) -> int:
         """Elements of all parameters, tied ones once.
 
@@ -83,6 +112,12 @@ class ModelSpec:
         if self.closed_form_gap is not None:
             raise UnknownModelError(f"{self.name}: {self.closed_form_gap}")
         return sum(parameter.elements for parameter in self.parameters)
+
+
+@lru_cache(maxsize=64)
+def _parsed(config_json: str) -> Mapping[str, Any]:
+    config: dict[str, Any] = json.loads(config_json)
+    return config
 
 
 def canonical_json(config: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ligerprof.kernels.patching.plans import PATCH_PLANS
+from ligerprof.models import ARCHITECTURES
 
 VOCAB = 211
 _DECODER: dict[str, Any] = {
@@ -86,7 +86,7 @@ def train_once(model: Any, **more: Any) -> tuple[float, dict[str, Tensor]]:
 
 def fingerprint(model: nn.Module) -> list[Any]:
     """Identities of everything a patch could replace: classes, attributes, the modeling module's names."""
-    modeling = importlib.import_module(PATCH_PLANS[model.config.model_type].module)  # type: ignore[union-attr,index]
+    modeling = importlib.import_module(ARCHITECTURES[model.config.model_type].modeling_module)  # type: ignore[union-attr,index]
     found: list[Any] = [(name, id(value)) for name, value in sorted(vars(modeling).items())]
     for name, module in model.named_modules():
         found.append((name, type(module), type(module).forward, type(module).__init__))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models import CONFIGS, FAMILIES, ModelSpec, load_model, spec_from_config
+from ligerprof.models import ARCHITECTURES, CONFIGS, ModelSpec, load_model, spec_from_config
 
 # as published with the models
 PARAMETERS = {
@@ -58,7 +58,7 @@ def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
 
 @st.composite
 def small_configs(draw: st.DrawFn) -> dict[str, Any]:
-    model_type = draw(st.sampled_from(sorted(FAMILIES)))
+    model_type = draw(st.sampled_from(sorted(ARCHITECTURES)))
     heads = draw(st.integers(1, 6))
     layers, vocab = draw(st.integers(1, 3)), draw(st.integers(2, 300))
     # transformers' default marks a padding token: an id beyond a small vocabulary is refused

@@ -149,7 +149,7 @@ def _softmax(context: Context, scores: Value, width: int) -> Value:
 
 def _softmax_width(context: Context, scores: Value) -> int:
     """fp32, by request or by autocast; GPT-2's code asks for no dtype."""
-    asks = context.spec.model_type != "gpt2" or context.half_bytes is not None
+    asks = context.spec.architecture.attention.fp32_softmax or context.half_bytes is not None
     return FP32_BYTES if asks else scores.width
 
 

@@ -10,21 +10,21 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
-def kernel_memory(
-    context: Context, slot: str, value: Value, weight: Weight | None = None, *, rows: int | None = None
-) -> KernelMemory:
+def kernel_memory(context: Context, slot: str, value: Value, weight: Weight | None = None) -> KernelMemory:
     """What the kernel in `slot` takes for one call on `value`.
 
     Args:
-        weight: the kernel's own weight; without one, `parameter_bytes` is the residual stream's.
-        rows: number of vectors that are normalized, where they are not the tokens.
+        weight: the kernel's own weight; without one, `parameter_bytes` is the residual stream's. A norm's gives the
+            width of the vectors, which are tokens or heads.
     """
     spec, recipe = context.spec, context.recipe
-    tokens = context.tokens if rows is None else rows
+    is_vector = weight is not None and len(weight.shape) == 1
+    width = weight.elements if weight is not None and is_vector else spec.hidden_size
+    tokens = value.elements // width if is_vector else context.tokens
     shape = KernelShape(
         tokens=tokens,
         sequences=recipe.batch,
-        hidden=spec.hidden_size if rows is None else value.elements // rows,
+        hidden=width,
         intermediate=spec.intermediate_size,
         vocab=spec.vocab_size,
         heads=spec.heads,

@@ -1,4 +1,4 @@
-"""A decoder layer, family by family, as the tensor operations of transformers' modeling code."""
+"""A decoder layer as the tensor operations of transformers' modeling code, by the architecture's row."""
 
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context
@@ -8,36 +8,50 @@ from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quanti
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear_4bit, multiply, renamed, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.models.architecture import Dropout
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def run_layer(context: Context, value: Value, index: int, output_role: Role) -> Value:
     """One decoder layer on the residual stream `value`; the caller still holds its input."""
-    if context.spec.model_type == "gpt2":
-        return _gpt2_layer(context, value, f"transformer.h.{index}", output_role)
-    return _llama_layer(context, value, f"model.layers.{index}", output_role)
-
-
-def _llama_layer(context: Context, value: Value, name: str, output_role: Role) -> Value:
-    """LlamaDecoderLayer.forward; Gemma 2 norms the outputs of both halves as well."""
-    tape, four_norms = context.tape, context.spec.norms_per_layer == 4
-    normed = norm(context, value, f"{name}.input_layernorm")
-    attended, probabilities = _llama_attention(context, normed, f"{name}.self_attn")
+    tape, row = context.tape, context.spec.architecture
+    name, norms = f"{row.layers}.{index}", row.layer_norms
+    normed = _normed(context, value, name, norms.before_attention)
+    added, probabilities = _attention(context, normed, f"{name}.{row.attention.name}")
     tape.release(normed)
-    if four_norms:
-        attended = renamed(context, attended, norm(context, attended, f"{name}.post_attention_layernorm"))
-    middle_norm = f"{name}.{'pre_feedforward' if four_norms else 'post_attention'}_layernorm"
-    middle, normed = add_and_norm(context, value, attended, middle_norm)
-    fed = _gated_mlp(context, normed, f"{name}.mlp")
-    tape.release(normed)
-    if four_norms:
-        fed = renamed(context, fed, norm(context, fed, f"{name}.post_feedforward_layernorm"))
+    added = _renormed(context, added, name, norms.after_attention)
+    middle, normed = _add_and_norm(context, value, added, name)
+    fed = _mlp(context, normed, f"{name}.{row.mlp.name}")
+    if not norms.held_in_mlp:
+        tape.release(normed)
+    fed = _renormed(context, fed, name, norms.after_mlp)
     output = add(context, middle, fed, role=output_role)
+    if norms.held_in_mlp:
+        tape.release(normed)
     tape.release(fed, middle)
     if probabilities is not None:
         tape.release(probabilities)
     return output
+
+
+def _normed(context: Context, value: Value, layer: str, name: str | None) -> Value:
+    """A sublayer's input: normed, or `value` under one more name."""
+    return context.tape.name(value) if name is None else norm(context, value, f"{layer}.{name}")
+
+
+def _renormed(context: Context, value: Value, layer: str, name: str | None) -> Value:
+    """A sublayer's output, normed in its variable if the architecture norms it."""
+    return value if name is None else renamed(context, value, norm(context, value, f"{layer}.{name}"))
+
+
+def _add_and_norm(context: Context, residual: Value, added: Value, layer: str) -> tuple[Value, Value]:
+    """The residual stream between the sublayers, and the MLP's input."""
+    name = context.spec.architecture.layer_norms.before_mlp
+    if name is not None:
+        return add_and_norm(context, residual, added, f"{layer}.{name}")
+    middle = renamed(context, added, add(context, residual, added))
+    return middle, context.tape.name(middle)
 
 
 def project(context: Context, value: Value, name: str) -> Value:
@@ -49,20 +63,33 @@ def project(context: Context, value: Value, name: str) -> Value:
     return add_adapter(context, value, result, name) if f"{name}.lora_A" in context.weights else result
 
 
-def _llama_attention(context: Context, value: Value, name: str) -> tuple[Value, Value | None]:
-    tape = context.tape
-    query, key, values = (project(context, value, f"{name}.{part}_proj") for part in "qkv")
-    if f"{name}.q_norm.weight" in context.weights:
-        query = renamed(
-            context, query, norm(context, query, f"{name}.q_norm", rows=context.tokens * context.spec.heads)
+def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value | None]:
+    tape, row = context.tape, context.spec.architecture.attention
+    query, key, values, *joined = _query_key_value(context, value, name)
+    if row.qk_norms is not None:
+        query, key = (
+            renamed(context, item, norm(context, item, f"{name}.{norm_name}"))
+            for item, norm_name in zip((query, key), row.qk_norms, strict=True)
         )
-        key = renamed(context, key, norm(context, key, f"{name}.k_norm", rows=context.tokens * context.spec.kv_heads))
-    turned_query, turned_key = _rotate_both(context, query, key)
-    tape.release(query, key)
-    attended, probabilities = attend(context, turned_query, turned_key, values, 0.0)
-    output = project(context, attended, f"{name}.o_proj")
-    tape.release(attended, turned_query, turned_key, values)
-    return output, probabilities
+    turned_query, turned_key = _rotate_both(context, query, key) if row.rotary else (query, key)
+    if row.rotary:
+        tape.release(query, key)
+    attended, probabilities = attend(context, turned_query, turned_key, values, context.spec.dropout_rate(row.dropout))
+    output = project(context, attended, f"{name}.{row.out}")
+    tape.release(attended, turned_query, turned_key, values, *joined)
+    return _dropped(context, output, row.output_dropout), probabilities
+
+
+def _query_key_value(context: Context, value: Value, name: str) -> tuple[Value, ...]:
+    """Query, key and value, and the tensor that holds all three if one projection makes them."""
+    names = context.spec.architecture.attention.qkv
+    projected = tuple(project(context, value, f"{name}.{item}") for item in names)
+    return projected if len(projected) > 1 else (*context.tape.split(projected[0], 3), projected[0])
+
+
+def _dropped(context: Context, value: Value, rate: Dropout | None) -> Value:
+    """A sublayer's output after its dropout."""
+    return value if rate is None else renamed(context, value, dropout(context, value, context.spec.dropout_rate(rate)))
 
 
 def _rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
@@ -117,69 +144,53 @@ def _times_table(context: Context, value: Value, width: int) -> Value:
     )
 
 
+def _mlp(context: Context, value: Value, name: str) -> Value:
+    row = context.spec.architecture.mlp
+    output = _gated_mlp(context, value, name) if row.is_gated else _plain_mlp(context, value, name)
+    return _dropped(context, output, row.dropout)
+
+
 def _gated_mlp(context: Context, value: Value, name: str) -> Value:
     """`down_proj(act(gate_proj(x)) * up_proj(x))`: SwiGLU and GeGLU."""
-    tape = context.tape
-    slot = context.spec.mlp
-    if takes_gates(context, f"{name}.down_proj"):
-        gate, up = (project(context, value, f"{name}.{part}_proj") for part in ("gate", "up"))
-        output = gated_linear(context, gate, up, f"{name}.down_proj")
+    tape, row = context.tape, context.spec.architecture.mlp
+    down = f"{name}.{row.down}"
+    if takes_gates(context, down):
+        gate, up = (project(context, value, f"{name}.{item}") for item in row.inputs)
+        output = gated_linear(context, gate, up, down)
         tape.release(gate, up)
         return output
-    if slot in context.kernels:
-        product = _fused_gate(context, value, name, slot)
+    if row.kind in context.kernels:
+        product = _fused_gate(context, value, name)
     else:
-        activated = project(context, value, f"{name}.gate_proj")
+        gate_name, up_name = row.inputs
+        activated = project(context, value, f"{name}.{gate_name}")
         activated = renamed(context, activated, unary(context, activated))
-        up = project(context, value, f"{name}.up_proj")
+        up = project(context, value, f"{name}.{up_name}")
         product = multiply(context, activated, up)
         tape.release(activated, up)
-    output = project(context, product, f"{name}.down_proj")
+    output = project(context, product, down)
     tape.release(product)
     return output
 
 
-def _fused_gate(context: Context, value: Value, name: str, slot: str) -> Value:
-    gate, up = (project(context, value, f"{name}.{part}_proj") for part in ("gate", "up"))
-    memory = kernel_memory(context, slot, gate)
+def _fused_gate(context: Context, value: Value, name: str) -> Value:
+    row = context.spec.architecture.mlp
+    gate, up = (project(context, value, f"{name}.{item}") for item in row.inputs)
+    memory = kernel_memory(context, row.kind, gate)
     product = call_kernel(context, memory, {"gate": gate, "up": up}, elements=gate.elements, width=gate.width)
     context.tape.release(gate, up)
     return product
 
 
-def _gpt2_layer(context: Context, value: Value, name: str, output_role: Role) -> Value:
-    """GPT2Block.forward, dropout included: training mode keeps its masks."""
-    tape, config = context.tape, context.spec.config
-    residual_drop = float(config.get("resid_pdrop", 0.1))
-    normed = norm(context, value, f"{name}.ln_1")
-    joined = project(context, normed, f"{name}.attn.c_attn")
-    query, key, values = tape.split(joined, 3)
-    attended, probabilities = attend(context, query, key, values, float(config.get("attn_pdrop", 0.1)))
-    projected = project(context, attended, f"{name}.attn.c_proj")
-    tape.release(attended, query, key, values, joined)
-    dropped = dropout(context, projected, residual_drop)
-    tape.release(projected, normed)
-    middle = add(context, dropped, value)
-    tape.release(dropped)
-    normed = norm(context, middle, f"{name}.ln_2")
-    fed = _gpt2_mlp(context, normed, f"{name}.mlp", residual_drop)
-    output = add(context, middle, fed, role=output_role)
-    tape.release(normed, fed, middle)
-    if probabilities is not None:
-        tape.release(probabilities)
-    return output
-
-
-def _gpt2_mlp(context: Context, value: Value, name: str, drop: float) -> Value:
-    tape = context.tape
-    wide = project(context, value, f"{name}.c_fc")
+def _plain_mlp(context: Context, value: Value, name: str) -> Value:
+    """Two linear layers around GPT-2's activation."""
+    tape, row = context.tape, context.spec.architecture.mlp
+    wide = project(context, value, f"{name}.{row.inputs[0]}")
     activated = _gelu_new(context, wide)
     tape.release(wide)
-    output = project(context, activated, f"{name}.c_proj")
+    output = project(context, activated, f"{name}.{row.down}")
     tape.release(activated)
-    dropped = dropout(context, output, drop)
-    tape.release(output)
-    return dropped
+    return output
 
 
 def _gelu_new(context: Context, value: Value) -> Value:

@@ -27,9 +27,8 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
 
 def head_weight_name(context: Context) -> str:
     """The head's weight, which is the embedding where they are tied."""
-    if not context.spec.tied_embeddings:
-        return "lm_head.weight"
-    return next(name for name in context.weights if name.endswith(("embed_tokens.weight", "wte.weight")))
+    row = context.spec.architecture
+    return f"{row.embedding if context.spec.tied_embeddings else row.head}.weight"
 
 
 def _logits(context: Context, hidden: Value) -> Value:

@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
 from ligerprof.analyzers.estimate.meter import Block, Meter
-from ligerprof.analyzers.estimate.model import embed, final_norm_name, mask_elements, table_sizes
+from ligerprof.analyzers.estimate.model import embed, mask_elements, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, explicit_layers, layer_place
@@ -69,7 +69,7 @@ class MicroBatch:
         for index, times in explicit_layers(self._recipe.spec.layers):
             stream, held = self._layer_forward(index, times, stream, held)
         self._meter.place = HEAD
-        hidden = norm(self._top, stream, final_norm_name(self._recipe.spec))
+        hidden = norm(self._top, stream, self._recipe.spec.architecture.final_norm)
         self._meter.drop(held)
         self._bottom.tape.release(embedded)
         if self._mask is not None and not self._recipe.checkpointing:

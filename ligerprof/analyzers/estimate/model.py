@@ -1,10 +1,9 @@
-"""What surrounds the decoder layers: embedding, rotary tables, masks, and the final norm's name."""
+"""What surrounds the decoder layers: embedding, rotary tables and masks."""
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.lora import adapter_rank
-from ligerprof.analyzers.estimate.operations import add, dropout, scale
+from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
-from ligerprof.models import ModelSpec
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
@@ -13,31 +12,29 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 _SORTED_INDICES = 3072
 # rows that one partial sum covers, and columns in whole warps (EmbeddingBackwardKernel.cu)
 _ROWS_PER_PARTIAL, _WARP = 10, 32
-# what the configs of Mistral and Gemma 2 hold where the file is silent
-_DEFAULT_WINDOW = 4096
 
 
 def embed(context: Context, role: Role) -> tuple[Value, Value]:
     """The embedding's output and the residual stream that the first layer reads, each held once."""
-    if context.spec.model_type == "gpt2":
-        return _gpt2_embed(context, role)
-    embedded = _look_up(context, "model.embed_tokens.weight", role)
-    if context.spec.model_type in ("gemma", "gemma2"):
-        scaled = scale(context, embedded, role=role)
-        context.tape.release(embedded)
-        embedded = scaled
+    row = context.spec.architecture
+    if row.positions is not None:
+        return _embed_with_positions(context, f"{row.positions}.weight", role)
+    embedded = _look_up(context, f"{row.embedding}.weight", role)
+    if row.scales_embedding:
+        embedded = renamed(context, embedded, scale(context, embedded, role=role))
     if adapter_rank(context.recipe) is not None and context.recipe.checkpointing:
         # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
         embedded.needs_gradient = True
     return embedded, context.tape.name(embedded)
 
 
-def _gpt2_embed(context: Context, role: Role) -> tuple[Value, Value]:
-    tape = context.tape
-    embedded = _look_up(context, "transformer.wte.weight", Role.ACTIVATIONS)
-    positions = _look_up(context, "transformer.wpe.weight", Role.ACTIVATIONS, sequences=1)
+def _embed_with_positions(context: Context, positions_name: str, role: Role) -> tuple[Value, Value]:
+    """GPT2Model.forward: tokens plus positions, then dropout."""
+    tape, row = context.tape, context.spec.architecture
+    embedded = _look_up(context, f"{row.embedding}.weight", Role.ACTIVATIONS)
+    positions = _look_up(context, positions_name, Role.ACTIVATIONS, sequences=1)
     total = add(context, embedded, positions, role=role)
-    dropped = dropout(context, total, float(context.spec.config.get("embd_pdrop", 0.1)))
+    dropped = dropout(context, total, context.spec.dropout_rate(row.embedding_dropout))
     tape.release(total, positions)
     return embedded, dropped
 
@@ -77,8 +74,9 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
 
 
 def mask_elements(recipe: TrainingRecipe) -> int:
-    """Elements of all attention masks: always there for eager, for SDPA where its causal flag cannot say it."""
-    kinds = 2 if recipe.spec.model_type == "gemma2" else 1
+    """Elements of all attention masks: eager attention always has one, SDPA only if its causal flag is not enough."""
+    window = recipe.spec.architecture.attention.window
+    kinds = 2 if window is not None and window.alternates else 1
     square = recipe.seq**2
     if is_eager(recipe) or recipe.padding:
         return kinds * recipe.batch * square
@@ -87,13 +85,6 @@ def mask_elements(recipe: TrainingRecipe) -> int:
 
 
 def _slides(recipe: TrainingRecipe) -> bool:
-    """Whether a sequence fills the window of Mistral or Gemma 2 (`_ignore_causal_mask_sdpa` in masking_utils.py)."""
-    if recipe.spec.model_type not in ("mistral", "gemma2"):
-        return False
-    window = recipe.spec.config.get("sliding_window", _DEFAULT_WINDOW)
+    """Whether a sequence fills the window (`_ignore_causal_mask_sdpa` in masking_utils.py)."""
+    window = recipe.spec.sliding_window
     return window is not None and recipe.seq >= window
-
-
-def final_norm_name(spec: ModelSpec) -> str:
-    """The norm between the last layer and the head."""
-    return "transformer.ln_f" if spec.model_type == "gpt2" else "model.norm"

@@ -6,60 +6,50 @@ from ligerprof.analyzers.estimate.operations import row_root, scale_columns, sca
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
-_OFFSET_FAMILIES = ("gemma", "gemma2")
 
-
-def norm(context: Context, value: Value, name: str, *, rows: int | None = None) -> Value:
-    """The norm whose weight is `{name}.weight`; `rows` is the number of vectors, the tokens by default."""
+def norm(context: Context, value: Value, name: str) -> Value:
+    """The norm whose weight is `{name}.weight`, over vectors as wide as that weight."""
     weight = context.weights[f"{name}.weight"]
     slot = "rms" if context.spec.norm == "rms" else "layernorm"
     if slot in context.kernels:
-        return _fused_norm(context, value, name, slot, rows)
-    rows = context.tokens if rows is None else rows
+        return _fused_norm(context, value, name, slot)
     if context.spec.norm == "layer":
         return _layer_norm(context, value, weight, context.weights[f"{name}.bias"])
-    if context.spec.model_type in _OFFSET_FAMILIES:
-        return _gemma_rms_norm(context, value, weight, rows)
-    return _llama_rms_norm(context, value, weight, rows)
+    return _rms_norm(context, value, weight)
 
 
-def _fused_norm(context: Context, value: Value, name: str, slot: str, rows: int | None) -> Value:
+def _fused_norm(context: Context, value: Value, name: str, slot: str) -> Value:
     weight = context.weights[f"{name}.weight"]
     inputs: dict[str, Tensor] = {"x": value, "weight": weight}
     if (bias := context.weights.get(f"{name}.bias")) is not None:
         inputs["bias"] = bias
-    memory = kernel_memory(context, slot, value, weight, rows=rows)
+    memory = kernel_memory(context, slot, value, weight)
     return call_kernel(context, memory, inputs, elements=value.elements, width=value.width)
 
 
-def _llama_rms_norm(context: Context, value: Value, weight: Weight, rows: int) -> Value:
-    """LlamaRMSNorm.forward: upcast, divide by the root, cast back, times the weight."""
-    tape = context.tape
+def _rms_norm(context: Context, value: Value, weight: Weight) -> Value:
+    """LlamaRMSNorm.forward: upcast, divide by the root, cast back, times the weight; Gemma's casts back last.
+
+    Gemma multiplies by one plus the weight, in fp32.
+    """
+    tape, form = context.tape, context.spec.architecture.norm
     wide = context.cast(value, FP32_BYTES)
     squares = square(context, wide)
-    root = row_root(context, squares, rows)
+    root = row_root(context, squares, value.elements // weight.elements)
     tape.release(squares)
     scaled = scale_rows(context, wide, root)
     tape.release(wide, root)
-    narrow = context.cast(scaled, value.width)
-    output = scale_columns(context, narrow, weight)
-    tape.release(scaled, narrow)
-    return output
-
-
-def _gemma_rms_norm(context: Context, value: Value, weight: Weight, rows: int) -> Value:
-    """GemmaRMSNorm.forward: all in fp32, times one plus the weight, cast back last."""
-    tape = context.tape
-    wide = context.cast(value, FP32_BYTES)
-    squares = square(context, wide)
-    root = row_root(context, squares, rows)
-    tape.release(squares)
-    scaled = scale_rows(context, wide, root)
-    tape.release(wide, root)
-    wide_weight = _one_plus(context, weight)
-    product = scale_columns(context, scaled, wide_weight)
+    if not form.casts_last:
+        narrow = context.cast(scaled, value.width)
+        output = scale_columns(context, narrow, weight)
+        tape.release(scaled, narrow)
+        return output
+    factor = _one_plus(context, weight) if form.offset else weight
+    product = scale_columns(context, scaled, factor)
     output = context.cast(product, value.width)
-    tape.release(scaled, wide_weight, product)
+    tape.release(scaled, product)
+    if isinstance(factor, Value):
+        tape.release(factor)
     return output
 
 

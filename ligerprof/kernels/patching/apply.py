@@ -16,13 +16,13 @@ from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.patching import decoder
 from ligerprof.kernels.patching.causal_lm import fused_head_forward, fused_loss_forward, loss_after_head, loss_in_head
 from ligerprof.kernels.patching.measured_budget import MeasuredBudget
-from ligerprof.kernels.patching.plans import PatchPlan, find_plan
 from ligerprof.kernels.providers.liger.patching import patch_with_liger
 from ligerprof.kernels.providers.liger.spec import PROVIDER as LIGER
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.models import spec_from_config
+from ligerprof.models import ARCHITECTURES, spec_from_config
+from ligerprof.models.architecture import Architecture
 
 Forward = Callable[..., Any]
 _ROPE = "apply_rotary_pos_emb"
@@ -76,7 +76,7 @@ class _Request:
         measured: the fused loss, where its workspace is told by what the process has held; else None.
     """
 
-    plan: PatchPlan
+    row: Architecture
     kernels: tuple[str, ...]
     provider: str
     entries: dict[str, Callable[..., Any]]
@@ -107,7 +107,7 @@ def apply(
 
     Raises:
         RecipeError: an unknown kernel, or one that the architecture has no place for.
-        KernelUnavailableError: a kernel that cannot run here, or an architecture without a plan.
+        KernelUnavailableError: a kernel that cannot run here, or an architecture without a row.
         KernelInputError: a layer that must not be replaced, such as a head with adapters.
     """
     if isinstance(model, type):
@@ -145,7 +145,7 @@ def _apply_to_class(
 
 
 def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str) -> _Request:
-    plan = find_plan(config.model_type)
+    row = _find_row(config.model_type)
     names = select_kernels(kernels, spec_from_config(config.to_dict(), name=config.model_type))
     specs = find_kernel_set(names, provider)
     for spec in specs.values():
@@ -157,13 +157,21 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
             " Give lean, balanced or bytes."
         )
     return _Request(
-        plan=plan,
+        row=row,
         kernels=names,
         provider=provider,
         entries={} if provider == LIGER else {name: load_entry(spec.entry) for name, spec in specs.items()},
         options=LossOptions(budget="lean" if measured else flce_budget, in_place=True),
         measured=specs["flce"] if measured else None,
     )
+
+
+def _find_row(model_type: str) -> Architecture:
+    if model_type not in ARCHITECTURES:
+        raise KernelUnavailableError(
+            f"no kernel can be put into a model of type {model_type!r}. Known: {', '.join(ARCHITECTURES)}."
+        )
+    return ARCHITECTURES[model_type]
 
 
 def require_available(spec: KernelSpec, device_kind: str) -> None:
@@ -207,7 +215,7 @@ def _device_kind(model: nn.Module) -> str:
 def _apply_to_instance(model: Any, request: _Request, patch: Patch) -> None:
     try:
         if request.provider == LIGER:
-            patch.on_undo(patch_with_liger(model, request.plan, request.kernels))
+            patch.on_undo(patch_with_liger(model, request.row, request.kernels))
         else:
             _Patcher(model, request, patch).run()
     except BaseException:
@@ -224,8 +232,8 @@ class _Patcher:
 
     def __init__(self, model: Any, request: _Request, patch: Patch) -> None:
         self._model, self._request, self._patch = model, request, patch
-        self._plan = request.plan
-        self._modeling = importlib.import_module(request.plan.module)
+        self._row = request.row
+        self._modeling = importlib.import_module(request.row.modeling_module)
         self._subclasses: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
     def run(self) -> None:
@@ -242,35 +250,38 @@ class _Patcher:
             fill[slot](self._request.entries[slot])
 
     def _fill_rope(self, kernel: Forward) -> None:
-        for module in self._modules(self._plan.attention):
+        for module in self._modules("Attention"):
             self._swap(module, "rope", lambda original: _with_global(original, _ROPE, kernel))
 
     def _fill_rms(self, kernel: Forward) -> None:
-        add_kernel, layer = self._request.entries.get("add_rms"), self._plan.layer
-        forward = decoder.rms_forward(self._plan, kernel, add_kernel)
-        for module in self._modules(self._plan.rms):
+        add_kernel = self._request.entries.get("add_rms")
+        forward = decoder.rms_forward(self._row, kernel, add_kernel)
+        for module in self._modules("RMSNorm"):
             self._swap(module, "rms", lambda _original: forward)
-        if add_kernel is not None and layer is not None:
-            for module in self._modules(layer.classes):
-                self._swap(module, "rms", lambda original: decoder.layer_forward(original, layer))
+        if add_kernel is not None and self._row.layer_norms.adds_before_norm:
+            for module in self._modules("DecoderLayer"):
+                self._swap(module, "rms", lambda original: decoder.layer_forward(original, self._row))
 
     def _fill_gated(self, slot: str, kernel: Forward) -> None:
-        forward, linear_kernel = decoder.gated_forward(kernel), self._request.entries.get(f"{slot}_linear")
-        mlps = self._modules(self._plan.gated_mlp)
+        row, linear_kernel = self._row.mlp, self._request.entries.get(f"{slot}_linear")
+        forward, mlps = decoder.gated_forward(row, kernel), self._modules("MLP")
         for module in mlps:
-            activation = type(module.act_fn).__name__
+            activation = type(getattr(module, row.activation)).__name__
             if activation not in _ACTIVATIONS[slot]:
                 raise KernelUnavailableError(f"{slot}: the model's MLP uses {activation}. Leave {slot} out.")
             self._swap(module, slot, lambda _original: forward)
             if linear_kernel is not None:
                 self._fill_last_linear(slot, module, linear_kernel)
         if linear_kernel is not None:
-            self._patch.on_notes(functools.partial(_kept_products, slot, [weakref.ref(module) for module in mlps]))
+            references = [weakref.ref(module) for module in mlps]
+            self._patch.on_notes(functools.partial(_kept_products, slot, row.down, references))
 
     def _fill_last_linear(self, slot: str, mlp: Any, kernel: Forward) -> None:
         """Let the MLP's last layer multiply the gates, if it is torch's own and so are those that make them."""
-        if all(_is_plain_linear(layer) for layer in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
-            self._swap(mlp.down_proj, slot, lambda original: decoder.gated_linear_forward(original, kernel))
+        row = self._row.mlp
+        if all(_is_plain_linear(getattr(mlp, name)) for name in (*row.inputs, row.down)):
+            down = getattr(mlp, row.down)
+            self._swap(down, slot, lambda original: decoder.gated_linear_forward(original, kernel))
 
     def _fill_layernorm(self, kernel: Forward) -> None:
         def forward(self: Any, x: torch.Tensor) -> Any:
@@ -298,12 +309,13 @@ class _Patcher:
     def _fuse_loss(self, slot: str, run_loss: Any) -> None:
         request = self._request
         self._swap(
-            self._model, slot, lambda original: fused_loss_forward(original, self._plan, run_loss, request.options)
+            self._model, slot, lambda original: fused_loss_forward(original, self._row, run_loss, request.options)
         )
 
-    def _modules(self, class_names: tuple[str, ...]) -> list[Any]:
-        classes = tuple(getattr(self._modeling, name) for name in class_names)
-        return [module for module in self._model.modules() if isinstance(module, classes)]
+    def _modules(self, kind: str) -> list[Any]:
+        """The model's modules of one of its architecture's classes, such as `RMSNorm` for `LlamaRMSNorm`."""
+        wanted = getattr(self._modeling, f"{self._row.class_prefix}{kind}")
+        return [module for module in self._model.modules() if isinstance(module, wanted)]
 
     def _swap(self, module: nn.Module, slot: str, make_forward: Callable[[Forward], Forward]) -> None:
         """Give `module` a subclass of its class with another forward."""
@@ -322,13 +334,13 @@ class _Patcher:
         self._patch.on_undo(functools.partial(_restore_class, weakref.ref(module), self._subclasses[key], before))
 
 
-def _kept_products(slot: str, references: "list[weakref.ref[Any]]") -> str | None:
-    mlps = [mlp for reference in references if (mlp := reference()) is not None]
-    others = [mlp.down_proj for mlp in mlps if not decoder.takes_gates(mlp.down_proj)]
+def _kept_products(slot: str, down: str, references: "list[weakref.ref[Any]]") -> str | None:
+    layers = [getattr(mlp, down) for reference in references if (mlp := reference()) is not None]
+    others = [layer for layer in layers if not decoder.takes_gates(layer)]
     if not others:
         return None
     names = ", ".join(sorted({f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in others}))
-    return f"{slot}: {len(others)} of {len(mlps)} MLPs keep their product for backward, since it goes into {names}"
+    return f"{slot}: {len(others)} of {len(layers)} MLPs keep their product for backward, since it goes into {names}"
 
 
 def _is_plain_linear(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.options import IGNORE_INDEX, LossOptions
 from ligerprof.kernels.patching.measured_budget import MeasuredBudget
-from ligerprof.kernels.patching.plans import PatchPlan
+from ligerprof.models.architecture import Architecture
 
 Forward = Callable[..., Any]
 
@@ -42,7 +42,7 @@ class LossCall:
 LossRunner = Callable[[nn.Module, Tensor, LossCall], Tensor]
 
 
-def fused_loss_forward(original: Forward, plan: PatchPlan, run_loss: LossRunner, options: LossOptions) -> Forward:
+def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunner, options: LossOptions) -> Forward:
     """A forward that never returns logits where it is given labels in training.
 
     Without labels, and in evaluation unless `skip_logits=True` is passed, it is the original forward: whoever
@@ -55,7 +55,7 @@ def fused_loss_forward(original: Forward, plan: PatchPlan, run_loss: LossRunner,
     """
     # by hand and not by Signature.bind: this runs every step, and torch.compile traces it
     positional = tuple(inspect.signature(original).parameters)[1:]
-    make_output = _output_maker(plan)
+    make_output = _output_maker(row)
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def fused_loss_forward(original: Forward, plan: PatchPlan, run_loss: LossRunner,
             return original(self, **inputs, **passed_on)
         outputs = self.get_decoder()(**inputs)
         hidden = _kept_positions(outputs.last_hidden_state, given["logits_to_keep"])
-        loss = run_loss(self, hidden, _loss_call(given, hidden, _with_softcap(options, plan, self.config)))
+        loss = run_loss(self, hidden, _loss_call(given, hidden, _with_softcap(options, row, self.config)))
         output = make_output(outputs, loss)
         as_dict = self.config.return_dict if given["return_dict"] is None else given["return_dict"]
         return output if as_dict else output.to_tuple()
@@ -127,8 +127,8 @@ def loss_after_head(kernel: Callable[..., Tensor]) -> LossRunner:
     return run
 
 
-def _with_softcap(options: LossOptions, plan: PatchPlan, config: Any) -> LossOptions:
-    softcap = getattr(config, plan.softcap, None) if plan.softcap is not None else None
+def _with_softcap(options: LossOptions, row: Architecture, config: Any) -> LossOptions:
+    softcap = getattr(config, row.final_softcap, None) if row.final_softcap is not None else None
     return options if softcap is None else dataclasses.replace(options, softcap=softcap)
 
 
@@ -154,11 +154,11 @@ def _kept_positions(hidden: Tensor, keep: int | Tensor | None) -> Tensor:
     return hidden[keep] if keep.ndim == 2 else hidden[:, keep, :]
 
 
-def _output_maker(plan: PatchPlan) -> Callable[[Any, Tensor], Any]:
+def _output_maker(row: Architecture) -> Callable[[Any, Tensor], Any]:
     """A function from the decoder's outputs and the loss to what the causal model returns, without logits."""
     from transformers import modeling_outputs
 
-    output_class = getattr(modeling_outputs, plan.output)
+    output_class = getattr(modeling_outputs, row.output_class)
     names = [field.name for field in dataclasses.fields(output_class) if field.name not in ("loss", "logits")]
 
     def make(outputs: Any, loss: Tensor) -> Any:

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ligerprof.kernels.patching.plans import LayerPlan, PatchPlan
+from ligerprof.models.architecture import Architecture, Mlp
 
 Forward = Callable[..., Any]
 
 
-def rms_forward(plan: PatchPlan, kernel: Forward, add_kernel: Forward | None) -> Forward:
-    """A norm's forward; handed a residual, it returns the norm of the sum, and the sum."""
-    eps, offset = plan.rms_eps, plan.rms_offset
+def rms_forward(row: Architecture, kernel: Forward, add_kernel: Forward | None) -> Forward:
+    """A norm's forward; given a residual, it returns the norm of the sum, and the sum."""
+    eps, offset = row.norm.eps, row.norm.offset
 
     def forward(self: Any, hidden_states: Tensor, residual: Tensor | None = None) -> Any:
         if residual is None or add_kernel is None:
@@ -27,36 +27,45 @@ def rms_forward(plan: PatchPlan, kernel: Forward, add_kernel: Forward | None) ->
     return forward
 
 
-def layer_forward(original: Forward, plan: LayerPlan) -> Forward:
-    """A decoder layer's forward whose first addition is part of the norm behind it."""
+def layer_forward(original: Forward, row: Architecture) -> Forward:
+    """A decoder layer's forward whose first addition is part of the norm before the MLP."""
     # by hand and not by Signature.bind: this runs for every layer, and torch.compile traces it
     positional = tuple(inspect.signature(original).parameters)[2:]
+    norms, attention, mlp = row.layer_norms, row.attention.name, row.mlp.name
+    assert norms.before_attention is not None
+    assert norms.before_mlp is not None
+    before_attention, before_mlp = norms.before_attention, norms.before_mlp
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         inputs = {**dict(zip(positional, args, strict=False)), **kwargs}
         residual = hidden_states
-        hidden_states, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **inputs)
-        if plan.attention_norm is not None:
-            hidden_states = getattr(self, plan.attention_norm)(hidden_states)
-        hidden_states, residual = getattr(self, plan.middle_norm)(hidden_states, residual)
-        hidden_states = self.mlp(hidden_states)
-        if plan.mlp_norm is not None:
-            hidden_states = getattr(self, plan.mlp_norm)(hidden_states)
+        # the normed input in no variable, which would hold it until attention returns
+        hidden_states, _ = getattr(self, attention)(
+            hidden_states=getattr(self, before_attention)(hidden_states), **inputs
+        )
+        if norms.after_attention is not None:
+            hidden_states = getattr(self, norms.after_attention)(hidden_states)
+        hidden_states, residual = getattr(self, before_mlp)(hidden_states, residual)
+        hidden_states = getattr(self, mlp)(hidden_states)
+        if norms.after_mlp is not None:
+            hidden_states = getattr(self, norms.after_mlp)(hidden_states)
         output: Tensor = residual + hidden_states
         return output
 
     return forward
 
 
-def gated_forward(kernel: Forward) -> Forward:
-    """A gated MLP's forward; the product is left to the last linear layer where that takes gates."""
+def gated_forward(row: Mlp, kernel: Forward) -> Forward:
+    """A gated MLP's forward; the product is left to the last linear layer if that one takes gates."""
+    gate, up = row.inputs
 
     def forward(self: Any, x: Tensor) -> Any:
+        down = getattr(self, row.down)
         # in no variables, which would hold gate and up for as long as the last layer runs
-        if takes_gates(self.down_proj):
-            return self.down_proj(self.gate_proj(x), self.up_proj(x))
-        return self.down_proj(kernel(self.gate_proj(x), self.up_proj(x)))
+        if takes_gates(down):
+            return down(getattr(self, gate)(x), getattr(self, up)(x))
+        return down(kernel(getattr(self, gate)(x), getattr(self, up)(x)))
 
     return forward
 

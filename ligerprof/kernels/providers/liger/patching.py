@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ligerprof.errors import KernelUnavailableError
-from ligerprof.kernels.patching.plans import PatchPlan
+from ligerprof.models.architecture import Architecture
 
 # our word for a kernel to Liger's flag
 _FLAGS = {
@@ -22,7 +22,7 @@ _FLAGS = {
 }
 
 
-def patch_with_liger(model: Any, plan: PatchPlan, kernels: tuple[str, ...]) -> Callable[[], None]:
+def patch_with_liger(model: Any, row: Architecture, kernels: tuple[str, ...]) -> Callable[[], None]:
     """Run liger-kernel's patcher for the model's architecture with the flags of `kernels` and no others.
 
     Liger replaces names in transformers' module and in torch.nn.functional for the whole process. The undo
@@ -34,18 +34,18 @@ def patch_with_liger(model: Any, plan: PatchPlan, kernels: tuple[str, ...]) -> C
     Raises:
         KernelUnavailableError: Liger has no patcher for the architecture, no flag for a kernel, or one without effect.
     """
-    patcher = _find_patcher(plan.model_type)
+    patcher = _find_patcher(row.model_type)
     flags = [name for name in inspect.signature(patcher).parameters if name != "model"]
     for kernel in kernels:
         if _FLAGS[kernel] not in flags:
-            raise KernelUnavailableError(f"liger-kernel has no {kernel} for {plan.model_type}. Leave {kernel} out.")
+            raise KernelUnavailableError(f"liger-kernel has no {kernel} for {row.model_type}. Leave {kernel} out.")
     wanted = {_FLAGS[kernel] for kernel in kernels}
-    undo = _remember(model, plan)
+    undo = _remember(model, row)
     before = nn.functional.cross_entropy
     patcher(**{flag: flag in wanted for flag in flags}, model=model)
     if "ce" in kernels and nn.functional.cross_entropy is before:
         undo()
-        raise KernelUnavailableError(f"liger-kernel's ce for {plan.model_type} changes nothing that runs. Use flce.")
+        raise KernelUnavailableError(f"liger-kernel's ce for {row.model_type} changes nothing that runs. Use flce.")
     return undo
 
 
@@ -58,8 +58,8 @@ def _find_patcher(model_type: str) -> Callable[..., None]:
     return patcher
 
 
-def _remember(model: nn.Module, plan: PatchPlan) -> Callable[[], None]:
-    modeling = importlib.import_module(plan.module)
+def _remember(model: nn.Module, row: Architecture) -> Callable[[], None]:
+    modeling = importlib.import_module(row.modeling_module)
     spaces: list[MutableMapping[str, Any]] = [vars(modeling), vars(nn.functional)]
     spaces.extend(vars(module) for module in model.modules())
     saved = [(space, dict(space)) for space in spaces]

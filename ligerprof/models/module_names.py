@@ -1,0 +1,55 @@
+"""What a module's or parameter's dotted name says: decoder layer, embedding, head or attention, in any model."""
+
+import re
+
+from ligerprof.models.architectures import ARCHITECTURES
+
+# architectures without a row: GPT-NeoX, Bloom, Falcon, MPT
+_OTHER_LAYER_LISTS = {"blocks"}
+_OTHER_EMBEDDINGS = {"embed_in", "word_embeddings"}
+_OTHER_HEADS = {"embed_out"}
+
+
+def _last_names(*dotted: str | None) -> set[str]:
+    return {name.rpartition(".")[2] for name in dotted if name is not None}
+
+
+_ROWS = ARCHITECTURES.values()
+_LAYER_LISTS = _last_names(*(row.layers for row in _ROWS)) | _OTHER_LAYER_LISTS
+_TOKEN_EMBEDDINGS = tuple(sorted(_last_names(*(row.embedding for row in _ROWS)) | _OTHER_EMBEDDINGS))
+_POSITIONS = _last_names(*(row.positions for row in _ROWS))
+_HEADS = tuple(sorted(_last_names(*(row.head for row in _ROWS)) | _OTHER_HEADS))
+_ATTENTIONS = tuple(sorted({row.attention.name for row in _ROWS}))
+_LAYER = re.compile(rf"^(?:(.*?)\.)?(?:{'|'.join(sorted(_LAYER_LISTS))})\.(\d+)(?:\.|$)")
+
+
+def layer_index(name: str) -> int | None:
+    """Index of the decoder layer that a module or parameter belongs to, None outside of the layers."""
+    match = _LAYER.match(name)
+    return int(match.group(2)) if match else None
+
+
+def body_of_layer(module: str) -> str | None:
+    """Name of the module that holds the decoder layers if `module` is one of them."""
+    match = _LAYER.match(module)
+    return match.group(1) or "" if match and match.end() == len(module) else None
+
+
+def is_token_embedding(module: str) -> bool:
+    """Whether a module is the embedding of tokens."""
+    return module.endswith(_TOKEN_EMBEDDINGS)
+
+
+def is_embedding_weight(parameter: str) -> bool:
+    """Whether a parameter belongs to an embedding of tokens or positions."""
+    return not _POSITIONS.union(_TOKEN_EMBEDDINGS).isdisjoint(parameter.split("."))
+
+
+def is_head(module: str) -> bool:
+    """Whether a module is the output layer."""
+    return module.endswith(_HEADS)
+
+
+def is_attention(module: str) -> bool:
+    """Whether a module is a layer's attention."""
+    return module.endswith(_ATTENTIONS)
