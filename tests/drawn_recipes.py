@@ -5,7 +5,7 @@ from typing import Any
 
 from ligerprof.gpus import GPUS
 from ligerprof.kernels.selection import KERNEL_NAMES, inapplicable_reason
-from ligerprof.models import FAMILIES, ModelSpec, spec_from_config
+from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 
 PRECISIONS = ("amp", "amp-fp16", "bf16", "fp16", "fp32")
@@ -20,7 +20,7 @@ _VOCABULARIES = (1000, 4096, 8191, 20_000, 32_000, 50_257)
 
 def draw_spec(random: Random) -> ModelSpec:
     """A decoder of any architecture: 2 to 4 layers, heads grouped or not, with or without a sliding window."""
-    family = random.choice(sorted(FAMILIES))
+    family = random.choice(sorted(ARCHITECTURES))
     kv_heads, head_dim = random.choice((1, 2, 4, 6, 8)), random.choice(_HEAD_DIMS)
     heads, layers = kv_heads * random.choice((1, 2, 3)), random.choice((2, 2, 3, 4))
     hidden = 64 * random.randint(6, 24)
