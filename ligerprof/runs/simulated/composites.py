@@ -9,27 +9,27 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ligerprof.runs.simulated.internals.call import dtype_name
+from ligerprof.torch_memory.softmax import casts_first
+
 aten = torch.ops.aten
 
 _KEY = "AutogradCPU"
 
 
 def _softmax(source: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """One fused kernel reads fp16 and writes fp32; bf16 is cast first (aten/src/ATen/native/SoftMax.cpp, softmax)."""
-    if dtype is None or dtype == source.dtype:
-        return cast(Tensor, aten._softmax.default(source, dim, half_to_float=False))
-    if source.dtype == torch.float16 and dtype == torch.float32:
-        return cast(Tensor, aten._softmax.default(source, dim, half_to_float=True))
-    return cast(Tensor, aten._softmax.default(source.to(dtype), dim, half_to_float=False))
+    return _normalize(aten._softmax.default, source, dim, dtype)
 
 
 def _log_softmax(source: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """As softmax (aten/src/ATen/native/SoftMax.cpp, log_softmax)."""
-    if dtype is None or dtype == source.dtype:
-        return cast(Tensor, aten._log_softmax.default(source, dim, half_to_float=False))
-    if source.dtype == torch.float16 and dtype == torch.float32:
-        return cast(Tensor, aten._log_softmax.default(source, dim, half_to_float=True))
-    return cast(Tensor, aten._log_softmax.default(source.to(dtype), dim, half_to_float=False))
+    return _normalize(aten._log_softmax.default, source, dim, dtype)
+
+
+def _normalize(operator: Any, source: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    wanted = source.dtype if dtype is None else dtype
+    if casts_first(dtype_name(source.dtype), dtype_name(wanted)):
+        source = source.to(wanted)
+    return cast(Tensor, operator(source, dim, half_to_float=wanted != source.dtype))
 
 
 def _dropout(source: Tensor, probability: float, train: bool) -> Tensor:

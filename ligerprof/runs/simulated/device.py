@@ -12,6 +12,7 @@ from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_sn
 from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
+from ligerprof.torch_memory.scratch import Scratch
 
 # the engine's caller: what stands below it in a backward stack belongs to another thread on a GPU
 _ENGINE_FRAME = "_engine_run_backward"
@@ -88,6 +89,17 @@ class SimulatedDevice:
         finally:
             for block in reversed(blocks):
                 self.release(block)
+
+    def run_scratch(self, scratch: Scratch) -> None:
+        """Allocate and free blocks in the order of an operator's code."""
+        held: list[Block] = []
+        for size in scratch:
+            if size > 0:
+                held.append(self.allocate(size))
+            else:
+                oldest = next(block for block in held if block.requested_bytes == -size)
+                held.remove(oldest)
+                self.release(oldest)
 
     def hold_for_good(self, name: str, size_bytes: int) -> None:
         """Take a workspace that a library never gives back, once for each name."""

@@ -17,6 +17,7 @@ from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.runs.simulated.patches import simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
+from ligerprof.torch_memory.attention.selection import AttentionKernel
 from tests.paths import TRUTH
 
 ROWS = [json.loads(line) for line in (TRUTH / "h200-operators.jsonl").read_text().splitlines()]
@@ -66,7 +67,7 @@ def name(row: dict[str, Any]) -> str:
 def test_attention_takes_what_cuda_takes(
     row: dict[str, Any], simulated: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "choose_kernel", lambda *_: row["kernel"])
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_: AttentionKernel(row["kernel"]))
     batch = row["batch"]
     query = _leaf(batch, row["heads"], row).requires_grad_()
     key, value = (_leaf(batch, row["kv_heads"], row).requires_grad_() for _ in range(2))

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ligerprof.runs.simulated.device import SimulatedDevice
 
 
@@ -38,3 +40,8 @@ class Call:
 
 
 Internal = Callable[[Call], Any]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as torch_memory names it, such as `float32`."""
+    return str(dtype).removeprefix("torch.")

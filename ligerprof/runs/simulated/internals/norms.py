@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
-from ligerprof.runs.simulated.internals.call import Call, Internal
+from ligerprof.runs.simulated.internals.call import Call, Internal, dtype_name
 from ligerprof.runs.simulated.internals.reductions import SUM_VECTOR_16_BIT, reduce_temporaries
+from ligerprof.torch_memory import softmax
 
 aten = torch.ops.aten
 
@@ -34,21 +35,18 @@ def _native_dropout(call: Call) -> Any:
 
 
 def _softmax_backward(call: Call) -> Any:
-    """Multiplies gradient and output first (aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
     gradient, output = call.args[:2]
     result = call.run()
-    call.device.touch(output.numel() * max(gradient.element_size(), output.element_size()))
+    dtypes = (dtype_name(gradient.dtype), dtype_name(output.dtype))
+    call.device.run_scratch(softmax.backward_scratch(output.numel(), *dtypes))
     return result
 
 
 def _safe_softmax(call: Call) -> Any:
-    """Looks for rows that are masked whole: a bool an element, a bool a row, and a zero (_safe_softmax).
-
-    aten/src/ATen/native/transformers/attention.cpp; torch 2.11 fills such rows in place.
-    """
     source, dim = call.args[:2]
     result = call.run()
-    call.device.touch(source.numel(), source.numel() // max(source.shape[dim], 1), result.element_size())
+    columns = max(source.shape[dim], 1)
+    call.device.run_scratch(softmax.safe_scratch(source.numel() // columns, columns, result.element_size()))
     return result
 
 

@@ -1,28 +1,30 @@
+from typing import Any
+
 import pytest
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.gpus import find_gpu
-from ligerprof.runs.simulated.attention import Problem, choose_kernel
+from ligerprof.torch_memory.attention.selection import AttentionProblem, choose_kernel
+
+bf16, fp16, fp32 = "bfloat16", "float16", "float32"
 
 
 def problem(
-    dtype: torch.dtype,
-    *,
-    head_dim: int = 64,
-    kv_heads: int = 8,
-    mask: bool = False,
-    causal: bool = True,
-    dropout: float = 0.0,
-) -> Problem:
-    with FakeTensorMode():
-        query = torch.empty(2, 128, 8, head_dim, dtype=dtype, requires_grad=True).transpose(1, 2)
-        key = torch.empty(2, 128, kv_heads, head_dim, dtype=dtype).transpose(1, 2)
-        visible = torch.empty(2, 1, 128, 128, dtype=torch.bool) if mask else None
-    return Problem(query, key, key, visible, dropout, causal and not mask, grouped=kv_heads != 8)
-
-
-bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    dtype: str, *, head_dim: int = 64, kv_heads: int = 8, mask: bool = False, dropout: float = 0.0
+) -> AttentionProblem:
+    return AttentionProblem(
+        dtype=dtype,
+        batch=2,
+        heads=8,
+        kv_heads=kv_heads,
+        queries=128,
+        keys=128,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        masked=mask,
+        causal=not mask,
+        dropout=dropout,
+        grouped=kv_heads != 8,
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,5 +57,5 @@ bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     ],
     ids=str,
 )
-def test_the_kernel_is_the_one_that_the_gpu_takes(gpu: str, options: dict[str, object], kernel: str) -> None:
-    assert choose_kernel(problem(**options), find_gpu(gpu)) == kernel  # type: ignore[arg-type]
+def test_the_kernel_is_the_one_that_the_gpu_takes(gpu: str, options: dict[str, Any], kernel: str) -> None:
+    assert choose_kernel(problem(**options), find_gpu(gpu)) == kernel
