@@ -81,7 +81,7 @@ class KernelSpec:
             over activations that the model makes for this call alone.
         reference: `module:function` of the plain-torch function with the same signature.
         slot: which of the model's operations it replaces: rope, rms, swiglu, geglu, layernorm, ce, flce.
-        memory: bytes of one call.
+        memory: bytes of one call; None for plain torch, which the estimate counts operation by operation.
         applies: why the architecture has no such operation, or None.
         unavailable_reason: why it cannot run on a device of this type (`cuda`, `cpu`, `simulated`), or None.
     """
@@ -92,6 +92,6 @@ class KernelSpec:
     entry: str
     reference: str
     slot: str
-    memory: Callable[[KernelShape], KernelMemory]
+    memory: Callable[[KernelShape], KernelMemory] | None
     applies: Callable[[ModelSpec], str | None]
     unavailable_reason: Callable[[str], str | None]

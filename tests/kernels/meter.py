@@ -19,9 +19,6 @@ class ByteMeter(TorchDispatchMode):
         self.peak_bytes = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
 
-    def restart_peak(self) -> None:
-        self.peak_bytes = self.live_bytes
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):

@@ -55,6 +55,10 @@ class Context:
         """Bytes an element that autocast computes in, None without autocast."""
         return DTYPE_BYTES[self.recipe.autocast] if self.recipe.autocast else None
 
+    def is_fused(self, slot: str) -> bool:
+        """Whether a kernel with memory of its own fills the slot; plain torch is counted operation by operation."""
+        return slot in self.kernels and self.kernels[slot].memory is not None
+
     def cast(self, value: Value, width: int) -> Value:
         """`value.to(dtype)`: a copy, or the tensor itself under one more name."""
         if value.width == width:

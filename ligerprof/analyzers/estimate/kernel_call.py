@@ -37,7 +37,9 @@ def kernel_memory(context: Context, slot: str, value: Value, weight: Weight | No
         sm_count=recipe.gpu_spec.sm_count,
         flce_budget=recipe.flce_budget,
     )
-    return context.kernels[slot].memory(shape)
+    memory = context.kernels[slot].memory
+    assert memory is not None, "plain torch is counted operation by operation"
+    return memory(shape)
 
 
 def call_kernel(

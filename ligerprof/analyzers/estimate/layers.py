@@ -71,7 +71,7 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
             renamed(context, item, norm(context, item, f"{name}.{norm_name}"))
             for item, norm_name in zip((query, key), row.qk_norms, strict=True)
         )
-    turned_query, turned_key = _rotate_both(context, query, key) if row.rotary else (query, key)
+    turned_query, turned_key = rotate_both(context, query, key) if row.rotary else (query, key)
     if row.rotary:
         tape.release(query, key)
     attended, probabilities = attend(context, turned_query, turned_key, values, context.spec.dropout_rate(row.dropout))
@@ -92,10 +92,11 @@ def _dropped(context: Context, value: Value, rate: Dropout | None) -> Value:
     return value if rate is None else renamed(context, value, dropout(context, value, context.spec.dropout_rate(rate)))
 
 
-def _rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
+def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
     """apply_rotary_pos_emb, or the kernel in its place: each of the two has its share of the kernel's memory."""
-    if "rope" not in context.kernels:
-        return _rotate(context, query), _rotate(context, key)
+    if not context.is_fused("rope"):
+        rotate = _rotate_as_reference if "rope" in context.kernels else _rotate
+        return rotate(context, query), rotate(context, key)
     memory = kernel_memory(context, "rope", query)
     turned = [
         call_kernel(
@@ -110,8 +111,17 @@ def _rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Val
     return turned[0], turned[1]
 
 
-def _rotate(context: Context, value: Value) -> Value:
-    """`value * cos + rotate_half(value) * sin`; the tables have the residual stream's dtype."""
+def _rotate_as_reference(context: Context, value: Value) -> Value:
+    """kernels/rope/reference.py: halves are chunks, whose gradients are joined, and the sum is cast back."""
+    wide = _rotate(context, value, turn_back_bytes=value.size_bytes // 2)
+    return renamed(context, wide, context.cast(wide, value.width))
+
+
+def _rotate(context: Context, value: Value, turn_back_bytes: int | None = None) -> Value:
+    """`value * cos + rotate_half(value) * sin`; the tables have the residual stream's dtype.
+
+    `turn_back_bytes` is what rotate_half's backward holds next to its result: by default a padded half of it.
+    """
     tape, width = context.tape, max(value.width, context.stream_bytes)
     upright = _times_table(context, value, width)
     half_bytes = value.size_bytes // 2
@@ -120,9 +130,9 @@ def _rotate(context: Context, value: Value) -> Value:
             elements=value.elements,
             width=value.width,
             inputs=(value,),
-            # the negated half on the way, and a padded half of the gradient on the way back
+            # the negated half
             forward_scratch_bytes=half_bytes,
-            backward_scratch_bytes=value.size_bytes,
+            backward_scratch_bytes=value.size_bytes if turn_back_bytes is None else turn_back_bytes,
         )
     )
     sideways = _times_table(context, turned, width)
@@ -160,7 +170,9 @@ def _gated_mlp(context: Context, value: Value, name: str) -> Value:
         tape.release(gate, up)
         return output
     if row.kind in context.kernels:
-        product = _fused_gate(context, value, name)
+        gate, up = (project(context, value, f"{name}.{item}") for item in row.inputs)
+        product = gated_product(context, gate, up, row.kind)
+        tape.release(gate, up)
     else:
         gate_name, up_name = row.inputs
         activated = project(context, value, f"{name}.{gate_name}")
@@ -173,12 +185,14 @@ def _gated_mlp(context: Context, value: Value, name: str) -> Value:
     return output
 
 
-def _fused_gate(context: Context, value: Value, name: str) -> Value:
-    row = context.spec.architecture.mlp
-    gate, up = (project(context, value, f"{name}.{item}") for item in row.inputs)
-    memory = kernel_memory(context, row.kind, gate)
-    product = call_kernel(context, memory, {"gate": gate, "up": up}, elements=gate.elements, width=gate.width)
-    context.tape.release(gate, up)
+def gated_product(context: Context, gate: Value, up: Value, slot: str) -> Value:
+    """`act(gate) * up` by the kernel in the slot, fused or plain torch."""
+    if context.is_fused(slot):
+        memory = kernel_memory(context, slot, gate)
+        return call_kernel(context, memory, {"gate": gate, "up": up}, elements=gate.elements, width=gate.width)
+    activated = unary(context, gate)
+    product = multiply(context, activated, up)
+    context.tape.release(activated)
     return product
 
 

@@ -12,17 +12,21 @@ _LOSS = Role.CE_TEMPORARIES
 
 def head_and_loss(context: Context, hidden: Value) -> Value:
     """The loss of the final hidden states; logits and hidden states live until the model's forward returns."""
-    if "flce" in context.kernels:
-        weight = context.weights[head_weight_name(context)]
+    weight = context.weights[head_weight_name(context)]
+    if context.is_fused("flce"):
         return call_loss(context, kernel_memory(context, "flce", hidden, weight), hidden, weight, "hidden")
-    logits = _logits(context, hidden)
-    if "ce" in context.kernels:
+    # these are handed the head's output and cap it themselves; liger-kernel replaces functions that the model calls
+    caps = "flce" in context.kernels or ("ce" in context.kernels and context.recipe.provider != "liger")
+    logits = linear(context, hidden, weight, role=Role.LOGITS, gradient_role=_LOSS)
+    if not caps:
+        logits = _capped(context, logits)
+    if context.is_fused("ce"):
         loss = call_loss(context, kernel_memory(context, "ce", logits), logits, None, "logits")
         context.tape.release(logits)
         return loss
-    if context.recipe.loss == "hf-4.45":
+    if context.recipe.loss == "hf-4.45" and not caps:
         return _shifted_copy_loss(context, logits)
-    return _hf_loss(context, logits)
+    return hf_loss(context, logits, caps=caps)
 
 
 def head_weight_name(context: Context) -> str:
@@ -31,9 +35,8 @@ def head_weight_name(context: Context) -> str:
     return f"{row.embedding if context.spec.tied_embeddings else row.head}.weight"
 
 
-def _logits(context: Context, hidden: Value) -> Value:
-    weight = context.weights[head_weight_name(context)]
-    logits = linear(context, hidden, weight, role=Role.LOGITS, gradient_role=_LOSS)
+def _capped(context: Context, logits: Value) -> Value:
+    """`softcap * tanh(logits / softcap)` under the name of the logits, where the model caps them."""
     if context.spec.final_softcap is None:
         return logits
     tape = context.tape
@@ -55,9 +58,15 @@ def _upcast(context: Context, logits: Value) -> Value:
     )
 
 
-def _hf_loss(context: Context, logits: Value) -> Value:
-    """ForCausalLMLoss of transformers 4.49 and later: labels are shifted, logits are not."""
+def hf_loss(context: Context, logits: Value, *, caps: bool) -> Value:
+    """ForCausalLMLoss of transformers 4.49 and later, and the losses' reference.py: labels are shifted, logits are not.
+
+    Args:
+        caps: whether the loss caps the upcast logits.
+    """
     wide = _upcast(context, logits)
+    if caps:
+        wide = _capped(context, wide)
     loss = _cross_entropy(context, wide, context.tokens)
     context.tape.release(wide, logits)
     return loss

@@ -2,7 +2,7 @@
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
-from ligerprof.analyzers.estimate.operations import row_root, scale_columns, scale_rows, square
+from ligerprof.analyzers.estimate.operations import renamed, row_root, scale_columns, scale_rows, square
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
@@ -11,11 +11,11 @@ def norm(context: Context, value: Value, name: str) -> Value:
     """The norm whose weight is `{name}.weight`, over vectors as wide as that weight."""
     weight = context.weights[f"{name}.weight"]
     slot = "rms" if context.spec.norm == "rms" else "layernorm"
-    if slot in context.kernels:
+    if context.is_fused(slot):
         return _fused_norm(context, value, name, slot)
     if context.spec.norm == "layer":
         return _layer_norm(context, value, weight, context.weights[f"{name}.bias"])
-    return _rms_norm(context, value, weight)
+    return _rms_norm(context, value, weight, as_reference=slot in context.kernels)
 
 
 def _fused_norm(context: Context, value: Value, name: str, slot: str) -> Value:
@@ -27,10 +27,10 @@ def _fused_norm(context: Context, value: Value, name: str, slot: str) -> Value:
     return call_kernel(context, memory, inputs, elements=value.elements, width=value.width)
 
 
-def _rms_norm(context: Context, value: Value, weight: Weight) -> Value:
+def _rms_norm(context: Context, value: Value, weight: Weight, *, as_reference: bool) -> Value:
     """LlamaRMSNorm.forward: upcast, divide by the root, cast back, times the weight; Gemma's casts back last.
 
-    Gemma multiplies by one plus the weight, in fp32.
+    Gemma multiplies by one plus the weight, in fp32, and so does kernels/rms/reference.py, for any offset.
     """
     tape, form = context.tape, context.spec.architecture.norm
     wide = context.cast(value, FP32_BYTES)
@@ -39,18 +39,17 @@ def _rms_norm(context: Context, value: Value, weight: Weight) -> Value:
     tape.release(squares)
     scaled = scale_rows(context, wide, root)
     tape.release(wide, root)
-    if not form.casts_last:
+    if not (form.casts_last or as_reference):
         narrow = context.cast(scaled, value.width)
         output = scale_columns(context, narrow, weight)
         tape.release(scaled, narrow)
         return output
-    factor = _one_plus(context, weight) if form.offset else weight
+    factor = _one_plus(context, weight) if form.offset or as_reference else weight
     product = scale_columns(context, scaled, factor)
-    output = context.cast(product, value.width)
-    tape.release(scaled, product)
+    tape.release(scaled)
     if isinstance(factor, Value):
         tape.release(factor)
-    return output
+    return renamed(context, product, context.cast(product, value.width))
 
 
 def _one_plus(context: Context, weight: Weight) -> Value:

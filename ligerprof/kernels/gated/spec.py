@@ -1,4 +1,4 @@
-"""What the kernels of gated activations and their plain-torch twins cost: the same bytes whatever the activation."""
+"""The memory of the gated activations' kernels: the same bytes for every activation."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 
 
 def gated_specs(name: str, title: str) -> tuple[KernelSpec, KernelSpec, KernelSpec]:
-    """The kernel of one activation, the one with the linear layer behind it, and a twin in plain torch.
+    """The kernel of one activation, the one with the linear layer behind it, and the plain-torch version.
 
     Args:
         name: the word in `--liger`, and the kernel's folder, function and slot.
@@ -38,7 +38,7 @@ def gated_specs(name: str, title: str) -> tuple[KernelSpec, KernelSpec, KernelSp
         provider="torch",
         title=f"{title} in plain torch",
         entry=ours.reference,
-        memory=_reference_memory,
+        memory=None,
         unavailable_reason=never_unavailable,
     )
     return ours, with_linear, twin
@@ -78,8 +78,3 @@ def _linear_memory(shape: KernelShape) -> KernelMemory:
         backward_gradient_bytes=weight_gradient_bytes,
         backward_temporary_bytes=backward_bytes - weight_gradient_bytes,
     )
-
-
-def _reference_memory(shape: KernelShape) -> KernelMemory:
-    """Plain torch keeps act(gate) too, and frees it in time for the gradient of the activation."""
-    return replace(_memory(shape), saved_bytes=_plane_bytes(shape))

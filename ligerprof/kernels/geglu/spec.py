@@ -1,4 +1,4 @@
-"""What the GeGLU kernel and its plain-torch twin cost."""
+"""The memory of the GeGLU kernel."""
 
 from ligerprof.kernels.gated.spec import gated_specs
 

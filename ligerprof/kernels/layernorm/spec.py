@@ -1,6 +1,4 @@
-"""What the LayerNorm kernel and its plain-torch twin cost."""
-
-from dataclasses import replace
+"""The memory of the LayerNorm kernel."""
 
 from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
 from ligerprof.kernels.rows.plan import backward_programs
@@ -13,21 +11,15 @@ _REFERENCE = "ligerprof.kernels.layernorm.reference:layer_norm"
 
 def _memory(shape: KernelShape) -> KernelMemory:
     """The input is kept, and two fp32 a row; backward holds two rows of sums for each of its programs."""
-    plain = _reference_memory(shape)
-    programs = backward_programs(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
-    sums_bytes = 2 * programs * shape.hidden * FP32_BYTES if shape.head_trainable else 0
-    return replace(plain, backward_temporary_bytes=sums_bytes)
-
-
-def _reference_memory(shape: KernelShape) -> KernelMemory:
-    """Torch's own kernel keeps the input, and mean and deviation of each row in fp32 on a GPU."""
     plane_bytes = shape.tokens * shape.hidden * shape.activation_bytes
     parameters_bytes = 2 * shape.hidden * shape.parameter_bytes if shape.head_trainable else 0
+    programs = backward_programs(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
     return KernelMemory(
         kept_inputs=("x", "weight", "bias"),
         output_bytes=plane_bytes,
         saved_bytes=2 * shape.tokens * FP32_BYTES,
         backward_gradient_bytes=plane_bytes + parameters_bytes,
+        backward_temporary_bytes=2 * programs * shape.hidden * FP32_BYTES if shape.head_trainable else 0,
     )
 
 
@@ -50,7 +42,7 @@ SPECS = (
         entry=_REFERENCE,
         reference=_REFERENCE,
         slot="layernorm",
-        memory=_reference_memory,
+        memory=None,
         applies=applies("layernorm"),
         unavailable_reason=never_unavailable,
     ),

@@ -1,6 +1,5 @@
-"""What the fused linear cross-entropy and its plain-torch twin cost."""
+"""The memory of the fused linear cross-entropy."""
 
-from ligerprof.kernels.cross_entropy.spec import reference_memory as ce_reference_memory
 from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
 from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
 from ligerprof.kernels.selection import applies
@@ -40,24 +39,6 @@ def _cast_bytes(shape: KernelShape) -> int:
     return (hidden_elements + weight_elements) * shape.product_bytes
 
 
-def _reference_memory(shape: KernelShape) -> KernelMemory:
-    """Plain torch: the loss over whole logits, whose gradients outweigh those of hidden states and head."""
-    loss = ce_reference_memory(shape)
-    logits_bytes = shape.tokens * shape.vocab * shape.product_bytes
-    hidden_bytes = shape.tokens * shape.hidden * shape.activation_bytes
-    weight_bytes = shape.vocab * shape.hidden * shape.parameter_bytes if shape.head_trainable else 0
-    gradient_bytes = hidden_bytes + weight_bytes
-    loss_backward_bytes = loss.backward_gradient_bytes + loss.backward_temporary_bytes
-    return KernelMemory(
-        kept_inputs=("hidden", "weight"),
-        output_bytes=loss.output_bytes,
-        saved_bytes=loss.saved_bytes + _cast_bytes(shape),
-        forward_temporary_bytes=logits_bytes + loss.forward_temporary_bytes + _cast_bytes(shape) - _cast_bytes(shape),
-        backward_gradient_bytes=gradient_bytes,
-        backward_temporary_bytes=max(loss_backward_bytes - gradient_bytes, 0),
-    )
-
-
 SPECS = (
     KernelSpec(
         name="flce",
@@ -77,7 +58,7 @@ SPECS = (
         entry=_REFERENCE,
         reference=_REFERENCE,
         slot="flce",
-        memory=_reference_memory,
+        memory=None,
         applies=applies("flce"),
         unavailable_reason=never_unavailable,
     ),

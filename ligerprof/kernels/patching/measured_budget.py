@@ -54,6 +54,7 @@ class MeasuredBudget:
             budget="lean",
             gradient_bytes=shape.parameter_bytes if shape.head_trainable else 0,
         ).workspace_bytes
+        assert self._spec.memory is not None, "plain torch has no workspace to size"
         memory = self._spec.memory(shape)
         forward_bytes = memory.output_bytes + memory.saved_bytes + memory.forward_gradient_bytes
         beside_bytes = forward_bytes + memory.forward_temporary_bytes - lean_bytes

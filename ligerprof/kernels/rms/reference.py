@@ -6,9 +6,12 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """X / rms(x) * (weight + offset) over the last axis, computed in fp32 or wider, in x's dtype."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return (normed * (weight.to(wide.dtype) + offset)).to(x.dtype)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return (_normed(x.to(dtype), eps) * (weight.to(dtype) + offset)).to(x.dtype)
+
+
+def _normed(wide: Tensor, eps: float) -> Tensor:
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What the RMSNorm kernels and their plain-torch twin cost."""
+"""The memory of the RMSNorm kernels."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,28 +43,6 @@ def _add_memory(shape: KernelShape) -> KernelMemory:
     )
 
 
-def _reference_memory(shape: KernelShape) -> KernelMemory:
-    """Plain torch keeps the fp32 input and the normalized one; the square's gradient holds five fp32 planes at once."""
-    plane_elements = shape.tokens * shape.hidden
-    wide_bytes = plane_elements * FP32_BYTES
-    row_bytes, scale_bytes = shape.tokens * FP32_BYTES, shape.hidden * FP32_BYTES
-    upcast = shape.activation_bytes != FP32_BYTES
-    output_bytes = plane_elements * shape.activation_bytes
-    # the normalized rows are kept for the weight's gradient alone
-    normed_bytes = wide_bytes if shape.head_trainable else 0
-    weight_gradient_bytes = shape.hidden * shape.parameter_bytes if shape.head_trainable else 0
-    gradient_bytes = output_bytes + weight_gradient_bytes
-    backward_peak_bytes = 5 * wide_bytes - normed_bytes - row_bytes - scale_bytes + weight_gradient_bytes
-    return KernelMemory(
-        kept_inputs=() if upcast else ("x",),
-        output_bytes=output_bytes,
-        saved_bytes=(wide_bytes if upcast else 0) + normed_bytes + row_bytes + scale_bytes,
-        forward_temporary_bytes=(wide_bytes if upcast else 0) + wide_bytes - normed_bytes,
-        backward_gradient_bytes=gradient_bytes,
-        backward_temporary_bytes=backward_peak_bytes - gradient_bytes,
-    )
-
-
 def _ours(name: str, title: str, function: str, memory: Callable[[KernelShape], KernelMemory]) -> KernelSpec:
     return KernelSpec(
         name=name,
@@ -89,7 +67,7 @@ SPECS = (
         entry=_REFERENCE,
         reference=_REFERENCE,
         slot="rms",
-        memory=_reference_memory,
+        memory=None,
         applies=applies("rms"),
         unavailable_reason=never_unavailable,
     ),

@@ -1,6 +1,4 @@
-"""What the rotary embedding kernel and its plain-torch twin cost."""
-
-from dataclasses import replace
+"""The memory of the rotary embedding kernel."""
 
 from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
 from ligerprof.kernels.selection import applies
@@ -11,32 +9,8 @@ _REFERENCE = "ligerprof.kernels.rope.reference:apply_rope"
 
 def _memory(shape: KernelShape) -> KernelMemory:
     """Only the angles are kept; `parameter_bytes` is theirs. Forward rotates in place; gradients are made anew."""
-    both_bytes = (_query_elements(shape) + _key_elements(shape)) * shape.activation_bytes
-    return KernelMemory(kept_inputs=("cos", "sin"), backward_gradient_bytes=both_bytes)
-
-
-def _query_elements(shape: KernelShape) -> int:
-    return shape.tokens * shape.heads * shape.head_dim
-
-
-def _key_elements(shape: KernelShape) -> int:
-    return shape.tokens * shape.kv_heads * shape.head_dim
-
-
-def _reference_memory(shape: KernelShape) -> KernelMemory:
-    """Plain torch holds three planes at a time in the wider of the two dtypes; backward takes the keys first."""
-    fused = _memory(shape)
-    both_bytes = fused.backward_gradient_bytes
-    queries, keys = _query_elements(shape), _key_elements(shape)
-    wide_bytes = max(shape.activation_bytes, shape.parameter_bytes)
-    forward_peak_bytes = max(3 * wide_bytes * queries, shape.activation_bytes * queries + 3 * wide_bytes * keys)
-    backward_peak_bytes = shape.activation_bytes * keys + 3 * wide_bytes * queries
-    return replace(
-        fused,
-        output_bytes=both_bytes,
-        forward_temporary_bytes=forward_peak_bytes - both_bytes,
-        backward_temporary_bytes=backward_peak_bytes - both_bytes,
-    )
+    elements = shape.tokens * (shape.heads + shape.kv_heads) * shape.head_dim
+    return KernelMemory(kept_inputs=("cos", "sin"), backward_gradient_bytes=elements * shape.activation_bytes)
 
 
 SPECS = (
@@ -58,7 +32,7 @@ SPECS = (
         entry=_REFERENCE,
         reference=_REFERENCE,
         slot="rope",
-        memory=_reference_memory,
+        memory=None,
         applies=applies("rope"),
         unavailable_reason=never_unavailable,
     ),

@@ -1,4 +1,4 @@
-"""What the SwiGLU kernel and its plain-torch twin cost."""
+"""The memory of the SwiGLU kernel."""
 
 from ligerprof.kernels.gated.spec import gated_specs
 

@@ -11,7 +11,7 @@ from ligerprof.kernels import apply, find_kernel
 from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
 from ligerprof.kernels.patching.measured_budget import MeasuredBudget
 from tests.kernels.models import batch, tiny_model
-from tests.kernels.test_memory import LLAMA_1B
+from tests.kernels.test_memory import LLAMA_1B, stated
 
 GIB = 2**30
 
@@ -37,7 +37,7 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def forward_bytes(budget: str | int) -> int:
-    memory = find_kernel("flce").memory(dataclasses.replace(LLAMA_1B, flce_budget=budget))
+    memory = stated("flce", dataclasses.replace(LLAMA_1B, flce_budget=budget))
     return memory.output_bytes + memory.saved_bytes + memory.forward_temporary_bytes + memory.forward_gradient_bytes
 
 

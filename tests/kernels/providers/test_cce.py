@@ -11,7 +11,7 @@ from ligerprof.kernels import KernelShape, apply, find_kernel
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.providers.cce.functions import fused_linear_cross_entropy
 from tests.kernels.models import tiny_model
-from tests.kernels.test_memory import LLAMA_1B
+from tests.kernels.test_memory import LLAMA_1B, stated
 
 # extra peak of forward and backward on one H200, cut-cross-entropy 25.1.1, bf16; no label is ignored there
 MEASURED_BYTES = {(4096, 2048): 543_686_144, (16384, 2048): 594_116_096, (8192, 4096): 1_119_387_136}
@@ -27,7 +27,7 @@ def _cce_installed() -> None:
 @pytest.mark.parametrize(("tokens", "hidden"), MEASURED_BYTES, ids=str)
 def test_stated_bytes_are_what_a_gpu_took(tokens: int, hidden: int) -> None:
     shape: KernelShape = dataclasses.replace(LLAMA_1B, tokens=tokens, hidden=hidden, sequences=0)
-    memory = find_kernel("flce", "cce").memory(shape)
+    memory = stated("flce", shape, "cce")
     stated_bytes = (
         memory.output_bytes + memory.saved_bytes + memory.backward_gradient_bytes + memory.backward_temporary_bytes
     )

@@ -12,7 +12,7 @@ from ligerprof.kernels import KERNEL_NAMES, KernelShape, apply, find_kernel
 from ligerprof.kernels.patching.apply import load_entry
 from tests.kernels.models import FAMILIES, fingerprint, tiny_model, train_once
 from tests.kernels.oracle import relative_error, run
-from tests.kernels.test_memory import LLAMA_1B, Measured, launches_left_out, measure, problem, requested_bytes
+from tests.kernels.test_memory import LLAMA_1B, Measured, launches_left_out, measure, problem, requested_bytes, stated
 
 pytest.importorskip("liger_kernel")
 
@@ -51,7 +51,7 @@ BYTES = {
 def test_stated_bytes_are_what_the_gpus_allocator_is_asked_for(name: str, case: str) -> None:
     """Within what torch's own reductions take beside the tensors they return."""
     shape = BYTES[case]
-    memory = find_kernel(name, "liger").memory(shape)
+    memory = stated(name, shape, "liger")
     adapt, inputs = problem(name, shape, "cuda")
     function = adapt(load_entry(find_kernel(name, "liger").entry))
     for _ in range(2):
@@ -76,7 +76,7 @@ def test_stated_bytes_on_fake_tensors(name: str, case: str, monkeypatch: pytest.
     with launches_left_out(monkeypatch):
         adapt, inputs = problem(name, shape, "cpu")
         measured = measure(adapt(load_entry(kernel.entry)), inputs)
-    assert measured == Measured.stated(kernel.memory(shape))
+    assert measured == Measured.stated(stated(kernel.name, shape, "liger"))
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gpt2"])

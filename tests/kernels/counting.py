@@ -1,0 +1,139 @@
+"""Two ways to count what a plain-torch kernel takes: the estimate's tape, and fake tensors on a simulated GPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.layers import gated_product, rotate_both
+from ligerprof.analyzers.estimate.loss import head_and_loss, hf_loss
+from ligerprof.analyzers.estimate.meter import Block, Meter
+from ligerprof.analyzers.estimate.norms import norm
+from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
+from ligerprof.gpus import GpuSpec, find_gpu
+from ligerprof.kernels import KernelShape, find_kernel
+from ligerprof.models import spec_from_config
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
+from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
+from ligerprof.runs.simulated.patches import simulated_process
+from ligerprof.runs.simulated.recorder import StorageRecorder
+from ligerprof.torch_memory.allocator.blocks import Block as AllocatorBlock
+from ligerprof.torch_memory.allocator.settings import AllocatorSettings
+from ligerprof.torch_memory.allocator.sizes import SizeRules
+
+# a meter that counts what is requested
+UNROUNDED = cast(SizeRules, SimpleNamespace(round_request=lambda size_bytes: size_bytes))
+
+
+def count_plain_torch(slot: str, shape: KernelShape) -> tuple[int, int, int, int]:
+    """Bytes of outputs, kept, temporary in forward, and made in backward."""
+    context = make_context(slot, shape)
+    meter, tape = context.tape.meter, context.tape
+    outputs, source = run(context, slot, shape)
+    output_bytes = sum(output.size_bytes for output in outputs)
+    kept_bytes, forward_peak_bytes = meter.total_bytes, meter.peak().total_bytes
+    # the gradients of all outputs come from outside
+    joined = tape.run(Operation(elements=0, width=1, passes=outputs, view_of=outputs[0]))
+    meter.start()
+    tape.backward(joined, Block(size_bytes=0, role=Role.OTHER, place=meter.place, holders=2), source)
+    return (
+        output_bytes,
+        kept_bytes - output_bytes,
+        forward_peak_bytes - kept_bytes,
+        meter.peak().total_bytes - kept_bytes,
+    )
+
+
+class RequestedBytes(SimulatedDevice):
+    """A simulated device that adds up what is requested, rounding and remainders left out."""
+
+    def __init__(self, gpu: GpuSpec) -> None:
+        limits = DeviceLimits(capacity_bytes=2**40, limit_bytes=None)
+        super().__init__(gpu, limits, AllocatorSettings(), record=False)
+        self.live_bytes = self.peak_bytes = 0
+
+    def allocate(self, size_bytes: int) -> AllocatorBlock:
+        self.live_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return super().allocate(size_bytes)
+
+    def release(self, block: AllocatorBlock) -> None:
+        self.live_bytes -= block.requested_bytes
+        super().release(block)
+
+    def touch(self, *sizes_bytes: int) -> None:
+        """Workspaces within one CUDA kernel are not counted."""
+
+    def hold_for_good(self, name: str, size_bytes: int) -> None:
+        """Libraries' workspaces are counted by step, not by call."""
+
+
+@contextmanager
+def simulated_gpu() -> Iterator[RequestedBytes]:
+    """Fake tensors made within are allocated as on an H200."""
+    gpu = find_gpu("h200")
+    device = RequestedBytes(gpu)
+    recorder = StorageRecorder(device)
+    with simulated_process(gpu, recorder, set()), FakeTensorMode(), recorder:
+        yield device
+
+
+def make_context(slot: str, shape: KernelShape) -> Context:
+    recipe = TrainingRecipe(
+        model=spec_from_config(config(slot, shape), name="one call"),
+        batch=shape.sequences,
+        seq=shape.tokens // shape.sequences,
+        precision={(4, 4): "fp32", (2, 2): "bf16"}.get((shape.product_bytes, shape.parameter_bytes), "amp"),
+    )
+    parameters = {
+        "norm.weight": (shape.hidden,),
+        "norm.bias": (shape.hidden,),
+        "lm_head.weight": (shape.vocab, shape.hidden),
+    }
+    weights = {
+        name: Weight(size[0] * (size[1] if size[1:] else 1), shape.parameter_bytes, trainable=shape.head_trainable)
+        for name, size in parameters.items()
+    }
+    kernels = {slot: find_kernel(slot, "torch")}
+    return Context(recipe=recipe, tape=Tape(Meter(UNROUNDED)), weights=weights, kernels=kernels)
+
+
+def config(slot: str, shape: KernelShape) -> dict[str, Any]:
+    if slot == "layernorm":
+        sizes = {"n_embd": shape.hidden, "n_head": 1, "n_layer": 1, "n_positions": shape.tokens}
+        return {"model_type": "gpt2", "vocab_size": shape.vocab, **sizes}
+    return {
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "tie_word_embeddings": False,
+    }
+
+
+def run(context: Context, slot: str, shape: KernelShape) -> tuple[tuple[Value, ...], Value]:
+    def given(columns: int, width: int = shape.activation_bytes) -> Value:
+        return Value(shape.tokens * columns, width, needs_gradient=True, block=None)
+
+    if slot in ("rms", "layernorm"):
+        value = given(shape.hidden)
+        return (norm(context, value, "norm"),), value
+    if slot in ("swiglu", "geglu"):
+        gate = given(shape.intermediate)
+        return (gated_product(context, gate, given(shape.intermediate), slot),), gate
+    if slot == "rope":
+        query, key = (given(heads * shape.head_dim) for heads in (shape.heads, shape.kv_heads))
+        return rotate_both(context, query, key), query
+    if slot == "ce":
+        logits = given(shape.vocab, shape.product_bytes)
+        return (hf_loss(context, logits, caps=True),), logits
+    hidden = given(shape.hidden)
+    return (head_and_loss(context, hidden),), hidden
