@@ -1,4 +1,4 @@
-"""What `ligerprof trace` prints: the step's time on the GPU and on the host, for one trace or for two."""
+"""Render `ligerprof trace`: the step's time on the GPU and on the host, for one trace or two."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -18,28 +18,28 @@ from ligerprof.analyzers.trace.phases import WorkPhase
 from ligerprof.analyzers.trace.report import DeviceUse, KernelTime, TraceReport, WorkTime
 
 GAP_MEANINGS: dict[GapCause, str] = {
-    GapCause.HOST_LATE: "idle: the host launched late",
-    GapCause.LAUNCHING: "idle: a launch was under way",
+    GapCause.HOST_LATE: "idle: host launched late",
+    GapCause.LAUNCHING: "idle: launch in progress",
     GapCause.QUEUED: "idle: between queued kernels",
     GapCause.UNKNOWN: "idle: launch not in the trace",
     GapCause.END: "idle: after the last kernel",
 }
 _NAME_WIDTH, _OPERATOR_WIDTH = 46, 20
-_NOT_TOLD = "n/a"
+_UNKNOWN = "n/a"
 
 
 def render_trace(report: TraceReport, *, top: int) -> RenderableType:
     """Lay out one trace, at most 100 columns wide.
 
     Args:
-        top: rows of the table of kernels.
+        top: number of rows in the table of kernels.
     """
     parts: list[RenderableType] = [Text(heading(report), style="bold"), Text(verdict(report)), Text("")]
     for device in report.devices:
         parts += [_device_table(device, report.window_seconds), _gap_table(device)]
     parts.append(_work_table("kernels by class", report.classes, CLASS_MEANINGS))
     if report.phases is not None:
-        parts.append(_work_table("launched in", report.phases, {}))
+        parts.append(_work_table("kernels by phase", report.phases, {}))
     if report.host is not None:
         parts.append(_host_table(report))
     parts.append(_kernel_table(report.kernels, top))
@@ -50,7 +50,7 @@ def render_trace_difference(difference: TraceDifference, *, top: int) -> Rendera
     """Lay out two traces side by side, at most 100 columns wide.
 
     Args:
-        top: rows of the table of kernels.
+        top: number of rows in the table of kernels.
     """
     traces = (difference.before, difference.after)
     parts: list[RenderableType] = []
@@ -59,7 +59,7 @@ def render_trace_difference(difference: TraceDifference, *, top: int) -> Rendera
     parts += [Text(""), _step_pair(traces), _pair_of(KernelClass, "kernels by class, ms", [r.classes for r in traces])]
     phases = [report.phases for report in traces if report.phases is not None]
     if len(phases) == len(traces):
-        parts.append(_pair_of(WorkPhase, "launched in, ms", phases))
+        parts.append(_pair_of(WorkPhase, "kernels by phase, ms", phases))
     if (host := _host_pair(traces)) is not None:
         parts.append(host)
     parts.append(_changes_table(difference, top))
@@ -68,16 +68,16 @@ def render_trace_difference(difference: TraceDifference, *, top: int) -> Rendera
 
 
 def heading(report: TraceReport) -> str:
-    """The file, the profiled steps and how long they took."""
+    """The file, the profiled steps and their duration."""
     name = Path(report.source).name
     if not report.steps:
-        return f"{name}: all of it, {_ms(report.window_seconds)} ms"
+        return f"{name}: the whole trace, {_ms(report.window_seconds)} ms"
     steps = report.steps[0] if len(report.steps) == 1 else f"{report.steps[0]} to {report.steps[-1]}"
     return f"{name}: {steps}, {_ms(report.window_seconds)} ms"
 
 
 def verdict(report: TraceReport) -> str:
-    """How busy the GPU was and what it waited for, in a sentence."""
+    """Summarize the busiest GPU: busy and idle time, and the largest cause of idle time."""
     device, window = report.busiest, report.window_seconds
     idle_seconds = window - device.occupied_seconds
     text = (
@@ -87,10 +87,10 @@ def verdict(report: TraceReport) -> str:
     if idle_seconds <= 0:
         return f"{text}; it was never idle."
     cause = max(GapCause, key=device.gap_seconds)
-    why = GAP_MEANINGS[cause].removeprefix("idle: ")
+    meaning = GAP_MEANINGS[cause].removeprefix("idle: ")
     return (
-        f"{text}. It was idle for {_share(idle_seconds, window)} ({_ms(idle_seconds)} ms),"
-        f" {_share(device.gap_seconds(cause), idle_seconds)} of that: {why}."
+        f"{text}. It was idle for {_share(idle_seconds, window)} ({_ms(idle_seconds)} ms)."
+        f" Largest cause: {meaning} ({_share(device.gap_seconds(cause), idle_seconds)} of idle time)."
     )
 
 
@@ -98,7 +98,7 @@ def _device_table(device: DeviceUse, window_seconds: float) -> Table:
     streams = "1 stream" if device.streams == 1 else f"{device.streams} streams"
     table = _table(f"GPU {device.device}, {streams}", ("ms", "share", "count"))
     copies_seconds = device.occupied_seconds - device.busy_seconds
-    rows = [("kernels", device.busy_seconds, device.kernels), ("copies and fills alone", copies_seconds, device.copies)]
+    rows = [("kernels", device.busy_seconds, device.kernels), ("copies and fills only", copies_seconds, device.copies)]
     for cause in GapCause:
         count = sum(gap.count for gap in device.gaps if gap.cause is cause)
         if count:
@@ -106,12 +106,12 @@ def _device_table(device: DeviceUse, window_seconds: float) -> Table:
     for index, (name, seconds, count) in enumerate(rows, 1):
         cells = (_ms(seconds), _share(seconds, window_seconds), f"{count:,}")
         table.add_row(name, *cells, end_section=index == len(rows))
-    table.add_row("all", _ms(window_seconds), _share(window_seconds, window_seconds), "")
+    table.add_row("total", _ms(window_seconds), _share(window_seconds, window_seconds), "")
     return table
 
 
 def _gap_table(device: DeviceUse) -> Table:
-    """Gaps by size, one column a cause that occurs."""
+    """Gaps by size, with one column per cause that occurs."""
     causes = [cause for cause in GapCause if device.gap_seconds(cause)]
     table = _table("gap, µs", ("count", "ms", *(f"{cause.value.replace('_', ' ')}, ms" for cause in causes)))
     by_size = sorted(device.gaps, key=lambda gap: gap.from_seconds)
@@ -127,7 +127,7 @@ def _gap_table(device: DeviceUse) -> Table:
 
 
 def _work_table(title: str, work: Mapping[Any, WorkTime], meanings: Mapping[Any, str]) -> Table:
-    table = _table(title, ("ms", "share", "count", "mean, µs"), last="what" if meanings else None)
+    table = _table(title, ("ms", "share", "count", "mean, µs"), last="contents" if meanings else None)
     total_seconds = sum(time.seconds for time in work.values())
     for key, time in work.items():
         cells = (_ms(time.seconds), _share(time.seconds, total_seconds), f"{time.count:,}", _us(_mean(time)))
@@ -136,10 +136,10 @@ def _work_table(title: str, work: Mapping[Any, WorkTime], meanings: Mapping[Any,
 
 
 def _host_table(report: TraceReport) -> Table:
-    table = _table("host", ("ms", "share", "µs a kernel"), last="what")
+    table = _table("host", ("ms", "share", "µs per kernel"), last="contents")
     for layer, seconds in (report.host or {}).items():
-        a_kernel = _us(seconds / report.kernel_count) if report.kernel_count else _NOT_TOLD
-        cells = (_ms(seconds), _share(seconds, report.window_seconds), a_kernel)
+        per_kernel = _us(seconds / report.kernel_count) if report.kernel_count else _UNKNOWN
+        cells = (_ms(seconds), _share(seconds, report.window_seconds), per_kernel)
         table.add_row(layer.value, *cells, LAYER_MEANINGS[layer])
     return table
 
@@ -188,7 +188,7 @@ def _host_pair(traces: Sequence[TraceReport]) -> Table | None:
     first, second = (report.host for report in traces)
     if first is None or second is None:
         return None
-    table = _table("host, ms", ("first", "second", "change"), last="what")
+    table = _table("host, ms", ("first", "second", "change"), last="contents")
     for layer, meaning in LAYER_MEANINGS.items():
         change = _signed(_ms, second[layer] - first[layer])
         table.add_row(layer.value, _ms(first[layer]), _ms(second[layer]), change, meaning)
@@ -225,7 +225,7 @@ def _mean(time: WorkTime) -> float:
 
 
 def _fit(text: str, width: int) -> Text:
-    """Never markup, whatever a file calls its kernels."""
+    """Shorten text to a width; a Text, so that kernel names are not read as markup."""
     return Text(text if len(text) <= width else f"{text[: width - 1]}…")
 
 
@@ -248,4 +248,4 @@ def _signed(write: Callable[[float], str], difference: float) -> str:
 
 
 def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else _NOT_TOLD
+    return f"{100 * part / whole:.1f} %" if whole else _UNKNOWN

@@ -80,7 +80,7 @@ def test_every_class_and_layer_fits_on_a_line(tmp_path: Path) -> None:
         assert kind.value in stdout
         assert meaning in stdout
     cut = [line for line in stdout.splitlines() if "…" in line]
-    # only names of kernels are
+    # only kernel names are shortened
     assert all(line.split("…")[0].strip() in " ".join(names) for line in cut)
 
 
@@ -109,7 +109,7 @@ def test_differences_are_second_less_first(fused: Path) -> None:
     assert difference["phases"] is None
 
 
-def test_changes_of_all_kernels_add_up_to_that_of_the_work(fused: Path) -> None:
+def test_changes_of_all_kernels_sum_to_the_change_of_the_classes(fused: Path) -> None:
     values = read_json(RECORDING, fused, "--top", 10_000)
     changes = values["difference"]["kernels_by_change"]
     assert sum(change["difference_seconds"] for change in changes) == pytest.approx(
@@ -119,7 +119,7 @@ def test_changes_of_all_kernels_add_up_to_that_of_the_work(fused: Path) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_of_a_run_the_newest_trace_is_taken(tmp_path: Path, fused: Path) -> None:
+def test_the_newest_trace_of_a_run_is_used(tmp_path: Path, fused: Path) -> None:
     folder = tmp_path / "run" / "tensorboard"
     folder.mkdir(parents=True)
     newest = folder / "host_1.2.pt.trace.json.gz"
@@ -144,14 +144,14 @@ def test_packed_and_plain_files_read_the_same(tmp_path: Path, fused: Path) -> No
     ("content", "says"),
     [
         (b"", "ends within a value"),
-        (b'{"traceEvents": [{"ph": "X", ', "Was the file cut short?"),
-        (b"\x80\x04\x95", "no trace: it begins with"),
-        (b'{"segments": []}', "no 'traceEvents' in it"),
-        (b'{"traceEvents": []}', "no GPU work in it"),
+        (b'{"traceEvents": [{"ph": "X", ', "Was the file truncated?"),
+        (b"\x80\x04\x95", "not a trace: it begins with"),
+        (b'{"segments": []}', "no 'traceEvents' key"),
+        (b'{"traceEvents": []}', "contains no GPU work"),
     ],
     ids=["empty", "cut", "pickle", "other", "no events"],
 )
-def test_a_file_that_is_no_trace_is_one_line(content: bytes, says: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_one_line(content: bytes, says: str, tmp_path: Path) -> None:
     path = tmp_path / "strange.json"
     path.write_bytes(content)
 

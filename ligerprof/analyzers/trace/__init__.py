@@ -1,1 +1,1 @@
-"""What a torch.profiler trace says: how busy the GPU was, with what, and why it waited when it did."""
+"""Analyze a torch.profiler trace: GPU busy time, kernels by class, and the causes of idle time."""

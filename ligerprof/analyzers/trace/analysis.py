@@ -1,4 +1,4 @@
-"""Put a trace's figures together: busy and idle time of each GPU, kernels by class and phase, the host's time."""
+"""Compute a trace's report: busy and idle time per GPU, kernels by class and phase, and host time by layer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Numbers, Trace, read_trace
 from ligerprof.analyzers.trace.gaps import CAUSES, SIZE_BOUNDS_US, Gaps, find_gaps, launching_calls
 from ligerprof.analyzers.trace.host import HostLayer, calls_of_layer, host_layers
-from ligerprof.analyzers.trace.intervals import Times, clip, length, places_of_each, union
+from ligerprof.analyzers.trace.intervals import Times, clip, group_indices, length, union
 from ligerprof.analyzers.trace.kernel_classes import KernelClass, kernel_class
 from ligerprof.analyzers.trace.phases import PHASES, WorkPhase, work_phases
 from ligerprof.analyzers.trace.report import (
@@ -30,30 +30,30 @@ Mask = npt.NDArray[np.bool_]
 
 
 def analyze_trace(path: str | Path) -> TraceReport:
-    """Read a profiler trace and say what its GPUs did in the profiled steps.
+    """Read a profiler trace and report what its GPUs did in the profiled steps.
 
     Raises:
-        TraceFormatError: no trace, damaged, cut short, too large, or without GPU work.
+        TraceFormatError: the file is not a trace, is damaged, truncated or too large, or has no GPU work.
     """
     return analyze(read_trace(path))
 
 
 def analyze(trace: Trace) -> TraceReport:
-    """Say what the GPUs of a trace did in the profiled steps.
+    """Report what the GPUs of a trace did in the profiled steps.
 
     Raises:
-        TraceFormatError: the profiled steps have no length, or no GPU work in them.
+        TraceFormatError: the profiled steps are empty or contain no GPU work.
     """
     return _Analysis(trace).report()
 
 
 def _seconds(microseconds: float) -> float:
-    """Whole nanoseconds: a trace has no finer ones."""
+    """Seconds, rounded to nanoseconds, the resolution of a trace."""
     return round(float(microseconds) * 1e-6, 9)
 
 
 class _Analysis:
-    """One trace, its window, and the work within."""
+    """One trace, its window, and the GPU work inside the window."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -63,7 +63,7 @@ class _Analysis:
         inside = (trace.work.ends > self._window[0]) & (trace.work.starts < self._window[1])
         if not inside.any():
             raise TraceFormatError(
-                f"{trace.source}: no GPU work within its profiled steps. Were their kernels recorded in another step?"
+                f"{trace.source}: no GPU work in its profiled steps. Were their kernels recorded in another step?"
             )
         self._outside = int((~inside).sum())
         self._work = trace.work.where(inside)
@@ -80,7 +80,7 @@ class _Analysis:
             source=trace.source,
             window_seconds=_seconds(self._window[1] - self._window[0]),
             steps=tuple(trace.names[name] for name in self._steps.names),
-            devices=tuple(self._device_use(*device) for device in places_of_each(self._work.places)),
+            devices=tuple(self._device_use(*device) for device in group_indices(self._work.places)),
             launches=self._launch_calls(),
             classes=self._classes(),
             phases=None if phases is None else self._phases(phases),
@@ -90,10 +90,10 @@ class _Analysis:
         )
 
     def _device_use(self, device: int, index: Numbers) -> DeviceUse:
-        """What one device did.
+        """Summarize one device.
 
         Args:
-            index: where its work is.
+            index: indices of the device's work.
         """
         work = self._work.where(index)
         kernels = index[work.kinds == KERNEL]
@@ -172,17 +172,17 @@ class _Analysis:
     def _notes(self) -> Iterator[str]:
         trace = self._trace
         if not len(self._steps):
-            yield "no ProfilerStep in the trace: shares are of all of it. Call the profiler's step() after each step"
+            yield "no ProfilerStep in the trace: the window is the whole trace. Call profiler.step() after each step"
         if self._outside:
-            yield f"{self._outside:,} kernels, copies or fills ran outside of the profiled steps and are not counted"
+            yield f"kernels, copies and fills outside the profiled steps, not counted: {self._outside:,}"
         if (unknown := int((self._launches == ABSENT).sum())) and len(trace.calls):
-            yield f"{unknown:,} kernels, copies or fills have no call in the trace that launched them"
+            yield f"kernels, copies and fills whose launching call is not in the trace: {unknown:,}"
         if trace.unusable:
-            yield f"{trace.unusable:,} entries without a usable time, duration or name are left out"
+            yield f"entries without a usable time, duration or name, skipped: {trace.unusable:,}"
 
 
 def _profiled_steps(trace: Trace) -> Events:
-    """The spans of profiled steps in order of time: annotations, among the operators before torch 1.12."""
+    """The spans of profiled steps, sorted by start: annotations, or operators before torch 1.12."""
     names = np.array([index for index, name in enumerate(trace.names) if name.startswith(_STEP)], dtype=np.int64)
     for events in (trace.annotations, trace.operators):
         steps = events.where(np.isin(events.names, names))
@@ -196,12 +196,12 @@ def _window(trace: Trace, steps: Events) -> tuple[float, float]:
     start = min(float(part.starts.min()) for part in parts)
     end = max(float(part.ends.max()) for part in parts)
     if end <= start:
-        raise TraceFormatError(f"{trace.source}: its profiled steps have no length. Record them again.")
+        raise TraceFormatError(f"{trace.source}: its profiled steps have zero duration. Record the trace again.")
     return start, end
 
 
 def _operator_names(trace: Trace, work: Events) -> Numbers:
-    """Of each piece of GPU work the name of the operator that launched it; ABSENT where the trace does not say."""
+    """For each piece of GPU work, the name index of the operator that launched it, or ABSENT."""
     known = np.flatnonzero(trace.operators.operators != ABSENT)
     if not len(known):
         return np.full(len(work), ABSENT)
@@ -213,20 +213,20 @@ def _operator_names(trace: Trace, work: Events) -> Numbers:
 
 
 def _main_operators(group: Numbers, operators: Numbers, microseconds: Times, groups: int) -> Numbers:
-    """Of each group the operator with the most time."""
-    # one number for each pair; ABSENT is -1
+    """The operator with the most time, per group."""
+    # encode each (group, operator) pair as one integer; ABSENT is -1
     width = int(operators.max()) + 2
     pairs, index = np.unique(group * width + operators - ABSENT, return_inverse=True)
     times = np.bincount(index, weights=microseconds)
     main = np.full(groups, ABSENT)
-    # the largest time is written last
+    # ascending times: the largest is written last
     order = np.argsort(times, kind="stable")
     main[pairs[order] // width] = pairs[order] % width + ABSENT
     return main
 
 
 def _gap_groups(gaps: Gaps) -> Iterator[GapGroup]:
-    """Gaps by cause and size; groups without any are left out."""
+    """Gaps by cause and size; empty groups are omitted."""
     bounds = SIZE_BOUNDS_US
     sizes = np.digitize(gaps.sizes, bounds) - 1
     for cause in CAUSES:

@@ -1,4 +1,4 @@
-"""Put two traces side by side: what of the step's time grew and what shrank from the first to the second."""
+"""Compare two traces: which parts of the step's time grew and which shrank from the first to the second."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelChange:
-    """One kernel in two traces; zeros where it did not run.
+    """One kernel in two traces; zeros for a trace in which it did not run.
 
     Attributes:
-        kernel: as it ran in the second trace, or in the first where it ran in that alone.
+        kernel: the kernel in the second trace, or in the first if it ran only there.
     """
 
     kernel: KernelTime
@@ -29,7 +29,7 @@ class KernelChange:
 
     @property
     def difference_seconds(self) -> float:
-        """By how much it grew."""
+        """Time in the second trace less time in the first."""
         return self.after_seconds - self.before_seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -47,13 +47,13 @@ class KernelChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceDifference:
-    """Two traces."""
+    """The reports of two traces."""
 
     before: TraceReport
     after: TraceReport
 
     def kernels(self) -> tuple[KernelChange, ...]:
-        """Every kernel by its whole name, the largest change of time first."""
+        """Every kernel, matched by its full name, the largest change in time first."""
         before, after = ({kernel.name: kernel for kernel in trace.kernels} for trace in (self.before, self.after))
         changes = [_change(kernel, before.get(name), after.get(name)) for name, kernel in {**before, **after}.items()]
         return tuple(sorted(changes, key=lambda change: -abs(change.difference_seconds)))
@@ -62,7 +62,7 @@ class TraceDifference:
         """The object of `ligerprof trace A B --json`.
 
         Args:
-            top: how many kernels to list; None lists all.
+            top: number of kernels to list; None lists all.
         """
         before, after = self.before, self.after
         return {
@@ -101,7 +101,7 @@ def _times(work: Mapping[Key, WorkTime] | None) -> dict[Key, float] | None:
 def _changes(
     before: Mapping[Any, float] | None, after: Mapping[Any, float] | None, words: Any
 ) -> dict[str, float] | None:
-    """After less before, in seconds; None where one of the two traces does not tell."""
+    """After less before, in seconds; None if a trace lacks the figures."""
     if before is None or after is None:
         return None
     return {word.value: round(after.get(word, 0.0) - before.get(word, 0.0), 9) for word in words}

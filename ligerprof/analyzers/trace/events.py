@@ -1,4 +1,4 @@
-"""Keep of a trace what the analysis needs, in columns: some 60 bytes an event instead of a thousand."""
+"""Store the fields that the analysis needs in columns: about 60 bytes per event instead of a thousand."""
 
 import math
 from array import array
@@ -25,14 +25,14 @@ _MOST_ROWS = 10_000_000
 _MOST_UNUSABLE = 1_000_000
 _MOST_NAMES = 100_000
 _LONGEST_NAME = 1000
-# all beyond count as one
+# devices beyond this count as one
 _MOST_DEVICES = 256
 _MORE_NAMES = "(more names)"
 _LARGEST_NUMBER = 2**62
 
 
 class Table(IntEnum):
-    """What a kept event is."""
+    """The kind of an event that is kept."""
 
     GPU_WORK = 0
     CALL = 1
@@ -40,8 +40,8 @@ class Table(IntEnum):
     ANNOTATION = 3
 
 
-# categories as Kineto writes them now, and as it did before torch 1.12; a gpu_user_annotation is none of
-# these: it repeats an annotation of the CPU over the time that its kernels took
+# categories that Kineto writes now, and those before torch 1.12; gpu_user_annotation is left out because
+# it repeats a CPU annotation over the time that its kernels took
 _TABLES: dict[str, Table] = {
     "kernel": Table.GPU_WORK,
     "gpu_memcpy": Table.GPU_WORK,
@@ -59,16 +59,16 @@ _TABLES: dict[str, Table] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Events:
-    """One kind of event, a column a field; times in microseconds of the trace's own clock.
+    """The events of one kind, one column per field; times in microseconds of the trace's clock.
 
     Attributes:
         names: index into `Trace.names`.
-        places: GPU work: the device; else: the host thread, index into `Trace.threads`.
-        streams: GPU work: the stream; else 0.
-        kinds: GPU work: KERNEL, or COPY for copies and fills; operators: RECORDED where it left a node for
-            backward, NODE where it is one, else PLAIN; else PLAIN.
-        correlations: what a call and the work it launched share; ABSENT where it has none.
-        operators: id of the operator that it ran under, or that it is; ABSENT where it has none.
+        places: for GPU work, the device; otherwise the host thread, as an index into `Trace.threads`.
+        streams: for GPU work, the stream; otherwise 0.
+        kinds: for GPU work, KERNEL, or COPY for copies and fills; for an operator, RECORDED if it
+            recorded an autograd node, NODE if it is one; otherwise PLAIN.
+        correlations: id shared by a call and the work it launched, or ABSENT.
+        operators: id of the event's own or enclosing operator, or ABSENT.
     """
 
     starts: Times
@@ -84,18 +84,18 @@ class Events:
         return len(self.starts)
 
     def where(self, chosen: npt.NDArray[Any]) -> "Events":
-        """Those that a mask or an index chooses."""
+        """Select events by a mask or an index."""
         return Events(**{name: getattr(self, name)[chosen] for name in Events.__slots__})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """A profiler trace as far as the analysis looks.
+    """The parts of a profiler trace that the analysis uses.
 
     Attributes:
-        source: where it came from.
-        threads: (process, thread) of the host.
-        unusable: entries without a usable time or name, left out.
+        source: the file.
+        threads: (process, thread) of each host thread.
+        unusable: number of entries skipped for lack of a usable time or name.
     """
 
     source: str
@@ -109,33 +109,33 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a Chrome trace of torch.profiler, plain or compressed with gzip or xz.
+    """Read a Chrome trace written by torch.profiler, plain or compressed with gzip or xz.
 
     Raises:
-        TraceFormatError: no trace, damaged, cut short, too large, or without GPU work.
+        TraceFormatError: the file is not a trace, is damaged, truncated or too large, or has no GPU work.
     """
     file = Path(path)
     return collect(str(file), trace_events(str(file), text_chunks(file)))
 
 
 def collect(source: str, entries: Iterable[Any]) -> Trace:
-    """Sort the entries of `traceEvents` into columns.
+    """Collect the entries of `traceEvents` into columns.
 
     Raises:
-        TraceFormatError: too many, or no GPU work among them.
+        TraceFormatError: there are too many events, or none is GPU work.
     """
     collector = _Collector(source)
     for entry in entries:
         collector.add(entry)
     if not collector.rows[Table.GPU_WORK].starts:
         raise TraceFormatError(
-            f"{source}: no GPU work in it. Was ProfilerActivity.CUDA among the profiler's activities?"
+            f"{source}: contains no GPU work. Was ProfilerActivity.CUDA among the profiler's activities?"
         )
     return collector.trace()
 
 
 class _Rows:
-    """Columns that grow."""
+    """Growable columns of one table."""
 
     def __init__(self) -> None:
         self.starts = array("d")
@@ -174,9 +174,9 @@ class _Collector:
         self._unusable = 0
 
     def add(self, entry: Any) -> None:
-        """Keep an entry if it is a span of time that the analysis looks at."""
+        """Keep an entry if it is a time span that the analysis uses."""
         if not isinstance(entry, dict) or "ph" not in entry:
-            self._leave_out()
+            self._skip()
             return
         category = entry.get("cat")
         if entry["ph"] != "X" or not isinstance(category, str):
@@ -186,7 +186,7 @@ class _Collector:
             return
         span = self._span(entry)
         if span is None:
-            self._leave_out()
+            self._skip()
             return
         self._count += 1
         if self._count > _MOST_ROWS:
@@ -194,13 +194,13 @@ class _Collector:
         args = entry.get("args")
         self._append(table, span, entry, args if isinstance(args, dict) else {})
 
-    def _leave_out(self) -> None:
+    def _skip(self) -> None:
         self._unusable += 1
         if self._unusable > _MOST_UNUSABLE:
-            raise TraceFormatError(f"{self._source}: more than {_MOST_UNUSABLE:,} entries are no events of a trace.")
+            raise TraceFormatError(f"{self._source}: more than {_MOST_UNUSABLE:,} entries are not trace events.")
 
     def _span(self, entry: Mapping[str, Any]) -> tuple[float, float, int] | None:
-        """Start, duration and name, where all three can be used."""
+        """Start, duration and name, or None if one of them is unusable."""
         start, duration, name = entry.get("ts"), entry.get("dur"), entry.get("name")
         if not (_is_time(start) and _is_time(duration) and duration >= 0 and isinstance(name, str)):
             return None
@@ -216,13 +216,13 @@ class _Collector:
             kind = KERNEL if entry["cat"].lower() == "kernel" else COPY
         else:
             place = self._thread_id(entry.get("pid"), entry.get("tid"))
-            kind = _part_in_autograd(args) if table is Table.OPERATOR else PLAIN
+            kind = _autograd_kind(args) if table is Table.OPERATOR else PLAIN
         correlation = _number(args.get("correlation"), ABSENT)
         operator = _number(args.get("External id", args.get("external id")), ABSENT)
         self.rows[table].append(*span, place, stream, correlation, operator, kind)
 
     def trace(self) -> Trace:
-        """Everything kept so far."""
+        """The trace collected so far."""
         return Trace(
             source=self._source,
             work=self.rows[Table.GPU_WORK].events(),
@@ -251,7 +251,7 @@ class _Collector:
 
 
 def _readable(name: str) -> Iterator[str]:
-    """Its characters, those replaced that a terminal would act on or that no encoding can write."""
+    """The characters of a name, with control characters and lone surrogates replaced by `?`."""
     return (character if character.isprintable() else "?" for character in name)
 
 
@@ -261,15 +261,15 @@ def _is_time(value: Any) -> TypeGuard[float]:
     return type(value) is int and -_LARGEST_NUMBER < value < _LARGEST_NUMBER
 
 
-def _number(value: Any, otherwise: int) -> int:
-    """A whole number that a column can hold."""
-    return value if type(value) is int and 0 <= value < _LARGEST_NUMBER else otherwise
+def _number(value: Any, default: int) -> int:
+    """The value if it is an integer that a column can hold, else the default."""
+    return value if type(value) is int and 0 <= value < _LARGEST_NUMBER else default
 
 
-def _part_in_autograd(args: Mapping[str, Any]) -> int:
-    """Whether an operator left a node for backward, or is one: both carry the pair's sequence number.
+def _autograd_kind(args: Mapping[str, Any]) -> int:
+    """RECORDED, NODE or PLAIN. A forward operator and its autograd node share a sequence number.
 
-    A node names the thread of its other half, from 1; what ran forward has 0 there, or nothing.
+    A node's `Fwd thread id` is the forward thread, from 1; for a forward operator it is 0 or missing.
     """
     if _number(args.get("Sequence number"), ABSENT) == ABSENT:
         return PLAIN

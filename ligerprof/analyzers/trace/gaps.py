@@ -1,4 +1,4 @@
-"""Decide why a GPU was idle: nothing was launched in time, a launch was under way, or the queue held work already."""
+"""Classify idle time of a GPU: late launch, launch in progress, or work already queued."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,17 +8,16 @@ import numpy.typing as npt
 
 from ligerprof.analyzers.trace.events import ABSENT, Events, Numbers, Times
 
-# microseconds; a gap of exactly a bound belongs above it
+# microseconds; a gap that equals a bound counts in the range above it
 SIZE_BOUNDS_US = (0.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0, float("inf"))
 
 
 class GapCause(str, Enum):
-    """Why a device had nothing to do.
+    """Why a device was idle, according to the call that launched its next work.
 
-    The call that launched the next piece of work began after the device had fallen idle (host
-    late), was under way then (launching), or had ended before (queued: the device's own latency or
-    an order between streams). The trace may lack that call (unknown), and nothing follows the last
-    piece of work of the window (end).
+    The call began after the device became idle (host_late), was in progress then (launching), or
+    had ended before (queued: device latency or an order between streams). The call is missing from
+    the trace (unknown), or no work follows in the window (end).
     """
 
     HOST_LATE = "host_late"
@@ -33,11 +32,11 @@ CAUSES = tuple(GapCause)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gaps:
-    """The idle times of one device within a window, in order of time.
+    """The idle spans of one device within a window, sorted by start.
 
     Attributes:
         starts: microseconds of the trace's clock.
-        ends: the same.
+        ends: microseconds of the trace's clock.
         causes: index into CAUSES.
         next_work: index of the work that ended the gap; ABSENT for the last gap.
     """
@@ -49,24 +48,24 @@ class Gaps:
 
     @property
     def sizes(self) -> Times:
-        """Microseconds."""
+        """Durations in microseconds."""
         return self.ends - self.starts
 
     def of_cause(self, cause: GapCause) -> npt.NDArray[np.bool_]:
-        """Which of them have this cause."""
+        """Mask of the gaps with this cause."""
         chosen: npt.NDArray[np.bool_] = self.causes == CAUSES.index(cause)
         return chosen
 
 
 def launching_calls(work: Events, calls: Events) -> Numbers:
-    """For each piece of GPU work the index of the host's call that launched it; ABSENT where the trace has none.
+    """For each piece of GPU work, the index of the host call that launched it, or ABSENT.
 
-    A graph's launch is the call of every kernel in the graph.
+    A CUDA graph's launch is the call of every kernel in the graph.
     """
     known = np.flatnonzero(calls.correlations != ABSENT)
     if not len(known):
         return np.full(len(work), ABSENT, dtype=np.int64)
-    # stable: of two calls with one correlation the first in the file
+    # stable: if two calls share a correlation id, the first in the file wins
     known = known[np.argsort(calls.correlations[known], kind="stable")]
     correlations = calls.correlations[known]
     places = np.searchsorted(correlations, work.correlations)
@@ -76,13 +75,13 @@ def launching_calls(work: Events, calls: Events) -> Numbers:
 
 
 def find_gaps(work: Events, launches: Numbers, calls: Events, window: tuple[float, float]) -> Gaps:
-    """The idle times of one device: window less the union of its work, copies and fills included.
+    """The idle spans of one device: the window less the union of its kernels, copies and fills.
 
     Args:
-        work: what ran on the device, all streams.
-        launches: of `launching_calls`.
+        work: the device's work on all streams.
+        launches: result of `launching_calls` for this work.
         calls: the host's calls.
-        window: start and end; idle before the first and after the last work counts.
+        window: start and end; idle time before the first and after the last work counts.
     """
     order = np.argsort(work.starts, kind="stable")
     order = order[(work.ends[order] > window[0]) & (work.starts[order] < window[1])]

@@ -1,4 +1,4 @@
-"""Decide where the host's time went: launches, waiting, other calls of CUDA, dispatch, autograd, and Python."""
+"""Split the host's time into launches, waits, other CUDA calls, dispatch, autograd and Python."""
 
 import re
 from enum import Enum
@@ -6,11 +6,11 @@ from enum import Enum
 import numpy as np
 
 from ligerprof.analyzers.trace.events import ABSENT, PLAIN, RECORDED, Events, Numbers, Trace
-from ligerprof.analyzers.trace.intervals import NOTHING, Spans, clip, joined, length, places_of_each, union
+from ligerprof.analyzers.trace.intervals import NOTHING, Spans, clip, group_indices, joined, length, union
 
 
 class HostLayer(str, Enum):
-    """What the host does, innermost first: time in two of them at once counts as the one that stands first."""
+    """Layers of host time, innermost first; time in several layers counts in the first of them."""
 
     LAUNCH = "launch"
     WAIT = "wait"
@@ -23,25 +23,25 @@ class HostLayer(str, Enum):
 LAYER_MEANINGS: dict[HostLayer, str] = {
     HostLayer.LAUNCH: "calls that launch kernels, copies, fills",
     HostLayer.WAIT: "calls that wait for the GPU",
-    HostLayer.CUDA_CALLS: "other calls of CUDA",
-    HostLayer.DISPATCH: "operators' own time, such as aten::mm",
-    HostLayer.AUTOGRAD: "autograd, Python that it calls included",
-    HostLayer.PYTHON: "the rest: Python, and what no event tells",
+    HostLayer.CUDA_CALLS: "other CUDA calls",
+    HostLayer.DISPATCH: "operators on the CPU, such as aten::mm",
+    HostLayer.AUTOGRAD: "autograd, including Python that it calls",
+    HostLayer.PYTHON: "Python, and time without events",
 }
 
 _LAUNCH = re.compile(r"^(cuda|cu|hip)\w*(Launch|Memcpy|Memset)")
 _WAIT = re.compile(r"Synchronize")
 _AUTOGRAD = re.compile(r"^(torch::)?autograd::")
-# aten::mm, c10d::allreduce_, a library's own; functions of Python and nodes of backward have no namespace
+# aten::mm, c10d::allreduce_, custom operators; Python functions and autograd nodes have no namespace
 _DISPATCHED = re.compile(r"^(?!(torch::)?autograd::)\w+::")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
 
 
 def host_layers(trace: Trace, window: tuple[float, float]) -> dict[HostLayer, float] | None:
-    """Microseconds of the window by layer, on the threads that launch GPU work; they add up to it.
+    """Microseconds of the window by layer, on the threads that launch GPU work; they sum to the window.
 
-    None where the trace has no calls of CUDA.
+    None if the trace has no launching calls.
     """
     threads = _launching_threads(trace)
     if not len(threads):
@@ -57,27 +57,27 @@ def host_layers(trace: Trace, window: tuple[float, float]) -> dict[HostLayer, fl
 
 
 def calls_of_layer(trace: Trace, layer: HostLayer) -> Events:
-    """The calls of CUDA that belong to LAUNCH, WAIT or CUDA_CALLS."""
+    """The CUDA calls of one layer: LAUNCH, WAIT or CUDA_CALLS."""
     return trace.calls.where(_call_layers(trace) == list(HostLayer).index(layer))
 
 
 def backward_spans(trace: Trace) -> dict[int, Spans]:
-    """When each thread ran nodes of backward."""
+    """When each thread ran autograd nodes, by thread."""
     return _spans_by_thread(trace.operators.where(np.isin(trace.operators.names, _matching(trace, _BACKWARD))))
 
 
 def recording_spans(trace: Trace) -> dict[int, Spans]:
-    """When each thread ran operators that left nodes for backward: the forward pass, or its recomputation."""
+    """When each thread ran operators that record autograd nodes: forward or recomputation, by thread."""
     return _spans_by_thread(trace.operators.where(trace.operators.kinds == RECORDED))
 
 
 def optimizer_spans(trace: Trace) -> dict[int, Spans]:
-    """When each thread ran an optimizer, as torch annotates it."""
+    """When each thread ran an optimizer, from torch's annotations, by thread."""
     return _spans_by_thread(trace.annotations.where(np.isin(trace.annotations.names, _matching(trace, _OPTIMIZER))))
 
 
 def _spans_by_layer(trace: Trace, threads: Numbers, window: tuple[float, float]) -> dict[HostLayer, Spans]:
-    """What each layer but Python covers, in the order of HostLayer."""
+    """The spans of each layer except Python, in the order of HostLayer."""
     operators = trace.operators
     in_autograd = (operators.kinds != PLAIN) | np.isin(operators.names, _matching(trace, _AUTOGRAD))
     events = {
@@ -93,7 +93,7 @@ def _launching_threads(trace: Trace) -> Numbers:
 
 
 def _call_layers(trace: Trace) -> Numbers:
-    """Of each call the index of its layer."""
+    """The index of each call's layer."""
     order = list(HostLayer)
     by_name = np.full(len(trace.names) + 1, ABSENT, dtype=np.int64)
     for name in np.unique(trace.calls.names):
@@ -115,5 +115,5 @@ def _union_of(events: Events, window: tuple[float, float]) -> Spans:
 
 def _spans_by_thread(events: Events) -> dict[int, Spans]:
     return {
-        thread: union(events.starts[indices], events.ends[indices]) for thread, indices in places_of_each(events.places)
+        thread: union(events.starts[indices], events.ends[indices]) for thread, indices in group_indices(events.places)
     }

@@ -1,4 +1,4 @@
-"""Unions of spans of time: what a device or a host was busy for, however many spans overlap."""
+"""Unions of time spans: how long a device or host was busy when spans overlap."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,8 @@ Spans = tuple[Times, Times]
 NOTHING: Spans = (np.empty(0), np.empty(0))
 
 
-def places_of_each(keys: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Every key, rising, with the indices where it stands: one sort, however many keys there are."""
+def group_indices(keys: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield each distinct key, ascending, with the indices where it occurs; sorts once."""
     order = np.argsort(keys, kind="stable")
     for indices in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
         if len(indices):
@@ -20,13 +20,13 @@ def places_of_each(keys: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArr
 
 
 def clip(starts: Times, ends: Times, window: tuple[float, float]) -> Spans:
-    """The part of each span that lies in the window; spans without one keep their place with no length."""
+    """Clip each span to the window; spans outside it become empty but keep their index."""
     clipped = np.clip(starts, *window)
     return clipped, np.maximum(np.clip(ends, *window), clipped)
 
 
 def union(starts: Times, ends: Times) -> Spans:
-    """The same time in spans that neither overlap nor touch, in order."""
+    """Merge spans into sorted spans that neither overlap nor touch."""
     if not len(starts):
         return NOTHING
     order = np.argsort(starts, kind="stable")
@@ -37,17 +37,17 @@ def union(starts: Times, ends: Times) -> Spans:
 
 
 def length(spans: Spans) -> float:
-    """How long spans that do not overlap are together."""
+    """Total length of spans that do not overlap."""
     return float(np.sum(spans[1] - spans[0]))
 
 
 def joined(first: Spans, second: Spans) -> Spans:
-    """The union of two."""
+    """The union of two sets of spans."""
     return union(np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1])))
 
 
 def contains(spans: Spans, moments: Times) -> npt.NDArray[np.bool_]:
-    """Whether each moment lies in one of the spans, which do not overlap and are in order."""
+    """Whether each moment lies in one of the spans, which are sorted and do not overlap."""
     starts, ends = spans
     if not len(starts):
         return np.zeros(len(moments), dtype=np.bool_)

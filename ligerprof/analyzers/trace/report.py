@@ -1,4 +1,4 @@
-"""What the analysis of a trace comes to: figures of a device, a class, a kernel, a gap, a layer of the host."""
+"""The report of a trace: figures per device, kernel class, kernel, gap and host layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class GapGroup:
     """The gaps of one cause within one range of sizes.
 
     Attributes:
-        from_seconds: the smallest that belongs here.
-        below_seconds: the smallest that does not; None without a bound.
+        from_seconds: lower bound of the range, inclusive.
+        below_seconds: upper bound, exclusive; None for the last range.
     """
 
     cause: GapCause
@@ -38,12 +38,12 @@ class GapGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargeGap:
-    """One gap, with what ended it.
+    """One gap, with the work that ended it.
 
     Attributes:
-        start_seconds: after the window's start.
-        next_kernel: name of the work that ended it, "" at the window's end.
-        operator: under which operator that was launched, "" where unknown.
+        start_seconds: time since the window's start.
+        next_kernel: name of the work that ended the gap, "" at the window's end.
+        operator: the operator that launched this work, "" if unknown.
     """
 
     start_seconds: float
@@ -65,14 +65,15 @@ class LargeGap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUse:
-    """What one GPU did within the window.
+    """Activity of one GPU within the window.
 
     Attributes:
-        streams: how many ran work.
-        kernels: how many ran, at least in part, within the window.
-        copies: the same of copies and fills.
-        busy_seconds: at least one kernel ran.
-        occupied_seconds: at least one kernel, copy or fill ran; with the gaps it adds up to the window.
+        streams: number of streams with work.
+        kernels: number of kernels that ran, at least in part, within the window.
+        copies: number of copies and fills that ran, at least in part, within the window.
+        busy_seconds: time with at least one kernel running.
+        occupied_seconds: time with at least one kernel, copy or fill running; with the gaps it
+            sums to the window.
         largest_gaps: the largest first.
     """
 
@@ -101,13 +102,13 @@ class DeviceUse:
         }
 
     def gap_seconds(self, cause: GapCause) -> float:
-        """Idle time of one cause."""
+        """Idle time with this cause."""
         return sum(gap.seconds for gap in self.gaps if gap.cause is cause)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkTime:
-    """GPU time of some kernels, copies and fills: their durations within the window, added up."""
+    """Summed durations of a group of kernels, copies and fills within the window."""
 
     count: int
     seconds: float
@@ -118,7 +119,7 @@ class KernelTime:
     """All runs of one kernel.
 
     Attributes:
-        operator: under which operator most of its time was launched, "" where unknown.
+        operator: the operator that launched most of its time, "" if unknown.
     """
 
     name: str
@@ -147,9 +148,9 @@ class Launches:
 
     Attributes:
         count: calls that began within the window.
-        seconds: what they took together.
-        median_delay_seconds: from a call's begin to the begin of its work: small where the GPU waits
-            for the host, large where the host is ahead; None where no work has a call.
+        seconds: their total duration.
+        median_delay_seconds: time from the start of a call to the start of its work: short if the
+            GPU waits for the host, long if the host runs ahead; None if no work has a call.
     """
 
     count: int
@@ -159,17 +160,17 @@ class Launches:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceReport:
-    """What `ligerprof trace` tells.
+    """The result of `ligerprof trace`.
 
     Attributes:
-        window_seconds: the profiled steps, from the first one's begin to the last one's end.
-        steps: their names; empty where the trace has none and the window is all of it.
-        devices: by index.
-        classes: largest first; classes without work are left out.
-        phases: None where the trace does not tell them apart.
+        window_seconds: from the start of the first profiled step to the end of the last.
+        steps: names of the profiled steps; empty if the trace has none and the window is the whole trace.
+        devices: sorted by index.
+        classes: largest first; classes without work are omitted.
+        phases: None if the trace has no spans of phases.
         kernels: every kernel, copy and fill by name, largest time first.
-        host: seconds of the window by layer, which add up to it; None without calls of CUDA.
-        notes: what a reader should know, one sentence each.
+        host: seconds by layer, which sum to the window; None without launching calls.
+        notes: caveats, one sentence each.
     """
 
     source: str
@@ -185,17 +186,17 @@ class TraceReport:
 
     @property
     def kernel_count(self) -> int:
-        """Kernels of all devices within the window, copies and fills left out."""
+        """Number of kernels on all devices within the window, without copies and fills."""
         return sum(device.kernels for device in self.devices)
 
     @property
     def busiest(self) -> DeviceUse:
-        """The device whose kernels ran longest."""
+        """The device with the most busy time."""
         return max(self.devices, key=lambda device: device.busy_seconds)
 
     @property
     def busy_share(self) -> float:
-        """Share of the window in which kernels of the busiest device ran."""
+        """The busiest device's share of the window with a kernel running."""
         return self.busiest.busy_seconds / self.window_seconds
 
     @property
@@ -207,7 +208,7 @@ class TraceReport:
         """The object of `ligerprof trace --json`.
 
         Args:
-            top: how many kernels to list; None lists all.
+            top: number of kernels to list; None lists all.
         """
         busiest = self.busiest
         return {

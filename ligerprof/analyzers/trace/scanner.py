@@ -1,4 +1,4 @@
-"""Read a trace event by event, so that a file of any length takes the memory of one piece of it."""
+"""Parse a trace event by event, so that memory use does not grow with the length of the file."""
 
 import json
 import re
@@ -11,22 +11,22 @@ from ligerprof.units import MIB, format_bytes
 _EVENTS_KEY = "traceEvents"
 _LARGEST_VALUE_CHARACTERS = 16 * MIB
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
-# what the end of a file may leave of a number behind the part that is one already
-_REST_OF_NUMBER = re.compile(r"\.|[eE][+-]?")
-# what may still change at the end of a chunk: `1.5e` of `1.5e-07`, `-Infi`, half an escaped surrogate pair
+# what may follow a complete number if the file is truncated within a longer one
+_NUMBER_TAIL = re.compile(r"\.|[eE][+-]?")
+# a token at the end of a chunk may be incomplete: `1.5e` of `1.5e-07`, `-Infi`, half an escaped surrogate pair
 _LOOK_AHEAD = 16
 _WRITE_ONE = "Write one with torch.profiler's export_chrome_trace() or `ligerprof step`."
 
 
 def trace_events(source: str, chunks: Iterator[str]) -> Iterator[Any]:
-    """Every entry of `traceEvents`, or of a file that is one list, in its order and of any type.
+    """Yield every entry of `traceEvents`, or of a file that is one list, in order and unchecked.
 
     Args:
-        source: what messages call the file.
-        chunks: its text.
+        source: the file's name in messages.
+        chunks: the file's text.
 
     Raises:
-        TraceFormatError: no JSON, cut short, without events, or nested deeper than any trace.
+        TraceFormatError: the text is not JSON, is truncated or too deeply nested, or has no events.
     """
     scanner = _Scanner(source, chunks)
     first = scanner.next_character()
@@ -35,7 +35,7 @@ def trace_events(source: str, chunks: Iterator[str]) -> Iterator[Any]:
     elif first == "{":
         yield from _events_of_object(scanner)
     else:
-        raise TraceFormatError(f"{source}: no trace: it begins with {first!r}. {_WRITE_ONE}")
+        raise TraceFormatError(f"{source}: not a trace: it begins with {first!r}. {_WRITE_ONE}")
 
 
 def _events_of_object(scanner: "_Scanner") -> Iterator[Any]:
@@ -48,49 +48,49 @@ def _events_of_object(scanner: "_Scanner") -> Iterator[Any]:
         else:
             scanner.value()
     if not found:
-        raise TraceFormatError(f"{scanner.source}: no {_EVENTS_KEY!r} in it. {_WRITE_ONE}")
+        raise TraceFormatError(f"{scanner.source}: no {_EVENTS_KEY!r} key. {_WRITE_ONE}")
 
 
 class _Scanner:
-    """JSON values out of a stream of text; holds one chunk and what began before it."""
+    """Decode JSON values from a stream of text; holds one chunk plus any value that began before it."""
 
     def __init__(self, source: str, chunks: Iterator[str]) -> None:
         self.source = source
         self._chunks = chunks
         self._text = ""
         self._at = 0
-        # characters before the text that is held
+        # characters before the text in memory
         self._before = 0
         self._ended = False
-        # names from the wild hold control characters
+        # not strict: some kernel names contain control characters
         self._decode = json.JSONDecoder(strict=False).raw_decode
 
     def next_character(self) -> str:
-        """Step over whitespace and take the character behind it."""
+        """Skip whitespace and consume the next character."""
         character = self._peek()
         self._at += 1
         return character
 
     def require(self, wanted: str) -> None:
-        """Take one character, which must be `wanted`."""
+        """Consume one character, which must be `wanted`."""
         if (found := self.next_character()) != wanted:
-            raise self._wrong(f"{found!r} where {wanted!r} belongs")
+            raise self._invalid(f"expected {wanted!r}, found {found!r}")
 
     def members(self) -> Iterator[str]:
-        """The keys of an object whose brace is taken; whoever asks takes each value before the next key."""
+        """Yield the keys after an object's opening brace; the caller consumes each value before the next key."""
         if self._take_if_next("}"):
             return
         while True:
             key = self.value()
             if not isinstance(key, str):
-                raise self._wrong("a key that is no text")
+                raise self._invalid("a key is not a string")
             self.require(":")
             yield key
             if self._ends("}"):
                 return
 
     def items(self) -> Iterator[Any]:
-        """The values of a list whose bracket is taken."""
+        """Yield the values after a list's opening bracket."""
         if self._take_if_next("]"):
             return
         while True:
@@ -99,26 +99,26 @@ class _Scanner:
                 return
 
     def value(self) -> Any:
-        """Take one whole value."""
+        """Consume one complete value."""
         self._peek()
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
             except RecursionError:
-                raise self._wrong("values nested deeper than in any trace") from None
+                raise self._invalid("values are nested too deeply") from None
             except json.JSONDecodeError as error:
                 self._read_on_or_raise(error)
                 continue
             if end + _LOOK_AHEAD <= len(self._text) or not self._read_on():
-                if type(value) in (int, float) and _REST_OF_NUMBER.fullmatch(self._text, end):
-                    raise self._cut_short()
+                if type(value) in (int, float) and _NUMBER_TAIL.fullmatch(self._text, end):
+                    raise self._truncated()
                 self._at = end
                 return value
 
     def _ends(self, closing: str) -> bool:
         character = self.next_character()
         if character not in {",", closing}:
-            raise self._wrong(f"{character!r} where ',' or {closing!r} belongs")
+            raise self._invalid(f"expected ',' or {closing!r}, found {character!r}")
         return character == closing
 
     def _take_if_next(self, wanted: str) -> bool:
@@ -127,21 +127,21 @@ class _Scanner:
         return found
 
     def _peek(self) -> str:
-        """Step over whitespace and look at the character behind it."""
+        """Skip whitespace and return the next character without consuming it."""
         while True:
             self._at = _WHITESPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._read_on():
-                raise self._cut_short()
+                raise self._truncated()
 
     def _read_on(self) -> bool:
-        """Add a chunk to what is not taken yet; False at the end of the file."""
+        """Append a chunk to the unconsumed text; False at the end of the file."""
         if self._ended:
             return False
         held = self._text[self._at :]
         if len(held) > _LARGEST_VALUE_CHARACTERS:
-            raise self._wrong(f"no whole value within {format_bytes(_LARGEST_VALUE_CHARACTERS)}")
+            raise self._invalid(f"a value is longer than {format_bytes(_LARGEST_VALUE_CHARACTERS)}")
         chunk = next(self._chunks, None)
         if chunk is None:
             self._ended = True
@@ -151,22 +151,22 @@ class _Scanner:
         return True
 
     def _read_on_or_raise(self, error: json.JSONDecodeError) -> None:
-        """After a value that could not be decoded: read on if its end may not have been read yet."""
+        """Read another chunk if the undecodable value may be incomplete; otherwise raise."""
         at_the_end = error.pos + _LOOK_AHEAD >= len(self._text) or error.msg.startswith("Unterminated string")
         if at_the_end and self._read_on():
             return
         if at_the_end:
-            raise self._cut_short()
+            raise self._truncated()
         self._at = error.pos
-        raise self._wrong(error.msg[:80])
+        raise self._invalid(error.msg[:80])
 
-    def _cut_short(self) -> TraceFormatError:
+    def _truncated(self) -> TraceFormatError:
         return TraceFormatError(
             f"{self.source}: ends within a value, after {self._before + len(self._text):,} characters."
-            " Was the file cut short?"
+            " Was the file truncated?"
         )
 
-    def _wrong(self, what: str) -> TraceFormatError:
+    def _invalid(self, problem: str) -> TraceFormatError:
         return TraceFormatError(
-            f"{self.source}: not valid JSON at character {self._before + self._at:,}: {what}. {_WRITE_ONE}"
+            f"{self.source}: not valid JSON at character {self._before + self._at:,}: {problem}. {_WRITE_ONE}"
         )

@@ -1,4 +1,4 @@
-"""Decide how much of a trace file is unpacked: text in chunks, within bounds that no real trace reaches."""
+"""Decompress a trace file in chunks of text, within size limits that real traces do not reach."""
 
 import codecs
 import gzip
@@ -14,24 +14,24 @@ RECORD_LESS = "Record fewer steps, with schedule(active=1)."
 _CHUNK_BYTES = MIB
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _LARGEST_TEXT_BYTES = 4 * GIB
-# traces shrink 15 to 30 times, ones that repeat themselves a few hundred times under xz
+# traces compress 15 to 30 times, repetitive ones a few hundred times with xz
 _LARGEST_EXPANSION = 500
 _ALWAYS_ALLOWED_BYTES = 64 * MIB
 
 
 def text_chunks(path: Path) -> Iterator[str]:
-    """The text of a trace, plain or compressed with gzip or xz, told apart by its first bytes.
+    """Yield the text of a trace, plain or compressed; the first bytes distinguish gzip and xz.
 
-    Bytes that are no UTF-8 come out as replacement characters: kernel names can hold them.
+    Invalid UTF-8, which kernel names can contain, becomes replacement characters.
 
     Raises:
-        TraceFormatError: the file cannot be read, is damaged, cut short, or too large.
+        TraceFormatError: the file is unreadable, damaged, truncated or too large.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
     try:
         yield from map(decoder.decode, _bounded(path))
     except EOFError:
-        raise TraceFormatError(f"{path}: the compressed data ends early. Was the file cut short?") from None
+        raise TraceFormatError(f"{path}: the compressed data ends early. Was the file truncated?") from None
     except (OSError, lzma.LZMAError, ValueError) as error:
         raise TraceFormatError(f"{path}: cannot be read ({str(error)[:120]}).") from None
     yield decoder.decode(b"", final=True)
@@ -49,7 +49,7 @@ def _bounded(path: Path) -> Iterator[bytes]:
             seen_bytes += len(chunk)
             if seen_bytes > allowed_bytes:
                 raise TraceFormatError(
-                    f"{path}: more than {format_bytes(allowed_bytes)} of text from {format_bytes(packed_bytes)}."
+                    f"{path}: {format_bytes(packed_bytes)} unpack to more than {format_bytes(allowed_bytes)} of text."
                     f" {RECORD_LESS}"
                 )
             yield chunk

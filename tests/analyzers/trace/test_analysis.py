@@ -1,4 +1,4 @@
-"""Times of a trace against a clock that ticks through it, microsecond by microsecond."""
+"""Compare the analysis with a slow oracle that steps through the trace microsecond by microsecond."""
 
 import json
 import lzma
@@ -46,14 +46,14 @@ def recorded() -> TraceReport:
 
 @cache
 def recorded_entries() -> list[dict[str, Any]]:
-    # as they are written: no digit of a time is lost
+    # Decimal keeps every digit of a time
     values = json.loads(lzma.decompress(RECORDING.read_bytes()), parse_float=Decimal)
     entries: list[dict[str, Any]] = values["traceEvents"]
     return entries
 
 
 def slow_union(spans: list[tuple[Decimal, Decimal]]) -> Decimal:
-    """Obvious: a moment counts once, however many spans it lies in."""
+    """Sweep over the borders: a moment counts once, however many spans contain it."""
     borders = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
     total, running, since = Decimal(0), 0, Decimal(0)
     for moment, change in borders:
@@ -98,7 +98,7 @@ def test_the_parts_of_a_recording_add_up() -> None:
     work_seconds = sum(work.seconds for work in report.classes.values())
     assert sum(work.seconds for work in (report.phases or {}).values()) == pytest.approx(work_seconds, abs=1e-7)
     assert sum(kernel.seconds for kernel in report.kernels) == pytest.approx(work_seconds, abs=1e-7)
-    # one stream: durations add up to what its union is
+    # one stream: the sum of durations equals the length of their union
     assert work_seconds == pytest.approx(device.occupied_seconds, abs=1e-6)
     assert sum(kernel.count for kernel in report.kernels) == device.kernels + device.copies
 
@@ -119,7 +119,7 @@ def test_a_recording_waits_for_the_host() -> None:
         key=lambda entry: entry["ts"],
     )
     expected = Decimal(0)
-    # one stream: nothing overlaps, the work before is the latest to end
+    # one stream: nothing overlaps, so the previous work is the last to end
     for before, after in pairwise(work):
         idle_since = before["ts"] + before["dur"]
         if after["ts"] > idle_since and launches[after["args"]["correlation"]]["ts"] >= idle_since:
@@ -136,7 +136,7 @@ def test_checkpointing_runs_the_forward_pass_of_the_layers_twice() -> None:
     assert WorkPhase.UNKNOWN not in phases
 
 
-# times on a grid of one microsecond, so that a clock can tick through them
+# times on a grid of one microsecond, so that the oracle can step through them
 SPANS = st.tuples(st.integers(0, 60), st.integers(0, 12))
 GPU_WORK = st.lists(st.tuples(SPANS, st.integers(0, 2), st.booleans(), st.integers(-1, 8)), min_size=1, max_size=12)
 CALLS = st.lists(SPANS, max_size=8)
@@ -157,7 +157,7 @@ def test_every_microsecond_is_busy_or_in_one_gap_with_its_cause(
     ticks = moments(*window)
     inside = [item for item in work if item[0][0] + item[0][1] > window[0] and item[0][0] < sum(window)]
     if not inside:
-        with pytest.raises(TraceFormatError, match="no GPU work within"):
+        with pytest.raises(TraceFormatError, match="no GPU work in its profiled steps"):
             report_of(*entries)
         return
 
@@ -178,11 +178,11 @@ def gap_times(device: DeviceUse) -> dict[GapCause, float]:
 def slow_gaps(
     work: list[tuple[tuple[int, int], int, bool, int]], calls: list[tuple[int, int]], idle: set[int], end: int
 ) -> dict[GapCause, float]:
-    """Each idle microsecond belongs to the work that starts next; of several that start then, to the first."""
+    """Each idle microsecond belongs to the work that starts next; on a tie, to the first in the file."""
     times = dict.fromkeys(GapCause, 0.0)
     for tick in idle:
         later = [item for item in work if tick < item[0][0] < end]
-        # a piece of no length in the middle of an idle time ends one gap and begins another
+        # work of zero length inside an idle span ends one gap and begins another
         begin = max([tick_before for tick_before in range(-1, tick) if tick_before not in idle] + [-1]) + 1
         begin = max([begin, *(at[0] for at, *_ in work if begin <= at[0] <= tick)])
         if not later:
@@ -245,7 +245,7 @@ def test_every_microsecond_of_the_host_is_in_its_innermost_layer(
     assert report.host == pytest.approx({layer: time * 1e-6 for layer, time in times.items()}, abs=NANOSECOND)
 
 
-def test_two_devices_are_told_apart() -> None:
+def test_two_devices_are_reported_separately() -> None:
     report = report_of(
         step(0, 100), kernel(0, 30, device=0), kernel(10, 50, device=1), kernel(20, 50, device=1, stream=8)
     )
@@ -266,7 +266,7 @@ def test_parts_of_a_step_come_from_what_the_host_ran() -> None:
         operator(11, 3, "aten::silu", tid=BACKWARD, **{"Sequence number": 5, "Fwd thread id": 0}),
         call(12, 1, 2, tid=BACKWARD),
         call(20, 1, 3, tid=BACKWARD),
-        # on the main thread meanwhile: not within the other thread's node
+        # concurrent on the main thread: not within the other thread's node
         call(21, 1, 4),
         span("user_annotation", "Optimizer.step#AdamW.step", 40, 10),
         call(41, 1, 5),
@@ -287,7 +287,7 @@ def test_without_spans_of_autograd_there_are_no_parts() -> None:
     assert report_of(step(0, 10), call(1, 1, 1), kernel(3, 1, correlation=1)).phases is None
 
 
-def test_an_annotation_of_the_gpu_is_no_step_and_no_work() -> None:
+def test_a_gpu_annotation_is_neither_a_step_nor_work() -> None:
     annotation = span("gpu_user_annotation", "ProfilerStep#1", 50, 10, device=0)
     report = report_of(step(0, 100), annotation, kernel(50, 10))
 
@@ -301,10 +301,10 @@ def test_steps_of_old_traces_are_operators() -> None:
     )
 
     assert (report.steps, report.window_seconds, report.kernel_count) == (("ProfilerStep#4",), 20e-6, 1)
-    assert report.notes == ("1 kernels, copies or fills ran outside of the profiled steps and are not counted",)
+    assert report.notes == ("kernels, copies and fills outside the profiled steps, not counted: 1",)
 
 
-def test_without_steps_the_window_is_all_of_the_trace() -> None:
+def test_without_steps_the_window_is_the_whole_trace() -> None:
     report = report_of(operator(5, 10), kernel(20, 10))
 
     assert (report.steps, report.window_seconds) == ((), 25e-6)
@@ -330,7 +330,7 @@ def test_a_kernel_is_counted_with_the_operator_that_took_most_of_its_time() -> N
         9e-6,
     )
     assert (second.kind, second.operator) == (KernelClass.COPY, "")
-    # the one that ends the longest gap, before it is launched by whom it says
+    # the kernel that ends the longest gap has no operator; the next one has its own, not the group's main one
     assert [gap.operator for gap in report.devices[0].largest_gaps[:2]] == ["", "aten::add"]
 
 
@@ -352,10 +352,10 @@ def test_a_graph_launch_is_the_call_of_all_its_kernels() -> None:
 
 
 def test_a_trace_without_gpu_work_says_what_to_record() -> None:
-    with pytest.raises(TraceFormatError, match=r"no GPU work in it\. Was ProfilerActivity\.CUDA"):
+    with pytest.raises(TraceFormatError, match=r"contains no GPU work\. Was ProfilerActivity\.CUDA"):
         report_of(step(0, 10), operator(0, 5))
 
 
-def test_steps_of_no_length_are_one_clear_line() -> None:
-    with pytest.raises(TraceFormatError, match="have no length"):
+def test_steps_of_zero_duration_are_an_error() -> None:
+    with pytest.raises(TraceFormatError, match="have zero duration"):
         report_of(step(5, 0), kernel(4, 5))

@@ -1,4 +1,4 @@
-"""Traces that nobody wrote in good faith: a report or one line, in bounded time and memory."""
+"""Hostile and damaged traces give a report or a one-line error, in bounded time and memory."""
 
 import gzip
 import io
@@ -33,14 +33,14 @@ except LigerprofError as error:
     assert "\\n" not in str(error)
     print(error)
 assert time.process_time() - began < float(sys.argv[2])
-# of this process alone: ru_maxrss begins with what its parent held
+# VmHWM is of this process only; ru_maxrss starts at its parent's size
 highest_kib = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 assert highest_kib < int(sys.argv[3]) * 2**10, highest_kib
 """
 
 
 def outcome_in_bounds(path: Path, *, seconds: float = 10, mebibytes: int = 300) -> str:
-    """What a process of its own says, which fails where it takes more."""
+    """Analyze a trace in a child process, which fails if it exceeds the bounds; return its output."""
     finished = subprocess.run(
         [sys.executable, "-c", CHILD, str(path), str(seconds), str(mebibytes)],
         capture_output=True,
@@ -53,7 +53,7 @@ def outcome_in_bounds(path: Path, *, seconds: float = 10, mebibytes: int = 300) 
 
 
 def packed_run(piece: bytes, mebibytes: int, start: bytes = b'{"traceEvents": [') -> bytes:
-    """A gzip file of a short piece, over and over."""
+    """A gzip file that repeats a short piece."""
     packed = io.BytesIO()
     many = piece * (MIB // len(piece))
     with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=9) as file:
@@ -66,11 +66,11 @@ def packed_run(piece: bytes, mebibytes: int, start: bytes = b'{"traceEvents": ['
 @pytest.mark.parametrize(
     ("piece", "says"),
     [
-        (b" ", "of text from"),
-        (b"{},", "more than 1,000,000 entries are no events"),
-        (b"[", "nested deeper"),
-        (b"[],", "more than 1,000,000 entries are no events"),
-        (b'"' + b"x" * 1000, "where ',' or ']' belongs"),
+        (b" ", "unpack to more than"),
+        (b"{},", "more than 1,000,000 entries are not trace events"),
+        (b"[", "nested too deeply"),
+        (b"[],", "more than 1,000,000 entries are not trace events"),
+        (b'"' + b"x" * 1000, "expected ',' or ']'"),
     ],
     ids=["spaces", "empty events", "brackets", "empty lists", "texts"],
 )
@@ -85,7 +85,7 @@ def test_a_gzip_bomb_is_refused(piece: bytes, says: str, tmp_path: Path) -> None
 def test_one_endless_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(packed_run(b"x", 60, start=b'{"traceEvents": [{"name": "'))
-    assert "no whole value within 16.0 MiB" in outcome_in_bounds(path)
+    assert "a value is longer than 16.0 MiB" in outcome_in_bounds(path)
 
 
 def test_as_many_threads_devices_and_names_as_events_take_no_longer(tmp_path: Path) -> None:
@@ -105,11 +105,11 @@ def test_as_many_threads_devices_and_names_as_events_take_no_longer(tmp_path: Pa
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
-def test_packed_data_that_is_cut_short_or_damaged_is_one_line(pack: Any, tmp_path: Path) -> None:
+def test_truncated_or_damaged_compressed_data_is_one_line(pack: Any, tmp_path: Path) -> None:
     packed = pack(json.dumps({"traceEvents": GOOD * 400}).encode())
     path = tmp_path / "trace.json"
     path.write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(TraceFormatError, match=r"compressed data ends early\. Was the file cut short\?"):
+    with pytest.raises(TraceFormatError, match=r"compressed data ends early\. Was the file truncated\?"):
         analyze_trace(path)
     path.write_bytes(packed[: len(packed) // 2] + b"\xff" * 40 + packed[len(packed) // 2 :])
     with pytest.raises(TraceFormatError, match="cannot be read"):
@@ -120,7 +120,7 @@ def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(
         json.dumps({"traceEvents": [*GOOD, kernel(40, 5, "\x1b[2J\ud800\n[red]gemm")]}).encode()
-        # a name that is no UTF-8
+        # a name that is not valid UTF-8
         + b" "
     )
     names = [entry.name for entry in analyze_trace(path).kernels]
@@ -156,10 +156,10 @@ def test_a_strange_argument_is_an_absent_one(key: str, value: Any) -> None:
 @pytest.mark.parametrize("entry", [None, 3, "text", [], [[]], True], ids=repr)
 def test_entries_of_another_type_are_counted(entry: Any) -> None:
     report = analyze(collect("trace", [entry, *GOOD]))
-    assert report.notes[-1] == "1 entries without a usable time, duration or name are left out"
+    assert report.notes[-1] == "entries without a usable time, duration or name, skipped: 1"
 
 
-def test_what_a_trace_claims_of_its_clock_does_not_overflow(tmp_path: Path) -> None:
+def test_extreme_times_do_not_overflow(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", step(-(2**61), 2**62 - 1), kernel(2**61, 5), kernel(0, 2**61))
     json.dumps(analyze_trace(path).to_json(), allow_nan=False)
 
@@ -167,7 +167,7 @@ def test_what_a_trace_claims_of_its_clock_does_not_overflow(tmp_path: Path) -> N
 @pytest.mark.parametrize("rounds", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_damaged_bytes_are_a_report_or_one_error(rounds: int, tmp_path: Path) -> None:
     whole = lzma.decompress(RECORDING.read_bytes())
-    # whole entries from the file's middle, where there is one of each kind, and its step
+    # the step and some whole entries of each kind
     entries = json.loads(whole)["traceEvents"]
     kept = [entry for entry in entries if "ProfilerStep" in entry.get("name", "")] + entries[-150:] + entries[:250]
     text = json.dumps({"traceEvents": kept}).encode()
@@ -186,6 +186,6 @@ def test_damaged_bytes_are_a_report_or_one_error(rounds: int, tmp_path: Path) ->
             json.dumps(analyze_trace(path).to_json(), allow_nan=False)
         except LigerprofError as error:
             errors += 1
-            said = str(error)
-            assert said.startswith(str(path)), said
+            message = str(error)
+            assert message.startswith(str(path)), message
     assert errors

@@ -55,7 +55,7 @@ def test_known_kernels_have_their_class(name: str, kind: KernelClass | str) -> N
 
 
 def triton_kernels(folder: Path, pattern: str) -> set[str]:
-    """Functions under @triton.jit that are launched: those that are called only inside of kernels have other names."""
+    """Names of launched @triton.jit functions; helpers called inside kernels have no `kernel` in theirs."""
     names = set()
     for path in folder.glob(pattern):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -64,13 +64,13 @@ def triton_kernels(folder: Path, pattern: str) -> set[str]:
     return {name for name in names if "kernel" in name}
 
 
-def test_our_kernels_are_fused_ones() -> None:
+def test_ligerprof_kernels_are_classified_as_fused() -> None:
     names = triton_kernels(Path(ligerprof.__file__).parent / "kernels", "**/*.py")
     assert len(names) >= 10
     assert {name: kernel_class(name) for name in names} == dict.fromkeys(names, KernelClass.FUSED)
 
 
-def test_liger_kernels_are_fused_ones() -> None:
+def test_liger_kernels_are_classified_as_fused() -> None:
     spec = importlib.util.find_spec("liger_kernel")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("liger-kernel is not installed")
@@ -81,7 +81,7 @@ def test_liger_kernels_are_fused_ones() -> None:
     assert {name: kernel_class(name) for name in llama} == dict.fromkeys(llama, KernelClass.FUSED)
 
 
-def test_every_class_has_its_meaning() -> None:
+def test_every_class_has_a_description() -> None:
     assert set(CLASS_MEANINGS) == set(KernelClass)
 
 
@@ -99,5 +99,5 @@ def test_every_class_has_its_meaning() -> None:
     ],
     ids=lambda text: text[:30] or "empty",
 )
-def test_short_names_say_which_kernel(name: str, short: str) -> None:
+def test_short_names_identify_the_kernel(name: str, short: str) -> None:
     assert short_name(name) == short

@@ -35,7 +35,7 @@ def read(*chunks: str) -> list[Any]:
     style=st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}]),
     places=st.lists(st.integers(0, 10**6), max_size=20),
 )
-def test_events_are_what_json_reads_wherever_the_text_is_cut(
+def test_events_equal_those_of_json_wherever_the_text_is_cut(
     events: list[Any], before: dict[str, Any], after: dict[str, Any], style: dict[str, Any], places: list[int]
 ) -> None:
     text = json.dumps({**before, "traceEvents": events, **after}, **style)
@@ -47,21 +47,21 @@ def test_events_are_what_json_reads_wherever_the_text_is_cut(
 
 
 @given(events=st.lists(VALUES, min_size=1, max_size=4), keep=st.floats(0, 1, exclude_max=True))
-def test_a_file_that_is_cut_short_says_so(events: list[Any], keep: float) -> None:
+def test_a_truncated_file_is_reported_as_such(events: list[Any], keep: float) -> None:
     text = json.dumps({"a": 1, "traceEvents": events})
-    with pytest.raises(TraceFormatError, match=r"cut short\?$"):
+    with pytest.raises(TraceFormatError, match=r"truncated\?$"):
         read(text[: int(len(text) * keep)])
 
 
 @pytest.mark.parametrize("number", ["0.61", "12e5", "1.5E-7", "-3.0e+12"])
-def test_a_number_that_is_cut_short_says_so(number: str) -> None:
+def test_a_truncated_number_is_reported_as_such(number: str) -> None:
     for length in range(1, len(number)):
-        with pytest.raises(TraceFormatError, match=r"cut short\?$"):
+        with pytest.raises(TraceFormatError, match=r"truncated\?$"):
             read(f'{{"traceEvents": [{number[:length]}')
 
 
 @given(text=st.text(alphabet='{}[]",:ntrue0123.eE-+ \\u"traceEvents', max_size=60))
-def test_any_text_is_events_or_an_error_of_ours(text: str) -> None:
+def test_any_text_gives_events_or_a_trace_format_error(text: str) -> None:
     with suppress(TraceFormatError):
         read(text)
 
@@ -70,27 +70,27 @@ def test_any_text_is_events_or_an_error_of_ours(text: str) -> None:
     ("text", "message"),
     [
         ("", "ends within a value, after 0 characters"),
-        ("# a comment", "no trace: it begins with '#'"),
-        ('{"traceEvents": {}}', "not valid JSON at character 17: '{' where '[' belongs"),
-        ('{"events": []}', "no 'traceEvents' in it"),
-        ('{"traceEvents": [{} {}]}', "'{' where ',' or ']' belongs"),
+        ("# a comment", "not a trace: it begins with '#'"),
+        ('{"traceEvents": {}}', "not valid JSON at character 17: expected '[', found '{'"),
+        ('{"events": []}', "no 'traceEvents' key"),
+        ('{"traceEvents": [{} {}]}', "expected ',' or ']', found '{'"),
         ('{"traceEvents": [{"name": nothing, "ts": 12345678}]}', "not valid JSON at character 26: Expecting value"),
-        ('{1: 2, "traceEvents": []}', "a key that is no text"),
-        ("[" * 100_000 + " " * 100, "values nested deeper than in any trace"),
+        ('{1: 2, "traceEvents": []}', "a key is not a string"),
+        ("[" * 100_000 + " " * 100, "values are nested too deeply"),
     ],
     ids=["empty", "text", "object", "no events", "no comma", "word", "key", "deep"],
 )
-def test_what_is_wrong_is_told_with_its_place(text: str, message: str) -> None:
+def test_errors_name_the_problem_and_its_position(text: str, message: str) -> None:
     with pytest.raises(TraceFormatError) as raised:
         read(text)
     assert message in str(raised.value)
 
 
-def test_a_value_without_an_end_is_given_up_on() -> None:
+def test_an_endless_value_is_refused() -> None:
     def endless() -> Iterator[str]:
         yield '[{"name": "'
         while True:
             yield "x" * 2**20
 
-    with pytest.raises(TraceFormatError, match=r"no whole value within 16\.0 MiB"):
+    with pytest.raises(TraceFormatError, match=r"a value is longer than 16\.0 MiB"):
         list(trace_events("trace", endless()))
