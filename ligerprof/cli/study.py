@@ -1,6 +1,6 @@
-"""`ligerprof study`: the study's whole grid by one command, resumable, ending in a report."""
+"""`ligerprof study`: run the grids that a study file describes, resumable, and write the study's report."""
 
-from collections.abc import Iterator
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,85 +18,93 @@ from ligerprof.cli.output import print_json, say
 from ligerprof.cli.sweep import print_plan, print_result, watching
 from ligerprof.errors import NotBuiltError
 from ligerprof.recipe.training import DEVICES, TrainingRecipe
-from ligerprof.runs.study.cells import PARTS, PROVIDERS, Part, adapt, select_parts, select_providers
+from ligerprof.runs.study.file import Part, Study, load_study
 from ligerprof.runs.sweep.cells import RESULTS_NAME
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.process import CellSettings
 from ligerprof.runs.sweep.runner import RunnerSettings
 from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
 
-_NAMES = ", ".join(part.name for part in PARTS)
 
-
-@click.command(name="study", short_help="Run the 24 GB study's whole grid and report it.")
-@folder_option("The study's folder; cells that are finished in it are not run again.", Path("runs/study"))
-@size_option("--memory-limit", "memory_limit_bytes", "Limit on reserved bytes in the ZeRO parts. Default: 23.5GiB.")
-@click.option("--only", metavar="NAMES", help=f"Parts, joined by commas: {_NAMES}. Default: all.")
-@click.option("--provider", default=",".join(PROVIDERS), show_default=True, help="Whose kernels, joined by commas.")
+@click.command(name="study", short_help="Run the grids of a study file and report them.")
+@click.argument("file", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@folder_option(
+    "The study's folder; finished cells in it are not run again. Default: runs/study, or runs/ and FILE's name."
+)
+@size_option(
+    "--memory-limit", "memory_limit_bytes", "Limit on reserved bytes of the parts that have one, instead of FILE's."
+)
+@click.option("--only", metavar="NAMES", help="Parts, joined by commas. Default: all.")
+@click.option("--provider", metavar="NAMES", help="Whose kernels, joined by commas. Default: all of FILE's.")
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where cells run.")
 @timeout_option
 @click.option(
-    "--stop-at-oom/--no-stop-at-oom", default=True, show_default=True, help="Leave out sizes above one out of memory."
+    "--stop-at-oom/--no-stop-at-oom", default=True, show_default=True, help="Skip sizes above one out of memory."
 )
 @dry_run_option
-@click.option("--report", is_flag=True, help="Write the report from what is finished, and run nothing.")
+@click.option("--report", is_flag=True, help="Write the report from the finished cells, and run nothing.")
 @click.option(
     "--results",
     type=click.Path(path_type=Path, exists=True),
     multiple=True,
-    help="Results of earlier runs that the report reads, too; may be given several times.",
+    help="Results of earlier runs to include in the report; may be repeated.",
 )
 @force_option
 @json_option
-def command(output: Path, dry_run: bool, report: bool, force: bool, as_json: bool, **how: Any) -> None:
-    """Run the 24 GB study's whole grid and report it.
+def command(file: Path | None, output: Path | None, as_json: bool, **how: Any) -> None:
+    """Run the grids of a study file and report them.
 
-    Llama-3.2-1B under ZeRO-3 with everything offloaded and a limit of 23.5 GiB: batch and sequence against
-    kernel sets, our kernels beside liger-kernel's, each kernel alone, the loss of 2024, and the Liger paper's
-    Llama-3-8B. Started again, it goes on from where it was stopped.
+    FILE is TOML; docs/study.md describes it. Without FILE, this is the study of 2024: Llama-3.2-1B under ZeRO-3
+    with everything offloaded and a limit of 23.5 GiB, batch and sequence against kernel sets, our kernels next to
+    liger-kernel's, each kernel alone, the loss of 2024, and the Liger paper's Llama-3-8B. A study that was
+    stopped continues when it is started again.
     """
-    folder = SweepFolder(path=output)
-    if report:
-        written = _write_report(folder, how["results"], force=force)
+    study = load_study(file)
+    folder = SweepFolder(path=output or Path("runs") / (file.stem if file else "study"))
+    words = shlex.join(["ligerprof", "study", *([str(file)] if file else [])])
+    if how["report"]:
+        written = _write_report(study, folder, how["results"], command=words, force=how["force"])
         if as_json:
             print_json({"schema": 1, "kind": "study-report", "report": str(written)})
         return
-    plan = _plan(how, dry_run=dry_run)
-    if dry_run:
+    plan = _plan(study, how)
+    if how["dry_run"]:
         print_plan(plan, folder, as_json=as_json)
         return
     settings = RunnerSettings(
-        cell=CellSettings(timeout_seconds=how["timeout"]), stop_at_oom=how["stop_at_oom"], again=force
+        cell=CellSettings(timeout_seconds=how["timeout"]), stop_at_oom=how["stop_at_oom"], again=how["force"]
     )
     with watching(plan) as watcher:
         result = run_sweep(plan, folder, settings, watcher)
-    # before failed cells end the command: what ran is worth reading
-    _write_report(folder, how["results"], force=True)
+    # before failed cells end the command: the finished ones are worth reading
+    _write_report(study, folder, how["results"], command=words, force=True)
     print_result(result, as_json=as_json)
 
 
-def _write_report(folder: SweepFolder, earlier: tuple[Path, ...], *, force: bool) -> Path:
+def _write_report(study: Study, folder: SweepFolder, earlier: tuple[Path, ...], *, command: str, force: bool) -> Path:
     """Write the report of the folder's cells and those of earlier runs into the folder."""
-    from ligerprof.reports.study import write_report
+    from ligerprof.reports.study.document import write_report
 
     own = [folder.path] if (folder.path / RESULTS_NAME).exists() else []
-    # the folder's own cells count before those of the same recipe in an earlier run
-    written = write_report([*earlier, *own], folder.path, force=force)
+    # a cell of the folder replaces the same cell of an earlier run
+    written = write_report(study, [*earlier, *own], folder.path, command=command, force=force)
     say(f"wrote {written}")
     return written
 
 
-def _plan(how: dict[str, Any], *, dry_run: bool) -> SweepPlan:
-    """The cells of the parts that can run here; with `dry_run` of all parts."""
-    parts = select_parts(how["only"].split(",") if how["only"] else ())
-    device = "cuda" if dry_run and how["device"] == "auto" else _device(how["device"])
-    providers = select_providers(how["provider"].split(","))
-    adapted = [
-        adapt(part, device=device, memory_limit_bytes=how["memory_limit_bytes"], providers=providers)
-        for part in (parts if device == "cuda" else _simulated_parts(parts))
-    ]
-    searches = tuple((part.axis, part.grid) for part in adapted if part.axis is not None)
-    return make_plan(tuple(part.grid for part in adapted), searches=searches)
+def _plan(study: Study, how: dict[str, Any]) -> SweepPlan:
+    """The cells of the parts that can run here; in a dry run, of all parts."""
+    parts = study.select(how["only"].split(",") if how["only"] else ())
+    device = "cuda" if how["dry_run"] and how["device"] == "auto" else _device(how["device"])
+    providers = study.choose_providers(how["provider"].split(",")) if how["provider"] else study.providers
+    if device == "simulated":
+        parts = _simulated_parts(study, parts)
+    grids = {
+        part.name: study.grid(part, device=device, memory_limit_bytes=how["memory_limit_bytes"], providers=providers)
+        for part in parts
+    }
+    searches = tuple((part.find_limit, grids[part.name]) for part in parts if part.find_limit is not None)
+    return make_plan(tuple(grids.values()), searches=searches)
 
 
 def _device(word: str) -> str:
@@ -105,17 +113,19 @@ def _device(word: str) -> str:
     return "cuda" if choose_backend(TrainingRecipe(device=word)) == "measured" else "simulated"
 
 
-def _simulated_parts(parts: tuple[Part, ...]) -> Iterator[Part]:
-    """Parts that the simulator covers; says which it leaves out.
+def _simulated_parts(study: Study, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Parts that the simulator covers; the others are named on stderr.
 
     Raises:
-        NotBuiltError: none is left.
+        NotBuiltError: it covers none.
     """
-    covered = [part for part in parts if "deepspeed" not in part.grid.options.get("engine", ())]
+    covered = tuple(
+        part for part in parts if "deepspeed" not in study.grid(part, device="simulated").options.get("engine", ())
+    )
     left_out = ", ".join(part.name for part in parts if part not in covered)
-    why = "the simulator does not cover ZeRO; `ligerprof study --dry-run` shows their closed form"
+    why = "the simulator does not cover ZeRO; `ligerprof study --dry-run` shows the estimates"
     if not covered:
         raise NotBuiltError(f"study: {left_out}: a CUDA device is needed, as {why}.")
     if left_out:
         say(f"left out without a GPU: {left_out} ({why})")
-    yield from covered
+    return covered

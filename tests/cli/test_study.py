@@ -1,7 +1,9 @@
 import json
 import re
+import sys
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner, Result
@@ -9,10 +11,22 @@ from click.testing import CliRunner, Result
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.study.cells import BATCHES, MEMORY_LIMIT_BYTES, PARTS, SEQUENCES, adapt
+from ligerprof.reports.figures.kinds import KINDS, OF_A_RECIPE
+from ligerprof.runs.study.file import load_study
+from ligerprof.runs.study.outline import FigureKind
 from ligerprof.runs.sweep.grid import cell_key, expand
-from ligerprof.units import GIB
+from ligerprof.units import GIB, format_bytes
 from tests.paths import REPOSITORY
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+MEMORY_LIMIT_BYTES = 47 * GIB // 2
+BATCHES = (1, 4, 8, 16, 32, 64, 96, 112)
+SEQUENCES = (512, 1024, 2048, 4096, 8192, 12288, 16384, 24576)
 
 
 def run(*arguments: str) -> Result:
@@ -20,12 +34,12 @@ def run(*arguments: str) -> Result:
 
 
 def study_recipes() -> list[TrainingRecipe]:
-    parts = [adapt(part, device="cuda", memory_limit_bytes=None, providers=("ligerprof", "liger")) for part in PARTS]
-    return list(expand([part.grid for part in parts], lambda _: None)[0])
+    study = load_study()
+    return list(expand([study.grid(part, device="cuda") for part in study.parts], lambda _: None)[0])
 
 
 def make_row(recipe: TrainingRecipe) -> dict[str, Any]:
-    """A row that claims to be measured: the closed form's bytes, and a speed of its own for each provider."""
+    """A row that claims to be measured: the estimated bytes, and a speed of its own for each provider."""
     expected = estimate(recipe)
     reserved_bytes = expected.peak_bytes + 2**30
     limit_bytes = recipe.memory_limit_bytes or 139 * GIB
@@ -99,7 +113,7 @@ def test_a_dry_run_has_every_cell_and_needs_no_gpu(tmp_path: Path) -> None:
     [
         (("--only", "batch", "--device", "simulated"), 1, "the simulator does not cover ZeRO"),
         (("--only", "lunch"), 2, "no part 'lunch'"),
-        (("--provider", "lunch"), 2, "no cells of provider 'lunch'"),
+        (("--provider", "lunch"), 2, "no provider 'lunch'"),
         (("--report",), 1, "no finished cell"),
         (("--memory-limit", "some"), 2, "not a size"),
     ],
@@ -159,7 +173,7 @@ def test_a_part_alone_makes_a_report_of_its_own(rows: list[dict[str, Any]], tmp_
     assert f"{again[0]['peak_bytes'] / GIB:.2f} /" in (tmp_path / "report" / "README.md").read_text()
 
 
-def test_the_closed_form_is_computed_now_and_what_has_none_is_counted(
+def test_estimates_are_those_of_this_version_and_steps_without_one_are_counted(
     rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     done = [row for row in rows if row["status"] == "done"]
@@ -168,8 +182,8 @@ def test_the_closed_form_is_computed_now_and_what_has_none_is_counted(
     results = write_rows([*recorded, {**done[0], "key": "galore", "recipe": galore.to_json()}], tmp_path / "rows.jsonl")
     assert run("--report", "--results", str(results), "-o", str(tmp_path / "report")).exit_code == 0
     text = (tmp_path / "report" / "README.md").read_text()
-    assert f"Over {len(done)} steps the closed form is off by 0.00 % in the median and by 0.00 % at the worst" in text
-    assert "; 1 more have no closed form." in text
+    assert f"Over {len(done)} steps the estimate is off by 0.00 % in the median and by 0.00 % at worst" in text
+    assert " 1 more steps cannot be estimated." in text
 
 
 def test_speeds_of_other_hours_are_told_apart(rows: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -219,7 +233,7 @@ def test_what_is_not_measured_yet_is_said_with_the_command_that_adds_it(
         ["paper", "all", "2 of 5", "64 x 512, 96 x 512, 128 x 512"],
     ]
     assert "ligerprof study --only ablation,seq-border,paper -o FOLDER" in text
-    assert "or not all of it: ablation (rms; flce), seq-border (none), paper (all)." in text
+    assert "or only in part: ablation (rms; flce), seq-border (none), paper (all)." in text
 
 
 def test_the_committed_report_is_that_of_the_committed_rows(tmp_path: Path) -> None:
@@ -231,3 +245,114 @@ def test_the_committed_report_is_that_of_the_committed_rows(tmp_path: Path) -> N
     )
     figures = {path.name for path in written.parent.glob("*.svg")}
     assert figures == {path.name for path in committed.parent.glob("*.svg")}
+
+
+TINY = """
+title = "Two tiny models"
+text = "A Llama without fused kernels and with them."
+claims = ["Peak at {tokens} tokens: {plain} without kernels, {fused} with the fused loss.", "Nothing: {absent}."]
+
+[kernels]
+none = { liger = "none" }
+flce = { liger = "flce", title = "fused loss" }
+
+[[parts]]
+name = "sequences"
+options = { model = "tiny", seq = [32, 64], batch = 2, repeats = 1, optimizer = "adamw-foreach" }
+kernels = ["none", "flce"]
+
+[cells]
+foreach = { optimizer = "adamw-foreach" }
+
+[values]
+tokens = 128
+plain = { find = "figure", show = "peak", where = { kernels = "none", seq = 64 } }
+fused = { find = "figure", show = "peak", where = { kernels = "flce", seq = 64 } }
+absent = { find = "largest", axis = "batch", where = { seq = 4096 } }
+
+[[sections]]
+title = "Sequences"
+where = { cells = "foreach" }
+figures = [{ name = "lengths", kind = "peak-seq", alt = "Peak against sequence" }]
+
+[[sections.tables]]
+caption = "GiB{absent}"
+rows = { by = "seq", heading = "tokens" }
+kernels = ["none", "flce"]
+show = "peak"
+
+[[sections]]
+title = "Left out"
+text = "A section whose tables and claims lack values."
+claims = ["{absent}"]
+"""
+
+
+def test_a_study_of_ones_own_runs_on_the_simulator_and_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text(TINY)
+    folder = tmp_path / "study"
+    result = run(str(file), "--device", "simulated", "-o", str(folder), "--json")
+    assert result.exit_code == 0, result.stderr
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    peaks = {(row["recipe"]["liger"], row["recipe"]["seq"]): row["peak_bytes"] for row in rows}
+    assert set(peaks) == {("none", 32), ("none", 64), ("flce", 32), ("flce", 64)}
+    assert [cell["key"] for cell in json.loads(result.stdout)["cells"]] == [row["key"] for row in rows]
+    text = (folder / "README.md").read_text()
+    assert text.startswith("# Two tiny models\n\nA Llama without fused kernels and with them.\n")
+    plain, fused = (format_bytes(peaks[kernels, 64]) for kernels in ("none", "flce"))
+    assert f"- Peak at 128 tokens: {plain} without kernels, {fused} with the fused loss.\n" in text
+    assert table_under(text, "Sequences") == [
+        ["tokens", "none", "fused loss"],
+        *([str(seq), *(f"{peaks[kernels, seq] / GIB:.2f}" for kernels in ("none", "flce"))] for seq in (32, 64)),
+    ]
+    assert "![Peak against sequence](lengths.svg)" in text
+    assert (folder / "lengths.svg").exists()
+    assert "SIMULATED" in text
+    for absent in ("Left out", "Nothing", "{", "Not measured yet"):
+        assert absent not in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("title =", "titel =", "titel: unknown key. Known: title, "),
+        ('title = "Two tiny models"', "title = 2", "title: 2 is not a string."),
+        ('liger = "none" }', 'ligar = "none" }', "kernels.none.ligar: unknown key."),
+        ("seq = [32, 64]", 'seq = [32, "long"]', "parts[0].options.seq: 'long' is not an integer."),
+        ("seq = [32, 64]", "sequence = 32", "parts[0].options.sequence: unknown option."),
+        ("seq = [32, 64]", "seq = 0", "parts[0] (sequences): seq is 0."),
+        ('kernels = ["none", "flce"]', 'kernels = ["all"]', "parts[0].kernels: 'all' is not defined."),
+        ('find = "largest"', 'find = "longest"', "values.absent.find: unknown value 'longest'."),
+        ('by = "seq"', 'by = "lunch"', "sections[0].tables[0].rows.by: unknown value 'lunch'."),
+        ("where = { cells", "where = { cell", "sections[0].where.cell: unknown option."),
+        ('claims = ["{absent}"]', 'claims = ["{nothing}"]', "sections[1].claims: 'nothing' is not defined."),
+        ('claims = ["{absent}"]', 'claims = ["{absent"]', "expected '}' before end of string"),
+        ("[kernels]", "[kernels", "two.toml: Expected"),
+    ],
+)
+def test_an_invalid_study_file_is_refused_in_one_line_before_anything_runs(
+    old: str, new: str, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "two.toml"
+    assert old in TINY
+    file.write_text(TINY.replace(old, new, 1))
+    result = run(str(file), "--device", "simulated", "-o", str(tmp_path / "study"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"Error: {file}: ")
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "study").exists()
+
+
+def test_the_package_holds_the_study_of_2024(tmp_path: Path) -> None:
+    shipped = resources.files("ligerprof") / "studies" / "liger-2024.toml"
+    (tmp_path / "copy.toml").write_text(shipped.read_text())
+    assert load_study(tmp_path / "copy.toml") == load_study()
+    packaged = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    # hatch packages every file below, unless an ignore rule of git names it
+    assert packaged == {"packages": ["ligerprof"]}
+
+
+def test_figures_of_a_study_are_kinds_that_plot_draws_from_cells() -> None:
+    assert set(get_args(FigureKind)) <= set(KINDS) - {"memory", "layers", "kernels", OF_A_RECIPE}

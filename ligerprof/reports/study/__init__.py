@@ -1,5 +1,1 @@
-"""The study's report: Markdown with tables and figures, every figure in it from result files."""
-
-from ligerprof.reports.study.document import write_report
-
-__all__ = ["write_report"]
+"""A study's report: Markdown with tables and figures, as the study's file outlines it."""

@@ -1,1 +1,1 @@
-"""A study: a grid of training steps with a report."""
+"""Studies: grids of training steps with a report, each described by a TOML file."""

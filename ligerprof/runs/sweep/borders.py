@@ -61,7 +61,7 @@ def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) 
     lines: dict[str, TrainingRecipe] = {}
     for recipe in recipes:
         lines.setdefault(_line(recipe, axis), recipe)
-    return tuple(_find_border(runner, key, recipe, axis) for key, recipe in lines.items())
+    return tuple(_find_border(runner, recipe, axis) for recipe in lines.values())
 
 
 def edges(cells: Iterable[Cell], axis: Axis) -> tuple[int | None, int | None]:
@@ -72,6 +72,12 @@ def edges(cells: Iterable[Cell], axis: Axis) -> tuple[int | None, int | None]:
     largest = max(ends[CellStatus.DONE], default=None)
     lost = (value for value in ends[CellStatus.OOM] if largest is None or value > largest)
     return largest, min(lost, default=None)
+
+
+def line_edges(cells: Iterable[Cell], recipe: TrainingRecipe, axis: Axis) -> tuple[int | None, int | None]:
+    """The edges of the cells that differ from a recipe in one axis alone."""
+    line = _line(recipe, axis)
+    return edges((cell for cell in cells if _line(cell.recipe, axis) == line), axis)
 
 
 def bracket(
@@ -112,7 +118,7 @@ def _inside(value: int, low: int | None, high: int | None, unit: int) -> int:
     return value if high is None else min(value, high - unit)
 
 
-def _find_border(runner: Runner, line: str, recipe: TrainingRecipe, axis: Axis) -> Border:
+def _find_border(runner: Runner, recipe: TrainingRecipe, axis: Axis) -> Border:
     reason = None
 
     def fits(value: int) -> bool:
@@ -127,11 +133,11 @@ def _find_border(runner: Runner, line: str, recipe: TrainingRecipe, axis: Axis) 
 
     unit = UNITS[axis]
     try:
-        known = _aligned(*_known(runner, line, axis), unit)
+        known = _aligned(*line_edges(runner.cells.values(), recipe, axis), unit)
         bracket(fits, _guess(recipe, axis, known), unit, known)
     except _NoAnswerError as error:
         reason = str(error)
-    largest, smallest_oom = _known(runner, line, axis)
+    largest, smallest_oom = line_edges(runner.cells.values(), recipe, axis)
     return Border(recipe=recipe, axis=axis, largest=largest, smallest_oom=smallest_oom, reason=reason)
 
 
@@ -146,11 +152,6 @@ def _runs(runner: Runner, recipe: TrainingRecipe) -> bool:
     if cell is None:
         raise _NoAnswerError(f"{recipe.batch} x {recipe.seq} failed: {runner.cells[cell_key(recipe)].error}")
     return cell.status is CellStatus.DONE
-
-
-def _known(runner: Runner, line: str, axis: Axis) -> tuple[int | None, int | None]:
-    """The largest value of a line that ran and the smallest above it that did not, of all cells so far."""
-    return edges((cell for cell in runner.cells.values() if _line(cell.recipe, axis) == line), axis)
 
 
 def _at(recipe: TrainingRecipe, axis: Axis, value: int) -> TrainingRecipe:

@@ -1,0 +1,105 @@
+"""What a study's parts ask for and the rows do not hold yet, and the command that runs it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ligerprof.recipe.flags import size_text
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.study.found import Found
+from ligerprof.reports.study.tables import markdown_table
+from ligerprof.runs.study.file import Part
+from ligerprof.runs.sweep.borders import UNITS, line_edges
+from ligerprof.runs.sweep.grid import cell_key, expand
+from ligerprof.runs.sweep.runner import is_beyond
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """What a part lacks for one kernel set.
+
+    Attributes:
+        part: its name.
+        kernels: as the tables name them.
+        measured: how many of its steps have rows, such as `1 of 8`; empty for the search of a border.
+        missing: the steps, or the interval that the search has still to narrow.
+    """
+
+    part: str
+    kernels: str
+    measured: str
+    missing: str
+
+
+def find_gaps(found: Found) -> tuple[Gap, ...]:
+    """What is missing, in the study's order; steps above one that was out of memory do not count."""
+    return tuple(gap for part in found.study.parts for gap in (*_steps(part, found), *_search(part, found)))
+
+
+def gaps_in_words(gaps: Iterable[Gap]) -> str:
+    """The parts with the kernels for which they lack something, such as `paper (none; all)`."""
+    kernels: dict[str, list[str]] = {}
+    for gap in gaps:
+        kernels.setdefault(gap.part, []).append(gap.kernels)
+    return ", ".join(f"{part} ({'; '.join(names)})" for part, names in kernels.items())
+
+
+def gaps_section(found: Found, gaps: Iterable[Gap], command: str) -> list[str]:
+    """A row per part and kernel set, and the command.
+
+    Args:
+        command: that runs this study, such as `ligerprof study`.
+    """
+    rows = [[gap.part, gap.kernels, gap.measured, gap.missing] for gap in gaps]
+    if not rows:
+        return []
+    parts = ",".join(dict.fromkeys(gap.part for gap in gaps))
+    return [
+        *markdown_table(["part", "kernels", "measured", "not measured yet, batch x sequence"], rows),
+        "In a folder whose `results.jsonl` holds the rows of this report, this runs what is missing:",
+        "",
+        "```",
+        f"{command} --only {parts}{_limit_flag(found)} -o FOLDER",
+        "```",
+        "",
+    ]
+
+
+def _recipes(part: Part, found: Found) -> tuple[TrainingRecipe, ...]:
+    """The steps of a part, on the device and under the limit of the rows."""
+    grid = found.study.grid(part, device=found.cells[0].recipe.device, memory_limit_bytes=found.limit_bytes)
+    return expand([grid], lambda _: None)[0]
+
+
+def _limit_flag(found: Found) -> str:
+    """The option that sets the limit of the rows, where the study's own is another."""
+    own = {limit for part in found.study.parts for limit in found.study.limits(part)}
+    limit_bytes = found.limit_bytes
+    return "" if limit_bytes is None or limit_bytes in own else f" --memory-limit {size_text(limit_bytes)}"
+
+
+def _steps(part: Part, found: Found) -> Iterator[Gap]:
+    keys = {cell.key for cell in found.cells}
+    asked: dict[str, list[TrainingRecipe]] = {}
+    for recipe in _recipes(part, found):
+        asked.setdefault(found.title(recipe), []).append(recipe)
+    for kernels, recipes in asked.items():
+        lacking = [one for one in recipes if cell_key(one) not in keys and not is_beyond(one, found.cells)]
+        if lacking:
+            measured = sum(cell_key(recipe) in keys for recipe in recipes)
+            missing = ", ".join(f"{recipe.batch} x {recipe.seq:,}" for recipe in lacking)
+            yield Gap(part=part.name, kernels=kernels, measured=f"{measured} of {len(recipes)}", missing=missing)
+
+
+def _search(part: Part, found: Found) -> Iterator[Gap]:
+    """The borders of a part that searches them, where they are not found to the last step."""
+    if part.find_limit is None:
+        return
+    lines: dict[str, TrainingRecipe] = {}
+    for recipe in _recipes(part, found):
+        lines.setdefault(found.title(recipe), recipe)
+    for kernels, recipe in lines.items():
+        largest, smallest = line_edges(found.cells, recipe, part.find_limit)
+        if largest is None or smallest is None or smallest - largest > UNITS[part.find_limit]:
+            above = "" if largest is None else f" above {largest:,}"
+            below = "" if smallest is None else f" below {smallest:,}"
+            yield Gap(part=part.name, kernels=kernels, measured="", missing=f"border{above}{below}")
