@@ -1,4 +1,4 @@
-"""What the kernels ask about the device they run on; a simulator answers for the GPU it stands for."""
+"""What the kernels ask about the device they run on; in a simulation the answers are those of the simulated GPU."""
 
 import importlib.util
 import os
@@ -14,29 +14,35 @@ DEVICE_KINDS = ("cuda", "cpu", "simulated")
 
 # Triton's interpreter runs programs one after the other; a few are enough to exercise partial sums
 _INTERPRETER_SM_COUNT = 4
-# compute capability 9.0; where nothing is launched, no more than an answer is needed
+# of compute capability 9.0, where nothing is launched and any plausible answer will do
 _SHARED_BYTES = 227 * 1024
-# programmatic dependent launch came with it
+# the first compute capability with programmatic dependent launch
 _HOPPER = (9, 0)
 
-# one value for the process and not a context variable: backward may run on autograd's threads
-_stand_in: list[int] = []
+# multiprocessors of the simulated GPUs, innermost last. A plain list and not a context variable, because backward may
+# run on autograd's own threads
+_simulated_sm_counts: list[int] = []
 
 
 @contextmanager
-def standing_for(*, sm_count: int) -> Iterator[None]:
-    """Let every device count as one with `sm_count` multiprocessors, as a simulation of that GPU needs."""
-    _stand_in.append(sm_count)
+def simulated_gpu(*, sm_count: int) -> Iterator[None]:
+    """Treat every device as a GPU with `sm_count` multiprocessors."""
+    _simulated_sm_counts.append(sm_count)
     try:
         yield
     finally:
-        _stand_in.pop()
+        _simulated_sm_counts.pop()
+
+
+def is_simulated() -> bool:
+    """Whether a GPU is being simulated."""
+    return bool(_simulated_sm_counts)
 
 
 def sm_count(device: "torch.device") -> int:
-    """Multiprocessors of `device`; partial sums are sized by it."""
-    if _stand_in:
-        return _stand_in[-1]
+    """Multiprocessors of `device`, which determine the number of partial sums."""
+    if _simulated_sm_counts:
+        return _simulated_sm_counts[-1]
     if device.type == "cuda":
         return _cuda_sm_count(device.index)
     return _INTERPRETER_SM_COUNT
@@ -51,8 +57,8 @@ def _cuda_sm_count(index: int | None) -> int:
 
 
 def shared_bytes(device: "torch.device") -> int:
-    """Shared memory that one program on `device` may use."""
-    if _stand_in or device.type != "cuda":
+    """Shared memory available to one program on `device`."""
+    if is_simulated() or device.type != "cuda":
         return _SHARED_BYTES
     return _cuda_shared_bytes(device.index)
 
@@ -66,13 +72,13 @@ def _cuda_shared_bytes(index: int | None) -> int:
 
 
 def launches_early(device: "torch.device") -> bool:
-    """Whether a launch may be made ready while the one before it runs, and its kernel waits for that one itself.
+    """Whether a launch may start before the previous one has finished, its kernel waiting for the results.
 
-    Compiled code launches on its own terms.
+    Never in compiled code, which launches on its own terms.
     """
     import torch
 
-    if _stand_in or device.type != "cuda" or torch.compiler.is_compiling():
+    if is_simulated() or device.type != "cuda" or torch.compiler.is_compiling():
         return False
     return _cuda_launches_early(device.index)
 
@@ -86,9 +92,9 @@ def _cuda_launches_early(index: int | None) -> bool:
 
 
 def on_device(tensor: "torch.Tensor") -> AbstractContextManager[object]:
-    """Make the tensor's GPU the one that Triton launches on; nothing for a tensor on the CPU.
+    """Make the tensor's GPU the current one, on which Triton launches; no effect for a tensor on the CPU.
 
-    Compiled code chooses the device itself, and torch.compile does not trace torch's guard.
+    Compiled code selects the device itself, and torch.compile does not trace torch's guard.
     """
     import torch
 
@@ -97,35 +103,11 @@ def on_device(tensor: "torch.Tensor") -> AbstractContextManager[object]:
     return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
 
 
-def graph_is_retained() -> bool:
-    """Whether the backward pass that is running may run again, so that it must leave saved tensors as they are."""
-    import torch
-
-    # what torch's own compiled backward passes ask before they free or write over anything
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
-def is_unshared(tensor: "torch.Tensor") -> bool:
-    """Whether no tensor lies on this one's memory but itself and the one that it is a view of.
-
-    What checkpointing keeps of a recomputed or selected operation is such a tensor, and so is a result that its own
-    operation keeps. One that is kept as an input is this tensor itself. In a simulation the answer is yes: fake tensors
-    hold on to more of their kind than real ones do.
-    """
-    import torch
-
-    if _stand_in:
-        return True
-    own = 1 if tensor._base is None else 2
-    # what torch's own CUDA graphs ask; the question counts as one holder more
-    return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == own + 1)
-
-
 def triton_unavailable_reason(device_kind: str) -> str | None:
     """Why a Triton kernel cannot run on a device of this kind, or None.
 
     Args:
-        device_kind: `cuda`, `cpu` (Triton's interpreter), or `simulated` (launches left out).
+        device_kind: `cuda`, `cpu` (Triton's interpreter), or `simulated` (nothing is launched).
     """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed (there is one for Linux: pip install triton)"

@@ -16,7 +16,7 @@ from tests.paths import REPOSITORY
 # what one program may have of it, of 228 KiB
 _SHARED_BYTES = 227 * 1024
 # of a thread, where a row of 16 bit is too long to be held in fp32
-_SPILLED_BYTES = {("add_rms", "_rms_bwd_kernel"): 8, ("layernorm", "_layer_norm_bwd_kernel"): 112}
+_SPILLED_BYTES = {("add_rms", "_norm_bwd_kernel"): 8, ("layernorm", "_norm_bwd_kernel"): 112}
 
 
 def compiled_for_hopper(cases: tuple[str, ...], cache: Path) -> list[dict[str, Any]]:

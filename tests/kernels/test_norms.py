@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.layernorm import reference as layer_reference
-from ligerprof.kernels.rms import reference as rms_reference
-from ligerprof.kernels.rows.plan import MAX_COLUMNS, backward_programs, is_long, plan_backward, plan_forward
+from ligerprof.kernels.norm import reference
+from ligerprof.kernels.norm.plan import MAX_COLUMNS, backward_programs, is_long, plan_backward, plan_forward
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, run
 
 EPS = 1e-5
@@ -30,19 +29,19 @@ CASES = [
 
 
 def rms(x: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:
-    from ligerprof.kernels.rms.triton import rms_norm
+    from ligerprof.kernels.norm.triton import rms_norm
 
     return rms_norm(x, weight, EPS, offset)
 
 
 def add_rms(x: Tensor, residual: Tensor, weight: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    from ligerprof.kernels.rms.triton import add_rms_norm
+    from ligerprof.kernels.norm.triton import add_rms_norm
 
     return add_rms_norm(x, residual, weight, EPS, offset)
 
 
 def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    from ligerprof.kernels.layernorm.triton import layer_norm
+    from ligerprof.kernels.norm.triton import layer_norm
 
     return layer_norm(x, weight, bias, EPS)
 
@@ -51,14 +50,14 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def test_rms_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in ((rows, columns), (columns,))))
     grad = torch.randn(rows, columns, dtype=dtype, device=device)
-    assert_matches_fp64(rms, lambda x, w: rms_reference.rms_norm(x, w, EPS), inputs, ROUNDING[dtype], [grad])
+    assert_matches_fp64(rms, lambda x, w: reference.rms_norm(x, w, EPS), inputs, ROUNDING[dtype], [grad])
 
 
 def test_rms_with_gemmas_offset(device: torch.device) -> None:
     inputs = leaves(torch.randn(2, 7, 100, device=device), 0.1 * torch.randn(100, device=device))
     assert_matches_fp64(
         lambda x, w: rms(x, w, 1.0),
-        lambda x, w: rms_reference.rms_norm(x, w, EPS, 1.0),
+        lambda x, w: reference.rms_norm(x, w, EPS, 1.0),
         inputs,
         ROUNDING[torch.float32],
     )
@@ -74,16 +73,14 @@ def test_rms_reads_strided_rows_and_strided_gradients(device: torch.device) -> N
     x = torch.randn(6, 3, 80, device=device)[:, :, :50].requires_grad_()
     weight = torch.randn(50, device=device, requires_grad=True)
     grad = torch.randn(50, 3, 6, device=device).permute(2, 1, 0)
-    assert_matches_fp64(
-        rms, lambda a, w: rms_reference.rms_norm(a, w, EPS), [x, weight], ROUNDING[torch.float32], [grad]
-    )
+    assert_matches_fp64(rms, lambda a, w: reference.rms_norm(a, w, EPS), [x, weight], ROUNDING[torch.float32], [grad])
 
 
 @pytest.mark.parametrize("frozen", ["x", "weight"])
 def test_rms_with_a_frozen_input(frozen: str, device: torch.device) -> None:
     x, weight = leaves(torch.randn(11, 72, device=device), torch.randn(72, device=device))
     (x if frozen == "x" else weight).requires_grad_(False)  # noqa: FBT003
-    assert_matches_fp64(rms, lambda a, w: rms_reference.rms_norm(a, w, EPS), [x, weight], ROUNDING[torch.float32])
+    assert_matches_fp64(rms, lambda a, w: reference.rms_norm(a, w, EPS), [x, weight], ROUNDING[torch.float32])
 
 
 @pytest.mark.parametrize(("rows", "columns", "dtype"), CASES)
@@ -93,7 +90,7 @@ def test_add_rms_matches_fp64(rows: int, columns: int, dtype: torch.dtype, devic
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in sizes))
     grads = [torch.randn(rows, columns, dtype=dtype, device=device) for _ in range(2)]
     assert_matches_fp64(
-        add_rms, lambda x, r, w: rms_reference.add_rms_norm(x, r, w, EPS), inputs, 2 * ROUNDING[dtype], grads
+        add_rms, lambda x, r, w: reference.add_rms_norm(x, r, w, EPS), inputs, 2 * ROUNDING[dtype], grads
     )
 
 
@@ -107,16 +104,14 @@ def test_add_rms_of_two_dtypes_is_in_the_wider(wide: str, device: torch.device) 
     assert all(output.dtype == torch.float32 for output in outputs)
     gradients = torch.autograd.grad(outputs, inputs, [torch.randn(7, 96, device=device) for _ in range(2)])
     assert [gradient.dtype for gradient in gradients] == [value.dtype for value in inputs]
-    assert_matches_fp64(
-        add_rms, lambda x, r, w: rms_reference.add_rms_norm(x, r, w, EPS), inputs, ROUNDING[torch.bfloat16]
-    )
+    assert_matches_fp64(add_rms, lambda x, r, w: reference.add_rms_norm(x, r, w, EPS), inputs, ROUNDING[torch.bfloat16])
 
 
 def test_add_rms_whose_sum_nobody_reads(device: torch.device) -> None:
     inputs = leaves(*(torch.randn(size, device=device) for size in ((9, 64), (9, 64), (64,))))
     assert_matches_fp64(
         lambda *given: add_rms(*given)[0],
-        lambda x, r, w: rms_reference.add_rms_norm(x, r, w, EPS)[0],
+        lambda x, r, w: reference.add_rms_norm(x, r, w, EPS)[0],
         inputs,
         2 * ROUNDING[torch.float32],
     )
@@ -128,7 +123,7 @@ def test_add_rms_reads_strided_rows(device: torch.device) -> None:
     weight = torch.randn(50, device=device, requires_grad=True)
     assert_matches_fp64(
         add_rms,
-        lambda a, r, w: rms_reference.add_rms_norm(a, r, w, EPS),
+        lambda a, r, w: reference.add_rms_norm(a, r, w, EPS),
         [x, residual, weight],
         2 * ROUNDING[torch.float32],
     )
@@ -140,9 +135,7 @@ def test_layernorm_matches_fp64(rows: int, columns: int, dtype: torch.dtype, dev
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in sizes))
     grad = torch.randn(rows, columns, dtype=dtype, device=device)
     # the mean of a row may cancel, so twice one rounding
-    assert_matches_fp64(
-        layer, lambda *given: layer_reference.layer_norm(*given, EPS), inputs, 2 * ROUNDING[dtype], [grad]
-    )
+    assert_matches_fp64(layer, lambda *given: reference.layer_norm(*given, EPS), inputs, 2 * ROUNDING[dtype], [grad])
 
 
 @pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (1, 2)], ids=str)
@@ -150,16 +143,14 @@ def test_layernorm_with_frozen_inputs(frozen: tuple[int, ...], device: torch.dev
     inputs = leaves(*(torch.randn(size, device=device) for size in ((13, 72), (72,), (72,))))
     for index in frozen:
         inputs[index].requires_grad_(False)  # noqa: FBT003
-    assert_matches_fp64(
-        layer, lambda *given: layer_reference.layer_norm(*given, EPS), inputs, 2 * ROUNDING[torch.float32]
-    )
+    assert_matches_fp64(layer, lambda *given: reference.layer_norm(*given, EPS), inputs, 2 * ROUNDING[torch.float32])
 
 
 def test_layernorm_without_a_bias(device: torch.device) -> None:
     inputs = leaves(torch.randn(13, 72, device=device), torch.randn(72, device=device))
     assert_matches_fp64(
         lambda x, w: layer(x, w, None),
-        lambda x, w: layer_reference.layer_norm(x, w, None, EPS),
+        lambda x, w: reference.layer_norm(x, w, None, EPS),
         inputs,
         2 * ROUNDING[torch.float32],
     )
@@ -170,7 +161,7 @@ def test_layernorm_of_rows_far_from_zero(device: torch.device) -> None:
         1000.0 + torch.randn(4, 300, device=device), torch.randn(300, device=device), torch.zeros(300, device=device)
     )
     # 1000 in fp32 is known to 3e-5 of the deviation
-    assert_matches_fp64(layer, lambda *given: layer_reference.layer_norm(*given, EPS), inputs, 1e-4)
+    assert_matches_fp64(layer, lambda *given: reference.layer_norm(*given, EPS), inputs, 1e-4)
 
 
 def test_rows_too_long_and_weights_that_do_not_fit_are_refused(device: torch.device) -> None:

@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.device import graph_is_retained, on_device
-from ligerprof.kernels.rows.triton import as_rows
+from ligerprof.kernels.device import on_device
+from ligerprof.kernels.tensors import as_rows, graph_is_retained
 
 # launch: a piece of one row a program, whatever the row's width, and neighbours in memory one after the other
 _BLOCK = 1024

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.device import is_unshared, on_device
+from ligerprof.kernels.device import on_device
+from ligerprof.kernels.tensors import is_unshared
 
 # launch: a program turns a few heads of one token; neighbours in memory follow one another
 _TILE_PAIRS = 1024

@@ -12,7 +12,7 @@ from torch import nn
 
 from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
 from ligerprof.kernels import Patch, apply, find_kernel
-from ligerprof.kernels.device import standing_for
+from ligerprof.kernels.device import simulated_gpu
 from ligerprof.kernels.patching.apply import require_available
 from tests.kernels.models import FAMILIES, VOCAB, batch, fingerprint, tiny_config, tiny_model, train_once
 from tests.kernels.oracle import relative_error
@@ -268,12 +268,12 @@ def test_what_joins_layers_runs_inside_the_calls_whose_weights_it_reads(device: 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
 def test_a_layer_adds_and_normalizes_in_one_call(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ligerprof.kernels.rms import triton as rms
+    from ligerprof.kernels.norm import triton as norm
 
     calls: list[str] = []
     for name in ("rms_norm", "add_rms_norm"):
-        kernel = getattr(rms, name)
-        monkeypatch.setattr(rms, name, lambda *a, name=name, kernel=kernel: calls.append(name) or kernel(*a))
+        kernel = getattr(norm, name)
+        monkeypatch.setattr(norm, name, lambda *a, name=name, kernel=kernel: calls.append(name) or kernel(*a))
     model = tiny_model(family)
     layers = len(model.model.layers)
     with apply(model, "rms"):
@@ -314,7 +314,7 @@ def test_a_simulated_gpu_decides_the_sm_count() -> None:
 
     here = torch.device("cpu")
     plain = sm_count(here)
-    with standing_for(sm_count=77), standing_for(sm_count=132):
+    with simulated_gpu(sm_count=77), simulated_gpu(sm_count=132):
         assert sm_count(here) == 132
     assert sm_count(here) == plain
 

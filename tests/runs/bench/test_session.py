@@ -154,7 +154,7 @@ def test_a_kernel_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.Mo
     def fail(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 7 TiB")
 
-    monkeypatch.setattr("ligerprof.kernels.rms.triton.rms_norm", fail)
+    monkeypatch.setattr("ligerprof.kernels.norm.triton.rms_norm", fail)
     plan = dataclasses.replace(PLAN, kernels=("rms",), providers=("ligerprof", "torch"), host=False)
     found = records_of(plan)
     reasons = {r.subject.provider: r.reason for r in found if isinstance(r, MissingRecord)}

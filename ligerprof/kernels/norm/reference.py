@@ -1,11 +1,12 @@
-"""RMSNorm in plain torch."""
+"""The norms in plain torch."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """X / rms(x) * (weight + offset) over the last axis, computed in fp32 or wider, in x's dtype."""
+    """Compute x / rms(x) * (weight + offset) over the last axis, computed in fp32 or wider, in x's dtype."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return (_normed(x.to(dtype), eps) * (weight.to(dtype) + offset)).to(x.dtype)
 
@@ -18,3 +19,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
     """The RMSNorm of x + residual, and that sum."""
     total = x + residual
     return rms_norm(total, weight, eps, offset), total
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Compute (x - mean) / std * weight + bias over the last axis."""
+    return functional.layer_norm(x, weight.shape, weight, bias, eps)

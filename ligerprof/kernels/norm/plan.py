@@ -1,4 +1,4 @@
-"""How rows that are reduced one by one are spread over programs: the one rule for norm kernels and estimator."""
+"""Decide how the norm kernels spread rows over programs; the kernels and their memory specs share this plan."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ from ligerprof.errors import KernelInputError
 
 MAX_COLUMNS = 65536
 
-# elements a program holds at a time, where it takes one tile and where it walks: narrow rows share a tile
+# elements of a tile: for a program that takes one tile, and for one that walks over several
 _TILE_ELEMENTS, _WALKED_ELEMENTS = 4096, 8192
 _ELEMENTS_PER_WARP = 1024
 _MIN_WARPS, _MAX_WARPS = 4, 32
 
-# tiles that a program which walks has under way: two are read ahead. One read ahead is slower than none
+# tiles in flight in a program that walks: two are prefetched. Prefetching only one is slower than prefetching none
 _STAGES = 3
-# of shared memory, for what the reductions exchange
+# shared memory that the reductions need
 _RESERVED_BYTES = 2048
 
 
@@ -22,12 +22,12 @@ class RowPlan:
     """One launch over rows.
 
     Attributes:
-        block: columns of a tile, a power of two not below the row's.
-        tile_rows: rows of a tile.
-        programs: as many as tiles, or fewer that walk over them, each with one row of partial sums.
-        warps: warps a program.
-        stages: tiles of a program that are under way at a time.
-        is_long: whether rows are, see `is_long`.
+        block: columns per tile: the row's, rounded up to a power of two.
+        tile_rows: rows per tile.
+        programs: one per tile, or fewer that walk over the tiles; each of those has its own partial sums.
+        warps: warps per program.
+        stages: tiles in flight per program.
+        is_long: see `is_long`.
     """
 
     block: int
@@ -39,14 +39,14 @@ class RowPlan:
 
 
 def plan_forward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, read_bytes: int) -> RowPlan:
-    """One program a tile; programs walk where a multiprocessor would hold few of them.
+    """One program per tile; long rows are walked as in backward, since only a few fit a multiprocessor.
 
     Args:
-        shared_bytes: shared memory that one program may use.
-        read_bytes: of all that is read row by row, bytes a column.
+        shared_bytes: shared memory available to one program.
+        read_bytes: bytes per column, summed over the tensors that are read row by row.
 
     Raises:
-        KernelInputError: rows too long for one program.
+        KernelInputError: the rows are too long for one program.
     """
     block = _block(columns)
     if is_long(columns):
@@ -65,35 +65,35 @@ def plan_forward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, r
 
 
 def plan_backward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, read_bytes: int) -> RowPlan:
-    """Programs that walk over the tiles, one a multiprocessor: bytes enough under way, and few partial sums.
+    """Programs that walk over the tiles, one per multiprocessor: enough bytes in flight, and few partial sums.
 
     Args:
-        shared_bytes: shared memory that one program may use.
-        read_bytes: of all that is read row by row, bytes a column.
+        shared_bytes: shared memory available to one program.
+        read_bytes: bytes per column, summed over the tensors that are read row by row.
 
     Raises:
-        KernelInputError: rows too long for one program.
+        KernelInputError: the rows are too long for one program.
     """
     block = _block(columns)
     tile_rows = _tile_rows(block, _WALKED_ELEMENTS)
-    ahead_bytes = (_STAGES - 1) * tile_rows * block * read_bytes
-    reads_ahead = ahead_bytes <= shared_bytes - _RESERVED_BYTES
+    prefetched_bytes = (_STAGES - 1) * tile_rows * block * read_bytes
+    prefetches = prefetched_bytes <= shared_bytes - _RESERVED_BYTES
     return RowPlan(
         block=block,
         tile_rows=tile_rows,
         programs=backward_programs(rows=rows, columns=columns, sm_count=sm_count),
-        # more warps hide the waiting where nothing is read ahead, and each thread holds less
-        warps=_warps(tile_rows * block * (1 if reads_ahead else 2)),
-        stages=_STAGES if reads_ahead else 1,
+        # without prefetching, more warps hide the latency of the loads, and each thread holds less
+        warps=_warps(tile_rows * block * (1 if prefetches else 2)),
+        stages=_STAGES if prefetches else 1,
         is_long=is_long(columns),
     )
 
 
 def backward_programs(*, rows: int, columns: int, sm_count: int) -> int:
-    """Programs of the backward launch: as few as take no turn more than one a multiprocessor would.
+    """Programs of the backward launch: the fewest that finish in as many turns as one per multiprocessor would.
 
     Raises:
-        KernelInputError: rows too long for one program.
+        KernelInputError: the rows are too long for one program.
     """
     tiles = -(-rows // _tile_rows(_block(columns), _WALKED_ELEMENTS))
     turns = max(-(-tiles // sm_count), 1)
@@ -101,7 +101,7 @@ def backward_programs(*, rows: int, columns: int, sm_count: int) -> int:
 
 
 def is_long(columns: int) -> bool:
-    """Whether a row and sums over rows do not fit a program's registers in fp32."""
+    """Whether a row and the sums over rows exceed a program's registers in fp32."""
     return columns > _WALKED_ELEMENTS
 
 

@@ -1,0 +1,1 @@
+"""RMSNorm, with or without the residual addition before it, and LayerNorm."""

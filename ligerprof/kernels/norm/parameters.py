@@ -1,0 +1,99 @@
+"""Gradients of a norm's parameters: sums over the backward launch's programs, each of which summed its own rows.
+
+Axes: P programs of the backward launch, D columns, S parameters that want a gradient.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
+
+from ligerprof.kernels.device import launches_early, on_device
+
+# launch config: many rows per step, because this kernel waits for memory latency and not for bandwidth. Few registers,
+# so that its programs are resident while the backward launch walks over its last rows
+_BLOCK_ROWS = 128
+_BLOCK_COLUMNS = 8
+_WARPS = 4
+
+
+@triton.jit
+def _column_sums_kernel(
+    partial_ptr,
+    first_ptr,
+    second_ptr,
+    rows,
+    columns,
+    EARLY: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sum the rows of partial[0] into `first` and, unless it is None, those of partial[1] into `second`.
+
+    EARLY: this launch may start before the launch that writes the partial sums has finished.
+    """
+    slab = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    in_row = column < columns
+    partial_ptr += slab * rows * columns
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    if EARLY:
+        gdc_wait()
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & in_row[None, :]
+        total += tl.load(partial_ptr + row[:, None] * columns + column[None, :], mask=mask, other=0.0)
+    sums = tl.sum(total, axis=0)
+    if slab == 0:
+        tl.store(first_ptr + column, sums.to(first_ptr.dtype.element_ty), mask=in_row)
+    elif second_ptr is not None:
+        tl.store(second_ptr + column, sums.to(second_ptr.dtype.element_ty), mask=in_row)
+
+
+class ParameterGradients:
+    """Buffers for the gradients of up to two parameters, and for the partial sums that they are made from.
+
+    Attributes:
+        totals_D: each parameter's gradient in the parameter's dtype, None where none is wanted; valid after `add_up`.
+        partials_PD: each parameter's fp32 partial sums, which the backward launch writes; None where none are wanted.
+    """
+
+    def __init__(self, parameters_D: Sequence[Tensor | None], wanted: Sequence[bool], programs: int) -> None:
+        self.totals_D = [
+            torch.empty_like(parameter_D) if parameter_D is not None and is_wanted else None
+            for parameter_D, is_wanted in zip(parameters_D, wanted, strict=True)
+        ]
+        self.partials_PD: list[Tensor | None] = [None] * len(self.totals_D)
+        self._written_D = [total_D for total_D in self.totals_D if total_D is not None]
+        if self._written_D:
+            first_D = self._written_D[0]
+            sizes = (len(self._written_D), programs, first_D.shape[0])
+            self._partial_SPD = torch.empty(sizes, dtype=torch.float32, device=first_D.device)
+            slabs = iter(self._partial_SPD.unbind())
+            self.partials_PD = [None if total_D is None else next(slabs) for total_D in self.totals_D]
+
+    def add_up(self) -> None:
+        """Write the sums over the programs into `totals_D`."""
+        if not self._written_D:
+            return
+        parameters, programs, columns = self._partial_SPD.shape
+        early = launches_early(self._partial_SPD.device)
+        with on_device(self._partial_SPD):
+            _column_sums_kernel[(triton.cdiv(columns, _BLOCK_COLUMNS), parameters)](
+                partial_ptr=self._partial_SPD,
+                first_ptr=self._written_D[0],
+                # None and not the first one again: torch.compile copies each argument that a kernel writes
+                second_ptr=self._written_D[1] if parameters > 1 else None,
+                rows=programs,
+                columns=columns,
+                EARLY=early,
+                ROWS=_BLOCK_ROWS,
+                COLUMNS=_BLOCK_COLUMNS,
+                num_warps=_WARPS,
+                **({"launch_pdl": True} if early else {}),
+            )

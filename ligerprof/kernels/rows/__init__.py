@@ -1,1 +1,0 @@
-"""What the kernels that reduce row by row share."""

@@ -1,0 +1,32 @@
+"""What the kernels ask of the tensors they are given: rows, and the right to write over them."""
+
+import torch
+from torch import Tensor
+
+from ligerprof.kernels.device import is_simulated
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """`x` with its leading axes merged into one and its last axis dense; a view where the strides allow it."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def graph_is_retained() -> bool:
+    """Whether the running backward pass may run again (`retain_graph=True`), so that saved tensors must stay intact."""
+    # torch's own compiled backward passes check this before they free or overwrite anything
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def is_unshared(tensor: Tensor) -> bool:
+    """Whether this tensor, and the one that it is a view of, are the only tensors on their memory.
+
+    The answer is no for a tensor that checkpointing keeps as the result of a recomputed or selected operation, and for
+    a result that its own operation keeps. It is yes for a tensor that is kept as an operation's input: that is the same
+    tensor. In a simulation the answer is always yes, since fake tensors keep more tensors alive than real ones do.
+    """
+    if is_simulated():
+        return True
+    own = 1 if tensor._base is None else 2
+    # torch's CUDA graphs use this count; the call itself holds one more reference
+    return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == own + 1)
