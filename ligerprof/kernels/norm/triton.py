@@ -80,7 +80,8 @@ def _norm_fwd_kernel(
     first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
     if LONG:
         weight = _load_parameter(weight_ptr, offset, columns, BLOCK)
-        bias = None if bias_ptr is None else _load_parameter(bias_ptr, None, columns, BLOCK)
+        if bias_ptr is not None:
+            bias = _load_parameter(bias_ptr, None, columns, BLOCK)
     # constant bounds for the one tile of a program that does not walk: the loop disappears when the kernel is compiled
     origin, begin, end, step = (0, first, rows, step) if LONG else (first, 0, 1, 1)
     for start in tl.range(begin, end, step, num_stages=STAGES):
