@@ -8,7 +8,7 @@ from typing import Any
 
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels.cross_entropy.spec import SPECS as CE_SPECS
-from ligerprof.kernels.geglu.spec import SPECS as GEGLU_SPECS
+from ligerprof.kernels.gated.spec import SPECS as GATED_SPECS
 from ligerprof.kernels.linear_cross_entropy.spec import SPECS as FLCE_SPECS
 from ligerprof.kernels.norm.spec import SPECS as NORM_SPECS
 from ligerprof.kernels.providers.cce.spec import SPECS as CCE_SPECS
@@ -16,15 +16,13 @@ from ligerprof.kernels.providers.liger.spec import SPECS as LIGER_SPECS
 from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
 from ligerprof.kernels.selection import KERNEL_NAMES, WIDER_KERNELS
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.kernels.swiglu.spec import SPECS as SWIGLU_SPECS
 
 ENTRY_POINT_GROUP = "ligerprof.kernels"
 
 BUILT_IN: tuple[KernelSpec, ...] = (
     *ROPE_SPECS,
     *NORM_SPECS,
-    *SWIGLU_SPECS,
-    *GEGLU_SPECS,
+    *GATED_SPECS,
     *CE_SPECS,
     *FLCE_SPECS,
     *LIGER_SPECS,

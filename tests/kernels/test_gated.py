@@ -11,9 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels import find_kernel
-from ligerprof.kernels.geglu.reference import geglu as geglu_reference
+from ligerprof.kernels.gated import reference
 from ligerprof.kernels.patching.apply import load_entry
-from ligerprof.kernels.swiglu.reference import swiglu as swiglu_reference
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, relative_error, run
 
 Gated = Callable[[Tensor, Tensor], Tensor]
@@ -21,10 +20,9 @@ Gated = Callable[[Tensor, Tensor], Tensor]
 
 @pytest.fixture(params=["swiglu", "geglu"])
 def pair(request: pytest.FixtureRequest) -> tuple[Gated, Gated]:
-    from ligerprof.kernels.geglu.triton import geglu
-    from ligerprof.kernels.swiglu.triton import swiglu
+    from ligerprof.kernels.gated.triton import geglu, swiglu
 
-    both: dict[str, Any] = {"swiglu": (swiglu, swiglu_reference), "geglu": (geglu, geglu_reference)}
+    both: dict[str, Any] = {"swiglu": (swiglu, reference.swiglu), "geglu": (geglu, reference.geglu)}
     return both[request.param]  # type: ignore[no-any-return]
 
 

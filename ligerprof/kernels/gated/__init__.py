@@ -1,1 +1,1 @@
-"""What the kernels of gated activations share."""
+"""Gated activations: SwiGLU and GeGLU, alone or with the linear layer that follows."""

@@ -1,6 +1,8 @@
-"""Gated activations in Triton, act(gate) * up, alone or with the linear layer behind: gate and up are all that is kept.
+"""Gated activations in Triton: act(gate) * up, alone or with the linear layer that follows.
 
-N rows, I intermediate columns, H features behind the linear layer.
+Backward keeps gate and up only and recomputes the rest.
+
+Axes: N rows, I intermediate columns, H output features of the linear layer.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -19,23 +21,23 @@ from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
 from ligerprof.kernels.tensors import as_rows, graph_is_retained
 
-# launch: a piece of one row a program, whatever the row's width, and neighbours in memory one after the other
+# launch config: one piece of one row per program; consecutive programs take neighboring memory
 _BLOCK = 1024
 _WARPS = 4
 
 
 @triton.jit
 def _activate(gate, ACTIVATION: tl.constexpr):
-    """act(gate) and its derivative, in fp32."""
+    """Compute act(gate) and its derivative, in fp32."""
     if ACTIVATION == "swiglu":
         sigmoid = tl.sigmoid(gate)
-        bend = gate * (1.0 - sigmoid)
+        curve = gate * (1.0 - sigmoid)
     else:
         # 0.5 (1 + tanh(u)) = sigmoid(2u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
         root, cubic = 0.7978845608028654, 0.044715
         sigmoid = tl.sigmoid(2.0 * root * (gate + cubic * gate * gate * gate))
-        bend = gate * (1.0 - sigmoid) * 2.0 * root * (1.0 + 3.0 * cubic * gate * gate)
-    return gate * sigmoid, sigmoid * (1.0 + bend)
+        curve = gate * (1.0 - sigmoid) * 2.0 * root * (1.0 + 3.0 * cubic * gate * gate)
+    return gate * sigmoid, sigmoid * (1.0 + curve)
 
 
 @triton.jit
@@ -77,7 +79,10 @@ def _gated_bwd_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Both gradients, and the product again where `y` is asked for; each may lie where its input does."""
+    """Compute the gradients of gate and up, and, unless `y` is None, the product again.
+
+    Gradients may be written over gate and up, and the product over `dy`.
+    """
     row = (tl.program_id(0) // pieces).to(tl.int64)
     column = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
     mask = column < columns
@@ -95,32 +100,32 @@ def _gated_bwd_kernel(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gradients:
-    """What one backward launch leaves, all [N, I].
+    """Results of one backward launch.
 
     Attributes:
-        product: act(gate) * up in the place of the gradient that backward was given, None where it was not asked for.
+        product_NI: act(gate) * up, or None if it was not wanted.
     """
 
-    gate: Tensor
-    up: Tensor
-    product: Tensor | None
+    gate_NI: Tensor
+    up_NI: Tensor
+    product_NI: Tensor | None
 
 
 def _multiply_gates(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """act(gate) * up, contiguous; nothing is kept."""
+    """Compute act(gate) * up, contiguous."""
     gate_NI, up_NI = as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
     pieces = triton.cdiv(columns, _BLOCK)
     y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     with on_device(gate):
         _gated_fwd_kernel[(rows * pieces,)](
-            gate_NI,
-            up_NI,
-            y,
-            gate_NI.stride(0),
-            up_NI.stride(0),
-            columns,
-            pieces,
+            gate_ptr=gate_NI,
+            up_ptr=up_NI,
+            y_ptr=y,
+            gate_stride=gate_NI.stride(0),
+            up_stride=up_NI.stride(0),
+            columns=columns,
+            pieces=pieces,
             ACTIVATION=activation,
             BLOCK=_BLOCK,
             num_warps=_WARPS,
@@ -131,38 +136,40 @@ def _multiply_gates(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 def _differentiate_gates(
     grad: Tensor, gate: Tensor, up: Tensor, activation: str, *, with_product: bool = False, overwrite: bool = False
 ) -> _Gradients:
-    """Gradients of gate and up.
+    """Compute the gradients of gate and up.
 
     Args:
-        grad: the product's gradient; with `with_product` the product is written over it.
+        grad: gradient of the product; `with_product` writes the product over it.
         overwrite: write the gradients over gate and up.
     """
     grad_NI, gate_NI, up_NI = as_rows(grad), as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
     pieces = triton.cdiv(columns, _BLOCK)
-    gate_grad, up_grad = gate_NI, up_NI
+    gate_grad_NI, up_grad_NI = gate_NI, up_NI
     if not overwrite:
-        gate_grad, up_grad = (torch.empty((rows, columns), dtype=gate.dtype, device=gate.device) for _ in range(2))
+        gate_grad_NI = torch.empty((rows, columns), dtype=gate.dtype, device=gate.device)
+        up_grad_NI = torch.empty((rows, columns), dtype=gate.dtype, device=gate.device)
+    product_NI = grad_NI if with_product else None
     with on_device(gate):
         _gated_bwd_kernel[(rows * pieces,)](
-            grad_NI,
-            gate_NI,
-            up_NI,
-            gate_grad,
-            up_grad,
-            grad_NI if with_product else None,
-            grad_NI.stride(0),
-            gate_NI.stride(0),
-            up_NI.stride(0),
-            gate_grad.stride(0),
-            up_grad.stride(0),
-            columns,
-            pieces,
+            dy_ptr=grad_NI,
+            gate_ptr=gate_NI,
+            up_ptr=up_NI,
+            gate_grad_ptr=gate_grad_NI,
+            up_grad_ptr=up_grad_NI,
+            y_ptr=product_NI,
+            dy_stride=grad_NI.stride(0),
+            gate_stride=gate_NI.stride(0),
+            up_stride=up_NI.stride(0),
+            gate_grad_stride=gate_grad_NI.stride(0),
+            up_grad_stride=up_grad_NI.stride(0),
+            columns=columns,
+            pieces=pieces,
             ACTIVATION=activation,
             BLOCK=_BLOCK,
             num_warps=_WARPS,
         )
-    return _Gradients(gate=gate_grad, up=up_grad, product=grad_NI if with_product else None)
+    return _Gradients(gate_NI=gate_grad_NI, up_NI=up_grad_NI, product_NI=product_NI)
 
 
 class _Gated(torch.autograd.Function):
@@ -177,28 +184,15 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         gradients = _differentiate_gates(grad, gate, up, ctx.activation)
-        return gradients.gate.view(gate.shape), gradients.up.view(up.shape), None
-
-
-def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """act(gate) * up, of any shape.
-
-    Args:
-        activation: `swiglu` or `geglu`.
-
-    Raises:
-        KernelInputError: gate and up differ in shape or dtype.
-    """
-    _check_gates(gate, up, activation)
-    return _Gated.apply(gate, up, activation)  # type: ignore[no-any-return]
+        return gradients.gate_NI.view(gate.shape), gradients.up_NI.view(up.shape), None
 
 
 class _Keep(torch.autograd.Function):
-    """Keeps what the backward of a gated activation and a linear layer needs, and is that backward.
+    """Saves the inputs of a gated activation and a linear layer, and computes their backward; forward is `_Compute`.
 
-    torch.utils.checkpoint ends a layer's recomputation at the last tensor that is kept. So this one computes nothing
-    and hands on a stand-in for the result, and `_Compute`, which comes after it, keeps nothing: the recomputation runs
-    neither the product nor the linear layer.
+    torch.utils.checkpoint stops recomputing a layer at the last tensor that is saved for backward. This function saves
+    tensors and computes nothing, and `_Compute`, which runs after it, computes and saves nothing. So the recomputation
+    runs neither the product nor the linear layer. A placeholder for the result connects the two in autograd's graph.
     """
 
     @staticmethod
@@ -207,7 +201,7 @@ class _Keep(torch.autograd.Function):
     ) -> Tensor:
         ctx.activation, ctx.overwrite, ctx.has_bias = activation, overwrite, bias is not None
         ctx.save_for_backward(gate, up, weight)
-        # one element under every index: autograd wants the shape of the result's gradient, nobody reads the values
+        # a single element expanded to the result's shape: autograd needs the shape, and the values are never read
         return gate.new_empty(1).expand(*gate.shape[:-1], weight.shape[0])
 
     @staticmethod
@@ -221,20 +215,27 @@ class _Keep(torch.autograd.Function):
             torch.mm(grad_NH, weight), gate, up, ctx.activation, with_product=wants_weight_grad, overwrite=overwrite
         )
         if overwrite:
-            # whoever else keeps them for a backward pass is told instead of reading gradients
+            # bump the version counters, so that autograd raises an error if another backward pass needs gate or up
             torch.autograd.graph.increment_version((gate, up))
-        weight_grad = None if gradients.product is None else torch.mm(grad_NH.t(), gradients.product)
-        bias_grad = grad_NH.sum(0) if wants_bias_grad else None
-        return gradients.gate.view(gate.shape), gradients.up.view(up.shape), weight_grad, bias_grad, None, None
+        weight_grad_HI = None if gradients.product_NI is None else torch.mm(grad_NH.t(), gradients.product_NI)
+        bias_grad_H = grad_NH.sum(0) if wants_bias_grad else None
+        return (
+            gradients.gate_NI.view(gate.shape),
+            gradients.up_NI.view(up.shape),
+            weight_grad_HI,
+            bias_grad_H,
+            None,
+            None,
+        )
 
 
 class _Compute(torch.autograd.Function):
-    """The forward that belongs to `_Keep`; its gradient goes to the stand-in as it is."""
+    """The forward of `_Keep`; backward passes the gradient on to the placeholder unchanged."""
 
     @staticmethod
     def forward(
         _ctx: Any,
-        _stand_in: Tensor,
+        _placeholder: Tensor,
         gate: Tensor,
         up: Tensor,
         weight: Tensor,
@@ -252,39 +253,73 @@ class _Compute(torch.autograd.Function):
 def gated_linear(
     gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, activation: str, *, overwrite: bool = False
 ) -> Tensor:
-    """`linear(act(gate) * up, weight, bias)`, in the dtype that autocast would compute it in.
+    """Compute `linear(act(gate) * up, weight, bias)` in the dtype that autocast would select.
 
     Args:
         gate: [..., I].
-        up: the same.
+        up: [..., I].
         weight: [H, I].
-        overwrite: whether backward may write gradients over gate and up, as it may where nobody else reads them
-            after this call. It does not where the graph is retained.
+        bias: [H], or None.
+        activation: `swiglu` or `geglu`.
+        overwrite: allow backward to write gradients over gate and up. Backward does not if the graph is retained.
 
     Raises:
-        KernelInputError: gate and up differ, or the weight does not go with them.
+        KernelInputError: gate and up differ in shape or dtype, or the weight does not match them.
     """
     _check_gates(gate, up, activation)
     if weight.ndim != 2 or weight.shape[1] != gate.shape[-1]:
         raise KernelInputError(
-            f"{activation}: a weight of {tuple(weight.shape)} does not go with gates of {gate.shape[-1]}."
+            f"{activation}: a weight of shape {tuple(weight.shape)} does not match gates of {gate.shape[-1]} columns."
         )
     kind = gate.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         gate, up, weight = gate.to(dtype), up.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    stand_in = _Keep.apply(gate, up, weight, bias, activation, overwrite)
-    return _Compute.apply(stand_in, gate, up, weight, bias, activation)  # type: ignore[no-any-return]
+    placeholder = _Keep.apply(gate, up, weight, bias, activation, overwrite)
+    return _Compute.apply(placeholder, gate, up, weight, bias, activation)  # type: ignore[no-any-return]
+
+
+def _gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    _check_gates(gate, up, activation)
+    return _Gated.apply(gate, up, activation)  # type: ignore[no-any-return]
 
 
 def _check_gates(gate: Tensor, up: Tensor, activation: str) -> None:
-    """Refuse inputs that are not two of a kind.
-
-    Raises:
-        KernelInputError: shapes or dtypes that differ.
-    """
+    """Refuse gate and up that differ in shape or dtype."""
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise KernelInputError(
             f"{activation}: gate {tuple(gate.shape)} {gate.dtype} and up {tuple(up.shape)} {up.dtype} must be alike."
         )
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Compute silu(gate) * up, of any shape.
+
+    Raises:
+        KernelInputError: gate and up differ in shape or dtype.
+    """
+    return _gated(gate, up, "swiglu")
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Compute gelu(gate) * up, of any shape, with GELU's tanh approximation.
+
+    Raises:
+        KernelInputError: gate and up differ in shape or dtype.
+    """
+    return _gated(gate, up, "geglu")
+
+
+def swiglu_linear(
+    gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None = None, *, overwrite: bool = False
+) -> Tensor:
+    """Apply a linear layer to swiglu(gate, up), which backward recomputes; see `gated_linear`."""
+    return gated_linear(gate, up, weight, bias, "swiglu", overwrite=overwrite)
+
+
+def geglu_linear(
+    gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None = None, *, overwrite: bool = False
+) -> Tensor:
+    """Apply a linear layer to geglu(gate, up), which backward recomputes; see `gated_linear`."""
+    return gated_linear(gate, up, weight, bias, "geglu", overwrite=overwrite)

@@ -11,7 +11,16 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 PROVIDER = "liger"
 _FUNCTIONS = "ligerprof.kernels.providers.liger.functions"
-_FOLDERS = {"ce": "cross_entropy", "flce": "linear_cross_entropy"}
+# folders of our references
+_FOLDERS = {
+    "rope": "rope",
+    "rms": "norm",
+    "layernorm": "norm",
+    "swiglu": "gated",
+    "geglu": "gated",
+    "ce": "cross_entropy",
+    "flce": "linear_cross_entropy",
+}
 _INTERPRETABLE = ("rope", "ce", "flce")
 
 
@@ -119,7 +128,7 @@ def _spec(name: str, title: str, function: str, memory: Callable[[KernelShape], 
         provider=PROVIDER,
         title=f"liger-kernel's {title}",
         entry=f"{_FUNCTIONS}:{function}",
-        reference=f"ligerprof.kernels.{_FOLDERS.get(name, name)}.reference:{function}",
+        reference=f"ligerprof.kernels.{_FOLDERS[name]}.reference:{function}",
         slot=name,
         memory=memory,
         applies=applies(name),

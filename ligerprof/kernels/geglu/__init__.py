@@ -1,1 +1,0 @@
-"""GeGLU: GELU (tanh) of the gate times the up projection."""

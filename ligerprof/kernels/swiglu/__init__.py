@@ -1,1 +1,0 @@
-"""SwiGLU: SiLU of the gate times the up projection."""
