@@ -150,5 +150,5 @@ def test_a_linear_layer_that_does_not_go_with_the_gates_is_refused(
     linear_pair: tuple[Linear, Linear], device: torch.device
 ) -> None:
     gate = torch.zeros(2, 8, device=device)
-    with pytest.raises(KernelInputError, match="does not go with gates of 8"):
+    with pytest.raises(KernelInputError, match="does not match"):
         linear_pair[0](gate, gate, torch.zeros(4, 9, device=device))
