@@ -25,7 +25,7 @@ _simulated_sm_counts: list[int] = []
 
 
 @contextmanager
-def simulated_gpu(*, sm_count: int) -> Iterator[None]:
+def simulated_device(*, sm_count: int) -> Iterator[None]:
     """Treat every device as a GPU with `sm_count` multiprocessors."""
     _simulated_sm_counts.append(sm_count)
     try:

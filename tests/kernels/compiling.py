@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ligerprof.kernels import KernelShape, find_kernel
-from ligerprof.kernels.device import simulated_gpu
+from ligerprof.kernels.device import simulated_device
 from ligerprof.kernels.patching.apply import load_entry
 from tests.kernels.test_memory import ALL_KERNELS, LLAMA_1B, problem
 
@@ -51,7 +51,7 @@ def launches(slot: str, shape: KernelShape) -> Iterator[tuple[Any, tuple[Any, ..
     """What a call and its backward launch: kernel, arguments, options."""
     seen: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
     triton.runtime.jit.KernelInterface.__getitem__ = lambda kernel, _grid: lambda *a, **k: seen.append((kernel, a, k))
-    with FakeTensorMode(), simulated_gpu(sm_count=132):
+    with FakeTensorMode(), simulated_device(sm_count=132):
         adapt, inputs = problem(slot, shape, "cpu")
         outputs = adapt(load_entry(find_kernel(slot).entry))(*inputs)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)

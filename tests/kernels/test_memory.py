@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ligerprof.kernels import KERNEL_NAMES, KernelMemory, KernelShape, find_kernel
-from ligerprof.kernels.device import simulated_gpu, sm_count
+from ligerprof.kernels.device import simulated_device, sm_count
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.patching.apply import load_entry
 from ligerprof.kernels.selection import WIDER_KERNELS
@@ -147,7 +147,7 @@ def launches_left_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fake tensors, and Triton launches that do nothing: what a simulation runs."""
     import triton
 
-    with monkeypatch.context() as patch, FakeTensorMode(), simulated_gpu(sm_count=132):
+    with monkeypatch.context() as patch, FakeTensorMode(), simulated_device(sm_count=132):
         patch.setattr(triton.runtime.jit.KernelInterface, "__getitem__", lambda _kernel, _grid: lambda *a, **k: None)
         yield
 

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils as foreach_utils
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.kernels.device import simulated_gpu
+from ligerprof.kernels.device import simulated_device
 from ligerprof.runs.simulated import autocast, composites
 from ligerprof.runs.simulated.attention import attention_for
 from ligerprof.runs.simulated.recorder import StorageRecorder
@@ -49,7 +49,7 @@ def simulated_process(gpu: GpuSpec, recorder: StorageRecorder, attention_used: s
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply_out_of_place))
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _gradients_are_finite))
-        stack.enter_context(simulated_gpu(sm_count=gpu.sm_count))
+        stack.enter_context(simulated_device(sm_count=gpu.sm_count))
         for context in (
             _foreach_as_on_cuda(),
             _masks_as_when_eager(recorder),

@@ -12,7 +12,7 @@ from torch import nn
 
 from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
 from ligerprof.kernels import Patch, apply, find_kernel
-from ligerprof.kernels.device import simulated_gpu
+from ligerprof.kernels.device import simulated_device
 from ligerprof.kernels.patching.apply import require_available
 from tests.kernels.models import FAMILIES, VOCAB, batch, fingerprint, tiny_config, tiny_model, train_once
 from tests.kernels.oracle import relative_error
@@ -314,7 +314,7 @@ def test_a_simulated_gpu_decides_the_sm_count() -> None:
 
     here = torch.device("cpu")
     plain = sm_count(here)
-    with simulated_gpu(sm_count=77), simulated_gpu(sm_count=132):
+    with simulated_device(sm_count=77), simulated_device(sm_count=132):
         assert sm_count(here) == 132
     assert sm_count(here) == plain
 
