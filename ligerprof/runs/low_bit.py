@@ -47,7 +47,7 @@ def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.dev
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear):
             continue
-        if is_adapted(f"{name}.weight"):
+        if is_adapted(recipe.spec, f"{name}.weight"):
             parent, _, own_name = name.rpartition(".")
             setattr(model.get_submodule(parent), own_name, _four_bit(module, dtype, device))
             continue

@@ -24,7 +24,6 @@ from ligerprof.runs.low_bit import (
 
 LEARNING_RATE = 1e-5
 IGNORED_LABEL = -100
-_LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class PhaseObserver(Protocol):
@@ -201,7 +200,7 @@ def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
         use_legacy_loss(model)
     rank = recipe.lora or recipe.qlora
     if rank is not None:
-        model = _with_lora(model, rank, recipe.checkpointing)
+        model = _with_lora(model, rank, recipe)
     if recipe.qlora is not None:
         adapt_quantized(model)
     if recipe.checkpointing:
@@ -239,13 +238,14 @@ def _architecture(spec: ModelSpec) -> tuple[Any, Any]:
     return config, model_class
 
 
-def _with_lora(model: Any, rank: int, checkpointing: bool) -> Any:
+def _with_lora(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingDependencyError("--lora needs peft. Install it with: pip install 'ligerprof[peft]'.") from None
-    adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=16, target_modules=list(_LORA_TARGETS)))
-    if checkpointing:
+    targets = list(recipe.spec.architecture.lora_targets)
+    adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=16, target_modules=targets))
+    if recipe.checkpointing:
         adapted.enable_input_require_grads()
     return adapted
 

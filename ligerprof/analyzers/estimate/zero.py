@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.bucket import emptyings, scattered_elements
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredWhenNeeded
-from ligerprof.analyzers.estimate.low_bit import is_in_layer
 from ligerprof.analyzers.estimate.partition import Elements, count_elements
 from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
 from ligerprof.analyzers.estimate.places import explicit_layers
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.errors import NotBuiltError
 from ligerprof.models import ModelSpec, ParameterShape
+from ligerprof.models.module_names import is_in_layer, layer_index
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -235,7 +235,7 @@ def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
 
 def _layer_elements(recipe: TrainingRecipe) -> int:
     """Parameters of the first decoder layer."""
-    return sum(item.elements for item in recipe.spec.parameters if ".layers.0." in item.name or ".h.0." in item.name)
+    return sum(item.elements for item in recipe.spec.parameters if layer_index(item.name) == 0)
 
 
 def _moment_bytes(recipe: TrainingRecipe, share: int) -> int:
