@@ -8,6 +8,7 @@ from ligerprof.analyzers.estimate.operations import add, linear, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value, Weight
 from ligerprof.errors import RecipeError
 from ligerprof.models import ModelSpec
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 
@@ -22,7 +23,7 @@ def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
     if rank is None:
         return
     # DeepSpeed casts the whole model to its 16 bits
-    width = FP32_BYTES if recipe.engine == "torch" else DTYPE_BYTES[recipe.weight_dtype]
+    width = FP32_BYTES if recipe.engine is Engine.TORCH else DTYPE_BYTES[recipe.weight_dtype]
     targets = [item for item in recipe.spec.parameters if is_adapted(recipe.spec, item.name)]
     if not targets:
         raise RecipeError(f"LoRA adapts the linear layers of decoder layers: {recipe.spec.name} has none of them.")

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ligerprof.kernels.selection import select_kernels
+from ligerprof.recipe.categories import Engine, Loss, Offload, Optimizer, Precision
 from ligerprof.recipe.training import TrainingRecipe
 
 # the recipes that a change can produce, the smallest change first; or the reason why it does not apply
 Outcome = tuple[TrainingRecipe, ...] | str
 
-_ADAMS = ("adamw-fused", "adamw-foreach", "deepspeed-cpu-adam")
 _EXPANDABLE = "expandable_segments:True"
 
 
@@ -36,7 +36,7 @@ def _fuse_kernels(recipe: TrainingRecipe) -> Outcome:
     if set(recipe.kernels) == set(select_kernels("all", recipe.spec)):
         return "all applicable kernels are in use"
     # the fused loss replaces the loss that `loss` selects
-    return (dataclasses.replace(recipe, liger="all", loss="hf"),)
+    return (dataclasses.replace(recipe, liger="all", loss=Loss.HF),)
 
 
 def _share_gradients(recipe: TrainingRecipe) -> Outcome:
@@ -54,9 +54,9 @@ def _checkpoint(recipe: TrainingRecipe) -> Outcome:
 
 
 def _mix_precision(recipe: TrainingRecipe) -> Outcome:
-    if recipe.precision != "fp32":
+    if recipe.precision is not Precision.FP32:
         return f"precision {recipe.precision} already computes in 16 bits"
-    return (dataclasses.replace(recipe, precision="amp" if _has_bfloat16(recipe) else "amp-fp16"),)
+    return (dataclasses.replace(recipe, precision=Precision.AMP if _has_bfloat16(recipe) else Precision.AMP_FP16),)
 
 
 def _share_weights(recipe: TrainingRecipe) -> Outcome:
@@ -68,35 +68,35 @@ def _share_weights(recipe: TrainingRecipe) -> Outcome:
 
 
 def _offload_optimizer(recipe: TrainingRecipe) -> Outcome:
-    if recipe.offload != "none":
+    if recipe.offload is not Offload.NONE:
         return "the optimizer is already offloaded"
-    return _offloaded(recipe, "optimizer", max(recipe.zero, 2))
+    return _offloaded(recipe, Offload.OPTIMIZER, max(recipe.zero, 2))
 
 
 def _offload_all(recipe: TrainingRecipe) -> Outcome:
-    if recipe.offload in ("all", "nvme"):
+    if recipe.offload.moves_parameters:
         return "the weights are already offloaded"
-    return _offloaded(recipe, "all", 3)
+    return _offloaded(recipe, Offload.ALL, 3)
 
 
 def _offload_to_nvme(recipe: TrainingRecipe) -> Outcome:
-    if recipe.offload == "nvme":
+    if recipe.offload is Offload.NVME:
         return "already enabled"
-    return _offloaded(recipe, "nvme", 3, nvme_path=".")
+    return _offloaded(recipe, Offload.NVME, 3, nvme_path=".")
 
 
-def _offloaded(recipe: TrainingRecipe, offload: str, zero: int, nvme_path: str | None = None) -> Outcome:
-    if recipe.optimizer not in _ADAMS:
+def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int, nvme_path: str | None = None) -> Outcome:
+    if not recipe.optimizer.is_adam:
         return f"DeepSpeed offloads Adam, not {recipe.optimizer}"
-    in_float16 = recipe.precision.endswith("fp16") or (recipe.precision == "fp32" and not _has_bfloat16(recipe))
+    in_float16 = recipe.precision.uses_float16 or (recipe.precision is Precision.FP32 and not _has_bfloat16(recipe))
     changed = dataclasses.replace(
         recipe,
-        engine="deepspeed",
-        precision="mixed-fp16" if in_float16 else "mixed",
+        engine=Engine.DEEPSPEED,
+        precision=Precision.MIXED_FP16 if in_float16 else Precision.MIXED,
         zero=zero,
         offload=offload,
         nvme_path=nvme_path,
-        optimizer="default",
+        optimizer=Optimizer.DEFAULT,
     )
     return (changed,)
 
@@ -106,17 +106,17 @@ def _has_bfloat16(recipe: TrainingRecipe) -> bool:
 
 
 def _project_gradients(recipe: TrainingRecipe) -> Outcome:
-    return _other_optimizer(recipe, "galore")
+    return _other_optimizer(recipe, Optimizer.GALORE)
 
 
 def _quantize_moments(recipe: TrainingRecipe) -> Outcome:
-    return _other_optimizer(recipe, "adamw-8bit")
+    return _other_optimizer(recipe, Optimizer.ADAMW_8BIT)
 
 
-def _other_optimizer(recipe: TrainingRecipe, optimizer: str) -> Outcome:
-    if recipe.offload != "none":
+def _other_optimizer(recipe: TrainingRecipe, optimizer: Optimizer) -> Outcome:
+    if recipe.offload is not Offload.NONE:
         return "the optimizer is offloaded"
-    if recipe.optimizer not in _ADAMS:
+    if not recipe.optimizer.is_adam:
         return f"replaces Adam, and the recipe uses {recipe.optimizer}"
     return (dataclasses.replace(recipe, optimizer=optimizer),)
 
