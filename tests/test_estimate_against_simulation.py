@@ -57,7 +57,7 @@ def check(recipe: TrainingRecipe) -> None:
     )
 
 
-# attention rules still stand twice, and disagree
+# cuBLASLt's workspaces are not in the estimate yet
 known_failure = pytest.mark.xfail(strict=True, raises=AssertionError)
 
 
@@ -98,7 +98,6 @@ def llama_of_4_layers(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
     return spec_from_config({**CONFIGS["llama3.2-1b"], **sizes}, name="llama-4")
 
 
-@known_failure
 @pytest.mark.parametrize(
     ("model", "options"),
     [

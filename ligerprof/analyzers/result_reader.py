@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from ligerprof.errors import ResultFormatError
-from ligerprof.roles import Backend, MemoryBreakdown, Phase, Role
+from ligerprof.roles import MemoryBreakdown, Phase, Role
 
-_OF_A_STEP = (Backend.SIMULATED, Backend.MEASURED)
+Backend = Literal["estimated", "simulated", "measured", "snapshot"]
+_BACKENDS: tuple[Backend, ...] = ("simulated", "measured")
 # nothing that a byte count is read from is larger, and str() refuses integers of many thousand digits
 _MAX_BYTES = 2**63
 
@@ -65,10 +66,10 @@ class ResultReader:
     def backend(self) -> Backend:
         """Whether the figures were measured or simulated."""
         word = self.get("backend")
-        for known in _OF_A_STEP:
+        for known in _BACKENDS:
             if word == known:
                 return known
-        raise ResultFormatError(f"{self._source}: backend {word!r:.40} is none of {', '.join(_OF_A_STEP)}.")
+        raise ResultFormatError(f"{self._source}: backend {word!r:.40} is none of {', '.join(_BACKENDS)}.")
 
     def figures(self, backend: Backend) -> Figures:
         """Peak, phases and roles."""

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from ligerprof.roles import Backend, Phase
+from ligerprof.roles import Phase
+
+Backend = Literal["measured", "simulated"]
 
 # told in a few words what an engine does next
 Progress = Callable[[str], None]

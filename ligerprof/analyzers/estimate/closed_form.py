@@ -8,12 +8,12 @@ from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_bud
 from ligerprof.analyzers.estimate.host import host_bytes
 from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
+from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernel
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StepPeaks, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.recipe.categories import Engine, Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -86,7 +86,7 @@ def _terms(recipe: TrainingRecipe, planes_bytes: int) -> Iterator[Term]:
 
 def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     yield "gradients are None when a step begins (zero_grad's default)"
-    if recipe.engine is Engine.DEEPSPEED:
+    if recipe.engine == "deepspeed":
         yield "DeepSpeed's default sizes of buckets and live parameters, overlap_comm off, even shares"
     gpu = recipe.gpu_spec
     if is_eager(recipe):
@@ -94,7 +94,7 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     else:
         if recipe.spec.attention_softcap is not None:
             yield "SDPA leaves out the softcap of the scores, as transformers 5.17 runs it; later ones insist on eager"
-        yield "fused attention keeps its inputs, its output and one fp32 sum a row, as cuDNN's does on Hopper"
+        yield f"scaled_dot_product_attention takes {attention_kernel(recipe).label} kernel on {gpu.title}"
     if not gpu.measured:
         yield f"{gpu.title}: library workspaces as torch's source has them; no one measured this GPU"
     if recipe.memory_limit_bytes is not None:
@@ -109,9 +109,9 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
 def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.qlora is not None:
         yield "4-bit weights as bitsandbytes 0.50 packs them: NF4, double quantization; each product unpacks its weight"
-    if recipe.optimizer is Optimizer.ADAMW_8BIT:
+    if recipe.optimizer == "adamw-8bit":
         yield "8-bit moments as bitsandbytes 0.50 keeps them: blocks of 256, fp32 below 4096 elements, embeddings too"
-    if recipe.optimizer is Optimizer.GALORE:
+    if recipe.optimizer == "galore":
         yield "GaLore as galore_torch 1.0 runs it, on the matrices of decoder layers, and no decomposition in this step"
 
 
@@ -120,9 +120,9 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     yield "what the allocator reserves and does not hand out"
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
-    if recipe.offload is not Offload.NONE:
+    if recipe.offload != "none":
         yield "in main memory, what the process holds without training: 1.3 to 1.8 GB where it was measured"
-    if recipe.optimizer is Optimizer.GALORE:
+    if recipe.optimizer == "galore":
         yield "cuSOLVER's workspace in the steps that decompose gradients: the first and every 200th"
     if recipe.clip:
         yield "the norms that clipping computes (a few MiB)"

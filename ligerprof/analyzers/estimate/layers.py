@@ -74,7 +74,7 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
     turned_query, turned_key = rotate_both(context, query, key) if row.rotary else (query, key)
     if row.rotary:
         tape.release(query, key)
-    attended, probabilities = attend(context, turned_query, turned_key, values, context.spec.dropout_rate(row.dropout))
+    attended, probabilities = attend(context, turned_query, turned_key, values)
     output = project(context, attended, f"{name}.{row.out}")
     tape.release(attended, turned_query, turned_key, values, *joined)
     return _dropped(context, output, row.output_dropout), probabilities

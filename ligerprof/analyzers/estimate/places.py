@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.models.module_names import is_embedding_weight, layer_index
 from ligerprof.roles import MemoryBreakdown
 
 EMBEDDING, HEAD, WHOLE = "embedding", "head and loss", "whole model"
+_LAYER_LISTS = (".layers.", ".h.")
+_EMBEDDINGS = (".embed_tokens.", ".wte.", ".wpe.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +54,12 @@ def places(layers: int) -> Iterator[tuple[str, int]]:
 
 def weight_place(name: str, layers: int) -> str:
     """The part of the model that a parameter belongs to."""
-    if is_embedding_weight(name):
+    if any(part in name for part in _EMBEDDINGS):
         return EMBEDDING
-    index = layer_index(name)
-    if index is None:
+    number = next((name.split(part, 1)[1].split(".", 1)[0] for part in _LAYER_LISTS if part in name), None)
+    if number is None:
         return HEAD
-    return next(layer_place(first, times) for first, times in explicit_layers(layers) if index < first + times)
+    return next(layer_place(first, times) for first, times in explicit_layers(layers) if int(number) < first + times)
 
 
 def spread(size_bytes: int, parts: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -159,7 +159,7 @@ class Tape:
     def __init__(self, meter: Meter, *, saving: bool = True, stop_after_saves: int | None = None) -> None:
         self.meter = meter
         self.saves_seen = 0
-        self._saving = saving
+        self.saving = saving
         self._stop_after_saves = stop_after_saves
         self._stopped = False
         self._nodes: list[_Node] = []
@@ -253,14 +253,14 @@ class Tape:
 
     def _save(self, node: _Node) -> None:
         self.saves_seen += 1
-        if self._saving:
+        if self.saving:
             blocks = (item.block for item in node.operation.saves if isinstance(item, Value))
             node.saved.extend(self.meter.keep(block) for block in blocks if block is not None)
         self._stopped = self.saves_seen == self._stop_after_saves
 
     def _make_output(self, node: _Node) -> None:
         operation, output = node.operation, node.outputs[0]
-        keeps = self._saving and output.needs_gradient
+        keeps = self.saving and output.needs_gradient
         extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ligerprof.kernels.selection import select_kernels
-from ligerprof.recipe.categories import Device, Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.figures.style import LineLook
-from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 
 Axis = Literal["batch", "seq"]
@@ -101,7 +99,7 @@ class Setting:
     cells: tuple[Cell, ...]
 
     @property
-    def backends(self) -> tuple[Backend, ...]:
+    def backends(self) -> tuple[str, ...]:
         """How the figures came about."""
         ran = [cell for cell in self.cells if cell.status is not CellStatus.FAILED]
         return tuple(dict.fromkeys(cell.figures.backend for cell in ran if cell.figures is not None))
@@ -186,7 +184,7 @@ def describe_setting(setting: Setting, *, along: Sequence[str]) -> str:
         if name in along or name in ("memory_limit_bytes", "engine"):
             continue
         # what offloading brings with it needs no word
-        implied = name == "optimizer" and recipe.offload is not Offload.NONE and value is Optimizer.DEEPSPEED_CPU_ADAM
+        implied = name == "optimizer" and recipe.offload != "none" and value == "deepspeed-cpu-adam"
         if name in _ALWAYS or (value != getattr(usual, name) and not implied):
             told.append(_words(name, value))
     return ", ".join(told)
@@ -218,12 +216,12 @@ def _series_key(cell: Cell, setting: Setting) -> tuple[str, ...]:
     return word, provider, budget, recipe.loss, _backend(cell, setting)
 
 
-def _backend(cell: Cell, setting: Setting) -> Backend:
+def _backend(cell: Cell, setting: Setting) -> str:
     if cell.figures is not None:
         return cell.figures.backend
     if len(setting.backends) == 1:
         return setting.backends[0]
-    return Backend.SIMULATED if cell.recipe.device is Device.SIMULATED else Backend.MEASURED
+    return "simulated" if cell.recipe.device == "simulated" else "measured"
 
 
 def _rank(key: tuple[str, ...]) -> tuple[Any, ...]:

@@ -83,11 +83,14 @@ class _Operations:
         shape = (self._problem.queries, self._problem.keys)
         return self._to_additive(torch.ones(shape, dtype=torch.bool, device=self._device).tril(), torch.float32)
 
-    def pad(self, tensor: Tensor, missing: int) -> Tensor:
+    def pad_heads(self, tensor: Tensor, missing: int) -> Tensor:
         return F.pad(tensor, (0, missing))
 
-    def narrow(self, tensor: Tensor, missing: int) -> Tensor:
+    def narrow_heads(self, tensor: Tensor, missing: int) -> Tensor:
         return tensor[..., :-missing]
+
+    def pad_mask(self, mask: Tensor, missing: int) -> Tensor:
+        return F.pad(mask, (0, missing))[..., :-missing]
 
     def run(self, kernel: AttentionKernel, inputs: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> Tensor:
         problem = self._problem

@@ -2,15 +2,8 @@
 
 from collections.abc import Iterator
 
-from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
-
-_KERNEL_TITLES = {
-    "cudnn": "cuDNN's",
-    "flash": "FlashAttention's",
-    "efficient": "the memory-efficient",
-    "math": "no fused",
-}
+from ligerprof.torch_memory.attention.selection import AttentionKernel
 
 
 def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> tuple[str, ...]:
@@ -18,7 +11,7 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> tuple[str, ...
 
     Args:
         recipe: what was simulated.
-        attention_used: names of the attention kernels that ran, as attention.choose_kernel gives them.
+        attention_used: values of the AttentionKernels that ran.
     """
     return tuple(_notes(recipe, attention_used))
 
@@ -35,16 +28,16 @@ def _notes(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
             " torch's source; only the H200 was measured."
         )
     if attention_used:
-        kernels = " and ".join(sorted(_KERNEL_TITLES[name] for name in attention_used))
+        kernels = " and ".join(sorted(AttentionKernel(name).label for name in attention_used))
         yield f"scaled_dot_product_attention takes {kernels} kernel there."
     if recipe.qlora is not None:
         yield (
             "4-bit weights are stand-ins with the storages of bitsandbytes 0.50 (NF4, double quantization); each"
             " product unpacks its whole weight, which bitsandbytes leaves out for few tokens."
         )
-    if recipe.optimizer is Optimizer.ADAMW_8BIT:
+    if recipe.optimizer == "adamw-8bit":
         yield "8-bit moments are stand-ins with the storages of bitsandbytes 0.50; embeddings are in 8 bit too."
-    if recipe.optimizer is Optimizer.GALORE:
+    if recipe.optimizer == "galore":
         yield "GaLore is a stand-in with the tensors of galore_torch 1.0; the decomposition's workspace is left out."
     if recipe.padding > 0:
         yield "Padding is taken to be there: every batch brings a mask that is not full."

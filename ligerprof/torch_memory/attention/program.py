@@ -23,12 +23,16 @@ class AttentionOperations(Protocol[T]):
         """The fp32 mask of numbers that math attention adds where `is_causal` is set."""
         ...
 
-    def pad(self, tensor: T, missing: int) -> T:
-        """`missing` more elements at the end of the last axis."""
+    def pad_heads(self, tensor: T, missing: int) -> T:
+        """Query, key or value with `missing` more elements per head."""
         ...
 
-    def narrow(self, tensor: T, missing: int) -> T:
-        """A view without the last `missing` elements of the last axis."""
+    def narrow_heads(self, tensor: T, missing: int) -> T:
+        """A view of the output without the last `missing` elements of each head."""
+        ...
+
+    def pad_mask(self, mask: T, missing: int) -> T:
+        """A view of the mask within rows that are `missing` elements longer (pad_bias)."""
         ...
 
     def run(self, kernel: AttentionKernel, inputs: tuple[T, T, T], mask: T | None) -> T:
@@ -94,17 +98,16 @@ def attend(
     if kernel is AttentionKernel.FLASH and (missing := flash_padding(problem.head_dim)):
         return _flash_padded(operations, inputs, missing)
     if kernel is AttentionKernel.EFFICIENT and bias is not None and (missing := mask_padding(problem.keys)):
-        bias = operations.replace(bias, operations.pad(bias, missing))
-        bias = operations.replace(bias, operations.narrow(bias, missing))
+        bias = operations.replace(bias, operations.pad_mask(bias, missing))
     output = operations.run(kernel, inputs, bias)
     operations.release(bias)
     return output
 
 
 def _flash_padded(operations: AttentionOperations[T], inputs: tuple[T, T, T], missing: int) -> T:
-    query, key, value = (operations.pad(tensor, missing) for tensor in inputs)
+    query, key, value = (operations.pad_heads(tensor, missing) for tensor in inputs)
     padded = operations.run(AttentionKernel.FLASH, (query, key, value), None)
-    output = operations.narrow(padded, missing)
+    output = operations.narrow_heads(padded, missing)
     operations.release(padded, value, key, query)
     return output
 

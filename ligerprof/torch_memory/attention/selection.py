@@ -28,6 +28,19 @@ class AttentionKernel(str, Enum):
     EFFICIENT = "efficient"
     MATH = "math"
 
+    @property
+    def label(self) -> str:
+        """Words in front of "kernel"."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    AttentionKernel.CUDNN: "cuDNN's",
+    AttentionKernel.FLASH: "FlashAttention's",
+    AttentionKernel.EFFICIENT: "the memory-efficient",
+    AttentionKernel.MATH: "no fused",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionProblem:

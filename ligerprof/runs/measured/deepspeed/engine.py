@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError
-from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.deepspeed import deepspeed_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.training import LEARNING_RATE, built_model, make_optimizer
@@ -88,7 +87,7 @@ def deepspeed_trainer(
     """
     import deepspeed
 
-    if recipe.offload is Offload.NVME:
+    if recipe.offload == "nvme":
         _require_disk_access()
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     with built_model(recipe, device) as model:
@@ -132,7 +131,7 @@ def _require_no_stale_lock() -> None:
 
 def _optimizer(recipe: TrainingRecipe, model: nn.Module) -> Any:
     """The recipe's optimizer over the trainable parameters; DeepSpeed moves its states."""
-    if recipe.optimizer is not Optimizer.DEEPSPEED_CPU_ADAM:
+    if recipe.optimizer != "deepspeed-cpu-adam":
         return make_optimizer(recipe, model)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 

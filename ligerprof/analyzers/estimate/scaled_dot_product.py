@@ -1,0 +1,259 @@
+"""scaled_dot_product_attention on the tape: torch_memory's program carried out on sizes."""
+
+from dataclasses import replace
+
+from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.model import mask_elements
+from ligerprof.analyzers.estimate.operations import dropout, renamed, scale
+from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
+from ligerprof.torch_memory import softmax
+from ligerprof.torch_memory.attention import fused
+from ligerprof.torch_memory.attention.program import attend
+from ligerprof.torch_memory.attention.selection import AttentionKernel, AttentionProblem, choose_kernel
+from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.scratch import highest_bytes
+
+SCORES = Role.ATTENTION_TEMPORARIES
+# use_gqa_in_sdpa in transformers/integrations/sdpa_attention.py
+_LARGEST_GROUPED_HEAD = 256
+
+
+def attention_problem(recipe: TrainingRecipe) -> AttentionProblem:
+    """The call of scaled_dot_product_attention that transformers makes in each layer."""
+    spec, masked = recipe.spec, mask_elements(recipe) > 0
+    grouped = spec.heads != spec.kv_heads and not masked and spec.head_dim <= _LARGEST_GROUPED_HEAD
+    return AttentionProblem(
+        dtype=recipe.compute_dtype,
+        batch=recipe.batch,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads if grouped else spec.heads,
+        queries=recipe.seq,
+        keys=recipe.seq,
+        head_dim=spec.head_dim,
+        value_dim=spec.head_dim,
+        masked=masked,
+        causal=not masked and recipe.seq > 1,
+        dropout=spec.dropout_rate(spec.architecture.attention.dropout),
+        grouped=grouped,
+    )
+
+
+def attention_kernel(recipe: TrainingRecipe) -> AttentionKernel:
+    """The kernel that runs where autograd records the layer."""
+    return choose_kernel(attention_problem(recipe), recipe.gpu_spec)
+
+
+def scaled_dot_product(context: Context, query: Value, key: Value, value: Value) -> Value:
+    """sdpa_attention_forward: heads repeated unless torch groups them, and the output with its tokens in order."""
+    tape = context.tape
+    # reentrant checkpointing runs the first pass under no_grad
+    recorded = query.needs_gradient and (tape.saving or not context.recipe.reentrant)
+    problem = replace(attention_problem(context.recipe), needs_gradient=recorded)
+    keys, values = (item if problem.grouped else repeat_heads(context, item) for item in (key, value))
+    inputs = (context.autocast(query), context.autocast(keys), context.autocast(values))
+    kernel = choose_kernel(problem, context.recipe.gpu_spec)
+    attended = attend(_Operations(context, problem), kernel, problem, inputs, context.mask)
+    tape.release(*inputs)
+    output = in_order_of_tokens(context, attended) if _splits_heads(kernel, problem) else tape.name(attended)
+    tape.release(attended, *(() if problem.grouped else (keys, values)))
+    return output
+
+
+def _splits_heads(kernel: AttentionKernel, problem: AttentionProblem) -> bool:
+    """Whether the output is not laid out as the query, so that `transpose(1, 2).contiguous()` copies it."""
+    if kernel is AttentionKernel.MATH:
+        return problem.heads > 1
+    return kernel is AttentionKernel.FLASH and fused.flash_padding(problem.head_dim) > 0
+
+
+def in_order_of_tokens(context: Context, value: Value) -> Value:
+    """`transpose(1, 2).contiguous()`: a copy that is handed the gradient itself."""
+    return context.tape.run(Operation(elements=value.elements, width=value.width, passes=(value,)))
+
+
+def repeat_heads(context: Context, item: Value) -> Value:
+    """`repeat_kv`: a copy with as many heads as the query has; its gradient sums over the copies."""
+    if context.spec.heads == context.spec.kv_heads:
+        return context.tape.name(item)
+    elements = item.elements // context.spec.kv_heads * context.spec.heads
+    return context.tape.run(Operation(elements=elements, width=item.width, inputs=(item,)))
+
+
+def score_product(context: Context, query: Value, key: Value) -> Value:
+    """Query times key as one batch of matrices."""
+    copied, copied_key = _heads_apart(context, query), _repeated_apart(context, key)
+    product = context.tape.run(
+        Operation(
+            elements=context.tokens * context.recipe.seq * context.spec.heads,
+            width=query.width,
+            inputs=(copied, copied_key),
+            saves=(copied, copied_key),
+            role=SCORES,
+            gradient_role=SCORES,
+            scratch_role=Role.ACTIVATIONS,
+        )
+    )
+    context.tape.release(copied, copied_key)
+    return product
+
+
+def weighted_sum(context: Context, probabilities: Value, value: Value) -> Value:
+    """Probabilities times value, heads apart; the gradient that comes has the tokens in order, and is copied."""
+    tape, copied = context.tape, _repeated_apart(context, value)
+    product = tape.run(
+        Operation(
+            elements=context.tokens * context.spec.heads * context.spec.head_dim,
+            width=value.width,
+            inputs=(copied, probabilities),
+            saves=(copied, probabilities),
+        )
+    )
+    tape.release(copied)
+    if not _has_heads_between(context):
+        return product
+    view = tape.run(Operation(elements=product.elements, width=product.width, inputs=(product,), view_of=product))
+    tape.release(product)
+    return view
+
+
+def soften(context: Context, scores: Value, width: int) -> Value:
+    """`softmax` with a result of `width` bytes per element: keeps it."""
+    tape = context.tape
+    dtype, result_dtype = (_dtype(context, size) for size in (scores.width, width))
+    read = cast_scores(context, scores, width) if softmax.casts_first(dtype, result_dtype) else tape.name(scores)
+    sharp = tape.run(_softmax_operation(read, width, result_dtype))
+    tape.release(read)
+    return sharp
+
+
+def _softmax_operation(scores: Value, width: int, dtype: str, forward_scratch_bytes: int = 0) -> Operation:
+    return Operation(
+        elements=scores.elements,
+        width=width,
+        inputs=(scores,),
+        saves_output=True,
+        forward_scratch_bytes=forward_scratch_bytes,
+        backward_scratch_bytes=highest_bytes(softmax.backward_scratch(scores.elements, dtype, dtype)),
+        role=SCORES,
+        gradient_role=SCORES,
+    )
+
+
+def cast_scores(context: Context, scores: Value, width: int) -> Value:
+    """`to(dtype)` of something as large as the scores."""
+    if scores.width == width:
+        return context.tape.name(scores)
+    return context.tape.run(
+        Operation(elements=scores.elements, width=width, inputs=(scores,), role=SCORES, gradient_role=SCORES)
+    )
+
+
+def _dtype(context: Context, width: int) -> str:
+    return "float32" if width == FP32_BYTES else context.recipe.compute_dtype
+
+
+def _has_heads_between(context: Context) -> bool:
+    """Whether the heads of one sequence lie between its tokens, so that one batch of matrices needs a copy."""
+    return context.recipe.batch > 1 and context.spec.heads > 1
+
+
+def _heads_apart(context: Context, item: Value) -> Value:
+    """`reshape` for bmm: a copy, whose gradient is a view; of one sequence it is a view itself."""
+    if not _has_heads_between(context):
+        return context.tape.name(item)
+    return context.tape.run(Operation(elements=item.elements, width=item.width, passes=(item,)))
+
+
+def _repeated_apart(context: Context, item: Value) -> Value:
+    """The same of key or value: repeated heads lie apart already."""
+    return _heads_apart(context, item) if context.spec.heads == context.spec.kv_heads else context.tape.name(item)
+
+
+class _Operations:
+    """AttentionOperations on a tape."""
+
+    def __init__(self, context: Context, problem: AttentionProblem) -> None:
+        self._context, self._tape, self._problem = context, context.tape, problem
+
+    def additive_mask(self, _mask: Value) -> Value:
+        elements = self._problem.batch * self._problem.queries * self._problem.keys
+        return self._tape.run(Operation(elements=elements, width=self._problem.element_bytes, role=SCORES))
+
+    def causal_mask(self) -> Value:
+        elements = self._problem.queries * self._problem.keys
+        # the booleans that it is made of
+        operation = Operation(elements=elements, width=FP32_BYTES, role=SCORES, forward_scratch_bytes=elements)
+        return self._tape.run(operation)
+
+    def pad_heads(self, tensor: Value, missing: int) -> Value:
+        padded = tensor.elements // self._problem.head_dim * (self._problem.head_dim + missing)
+        return self._tape.run(Operation(elements=padded, width=tensor.width, inputs=(tensor,)))
+
+    def narrow_heads(self, tensor: Value, missing: int) -> Value:
+        width = self._problem.value_dim
+        narrow = tensor.elements // (width + missing) * width
+        return self._tape.run(Operation(elements=narrow, width=tensor.width, inputs=(tensor,), view_of=tensor))
+
+    def pad_mask(self, mask: Value, missing: int) -> Value:
+        padded = mask.elements // self._problem.keys * (self._problem.keys + missing)
+        return self._tape.run(Operation(elements=padded, width=mask.width, role=SCORES))
+
+    def run(self, kernel: AttentionKernel, inputs: tuple[Value, Value, Value], mask: Value | None) -> Value:
+        query = inputs[0]
+        problem = replace(self._problem, head_dim=query.elements // self._problem.rows)
+        forward = fused.forward_scratch(kernel, problem, self._context.recipe.gpu_spec)
+        statistics_bytes = fused.log_sum_exp_bytes(kernel, problem)
+        return self._tape.run(
+            Operation(
+                elements=query.elements,
+                width=query.width,
+                inputs=inputs,
+                saves=inputs if mask is None else (*inputs, mask),
+                saves_output=True,
+                extra_saved_bytes=statistics_bytes + sum(fused.random_state_sizes(kernel)),
+                forward_scratch_bytes=highest_bytes(forward),
+                backward_scratch_bytes=highest_bytes(fused.backward_scratch(kernel, problem)),
+                scratch_role=SCORES,
+            )
+        )
+
+    def widen(self, tensor: Value) -> Value:
+        return self._context.cast(tensor, FP32_BYTES)
+
+    def scale(self, tensor: Value) -> Value:
+        return scale(self._context, tensor)
+
+    def repeat_heads(self, tensor: Value) -> Value:
+        return repeat_heads(self._context, tensor) if self._problem.grouped else self._tape.name(tensor)
+
+    def multiply(self, query: Value, key: Value) -> Value:
+        scaled = scale(self._context, key)
+        return renamed(self._context, scaled, score_product(self._context, query, scaled))
+
+    def add_in_place(self, scores: Value, mask: Value) -> None:
+        """No memory, and nothing kept."""
+
+    def softmax(self, scores: Value) -> Value:
+        rows, columns = self._problem.rows, self._problem.keys
+        scratch_bytes = highest_bytes(softmax.safe_scratch(rows, columns, FP32_BYTES))
+        return self._tape.run(_softmax_operation(scores, FP32_BYTES, "float32", scratch_bytes))
+
+    def drop(self, probabilities: Value) -> Value:
+        return dropout(self._context, probabilities, self._problem.dropout)
+
+    def restore_dtype(self, tensor: Value) -> Value:
+        width = self._problem.element_bytes
+        if tensor.gradient_role is SCORES:
+            return cast_scores(self._context, tensor, width)
+        return self._context.cast(tensor, width)
+
+    def weigh(self, probabilities: Value, value: Value) -> Value:
+        return weighted_sum(self._context, probabilities, value)
+
+    def release(self, *tensors: Value | None) -> None:
+        self._tape.release(*(tensor for tensor in tensors if tensor is not None))
+
+    def replace(self, old: Value, new: Value) -> Value:
+        return renamed(self._context, old, new)
