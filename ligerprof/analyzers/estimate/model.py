@@ -6,12 +6,7 @@ from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
-
-# embedding_dense_backward sorts its indices above this many (aten/src/ATen/native/cuda/Embedding.cu)
-_SORTED_INDICES = 3072
-# rows that one partial sum covers, and columns in whole warps (EmbeddingBackwardKernel.cu)
-_ROWS_PER_PARTIAL, _WARP = 10, 32
+from ligerprof.torch_memory.embedding import embedding_gradient
 
 
 def embed(context: Context, role: Role) -> tuple[Value, Value]:
@@ -43,6 +38,7 @@ def _look_up(context: Context, name: str, role: Role, *, sequences: int | None =
     weight = context.weights[name]
     tokens = context.tokens if sequences is None else sequences * context.recipe.seq
     hidden = context.spec.hidden_size
+    sort = embedding_gradient(tokens, weight.elements // hidden, hidden)
     return context.tape.run(
         Operation(
             elements=tokens * hidden,
@@ -50,19 +46,9 @@ def _look_up(context: Context, name: str, role: Role, *, sequences: int | None =
             inputs=(weight,),
             role=role,
             scratch_role=Role.ACTIVATIONS,
-            backward_scratch_bytes=_sort_bytes(tokens, weight.elements // hidden, hidden),
+            backward_scratch_bytes=0 if sort is None else sort.sum_bytes,
         )
     )
-
-
-def _sort_bytes(tokens: int, rows: int, hidden: int) -> int:
-    """What a dense embedding gradient needs to sort its indices and to sum them piece by piece."""
-    if tokens <= _SORTED_INDICES:
-        return 0
-    sorted_bytes = 4 * tokens * INDEX_BYTES
-    partials = tokens // _ROWS_PER_PARTIAL + min(tokens, rows)
-    columns = -(-hidden // _WARP) * _WARP
-    return sorted_bytes + partials * (INDEX_BYTES + columns * FP32_BYTES)
 
 
 def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.operations import renamed, row_root, scale_columns, scale_rows, square
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.layer_norm import backward_scratch, statistics_bytes
+from ligerprof.torch_memory.scratch import highest_bytes
 
 
 def norm(context: Context, value: Value, name: str) -> Value:
@@ -72,13 +74,16 @@ def _layer_norm(context: Context, value: Value, weight: Weight, bias: Weight) ->
     """
     tape = context.tape
     read = context.cast(value, FP32_BYTES if context.half_bytes else value.width)
+    gpu = context.recipe.gpu_spec
+    scratch = backward_scratch(context.tokens, weight.elements, weight.width, gpu) if weight.trainable else ()
     output = tape.run(
         Operation(
             elements=value.elements,
             width=read.width,
             inputs=(read, weight, bias),
             saves=(read,),
-            extra_saved_bytes=2 * context.tokens * FP32_BYTES,
+            extra_saved_bytes=statistics_bytes(context.tokens),
+            backward_scratch_bytes=highest_bytes(scratch),
         )
     )
     tape.release(read)

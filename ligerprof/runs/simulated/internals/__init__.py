@@ -12,7 +12,6 @@ from ligerprof.runs.simulated.internals.indexing import INDEX_INTERNALS
 from ligerprof.runs.simulated.internals.norms import NORM_INTERNALS
 from ligerprof.runs.simulated.internals.products import PRODUCT_INTERNALS
 from ligerprof.runs.simulated.internals.reductions import REDUCTION_INTERNALS
-from ligerprof.runs.simulated.internals.scalars import SCALAR_INTERNALS
 from ligerprof.runs.simulated.internals.scans import SCAN_INTERNALS
 
 INTERNALS = {
@@ -23,7 +22,6 @@ INTERNALS = {
     **NORM_INTERNALS,
     **PRODUCT_INTERNALS,
     **REDUCTION_INTERNALS,
-    **SCALAR_INTERNALS,
     **SCAN_INTERNALS,
 }
 

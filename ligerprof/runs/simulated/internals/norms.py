@@ -5,20 +5,14 @@ from typing import Any
 import torch
 
 from ligerprof.runs.simulated.internals.call import Call, Internal, dtype_name
-from ligerprof.runs.simulated.internals.reductions import SUM_VECTOR_16_BIT, reduce_temporaries
 from ligerprof.torch_memory import softmax
+from ligerprof.torch_memory.layer_norm import backward_scratch
 
 aten = torch.ops.aten
 
-# LaunchGammaBetaBackwardCUDAKernel: block_dim_x, rows_per_block_y, and the grid that it divides among columns
-_COLUMNS_A_BLOCK = 32
-_ROWS_A_BLOCK = 32
-_MANY_ROWS = 64 * 1024
-_LARGEST_GRID = 64 * 1024 // 2
-
 
 def _native_layer_norm(call: Call) -> Any:
-    """Keeps mean and reciprocal deviation in fp32 (aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
+    """Keeps statistics in fp32 (torch_memory/layer_norm.py); a CPU keeps them in the input's type."""
     output, mean, deviation = call.run_untracked()
     if mean.element_size() == 2:
         mean = mean.new_empty(mean.shape, dtype=torch.float32)
@@ -51,24 +45,11 @@ def _safe_softmax(call: Call) -> Any:
 
 
 def _native_layer_norm_backward(call: Call) -> Any:
-    """Sums gradients of gamma and beta over blocks of rows where rows are many and short.
-
-    aten/src/ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel.
-    """
     gamma = call.args[5]
     result = call.run()
-    if gamma is None or gamma.numel() == 0:
-        return result
-    columns = gamma.numel()
-    rows = call.args[1].numel() // columns
-    blocks = -(-columns // _COLUMNS_A_BLOCK)
-    if rows > _MANY_ROWS and columns // _COLUMNS_A_BLOCK < call.device.gpu.sm_count // 2:
-        partial = gamma.new_empty((min(-(-rows // _ROWS_A_BLOCK), _LARGEST_GRID // blocks), columns))
-        partial_bytes = partial.numel() * partial.element_size()
-        with call.device.held(partial_bytes, partial_bytes):
-            for _ in ("gamma", "beta"):
-                with call.device.held(columns * gamma.element_size()):
-                    reduce_temporaries(call, partial, (0,), vector=SUM_VECTOR_16_BIT)
+    if gamma is not None and gamma.numel() > 0:
+        columns, rows = gamma.numel(), call.args[1].numel() // gamma.numel()
+        call.device.run_scratch(backward_scratch(rows, columns, gamma.element_size(), call.device.gpu))
     return result
 
 
