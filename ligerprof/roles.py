@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from ligerprof.words import Word
+
 
 class Role(str, Enum):
     """Who holds bytes. The value is the word in the JSON; the order is the order of every table."""
@@ -48,6 +50,16 @@ ROLE_MEANINGS: Mapping[Role, str] = {
     Role.OTHER: "named, but none of these",
     Role.UNATTRIBUTED: "not named",
 }
+
+
+class Backend(Word):
+    """How the figures of a training step came about."""
+
+    ESTIMATED = "estimated"
+    SIMULATED = "simulated"
+    MEASURED = "measured"
+    # read from a recording, which does not say whether a GPU or a simulator made it
+    SNAPSHOT = "snapshot"
 
 
 class Phase(str, Enum):

@@ -7,7 +7,7 @@ from typing import Any
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.result_reader import Figures, ResultReader
 from ligerprof.errors import RecipeError, ResultFormatError
-from ligerprof.roles import Role
+from ligerprof.roles import Backend, Role
 
 _SCHEMA = 1
 
@@ -26,7 +26,7 @@ class Comparison:
     @property
     def is_of_one_step(self) -> bool:
         """Whether all figures are of one step and some predict it: then what differs is an error."""
-        predicted = any(column.backend in ("estimated", "simulated") for column in self.columns)
+        predicted = any(column.backend in (Backend.ESTIMATED, Backend.SIMULATED) for column in self.columns)
         return predicted and len({column.file for column in self.columns}) == 1
 
     def to_json(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def figures_from_peak(report: PeakReport, source: str) -> Figures:
     """The figures of a snapshot that was explained."""
     return Figures(
         source=source,
-        backend="snapshot",
+        backend=Backend.SNAPSHOT,
         peak_bytes=report.peak_bytes,
         phases=report.phases,
         roles=report.roles,
@@ -89,16 +89,20 @@ def figures_from_json(values: object, source: str) -> tuple[Figures, ...]:
     if kind == "step":
         beside = result.get("estimate")
         own = result.figures(result.backend())
-        return (own,) if beside is None else (own, ResultReader(beside, f"{source} (estimate)").figures("estimated"))
+        return (own, *_figures_within(beside, f"{source} (estimate)", Backend.ESTIMATED))
     if kind == "estimate":
         beside = result.get("simulated")
-        own = result.figures("estimated")
-        return (own,) if beside is None else (own, ResultReader(beside, f"{source} (simulated)").figures("simulated"))
+        own = result.figures(Backend.ESTIMATED)
+        return (own, *_figures_within(beside, f"{source} (simulated)", Backend.SIMULATED))
     if kind == "peak":
-        return (result.figures("snapshot"),)
+        return (result.figures(Backend.SNAPSHOT),)
     raise ResultFormatError(
         f"{source}: kind {kind!r:.40} cannot be compared. Give what step, estimate or explain wrote."
     )
+
+
+def _figures_within(values: object, source: str, backend: Backend) -> tuple[Figures, ...]:
+    return () if values is None else (ResultReader(values, source).figures(backend),)
 
 
 def _ratio(size_bytes: int, reference_bytes: int) -> float | None:

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from ligerprof.errors import ResultFormatError
-from ligerprof.roles import MemoryBreakdown, Phase, Role
+from ligerprof.roles import Backend, MemoryBreakdown, Phase, Role
 
-Backend = Literal["estimated", "simulated", "measured", "snapshot"]
-_BACKENDS: tuple[Backend, ...] = ("simulated", "measured")
+_OF_A_STEP = (Backend.SIMULATED, Backend.MEASURED)
 # nothing that a byte count is read from is larger, and str() refuses integers of many thousand digits
 _MAX_BYTES = 2**63
 
@@ -66,10 +65,10 @@ class ResultReader:
     def backend(self) -> Backend:
         """Whether the figures were measured or simulated."""
         word = self.get("backend")
-        for known in _BACKENDS:
+        for known in _OF_A_STEP:
             if word == known:
                 return known
-        raise ResultFormatError(f"{self._source}: backend {word!r:.40} is none of {', '.join(_BACKENDS)}.")
+        raise ResultFormatError(f"{self._source}: backend {word!r:.40} is none of {', '.join(_OF_A_STEP)}.")
 
     def figures(self, backend: Backend) -> Figures:
         """Peak, phases and roles."""

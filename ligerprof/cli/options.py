@@ -20,6 +20,8 @@ from ligerprof.cli.common_options import (
 from ligerprof.gpus import GPUS
 from ligerprof.models import DEFAULT_MODEL
 from ligerprof.recipe import training as recipes
+from ligerprof.recipe.categories import Attention, Device, Engine, Loss, Offload, Optimizer, Precision
+from ligerprof.words import Word
 
 __all__ = [
     "dry_run_option",
@@ -42,8 +44,14 @@ def _read_budget(_ctx: click.Context, _param: click.Parameter, value: str) -> st
     return or_usage_error(recipes.parse_flce_budget, value)
 
 
-def _choice(flag: str, words: tuple[str, ...], text: str, default: str | None) -> Callable[[Command], Command]:
-    return click.option(flag, type=click.Choice(words), default=default, show_default=default is not None, help=text)
+def _choice(flag: str, words: tuple[Word, ...], text: str, default: str | None) -> Callable[[Command], Command]:
+    return click.option(
+        flag,
+        type=click.Choice([str(word) for word in words]),
+        default=default,
+        show_default=default is not None,
+        help=text,
+    )
 
 
 def _count(flag: str, name: str, text: str) -> Callable[[Command], Command]:
@@ -91,12 +99,12 @@ def _recipe_options() -> tuple[Callable[[Any], Any], ...]:
             metavar="lean|balanced|auto|SIZE",
             help="Workspace of the fused loss.",
         ),
-        _choice("--precision", recipes.PRECISIONS, "Dtypes of weights, gradients, moments and products.", "amp"),
+        _choice("--precision", Precision.choices(), "Dtypes of weights, gradients, moments and products.", "amp"),
         click.option("--checkpointing/--no-checkpointing", default=True, show_default=True, help="Recompute layers."),
         click.option("--reentrant", is_flag=True, help="Checkpoint the older, reentrant way."),
         _choice(
             "--optimizer",
-            recipes.OPTIMIZERS,
+            Optimizer.choices(),
             "Default: adamw-fused; deepspeed-cpu-adam where the optimizer is offloaded.",
             None,
         ),
@@ -106,17 +114,17 @@ def _recipe_options() -> tuple[Callable[[Any], Any], ...]:
             type=click.FloatRange(min=0),
             help="Largest gradient norm. Default: none; 1.0 with deepspeed.",
         ),
-        _choice("--attention", recipes.ATTENTIONS, "Attention implementation.", "sdpa"),
-        _choice("--loss", recipes.LOSSES, "transformers' loss today, or as version 4.45 had it.", "hf"),
+        _choice("--attention", Attention.choices(), "Attention implementation.", "sdpa"),
+        _choice("--loss", Loss.choices(), "transformers' loss today, or as version 4.45 had it.", "hf"),
         click.option("--lora", type=click.IntRange(min=1), metavar="R", help="LoRA of rank R on the linear layers."),
         click.option("--qlora", type=click.IntRange(min=1), metavar="R", help="The same over 4-bit weights."),
-        _choice("--engine", recipes.ENGINES, "What trains.", "torch"),
+        _choice("--engine", Engine.choices(), "What trains.", "torch"),
         click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage."),
-        _choice("--offload", recipes.OFFLOADS, "What DeepSpeed keeps in host memory.", "none"),
+        _choice("--offload", Offload.choices(), "What DeepSpeed keeps in host memory.", "none"),
         click.option("--nvme-path", metavar="DIR", help="Folder on the disk that --offload nvme uses."),
         click.option("--deepspeed-config", metavar="FILE", help="DeepSpeed's JSON, for what no option here decides."),
         _count("--gpus", "gpus", "GPUs that train together."),
-        _choice("--device", recipes.DEVICES, "Where the step runs.", "auto"),
+        _choice("--device", Device.choices(), "Where the step runs.", "auto"),
         click.option(
             "--gpu",
             type=click.Choice(tuple(GPUS)),

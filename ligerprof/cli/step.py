@@ -7,6 +7,7 @@ import click
 from ligerprof.cli.options import folder_option, force_option, json_option, recipe_options, trace_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import MissingDependencyError
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe, require_built
 from ligerprof.runs.measured.deepspeed.ranks import Rank, rank_from_environment
 from ligerprof.units import format_bytes
@@ -30,7 +31,7 @@ def command(
     the caching allocator, and everything says that it is simulated.
     """
     require_built(recipe, command="step")
-    if recipe.engine == "deepspeed" and (rank := rank_from_environment()) is not None and rank.rank > 0:
+    if recipe.engine is Engine.DEEPSPEED and (rank := rank_from_environment()) is not None and rank.rank > 0:
         _follow(ctx, recipe, rank, trace)
         return
     from ligerprof.reports.page.run import render_page

@@ -17,7 +17,9 @@ from ligerprof.cli.options import (
 from ligerprof.cli.output import print_json, say
 from ligerprof.cli.sweep import print_plan, print_result, watching
 from ligerprof.errors import NotBuiltError
-from ligerprof.recipe.training import DEVICES, TrainingRecipe
+from ligerprof.recipe.categories import Device, Engine
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Backend
 from ligerprof.runs.study.file import Part, Study, load_study
 from ligerprof.runs.sweep.cells import RESULTS_NAME
 from ligerprof.runs.sweep.folder import SweepFolder
@@ -36,7 +38,13 @@ from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
 )
 @click.option("--only", metavar="NAMES", help="Parts, joined by commas. Default: all.")
 @click.option("--provider", metavar="NAMES", help="Whose kernels, joined by commas. Default: all of FILE's.")
-@click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Where cells run.")
+@click.option(
+    "--device",
+    type=click.Choice([str(device) for device in Device.choices()]),
+    default=str(Device.AUTO),
+    show_default=True,
+    help="Where cells run.",
+)
 @timeout_option
 @click.option(
     "--stop-at-oom/--no-stop-at-oom", default=True, show_default=True, help="Skip sizes above one out of memory."
@@ -95,9 +103,10 @@ def _write_report(study: Study, folder: SweepFolder, earlier: tuple[Path, ...], 
 def _plan(study: Study, how: dict[str, Any]) -> SweepPlan:
     """The cells of the parts that can run here; in a dry run, of all parts."""
     parts = study.select(how["only"].split(",") if how["only"] else ())
-    device = "cuda" if how["dry_run"] and how["device"] == "auto" else _device(how["device"])
+    wanted = Device(how["device"])
+    device = Device.CUDA if how["dry_run"] and wanted is Device.AUTO else _device(wanted)
     providers = study.choose_providers(how["provider"].split(",")) if how["provider"] else study.providers
-    if device == "simulated":
+    if device is Device.SIMULATED:
         parts = _simulated_parts(study, parts)
     grids = {
         part.name: study.grid(part, device=device, memory_limit_bytes=how["memory_limit_bytes"], providers=providers)
@@ -107,10 +116,10 @@ def _plan(study: Study, how: dict[str, Any]) -> SweepPlan:
     return make_plan(tuple(grids.values()), searches=searches)
 
 
-def _device(word: str) -> str:
+def _device(device: Device) -> Device:
     from ligerprof.runs.step import choose_backend
 
-    return "cuda" if choose_backend(TrainingRecipe(device=word)) == "measured" else "simulated"
+    return Device.CUDA if choose_backend(TrainingRecipe(device=device)) is Backend.MEASURED else Device.SIMULATED
 
 
 def _simulated_parts(study: Study, parts: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -120,7 +129,9 @@ def _simulated_parts(study: Study, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         NotBuiltError: it covers none.
     """
     covered = tuple(
-        part for part in parts if "deepspeed" not in study.grid(part, device="simulated").options.get("engine", ())
+        part
+        for part in parts
+        if Engine.DEEPSPEED not in study.grid(part, device=Device.SIMULATED).options.get("engine", ())
     )
     left_out = ", ".join(part.name for part in parts if part not in covered)
     why = "the simulator does not cover ZeRO; `ligerprof study --dry-run` shows the estimates"

@@ -29,6 +29,11 @@ def layer_index(name: str) -> int | None:
     return int(match.group(2)) if match else None
 
 
+def is_in_layer(name: str) -> bool:
+    """Whether a module or parameter belongs to a decoder layer."""
+    return layer_index(name) is not None
+
+
 def body_of_layer(module: str) -> str | None:
     """Name of the module that holds the decoder layers if `module` is one of them."""
     match = _LAYER.match(module)

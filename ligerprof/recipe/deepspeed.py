@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ligerprof.errors import RecipeError
 from ligerprof.files import FileKind, read_json
+from ligerprof.recipe.categories import Offload, Optimizer
 
 if TYPE_CHECKING:
     from ligerprof.recipe.training import TrainingRecipe
@@ -79,38 +80,37 @@ def zero_settings(recipe: "TrainingRecipe") -> Config:
 
 
 def _own_config(recipe: "TrainingRecipe") -> dict[str, Any]:
-    half = "fp16" if recipe.weight_dtype == "float16" else "bf16"
+    uses_float16 = recipe.precision.uses_float16
     return {
         "train_micro_batch_size_per_gpu": recipe.batch,
         "gradient_accumulation_steps": recipe.grad_accum,
         "train_batch_size": recipe.batch * recipe.grad_accum * recipe.gpus,
         "gradient_clipping": recipe.clip or 0.0,
-        "fp16": {"enabled": half == "fp16", "initial_scale_power": _INITIAL_SCALE_POWER},
-        "bf16": {"enabled": half == "bf16"},
+        "fp16": {"enabled": uses_float16, "initial_scale_power": _INITIAL_SCALE_POWER},
+        "bf16": {"enabled": not uses_float16},
         "zero_optimization": {"stage": recipe.zero, **ZERO_SETTINGS, **_offload_sections(recipe)},
         # sgd and torch's own AdamW are as good as DeepSpeed's for what a step holds
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": recipe.optimizer == "deepspeed-cpu-adam",
+        "zero_force_ds_cpu_optimizer": recipe.optimizer is Optimizer.DEEPSPEED_CPU_ADAM,
         "steps_per_print": _NEVER,
     }
 
 
 def _offload_sections(recipe: "TrainingRecipe") -> dict[str, Any]:
-    device = {"none": "none", "optimizer": "cpu", "all": "cpu", "nvme": "nvme"}[recipe.offload]
     # asynchronous reads and writes of a disk need page-locked buffers
-    place: dict[str, Any] = {"device": device, "pin_memory": device == "nvme"}
+    place: dict[str, Any] = {"device": recipe.offload.device, "pin_memory": recipe.offload is Offload.NVME}
     if recipe.nvme_path is not None:
         place["nvme_path"] = recipe.nvme_path
     sections = {"offload_optimizer": place}
     if recipe.zero == 3:
-        moved = place if recipe.offload in ("all", "nvme") else {"device": "none"}
+        moved = place if recipe.offload.moves_parameters else {"device": "none"}
         sections["offload_param"] = {**moved, **_nvme_buffers(recipe)}
     return sections
 
 
 def _nvme_buffers(recipe: "TrainingRecipe") -> dict[str, int]:
     """A buffer takes one parameter: it has to be as large as the largest."""
-    if recipe.offload != "nvme":
+    if recipe.offload is not Offload.NVME:
         return {}
     largest = max(parameter.elements for parameter in recipe.spec.parameters)
     return {"buffer_count": 5, "buffer_size": -(-largest // recipe.gpus)}

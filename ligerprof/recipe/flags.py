@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 from typing import Any
 
+from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import GIB, MIB
 
@@ -17,7 +18,7 @@ def recipe_flags(recipe: TrainingRecipe) -> tuple[str, ...]:
     model = recipe.model if isinstance(recipe.model, str) else recipe.model.name
     words = ["--model", model]
     # what optimizer and clip come to where they are not given
-    resolved = dataclasses.replace(recipe, optimizer="default", clip=None)
+    resolved = dataclasses.replace(recipe, optimizer=Optimizer.DEFAULT, clip=None)
     for item in dataclasses.fields(recipe):
         if not item.init or item.name == "model":
             continue

@@ -10,17 +10,29 @@ from ligerprof.errors import NotBuiltError, RecipeError
 from ligerprof.gpus import GpuSpec, find_gpu
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model, spec_from_config
+from ligerprof.recipe.categories import (
+    Attention,
+    Device,
+    Engine,
+    FlceBudget,
+    Loss,
+    Offload,
+    Optimizer,
+    Precision,
+)
 from ligerprof.recipe.deepspeed import deepspeed_config, read_deepspeed_config
 from ligerprof.units import parse_bytes
+from ligerprof.words import Word
 
-PRECISIONS = ("amp", "amp-fp16", "mixed", "mixed-fp16", "bf16", "fp16", "fp32")
-OPTIMIZERS = ("adamw-fused", "adamw-foreach", "adamw-8bit", "galore", "sgd", "none", "deepspeed-cpu-adam")
-ATTENTIONS = ("sdpa", "eager", "flash")
-LOSSES = ("hf", "hf-4.45")
-ENGINES = ("torch", "deepspeed")
-OFFLOADS = ("none", "optimizer", "all", "nvme")
-DEVICES = ("auto", "cuda", "simulated")
-FLCE_BUDGETS = ("lean", "balanced", "auto")
+_CATEGORIES: Mapping[str, type[Word]] = {
+    "precision": Precision,
+    "optimizer": Optimizer,
+    "attention": Attention,
+    "loss": Loss,
+    "engine": Engine,
+    "offload": Offload,
+    "device": Device,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,24 +68,24 @@ class TrainingRecipe:
     padding: float = 0.0
     liger: str = "none"
     provider: str = "ligerprof"
-    flce_budget: str | int = "balanced"
-    precision: str = "amp"
+    flce_budget: FlceBudget | int = FlceBudget.BALANCED
+    precision: Precision = Precision.AMP
     checkpointing: bool = True
     reentrant: bool = False
-    optimizer: str = "default"
+    optimizer: Optimizer = Optimizer.DEFAULT
     galore_rank: int = 128
     clip: float | None = None
-    attention: str = "sdpa"
-    loss: str = "hf"
+    attention: Attention = Attention.SDPA
+    loss: Loss = Loss.HF
     lora: int | None = None
     qlora: int | None = None
-    engine: str = "torch"
+    engine: Engine = Engine.TORCH
     zero: int = 0
-    offload: str = "none"
+    offload: Offload = Offload.NONE
     nvme_path: str | None = None
     deepspeed_config: str | Mapping[str, Any] | None = None
     gpus: int = 1
-    device: str = "auto"
+    device: Device = Device.AUTO
     gpu: str = "h200"
     memory_limit_bytes: int | None = None
     alloc_conf: str | None = None
@@ -83,17 +95,22 @@ class TrainingRecipe:
     kernels: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        for name, category in _CATEGORIES.items():
+            object.__setattr__(self, name, category.parse(getattr(self, name), name))
+        if isinstance(self.flce_budget, str):
+            object.__setattr__(self, "flce_budget", _named_budget(self.flce_budget))
         spec = self.model if isinstance(self.model, ModelSpec) else load_model(self.model)
         object.__setattr__(self, "spec", spec)
         object.__setattr__(self, "kernels", select_kernels(self.liger, spec))
-        if self.optimizer == "default":
-            optimizer = "adamw-fused" if self.offload == "none" else "deepspeed-cpu-adam"
+        if self.optimizer is Optimizer.DEFAULT:
+            on_gpu = self.offload is Offload.NONE
+            optimizer = Optimizer.ADAMW_FUSED if on_gpu else Optimizer.DEEPSPEED_CPU_ADAM
             object.__setattr__(self, "optimizer", optimizer)
-        if self.clip is None and self.engine == "deepspeed":
+        if self.clip is None and self.engine is Engine.DEEPSPEED:
             object.__setattr__(self, "clip", 1.0)
         if self.deepspeed_config is not None:
             object.__setattr__(self, "deepspeed_config", read_deepspeed_config(self.deepspeed_config))
-        _check_words(self)
+        find_gpu(self.gpu)
         _check_ranges(self)
         _check_combinations(self)
 
@@ -110,19 +127,17 @@ class TrainingRecipe:
     @property
     def autocast(self) -> str | None:
         """The dtype autocast computes in, `bfloat16` or `float16`, or None."""
-        return {"amp": "bfloat16", "amp-fp16": "float16"}.get(self.precision)
+        return self.precision.autocast
 
     @property
     def weight_dtype(self) -> str:
         """The dtype of the module's parameters, as torch names it."""
-        if self.precision in ("fp32", "amp", "amp-fp16"):
-            return "float32"
-        return "float16" if self.precision in ("fp16", "mixed-fp16") else "bfloat16"
+        return self.precision.weight_dtype
 
     @property
     def compute_dtype(self) -> str:
         """The dtype of matrix products, as torch names it."""
-        return self.autocast or self.weight_dtype
+        return self.precision.compute_dtype
 
     @property
     def summary(self) -> str:
@@ -160,30 +175,20 @@ class TrainingRecipe:
         return cls(**chosen)
 
 
-def parse_flce_budget(text: str) -> str | int:
+def _named_budget(word: str) -> FlceBudget:
+    try:
+        return FlceBudget(word)
+    except ValueError:
+        raise RecipeError(f"unknown flce budget {word!r}. Known: {', '.join(FlceBudget)}, or bytes.") from None
+
+
+def parse_flce_budget(text: str) -> FlceBudget | int:
     """Read `--flce-budget`: lean, balanced, auto, or a size.
 
     Raises:
         RecipeError: neither.
     """
-    return text if text in FLCE_BUDGETS else parse_bytes(text)
-
-
-def _check_words(recipe: TrainingRecipe) -> None:
-    for name, known in (
-        ("precision", PRECISIONS),
-        ("optimizer", OPTIMIZERS),
-        ("attention", ATTENTIONS),
-        ("loss", LOSSES),
-        ("engine", ENGINES),
-        ("offload", OFFLOADS),
-        ("device", DEVICES),
-    ):
-        if getattr(recipe, name) not in known:
-            raise RecipeError(f"unknown {name} {getattr(recipe, name)!r}. Known: {', '.join(known)}.")
-    if isinstance(recipe.flce_budget, str) and recipe.flce_budget not in FLCE_BUDGETS:
-        raise RecipeError(f"unknown flce budget {recipe.flce_budget!r}. Known: {', '.join(FLCE_BUDGETS)}, or bytes.")
-    find_gpu(recipe.gpu)
+    return FlceBudget(text) if text in tuple(FlceBudget) else parse_bytes(text)
 
 
 def _check_ranges(recipe: TrainingRecipe) -> None:
@@ -203,7 +208,7 @@ def _check_combinations(recipe: TrainingRecipe) -> None:
     for wrong, message in (*_engine_conflicts(recipe), *_other_conflicts(recipe)):
         if wrong:
             raise RecipeError(message)
-    if recipe.engine == "deepspeed":
+    if recipe.engine is Engine.DEEPSPEED:
         deepspeed_config(recipe)
 
 
@@ -221,21 +226,24 @@ def _range_faults(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
 
 
 def _engine_conflicts(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
-    deepspeed, mixed = recipe.engine == "deepspeed", recipe.precision.startswith("mixed")
+    deepspeed, mixed = recipe.engine is Engine.DEEPSPEED, recipe.precision.is_mixed
     precision, offload = recipe.precision, recipe.offload
     yield mixed and not deepspeed, f"precision {precision} is DeepSpeed's. Add --engine deepspeed, or choose amp."
     yield deepspeed and not mixed, f"engine deepspeed trains in mixed or mixed-fp16, not {precision}."
     yield recipe.zero > 0 and not deepspeed, f"--zero {recipe.zero} needs --engine deepspeed."
-    yield offload != "none" and not deepspeed, f"--offload {offload} needs --engine deepspeed."
+    yield offload is not Offload.NONE and not deepspeed, f"--offload {offload} needs --engine deepspeed."
     yield recipe.gpus > 1 and not deepspeed, f"--gpus {recipe.gpus} needs --engine deepspeed."
     yield (
-        recipe.optimizer == "deepspeed-cpu-adam" and offload == "none",
+        recipe.optimizer is Optimizer.DEEPSPEED_CPU_ADAM and offload is Offload.NONE,
         "deepspeed-cpu-adam works on an offloaded optimizer. Add --offload optimizer or all.",
     )
-    yield offload in ("all", "nvme") and recipe.zero != 3, f"--offload {offload} moves parameters: it needs --zero 3."
-    yield offload == "optimizer" and recipe.zero == 0, "--offload optimizer needs --zero 1, 2 or 3."
-    yield (offload == "nvme") != (recipe.nvme_path is not None), "--offload nvme and --nvme-path go together."
-    yield deepspeed and recipe.optimizer == "none", "engine deepspeed needs an optimizer. Choose another --optimizer."
+    yield offload.moves_parameters and recipe.zero != 3, f"--offload {offload} moves parameters: it needs --zero 3."
+    yield offload is Offload.OPTIMIZER and recipe.zero == 0, "--offload optimizer needs --zero 1, 2 or 3."
+    yield (offload is Offload.NVME) != (recipe.nvme_path is not None), "--offload nvme and --nvme-path go together."
+    yield (
+        deepspeed and recipe.optimizer is Optimizer.NONE,
+        "engine deepspeed needs an optimizer. Choose another --optimizer.",
+    )
     yield (
         recipe.deepspeed_config is not None and not deepspeed,
         "--deepspeed-config needs --engine deepspeed.",
@@ -243,7 +251,7 @@ def _engine_conflicts(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
 
 
 def _other_conflicts(recipe: TrainingRecipe) -> Iterator[tuple[bool, str]]:
-    lost_loss = recipe.loss != "hf" and bool({"ce", "flce"} & set(recipe.kernels))
+    lost_loss = recipe.loss is not Loss.HF and bool({"ce", "flce"} & set(recipe.kernels))
     nvme = recipe.nvme_path
     yield recipe.lora is not None and recipe.qlora is not None, "--lora and --qlora exclude each other. Give one."
     yield recipe.reentrant and not recipe.checkpointing, "--reentrant does not go with --no-checkpointing."
@@ -257,10 +265,10 @@ def require_built(recipe: TrainingRecipe, *, command: str) -> None:
     Raises:
         NotBuiltError: names the first option that is not built yet.
     """
-    if recipe.engine == "deepspeed" and command == "simulate":
+    if recipe.engine is Engine.DEEPSPEED and command == "simulate":
         raise NotBuiltError(
             f"{command}: the simulator does not cover --engine deepspeed. Use `ligerprof estimate`, which has its"
             " closed form, or a GPU."
         )
-    if recipe.attention == "flash":
+    if recipe.attention is Attention.FLASH:
         raise NotBuiltError(f"{command}: --attention flash is not built yet; use sdpa.")

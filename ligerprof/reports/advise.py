@@ -1,4 +1,4 @@
-"""What `ligerprof advise` prints: the ladder with what each rung saves and costs, and the command to run next."""
+"""Render `ligerprof advise`: the ladder with each rung's saving and cost, and the command to run next."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 _MARKS = {"applied": "do", "spare": "spare", "useless": "no", "inapplicable": "-", "unpriced": "?"}
 _LEGEND = (
-    "do: part of the plan; spare: would save as much on top of it; no: of no use; -: nothing to change; ?: no price"
+    "do: part of the plan; spare: not needed, further saving; no: saves nothing; -: does not apply; ?: not estimated"
 )
 
 
 def render_advice(advice: Advice, next_command: str) -> "RenderableType":
-    """Lay out the ladder and what came of it."""
+    """Lay out the ladder and its outcome."""
     from rich.console import Group
     from rich.text import Text
 
     return Group(
         Text(advice.recipe.summary, style="bold"),
         Text(f"The limit is {format_bytes(advice.limit.size_bytes)} of reserved bytes ({advice.limit.source})."),
-        Text(f"As it is, it {describe_verdict(advice.verdict)}."),
+        Text(f"Without changes it {describe_verdict(advice.verdict)}."),
         _ladder(advice),
         Text(_LEGEND),
         *(Text(line) for line in _outcome(advice)),
@@ -37,11 +37,11 @@ def render_advice(advice: Advice, next_command: str) -> "RenderableType":
 
 
 def advice_notes(advice: Advice) -> tuple[str, ...]:
-    """How the verdicts were reached where they were not simulated, one sentence each."""
+    """Why verdicts were not simulated, and what that means, one sentence each."""
     verdicts = (advice.verdict, advice.plan_verdict)
     reasons = dict.fromkeys(f"not simulated: {verdict.reason}" for verdict in verdicts if verdict.reason)
-    guessed = any(verdict.checked == "closed form" for verdict in verdicts)
-    return (*reasons, *((ALLOWANCE,) if guessed else ()))
+    estimated = any(verdict.checked == "closed form" for verdict in verdicts)
+    return (*reasons, *((ALLOWANCE,) if estimated else ()))
 
 
 def _ladder(advice: Advice) -> "Table":
@@ -53,8 +53,8 @@ def _ladder(advice: Advice) -> "Table":
     table.add_column("", no_wrap=True)
     table.add_column("saves, MiB", justify="right", no_wrap=True)
     table.add_column("needs, MiB", justify="right", no_wrap=True)
-    table.add_column("cost, or why not", overflow="fold")
-    table.add_row("as it is", "", "", format_mib(advice.needed_bytes), "")
+    table.add_column("cost or reason", overflow="fold")
+    table.add_row("unchanged", "", "", format_mib(advice.needed_bytes), "")
     for step in advice.steps:
         add_listing_row(table, *_cells(step))
     return table
@@ -80,6 +80,6 @@ def _outcome(advice: Advice) -> Iterator[str]:
         return
     saved_bytes = sum(step.saved_bytes or 0 for step in advice.applied)
     saved = f"Together they save {format_bytes(saved_bytes)}. " if saved_bytes else ""
-    yield f"{saved}It then {describe_verdict(advice.plan_verdict)}."
+    yield f"{saved}With the plan it {describe_verdict(advice.plan_verdict)}."
     if advice.host_bytes:
-        yield f"Main memory then holds {format_bytes(advice.host_bytes)} for each GPU."
+        yield f"The plan uses {format_bytes(advice.host_bytes)} of main memory per GPU."

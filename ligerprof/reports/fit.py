@@ -1,4 +1,4 @@
-"""What `ligerprof fit` prints and draws: what fits, how that was checked, and the frontier of batch and sequence."""
+"""Render `ligerprof fit`: the largest batch and sequence, how they were checked, and the frontier."""
 
 import re
 from collections.abc import Iterator
@@ -31,10 +31,10 @@ def render_fit(fit: Fit) -> "RenderableType":
 
 
 def describe_verdict(verdict: Verdict) -> str:
-    """Whether it fits, what it holds and who says so."""
+    """Whether a recipe fits, the bytes it holds, and the method that determined this."""
     held = format_bytes(verdict.held_bytes)
     if verdict.checked == "closed form":
-        return f"{'fits' if verdict.fits else 'DOES NOT FIT'}: {held} allocated (closed form)"
+        return f"{'fits' if verdict.fits else 'DOES NOT FIT'}: {held} allocated (estimated)"
     return f"fits: {held} reserved (simulated)" if verdict.fits else "DOES NOT FIT: out of memory (simulated)"
 
 
@@ -48,26 +48,26 @@ def _answer(point: Point | None, axis: str) -> str:
     if point is None:
         return "none"
     figure = point.batch if axis == "batch" else point.seq
-    end = ", all the positions of the model" if point.bounded_by == "positions" else ""
+    end = ", the model's maximum" if point.bounded_by == "positions" else ""
     return f"{figure}{end} ({format_bytes(point.verdict.held_bytes)} {_held(point.verdict)})"
 
 
 def _held(verdict: Verdict) -> str:
-    return f"{'reserved' if verdict.checked == 'simulated' else 'allocated'}, {verdict.checked}"
+    return f"{'reserved' if verdict.checked == 'simulated' else 'allocated'}, {verdict.method}"
 
 
 def _frontier_table(fit: Fit) -> "Table":
     from ligerprof.reports.listing import listing_table
 
-    figures = ("tokens a sequence", "largest batch", "tokens a micro-batch", "held")
-    table = listing_table(*figures, "checked", right=figures)
+    figures = ("tokens per sequence", "largest batch", "tokens per micro-batch", "held")
+    table = listing_table(*figures, "method", right=figures)
     for point in fit.frontier:
         table.add_row(
             f"{point.seq:,}",
             f"{point.batch:,}",
             f"{point.seq * point.batch:,}",
             format_bytes(point.verdict.held_bytes),
-            point.verdict.checked,
+            point.verdict.method,
         )
     return table
 
@@ -79,16 +79,16 @@ def _settings(fit: Fit) -> Iterator[str]:
     if fit.settings is None:
         return
     if not fit.settings.plan_verdict.fits:
-        yield f"No settings make {wanted} fit: `ligerprof advise` shows how close they come."
+        yield f"No settings make {wanted} fit; `ligerprof advise` shows the closest."
         return
     titles = ", ".join(step.change.title for step in fit.settings.applied)
     yield f"The cheapest settings for {wanted}: {titles}."
-    yield f"It then {describe_verdict(fit.settings.plan_verdict)}."
+    yield f"With them it {describe_verdict(fit.settings.plan_verdict)}."
     yield wrap_command(f"  {command_line('estimate', fit.settings.plan)}")
 
 
 def wrap_command(text: str) -> str:
-    """Continue a long command on further lines the way a shell reads it; broken between options only."""
+    """Wrap a long command between its options, with the shell's line continuation."""
     lines = [""]
     for part in re.split(r" (?=--)", text):
         if lines[-1] and len(lines[-1]) + len(part) + 3 > PLAIN_WIDTH:

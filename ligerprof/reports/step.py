@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
-from ligerprof.roles import Role
+from ligerprof.roles import Backend, Role
 from ligerprof.runs.outcome import StepOutcome
 from ligerprof.runs.step import StepReport
 from ligerprof.units import format_bytes
@@ -13,7 +13,7 @@ from ligerprof.units import format_bytes
 def render_step(report: StepReport) -> RenderableType:
     """Lay out one step's report, at most 100 columns wide."""
     title, *subtitle = heading_lines(report)
-    colour = "yellow" if report.outcome.backend == "simulated" else "green"
+    colour = "yellow" if report.outcome.backend is Backend.SIMULATED else "green"
     measured = report.outcome.backend
     phases = [PhasesColumn(title=measured, phases=report.outcome.phases, peak_bytes=report.outcome.peak_bytes)]
     roles = [RolesColumn(title=measured, roles=report.peak.roles)]
@@ -33,7 +33,7 @@ def render_step(report: StepReport) -> RenderableType:
 
 def heading_lines(report: StepReport) -> list[str]:
     """What ran, and whether it was measured or simulated."""
-    if report.outcome.backend == "simulated":
+    if report.outcome.backend is Backend.SIMULATED:
         return [report.recipe.summary, f"SIMULATED without a GPU, standing for {report.outcome.gpu}"]
     return [report.recipe.summary, f"measured on {report.outcome.gpu}"]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.closed_form import estimated_peak_bytes
 from ligerprof.reports.listing import add_listing_row, listing_table
+from ligerprof.roles import Backend
 from ligerprof.runs.sweep.borders import Border
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key, describe, telling_options
@@ -70,7 +71,7 @@ def _backend_lines(cells: Sequence[Cell]) -> "Iterator[Text]":
 
     backends = {(cell.figures.backend, cell.gpu) for cell in cells if cell.figures is not None}
     for backend, gpu in sorted(backends):
-        if backend == "simulated":
+        if backend is Backend.SIMULATED:
             yield Text(f"SIMULATED without a GPU, standing for {gpu}", style="bold yellow")
         else:
             yield Text(f"{backend} on {gpu}", style="bold green")

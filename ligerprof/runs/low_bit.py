@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from ligerprof.analyzers.estimate.lora import is_adapted
 from ligerprof.analyzers.estimate.low_bit import is_projected_parameter
 from ligerprof.errors import MissingDependencyError
+from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 
-LOW_BIT_OPTIMIZERS = ("adamw-8bit", "galore")
 # what the paper's experiments take; neither changes what is held
 _GALORE_GAP, _GALORE_SCALE = 200, 0.25
 _STD = 0.02
@@ -47,7 +47,7 @@ def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.dev
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear):
             continue
-        if is_adapted(f"{name}.weight"):
+        if is_adapted(recipe.spec, f"{name}.weight"):
             parent, _, own_name = name.rpartition(".")
             setattr(model.get_submodule(parent), own_name, _four_bit(module, dtype, device))
             continue
@@ -99,7 +99,7 @@ def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: f
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [parameter for _, parameter in trainable]
     simulated = parameters[0].device.type != "cuda"
-    if recipe.optimizer == "adamw-8bit":
+    if recipe.optimizer is Optimizer.ADAMW_8BIT:
         if simulated:
             from ligerprof.runs.simulated.low_bit import EightBitAdamW
 

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from ligerprof.roles import Phase
-
-Backend = Literal["measured", "simulated"]
+from ligerprof.roles import Backend, Phase
 
 # told in a few words what an engine does next
 Progress = Callable[[str], None]

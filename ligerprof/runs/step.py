@@ -10,10 +10,11 @@ from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
 from ligerprof.analyzers.explain.answer import explain
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.errors import LigerprofError, NotBuiltError, UnknownModelError
+from ligerprof.recipe.categories import Device, Engine
 from ligerprof.recipe.training import TrainingRecipe, require_built
-from ligerprof.roles import STEP_PHASES
+from ligerprof.roles import STEP_PHASES, Backend
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
-from ligerprof.runs.outcome import Backend, Progress, StepOutcome
+from ligerprof.runs.outcome import Progress, StepOutcome
 from ligerprof.snapshots.reader import Snapshot
 
 
@@ -115,21 +116,21 @@ def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
 
 def choose_backend(recipe: TrainingRecipe) -> Backend:
     """Where `device` puts the step: auto takes a CUDA device where there is one."""
-    if recipe.device == "auto":
+    if recipe.device is Device.AUTO:
         import torch
 
-        return "measured" if torch.cuda.is_available() else "simulated"
-    return "measured" if recipe.device == "cuda" else "simulated"
+        return Backend.MEASURED if torch.cuda.is_available() else Backend.SIMULATED
+    return Backend.MEASURED if recipe.device is Device.CUDA else Backend.SIMULATED
 
 
 def _outcome(
     recipe: TrainingRecipe, run: RunDirectory, trace_directory: Path | None, progress: Progress
 ) -> StepOutcome:
-    if choose_backend(recipe) == "simulated":
+    if choose_backend(recipe) is Backend.SIMULATED:
         from ligerprof.runs.simulated import simulate_step
 
         return simulate_step(recipe, progress=progress)
-    if recipe.engine == "deepspeed":
+    if recipe.engine is Engine.DEEPSPEED:
         from ligerprof.runs.measured.deepspeed.measure import measure_deepspeed_step
 
         return measure_deepspeed_step(recipe, trace_directory=trace_directory, logs=run.path, progress=progress)

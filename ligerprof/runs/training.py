@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError
 from ligerprof.models import ModelSpec
+from ligerprof.recipe.categories import Attention, Loss
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.legacy_loss import use_legacy_loss
 from ligerprof.runs.low_bit import (
-    LOW_BIT_OPTIMIZERS,
     adapt_quantized,
     linears_unmade,
     low_bit_optimizer,
@@ -24,7 +24,6 @@ from ligerprof.runs.low_bit import (
 
 LEARNING_RATE = 1e-5
 IGNORED_LABEL = -100
-_LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class PhaseObserver(Protocol):
@@ -159,7 +158,7 @@ def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Mod
     """
     config, model_class = _architecture(recipe.spec)
     _require_attention(model_class, recipe)
-    settings = {"dtype": getattr(torch, recipe.weight_dtype), "attn_implementation": recipe.attention}
+    settings = {"dtype": getattr(torch, recipe.weight_dtype), "attn_implementation": recipe.attention.value}
     if recipe.spec.weights_path is not None and device.type != "cpu":
         model = model_class.from_pretrained(recipe.spec.weights_path, config=config, **settings).to(device)
     else:
@@ -172,7 +171,7 @@ def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Mod
 
 def _require_attention(model_class: Any, recipe: TrainingRecipe) -> None:
     # Gemma 2 has it in transformers 5.17 and not in 5.23: its scores are capped, which the fused kernels leave out
-    if recipe.attention == "sdpa" and not model_class._supports_sdpa:
+    if recipe.attention is Attention.SDPA and not model_class._supports_sdpa:
         import transformers
 
         capped = ", whose scores are capped," if recipe.spec.attention_softcap is not None else ""
@@ -197,11 +196,11 @@ def _kernels_in(model: Any, recipe: TrainingRecipe, device_kind: str) -> Abstrac
 
 
 def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
-    if recipe.loss == "hf-4.45":
+    if recipe.loss is Loss.HF_4_45:
         use_legacy_loss(model)
     rank = recipe.lora or recipe.qlora
     if rank is not None:
-        model = _with_lora(model, rank, recipe.checkpointing)
+        model = _with_lora(model, rank, recipe)
     if recipe.qlora is not None:
         adapt_quantized(model)
     if recipe.checkpointing:
@@ -239,20 +238,21 @@ def _architecture(spec: ModelSpec) -> tuple[Any, Any]:
     return config, model_class
 
 
-def _with_lora(model: Any, rank: int, checkpointing: bool) -> Any:
+def _with_lora(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingDependencyError("--lora needs peft. Install it with: pip install 'ligerprof[peft]'.") from None
-    adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=16, target_modules=list(_LORA_TARGETS)))
-    if checkpointing:
+    targets = list(recipe.spec.architecture.lora_targets)
+    adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=16, target_modules=targets))
+    if recipe.checkpointing:
         adapted.enable_input_require_grads()
     return adapted
 
 
 def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Optimizer | None:
     """The recipe's optimizer over the trainable parameters, or None."""
-    if recipe.optimizer in LOW_BIT_OPTIMIZERS:
+    if recipe.optimizer.compresses_moments:
         return low_bit_optimizer(recipe, model, LEARNING_RATE)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {

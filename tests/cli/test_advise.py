@@ -29,7 +29,7 @@ def test_the_ladder_is_printed_until_it_fits() -> None:
     assert lines[-1] == "Next: ligerprof step --model llama3.2-1b --batch 8 --liger all --gpu rtx4090"
 
 
-def test_the_plan_is_simulated_and_its_command_gives_it_again() -> None:
+def test_the_plan_is_simulated_and_its_command_reproduces_it() -> None:
     options = ["--model", "tiny", "--batch", "32", "--seq", "512", "--no-checkpointing", "--precision", "fp32"]
 
     code, stdout, stderr = run(*options, "--memory-limit", "300MiB", "--json")
@@ -50,7 +50,7 @@ def test_the_plan_is_simulated_and_its_command_gives_it_again() -> None:
     assert json.loads(again.stdout) == estimate(plan).to_json()
 
 
-def test_what_fits_already_needs_no_change() -> None:
+def test_a_recipe_that_fits_needs_no_change() -> None:
     code, stdout, _ = run("--model", "tiny", "--seq", "128", "--no-simulate")
 
     assert code == 0
@@ -58,18 +58,18 @@ def test_what_fits_already_needs_no_change() -> None:
     assert stdout.splitlines()[-1] == "Next: ligerprof step --model tiny --seq 128"
 
 
-def test_no_way_down_is_exit_3_with_the_ladder_printed() -> None:
+def test_a_recipe_that_cannot_fit_exits_3_and_prints_the_ladder() -> None:
     code, stdout, stderr = run("--model", "tiny", "--memory-limit", "1MiB", "--no-simulate")
 
     assert code == 3
-    assert "smaller batch, accumulated" in stdout
+    assert "gradient accumulation" in stdout
     assert stderr.startswith("Error: no change of the ladder makes it fit 1.0 MiB. Choose another GPU")
     assert stderr.count("\n") == 1
 
 
 @pytest.mark.slow
 def test_fragmentation_is_found_by_simulation() -> None:
-    # the closed form needs 21.68 GiB; an H200 reserves 24.37 GiB for it
+    # the estimate is 21.68 GiB allocated; an H200 reserves 24.37 GiB
     code, stdout, _ = run("--memory-limit", "22GiB", "--json")
 
     found = json.loads(stdout)

@@ -106,7 +106,7 @@ def test_the_frontier_is_drawn_and_not_overwritten(tmp_path: Path) -> None:
 
     assert run(*arguments)[0] == 0
     drawn = figure.read_text(encoding="utf-8")
-    assert "fits 100.0 MiB (closed form)" in drawn
+    assert "fits 100.0 MiB (estimated)" in drawn
     assert "sequence, tokens" in drawn
 
     code, stdout, stderr = run(*arguments)
@@ -116,7 +116,7 @@ def test_the_frontier_is_drawn_and_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["fit", "advise"])
-def test_the_closed_form_alone_imports_no_torch(command: str) -> None:
+def test_no_simulate_imports_no_torch(command: str) -> None:
     code = (
         "import sys\n"
         "from ligerprof.cli.main import main\n"

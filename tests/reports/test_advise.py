@@ -22,15 +22,15 @@ def test_every_state_of_a_rung_is_printed() -> None:
         verdict=Verdict(fits=False, held_bytes=24 * GIB, checked="simulated"),
         steps=(
             Step(change=changes["kernels"], state="applied", saved_bytes=6 * GIB, needed_bytes=34 * GIB),
-            Step(change=changes["zero-2"], state="inapplicable", reason="one GPU has no other to share with"),
-            Step(change=changes["galore"], state="unpriced", reason="no closed form [yet]"),
+            Step(change=changes["zero-2"], state="inapplicable", reason="needs several GPUs"),
+            Step(change=changes["galore"], state="unpriced", reason="not estimated [yet]"),
             Step(change=changes["offload-all"], state="applied", saved_bytes=14 * GIB, needed_bytes=20 * GIB),
             Step(
                 change=changes["accumulation"],
                 state="useless",
                 saved_bytes=-GIB,
                 needed_bytes=21 * GIB,
-                reason="it takes more than it saves here",
+                reason="uses more than it saves here",
             ),
             Step(change=EXPANDABLE_SEGMENTS, state="spare", saved_bytes=GIB, needed_bytes=19 * GIB),
         ),

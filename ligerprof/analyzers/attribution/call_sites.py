@@ -1,16 +1,14 @@
 """Who asked for each block: stacks and stamps, told apart once for all the blocks that share them."""
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
+from ligerprof.models.module_names import layer_index
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.snapshots.trace import Int64s
-
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +40,7 @@ class Request:
     @property
     def layer(self) -> int | None:
         """Index of the decoder layer in the module's name."""
-        match = _LAYER.search(self.module)
-        return int(match.group(1)) if match else None
+        return layer_index(self.module)
 
     @property
     def shown(self) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.call_sites import Request, Requests
 from ligerprof.analyzers.attribution.phases import Timeline, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.rules import Facts, Trait
+from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -17,9 +18,6 @@ from ligerprof.units import MIB
 # what cuBLAS takes by default: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)
 _WORKSPACE_SIZES = frozenset({32 * MIB, 8519680})
 _SMALL_SHARE = 10_000
-_BODY = re.compile(r"^(.*?)\.?(?:layers|h|blocks)\.\d+$")
-_HEADS = ("lm_head", "embed_out")
-_EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 _EMBEDDING_CALL = "nn/modules/sparse.py:forward"
 _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$", re.MULTILINE)
 _CHECKPOINT_CALL = "torch/utils/checkpoint.py:"
@@ -106,7 +104,7 @@ class FactFinder:
         size = int(self._sizes[block])
         if size in self._score_sizes:
             behind = phase is Phase.BACKWARD and _SCORE_NODES.search(request.node) is not None
-            in_attention = not request.module or request.module.endswith("attn")
+            in_attention = not request.module or is_attention(request.module)
             yield Trait.ATTENTION_SCORES, _is_eager(request) or (behind and in_attention)
         if phase is not Phase.FORWARD and not self._has_modules(request):
             return
@@ -160,12 +158,12 @@ class FactFinder:
         stack, module = request.stack, request.module
         yield Trait.CHECKPOINTING, self._checkpointing
         yield Trait.RECOMPUTED, request.recomputes
-        yield Trait.IN_EMBEDDING, module.endswith(_EMBEDDINGS) or _EMBEDDING_CALL in stack.text
+        yield Trait.IN_EMBEDDING, is_token_embedding(module) or _EMBEDDING_CALL in stack.text
         if self._has_modules(request):
             yield Trait.IN_LAYER, request.layer is not None
             yield Trait.AFTER_LAYERS, request.layer is not None and request.layer == self._last_layer
             yield Trait.IN_MODEL_BODY, module in self._bodies
-            yield Trait.IN_HEAD, module.endswith(_HEADS)
+            yield Trait.IN_HEAD, is_head(module)
         else:
             yield Trait.IN_LAYER, _CHECKPOINT_CALL in stack.text
             yield Trait.IN_MODEL_BODY, len(stack.model_calls) == 2 and not stack.below_model
@@ -280,13 +278,13 @@ class FactFinder:
     @cached_property
     def _bodies(self) -> frozenset[str]:
         """Modules that hold the decoder layers."""
-        found = (_BODY.match(module) for module in self._modules)
-        return frozenset(match.group(1) for match in found if match)
+        found = (body_of_layer(module) for module in self._modules)
+        return frozenset(body for body in found if body is not None)
 
     @cached_property
     def _loss_modules(self) -> frozenset[str]:
         """The head, the modules around it, and the loss."""
-        heads = [module for module in self._modules if module.endswith(_HEADS)]
+        heads = [module for module in self._modules if is_head(module)]
         around = {".".join(head.split(".")[:depth]) for head in heads for depth in range(head.count(".") + 2)}
         return frozenset({"", "loss"} | around) - self._bodies
 
@@ -299,7 +297,7 @@ def _is_head_output(request: Request) -> bool:
     """Whether the head's own matrix product ran, no fused loss in its place."""
     if not request.module:
         return request.stack.in_head
-    return request.module.endswith(_HEADS) and (not request.stack.calls or request.stack.in_linear)
+    return is_head(request.module) and (not request.stack.calls or request.stack.in_linear)
 
 
 def _is_shifted(size: int, plane: int) -> bool:

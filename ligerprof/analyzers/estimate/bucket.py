@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ligerprof.models import ParameterShape
+from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 
@@ -53,5 +54,5 @@ def scattered_elements(recipe: TrainingRecipe, emptying: Emptying) -> int:
     largest = max(item.elements for item in emptying.held)
     alone = len(emptying.held) == 1 and largest % recipe.gpus == 0
     copied = 0 if alone else emptying.elements
-    partition = -(-largest // recipe.gpus) if recipe.offload != "none" else 0
+    partition = -(-largest // recipe.gpus) if recipe.offload is not Offload.NONE else 0
     return copied + partition + _DOUBLES * min(partition, _NORM_ELEMENTS)

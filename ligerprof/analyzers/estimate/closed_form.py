@@ -14,6 +14,7 @@ from ligerprof.analyzers.estimate.step import StepPeaks, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
+from ligerprof.recipe.categories import Engine, Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -86,7 +87,7 @@ def _terms(recipe: TrainingRecipe, planes_bytes: int) -> Iterator[Term]:
 
 def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     yield "gradients are None when a step begins (zero_grad's default)"
-    if recipe.engine == "deepspeed":
+    if recipe.engine is Engine.DEEPSPEED:
         yield "DeepSpeed's default sizes of buckets and live parameters, overlap_comm off, even shares"
     gpu = recipe.gpu_spec
     if is_eager(recipe):
@@ -109,9 +110,9 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
 def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.qlora is not None:
         yield "4-bit weights as bitsandbytes 0.50 packs them: NF4, double quantization; each product unpacks its weight"
-    if recipe.optimizer == "adamw-8bit":
+    if recipe.optimizer is Optimizer.ADAMW_8BIT:
         yield "8-bit moments as bitsandbytes 0.50 keeps them: blocks of 256, fp32 below 4096 elements, embeddings too"
-    if recipe.optimizer == "galore":
+    if recipe.optimizer is Optimizer.GALORE:
         yield "GaLore as galore_torch 1.0 runs it, on the matrices of decoder layers, and no decomposition in this step"
 
 
@@ -120,9 +121,9 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     yield "what the allocator reserves and does not hand out"
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
-    if recipe.offload != "none":
+    if recipe.offload is not Offload.NONE:
         yield "in main memory, what the process holds without training: 1.3 to 1.8 GB where it was measured"
-    if recipe.optimizer == "galore":
+    if recipe.optimizer is Optimizer.GALORE:
         yield "cuSOLVER's workspace in the steps that decompose gradients: the first and every 200th"
     if recipe.clip:
         yield "the norms that clipping computes (a few MiB)"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from ligerprof.analyzers.estimate.tape import Operation, Tape, Tensor, Value, Weight
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
+from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
@@ -94,4 +95,4 @@ class Context:
 
 def is_eager(recipe: TrainingRecipe) -> bool:
     """Whether attention is written out in tensor operations."""
-    return recipe.attention == "eager"
+    return recipe.attention is Attention.EAGER

@@ -10,8 +10,8 @@ run. Weights that persist are always there, and DeepSpeed does not count them.
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from ligerprof.analyzers.estimate.low_bit import is_in_layer
 from ligerprof.models import ParameterShape
+from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 

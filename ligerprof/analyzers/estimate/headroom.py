@@ -10,6 +10,7 @@ from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.linear_cross_entropy.plan import aligned
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelSpec
+from ligerprof.recipe.categories import FlceBudget
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
 from ligerprof.units import format_bytes
@@ -29,7 +30,7 @@ class Headroom:
         balanced_peak_bytes: the same with `balanced`.
     """
 
-    budget: str | int
+    budget: FlceBudget | int
     peak_bytes: int
     lean_peak_bytes: int
     balanced_peak_bytes: int
@@ -51,8 +52,8 @@ def find_headroom(recipe: TrainingRecipe) -> Headroom:
             f"{recipe.spec.name}: {recipe.spec.closed_form_gap}, on which --flce-budget auto rests. Give bytes."
         )
     kernels = find_kernel_set(recipe.kernels, recipe.provider)
-    lean_peak_bytes = _peak_bytes(recipe, kernels, "lean")
-    fitting: str | int = "lean"
+    lean_peak_bytes = _peak_bytes(recipe, kernels, FlceBudget.LEAN)
+    fitting: FlceBudget | int = FlceBudget.LEAN
     low, high = 0, -(-recipe.tokens // _TILE_TOKENS)
     while low < high:
         tiles = (low + high + 1) // 2
@@ -65,7 +66,7 @@ def find_headroom(recipe: TrainingRecipe) -> Headroom:
         budget=fitting,
         peak_bytes=_peak_bytes(recipe, kernels, fitting),
         lean_peak_bytes=lean_peak_bytes,
-        balanced_peak_bytes=_peak_bytes(recipe, kernels, "balanced"),
+        balanced_peak_bytes=_peak_bytes(recipe, kernels, FlceBudget.BALANCED),
     )
 
 
@@ -75,15 +76,15 @@ def settle_flce_budget(recipe: TrainingRecipe) -> TrainingRecipe:
     Raises:
         LigerprofError: what `find_headroom` raises.
     """
-    if recipe.flce_budget != "auto":
+    if recipe.flce_budget is not FlceBudget.AUTO:
         return recipe
-    budget = find_headroom(recipe).budget if "flce" in recipe.kernels else "balanced"
+    budget = find_headroom(recipe).budget if "flce" in recipe.kernels else FlceBudget.BALANCED
     return dataclasses.replace(recipe, flce_budget=budget)
 
 
 def headroom_note(recipe: TrainingRecipe) -> str | None:
     """What `auto` came to and what it costs, in a line; None where it was not asked for."""
-    if recipe.flce_budget != "auto" or "flce" not in recipe.kernels:
+    if recipe.flce_budget is not FlceBudget.AUTO or "flce" not in recipe.kernels:
         return None
     found = find_headroom(recipe)
     budget = found.budget if isinstance(found.budget, str) else format_bytes(found.budget)
@@ -93,7 +94,7 @@ def headroom_note(recipe: TrainingRecipe) -> str | None:
     )
 
 
-def _peak_bytes(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], budget: str | int) -> int:
+def _peak_bytes(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], budget: FlceBudget | int) -> int:
     chosen = dataclasses.replace(recipe, flce_budget=budget)
     return max(step_peaks(chosen, kernels, first=first).peak.total_bytes for first in (False, True))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part
 from ligerprof.analyzers.estimate.placement import moment_count
 from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
@@ -38,12 +39,12 @@ class _Block:
 
 def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:
     """Main memory that training takes in one rank's process from the first optimizer step on; 0 without offload."""
-    if recipe.offload == "none":
+    if recipe.offload is Offload.NONE:
         return 0
     elements, settings = count_elements(recipe, weights), zero_settings(recipe)
     if recipe.zero < 3:
         blocks = _stage_1_or_2(recipe, elements, settings, weights)
-    elif recipe.offload == "nvme":
+    elif recipe.offload is Offload.NVME:
         blocks = _stage_3_on_disk(recipe, elements, settings)
     else:
         blocks = _stage_3(recipe, elements, settings, weights)
@@ -81,7 +82,7 @@ def _stage_3(
         yield from _moments(recipe, group)
     # grad_partitions_flat_buffer
     yield _Block(HALF_BYTES * elements.trained_share, locked)
-    if recipe.offload == "all":
+    if recipe.offload is Offload.ALL:
         # param_groups_fp16_flat_cpu_memory
         yield _Block(HALF_BYTES * elements.trained_share, locked=True)
         yield from _partitions(recipe, settings["offload_param"]["pin_memory"], weights)

@@ -7,11 +7,10 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operations import add, linear, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value, Weight
 from ligerprof.errors import RecipeError
+from ligerprof.models import ModelSpec
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
-
-_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_ADAPTED = tuple(f".{target}.weight" for target in _TARGETS)
 
 
 def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
@@ -24,10 +23,10 @@ def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
     if rank is None:
         return
     # DeepSpeed casts the whole model to its 16 bits
-    width = FP32_BYTES if recipe.engine == "torch" else DTYPE_BYTES[recipe.weight_dtype]
-    targets = [item for item in recipe.spec.parameters if is_adapted(item.name)]
+    width = FP32_BYTES if recipe.engine is Engine.TORCH else DTYPE_BYTES[recipe.weight_dtype]
+    targets = [item for item in recipe.spec.parameters if is_adapted(recipe.spec, item.name)]
     if not targets:
-        raise RecipeError(f"LoRA adapts {', '.join(_TARGETS)}: {recipe.spec.name} has none of them.")
+        raise RecipeError(f"LoRA adapts the linear layers of decoder layers: {recipe.spec.name} has none of them.")
     for item in targets:
         layer = item.name.removesuffix(".weight")
         for part, shape in (("A", (rank, item.shape[1])), ("B", (item.shape[0], rank))):
@@ -39,9 +38,9 @@ def adapter_rank(recipe: TrainingRecipe) -> int | None:
     return recipe.lora or recipe.qlora
 
 
-def is_adapted(name: str) -> bool:
+def is_adapted(spec: ModelSpec, name: str) -> bool:
     """Whether a parameter is the weight of a layer that gets an adapter; QLoRA quantizes just these."""
-    return name.endswith(_ADAPTED)
+    return name.endswith(tuple(f".{target}.weight" for target in spec.architecture.lora_targets))
 
 
 def add_adapter(context: Context, value: Value, result: Value, name: str) -> Value:

@@ -4,6 +4,7 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
 from ligerprof.analyzers.estimate.operations import linear, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.recipe.categories import Loss
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
@@ -24,7 +25,7 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
         loss = call_loss(context, kernel_memory(context, "ce", logits), logits, None, "logits")
         context.tape.release(logits)
         return loss
-    if context.recipe.loss == "hf-4.45" and not caps:
+    if context.recipe.loss is Loss.HF_4_45 and not caps:
         return _shifted_copy_loss(context, logits)
     return hf_loss(context, logits, caps=caps)
 

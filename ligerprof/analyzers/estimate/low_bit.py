@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
@@ -14,9 +15,6 @@ _SCALE_CODE_BYTES = 256 * FP32_BYTES
 EIGHT_BIT_BLOCK, EIGHT_BIT_SMALLEST = 256, 4096
 # the two tables of values that all tensors share (fill_qmap)
 EIGHT_BIT_TABLE_SIZES = (256 * FP32_BYTES, 256 * FP32_BYTES)
-
-# decoder layers by transformers' names: Llama's and GPT-2's
-_LAYERS = (".layers.", ".h.")
 
 
 def nf4_sizes(elements: int) -> tuple[int, ...]:
@@ -45,11 +43,6 @@ def eight_bit_state_sizes(weight: Weight) -> tuple[int, ...]:
 def eight_bit_blocks(elements: int) -> int:
     """Blocks that share a scale."""
     return -(-elements // EIGHT_BIT_BLOCK)
-
-
-def is_in_layer(name: str) -> bool:
-    """Whether a parameter belongs to a decoder layer."""
-    return any(part in name for part in _LAYERS)
 
 
 def is_projected_parameter(name: str, dimensions: int) -> bool:

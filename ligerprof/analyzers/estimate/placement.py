@@ -13,6 +13,7 @@ from ligerprof.analyzers.estimate.low_bit import (
 )
 from ligerprof.analyzers.estimate.meter import Slack
 from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
@@ -78,7 +79,7 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
     trainable = [weight for weight in weights if weight.trainable]
     device = _EmptyDevice(recipe)
     stored = [size for weight in weights for size in weight.stored_sizes]
-    is_galore = recipe.optimizer == "galore"
+    is_galore = recipe.optimizer is Optimizer.GALORE
     resident, _ = device.place(Role.PARAMETERS, stored)
     states, states_slack = device.place(Role.OPTIMIZER_STATES, list(state_sizes(recipe, trainable)))
     update, update_slack = device.place(Role.OPTIMIZER_TEMPORARIES, _update_sizes(recipe, trainable))
@@ -94,25 +95,25 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
 
 def state_sizes(recipe: TrainingRecipe, trainable: Iterable[Weight]) -> Iterator[int]:
     """Bytes of each tensor that the optimizer keeps on the GPU."""
-    if recipe.optimizer == "adamw-8bit":
+    if recipe.optimizer is Optimizer.ADAMW_8BIT:
         yield from EIGHT_BIT_TABLE_SIZES
     for weight in trainable:
-        if recipe.optimizer == "adamw-8bit":
+        if recipe.optimizer is Optimizer.ADAMW_8BIT:
             yield from eight_bit_state_sizes(weight)
-        elif recipe.optimizer == "galore":
+        elif recipe.optimizer is Optimizer.GALORE:
             yield from galore_state_sizes(recipe, weight)
         else:
             yield from (weight.size_bytes,) * moment_count(recipe)
-        if recipe.optimizer == "adamw-fused":
+        if recipe.optimizer is Optimizer.ADAMW_FUSED:
             # the step counter; other optimizers count on the host
             yield FP32_BYTES
 
 
 def _update_sizes(recipe: TrainingRecipe, trainable: list[Weight]) -> list[int]:
     """What the step makes and drops: foreach AdamW the square roots of all second moments."""
-    if recipe.optimizer == "adamw-foreach":
+    if recipe.optimizer is Optimizer.ADAMW_FOREACH:
         return [weight.size_bytes for weight in trainable]
-    return [galore_update_bytes(recipe, trainable)] if recipe.optimizer == "galore" else []
+    return [galore_update_bytes(recipe, trainable)] if recipe.optimizer is Optimizer.GALORE else []
 
 
 class _EmptyDevice:

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ligerprof.models.module_names import is_embedding_weight, layer_index
 from ligerprof.roles import MemoryBreakdown
 
 EMBEDDING, HEAD, WHOLE = "embedding", "head and loss", "whole model"
-_LAYER_LISTS = (".layers.", ".h.")
-_EMBEDDINGS = (".embed_tokens.", ".wte.", ".wpe.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +53,12 @@ def places(layers: int) -> Iterator[tuple[str, int]]:
 
 def weight_place(name: str, layers: int) -> str:
     """The part of the model that a parameter belongs to."""
-    if any(part in name for part in _EMBEDDINGS):
+    if is_embedding_weight(name):
         return EMBEDDING
-    number = next((name.split(part, 1)[1].split(".", 1)[0] for part in _LAYER_LISTS if part in name), None)
-    if number is None:
+    index = layer_index(name)
+    if index is None:
         return HEAD
-    return next(layer_place(first, times) for first, times in explicit_layers(layers) if int(number) < first + times)
+    return next(layer_place(first, times) for first, times in explicit_layers(layers) if index < first + times)
 
 
 def spread(size_bytes: int, parts: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from ligerprof.analyzers.estimate.lora import adapter_weights, is_adapted
-from ligerprof.analyzers.estimate.low_bit import is_in_layer, nf4_sizes
+from ligerprof.analyzers.estimate.low_bit import nf4_sizes
 from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, INDEX_BYTES
 
@@ -13,6 +14,10 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     """Every parameter of the model by transformers' name."""
     width = DTYPE_BYTES[recipe.weight_dtype]
     adapters = dict(adapter_weights(recipe))
+
+    def is_packed(name: str) -> bool:
+        return recipe.qlora is not None and is_adapted(recipe.spec, name)
+
     weights = {
         item.name: Weight(
             item.elements,
@@ -20,7 +25,7 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
             trainable=not adapters,
             shape=item.shape,
             in_layer=is_in_layer(item.name),
-            packed_sizes=nf4_sizes(item.elements) if recipe.qlora is not None and is_adapted(item.name) else (),
+            packed_sizes=nf4_sizes(item.elements) if is_packed(item.name) else (),
         )
         for item in recipe.spec.parameters
     }

@@ -11,6 +11,7 @@ from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.estimate.zero import zero_placement
 from ligerprof.kernels.spec import KernelSpec
+from ligerprof.recipe.categories import Engine, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -58,7 +59,7 @@ class StepPeaks:
 
 def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
     """Where the recipe's engine keeps weights, gradients and states, in the first step or a steady one."""
-    make = zero_placement if recipe.engine == "deepspeed" else torch_placement
+    make = zero_placement if recipe.engine is Engine.DEEPSPEED else torch_placement
     return make(recipe, weights, first=first)
 
 
@@ -90,7 +91,7 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
         meter.add(placement.last_reduction, times=-1)
         meter.add(placement.running)
         highest.note(Phase.BACKWARD)
-    if recipe.optimizer != "none":
+    if recipe.optimizer is not Optimizer.NONE:
         static.update(meter, first=first)
         highest.note(Phase.OPTIMIZER)
     return StepPeaks(

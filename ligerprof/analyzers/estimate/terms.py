@@ -7,6 +7,7 @@ from ligerprof.analyzers.estimate.placement import moment_count, state_sizes
 from ligerprof.analyzers.estimate.result import Term
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.estimate.zero import zero_copies
+from ligerprof.recipe.categories import Engine, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 from ligerprof.units import format_bytes
@@ -14,7 +15,7 @@ from ligerprof.units import format_bytes
 
 def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
     """Weights of all parameters; gradients and optimizer states of those that train; on one GPU."""
-    if recipe.engine == "deepspeed":
+    if recipe.engine is Engine.DEEPSPEED:
         return _zero_term(recipe, weights)
     trained_bytes = sum(weight.size_bytes for weight in weights if weight.trainable)
     stored_bytes = sum(sum(weight.stored_sizes) for weight in weights)
@@ -28,9 +29,9 @@ def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
 
 def _states(recipe: TrainingRecipe, weights: Collection[Weight], trained_bytes: int) -> tuple[int, str]:
     """Bytes of the optimizer's moments, and what of them is no multiple of the gradients as text."""
-    if recipe.optimizer in ("adamw-8bit", "galore"):
+    if recipe.optimizer.compresses_moments:
         size_bytes = sum(state_sizes(recipe, [weight for weight in weights if weight.trainable]))
-        what = "8-bit moments" if recipe.optimizer == "adamw-8bit" else f"moments of rank {recipe.galore_rank}"
+        what = "8-bit moments" if recipe.optimizer is Optimizer.ADAMW_8BIT else f"moments of rank {recipe.galore_rank}"
         return size_bytes, f" + {what} {format_bytes(size_bytes)}"
     return moment_count(recipe) * trained_bytes, ""
 

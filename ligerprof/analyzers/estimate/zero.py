@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.bucket import emptyings, scattered_elements
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredWhenNeeded
-from ligerprof.analyzers.estimate.low_bit import is_in_layer
 from ligerprof.analyzers.estimate.partition import Elements, count_elements
 from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
 from ligerprof.analyzers.estimate.places import explicit_layers
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.errors import NotBuiltError
 from ligerprof.models import ModelSpec, ParameterShape
+from ligerprof.models.module_names import is_in_layer, layer_index
+from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -39,7 +40,7 @@ def _require_known(recipe: TrainingRecipe) -> None:
     optimizer = recipe.optimizer
     for given, what, instead in (
         (recipe.qlora is not None, "--qlora with --engine deepspeed", "use --lora"),
-        (optimizer in ("adamw-8bit", "galore"), f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
+        (optimizer.compresses_moments, f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
         (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
     ):
         if given:
@@ -63,7 +64,7 @@ def _stage_0(recipe: TrainingRecipe, elements: Elements) -> Placement:
 
 def _stage_1_or_2(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Placement:
     """Stage 1 partitions the fp32 copy and the moments, stage 2 the gradients too (stage_1_and_2.py)."""
-    offloaded, trained = recipe.offload != "none", elements.trained_share
+    offloaded, trained = recipe.offload is not Offload.NONE, elements.trained_share
     kept_share = 1 / recipe.gpus if recipe.zero == 2 else 1.0
     resident = {
         Role.PARAMETERS: HALF_BYTES * elements.whole,
@@ -88,7 +89,7 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: Elements, *, first: bool) ->
 
 def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Placement:
     """Stage 3 partitions the weights as well (stage3.py) and gathers them (gathered.py)."""
-    offloaded, moved = recipe.offload != "none", recipe.offload in ("all", "nvme")
+    offloaded, moved = recipe.offload is not Offload.NONE, recipe.offload.moves_parameters
     trained = elements.trained_share
     gathered = GatheredWhenNeeded(recipe) if first else Gathered(recipe)
     at_loss_bytes, in_layers_bytes = HALF_BYTES * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
@@ -165,7 +166,9 @@ def _last_reduction(recipe: TrainingRecipe, elements: Elements, bucket_bytes: in
     """
     fills = _fills(recipe)
     waiting_bytes, copy_bytes = HALF_BYTES * fills.waiting, _flat_copy(recipe, fills.last)
-    widened_bytes = 2 * FP32_BYTES * min(elements.largest, elements.trained_share) if recipe.offload != "none" else 0
+    widened_bytes = (
+        2 * FP32_BYTES * min(elements.largest, elements.trained_share) if recipe.offload is not Offload.NONE else 0
+    )
     if widened_bytes > waiting_bytes + copy_bytes:
         return {Role.COMMUNICATION: bucket_bytes + widened_bytes}
     return {Role.COMMUNICATION: bucket_bytes + copy_bytes, Role.GRADIENTS: waiting_bytes}
@@ -235,7 +238,7 @@ def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
 
 def _layer_elements(recipe: TrainingRecipe) -> int:
     """Parameters of the first decoder layer."""
-    return sum(item.elements for item in recipe.spec.parameters if ".layers.0." in item.name or ".h.0." in item.name)
+    return sum(item.elements for item in recipe.spec.parameters if layer_index(item.name) == 0)
 
 
 def _moment_bytes(recipe: TrainingRecipe, share: int) -> int:
@@ -260,15 +263,15 @@ def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool) -> I
 
 def _stepping(recipe: TrainingRecipe, elements: int) -> Bytes:
     """fp32 gradients; foreach AdamW takes square roots besides."""
-    square_roots = FP32_BYTES if recipe.optimizer == "adamw-foreach" else 0
+    square_roots = FP32_BYTES if recipe.optimizer is Optimizer.ADAMW_FOREACH else 0
     return {Role.OPTIMIZER_TEMPORARIES: (FP32_BYTES + square_roots) * elements}
 
 
 def zero_copies(recipe: TrainingRecipe) -> tuple[tuple[int, bool], ...]:
     """(bytes a parameter, whether this GPU holds them for all parameters) of weights, optimizer states, gradients."""
-    on_gpu = recipe.offload == "none"
+    on_gpu = recipe.offload is Offload.NONE
     return (
-        (0 if recipe.offload in ("all", "nvme") else HALF_BYTES, recipe.zero < 3),
+        (0 if recipe.offload.moves_parameters else HALF_BYTES, recipe.zero < 3),
         (FP32_BYTES * (1 + moment_count(recipe)) if on_gpu else 0, recipe.zero == 0),
         (HALF_BYTES if on_gpu else 0, recipe.zero < 2),
     )

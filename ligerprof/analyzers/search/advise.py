@@ -1,4 +1,4 @@
-"""Which changes bring a recipe below a limit: the ladder climbed rung by rung, each priced, until it fits."""
+"""Find the changes that bring a recipe below a limit: try the ladder rung by rung until the recipe fits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 
-# applied: part of the plan; spare: would save, and is not needed; useless: saves nothing here;
-# inapplicable: nothing to change here; unpriced: no closed form says what it saves
+# applied: part of the plan; spare: would save memory but is not needed; useless: saves nothing here;
+# inapplicable: changes nothing here; unpriced: the analytic estimate does not cover it
 State = Literal["applied", "spare", "useless", "inapplicable", "unpriced"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One rung of the ladder, tried on what the applied rungs before it left.
+    """One rung of the ladder, tried on the recipe that the applied rungs before it produced.
 
     Attributes:
-        saved_bytes: what the closed form says it saves there; of a spare one, what it would save on
-            top of the plan; None where it is inapplicable or unpriced.
-        needed_bytes: what the closed form says is needed with it; None as above.
-        reason: why it is useless, inapplicable or unpriced; else None.
+        saved_bytes: the estimated saving; for a spare rung, its saving on top of the plan; None if
+            it is inapplicable or unpriced.
+        needed_bytes: the estimated need with this rung; None as above.
+        reason: why the rung is useless, inapplicable or unpriced; otherwise None.
     """
 
     change: Change
@@ -47,17 +47,18 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """A plan that brings a recipe below a limit, or how close the ladder comes.
+    """A plan that brings a recipe below a limit, or the closest that the ladder gets.
 
     Attributes:
-        recipe: what was asked about.
-        needed_bytes: what it needs in closed form: the higher peak of its first and steady step.
-        verdict: whether it fits as it is.
-        steps: every rung in the order they were tried: the ladder's, but one that was of use only later stands there.
+        recipe: the recipe as given.
+        needed_bytes: its estimated need: the higher peak of the first and the steady step.
+        verdict: whether the recipe fits unchanged.
+        steps: every rung, in the order tried: the ladder's order, except that a rung which helped
+            only on a later attempt follows the rung that made it useful.
         plan: the recipe with the applied rungs.
-        plan_needed_bytes: what the plan needs; with the bytes that applied rungs save it adds up to `needed_bytes`.
+        plan_needed_bytes: the plan's estimated need; `needed_bytes` less the savings of the applied rungs.
         plan_verdict: whether the plan fits.
-        host_bytes: main memory that the plan takes for each GPU with offload, else 0.
+        host_bytes: main memory per GPU that the plan's offload uses, otherwise 0.
     """
 
     recipe: TrainingRecipe
@@ -76,7 +77,7 @@ class Advice:
         return tuple(step for step in self.steps if step.state == "applied")
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `ligerprof advise --json`, less the command to run next."""
+        """The object of `ligerprof advise --json`, without the command to run next."""
         return {
             "schema": 1,
             "kind": "advise",
@@ -100,8 +101,8 @@ def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:
     """Climb the ladder until the recipe fits the judge's limit.
 
     Raises:
-        NotBuiltError: the recipe itself has no closed form.
-        UnknownModelError: nor has its architecture.
+        NotBuiltError: the analytic estimate does not cover an option of the recipe.
+        UnknownModelError: it does not cover the model's architecture.
     """
     climb = _cheapest(_Climb(recipe, judge, {change.name for change in LADDER}))
     return Advice(
@@ -118,7 +119,7 @@ def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:
 
 
 def _cheapest(climb: "_Climb") -> "_Climb":
-    """Climb again without the rungs that a later one made superfluous, the costliest first."""
+    """Climb again without the rungs that a later one made unnecessary, the most expensive first."""
     applied = [step.change for step in climb.steps if step.state == "applied"]
     for change in reversed([change for change in applied[:-1] if not change.free]):
         if not climb.verdict.fits:
@@ -130,7 +131,7 @@ def _cheapest(climb: "_Climb") -> "_Climb":
 
 
 class _Climb:
-    """One way up the ladder, on the rungs of the given names: the plan so far, what it needs, whether it fits."""
+    """One climb using the rungs of the given names: the plan so far, its need, and whether it fits."""
 
     def __init__(self, recipe: TrainingRecipe, judge: Judge, names: set[str]) -> None:
         self.recipe, self.judge = recipe, judge
@@ -144,14 +145,14 @@ class _Climb:
         self.needed_bytes = needed_bytes(self.plan)
 
     def final(self, step: Step) -> Step:
-        """Price a rung that is not part of the plan on top of it."""
+        """Recompute the saving of an unused rung on top of the plan."""
         if step.state not in ("spare", "useless"):
             return step
         outcome = _variants(step.change, self.plan)
         return outcome if isinstance(outcome, Step) else self._priced(step.change, outcome[0][1], "spare")
 
     def expansion(self) -> Step:
-        """The rung of expandable segments: it saves no allocated bytes, only what the allocator strands."""
+        """The expandable-segments rung: it reduces fragmentation, not allocated bytes."""
         if self.plan.alloc_conf != self.recipe.alloc_conf:
             return Step(
                 change=EXPANDABLE_SEGMENTS,
@@ -160,13 +161,13 @@ class _Climb:
                 needed_bytes=self.needed_bytes,
             )
         if self.verdict.checked == "closed form":
-            reason = "fragmentation shows in simulated steps alone"
+            reason = "fragmentation shows only in simulated steps"
             return Step(change=EXPANDABLE_SEGMENTS, state="unpriced", reason=reason)
-        reason = "fragmentation is not the trouble" if self.verdict.fits else "they do not make it fit"
+        reason = "fragmentation is not the problem" if self.verdict.fits else "they do not make it fit"
         return Step(change=EXPANDABLE_SEGMENTS, state="useless", reason=reason)
 
     def _retry(self) -> None:
-        """Take rungs that were of no use before: they may be now, and are cheaper than what is left of the ladder."""
+        """Retry rungs that saved nothing before: they may help now, and they cost less than the remaining rungs."""
         last = self.steps[-1]
         while last.state == "applied" and not self.verdict.fits:
             for useless in [step for step in self.steps if step.state == "useless"]:
@@ -194,21 +195,21 @@ class _Climb:
         saved_bytes = self.needed_bytes - needed
         if saved_bytes > 0:
             return Step(change=change, state=state, saved_bytes=saved_bytes, needed_bytes=needed)
-        reason = "it saves nothing here" if saved_bytes == 0 else "it takes more than it saves here"
+        reason = "saves nothing here" if saved_bytes == 0 else "uses more than it saves here"
         return Step(change=change, state="useless", saved_bytes=saved_bytes, needed_bytes=needed, reason=reason)
 
     def _settle(self, recipe: TrainingRecipe) -> tuple[TrainingRecipe, Verdict]:
-        """Judge a recipe; where only fragmentation keeps it from fitting, with expandable segments."""
+        """Judge a recipe; if only fragmentation keeps it from fitting, add expandable segments."""
         verdict = self.judge.verdict(recipe)
         outcome = EXPANDABLE_SEGMENTS.outcome(recipe)
-        if verdict.fits or isinstance(outcome, str) or not self.judge.by_closed_form(recipe).fits:
+        if verdict.fits or isinstance(outcome, str) or not self.judge.by_estimate(recipe).fits:
             return recipe, verdict
         expanded = self.judge.verdict(outcome[0])
         return (outcome[0], expanded) if expanded.fits else (recipe, verdict)
 
 
 def _mildest(settled: Iterable[tuple[TrainingRecipe, Verdict, int]]) -> tuple[TrainingRecipe, Verdict, int]:
-    """The first that fits, else the last; none after it is judged."""
+    """The first variant that fits, else the last; later variants are not judged."""
     for item in settled:
         if item[1].fits:
             break
@@ -220,7 +221,7 @@ def _spare(change: Change) -> Step:
 
 
 def _variants(change: Change, recipe: TrainingRecipe) -> tuple[tuple[TrainingRecipe, int], ...] | Step:
-    """What a change can make of a recipe with the bytes that each needs; or the step that says why not."""
+    """The recipes that a change can produce, each with its estimated need, or a step with the reason for none."""
     try:
         outcome = change.outcome(recipe)
         if isinstance(outcome, str):

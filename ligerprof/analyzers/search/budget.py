@@ -1,4 +1,4 @@
-"""Whether a recipe keeps to a limit of reserved bytes, and by which judge: the simulated step, else the closed form."""
+"""Decide whether a recipe fits a limit on reserved bytes, by a simulated step or by the analytic estimate."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,24 +9,24 @@ from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import KernelUnavailableError, MissingDependencyError, NotBuiltError, RecipeError
 from ligerprof.recipe.training import TrainingRecipe
 
-Way = Literal["simulated", "closed form"]
+# "closed form" is the word for the analytic estimate in JSON
+Method = Literal["simulated", "closed form"]
 
-# no figure of the closed form is fitted, so nothing is added for what only an allocator knows
+# the estimate contains no fitted figure, so it adds none for the allocator's fragmentation
 ALLOWANCE_BYTES = 0
 ALLOWANCE = (
-    "the closed form counts allocated bytes and allows 0 bytes for what the allocator reserves beyond them:"
-    " stay some percent below an answer that was not simulated"
+    "the analytic estimate counts allocated bytes and adds no allowance for fragmentation: leave a few percent of room"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserved:
-    """What a simulated allocator reserved under the recipe's limit.
+    """Reserved bytes of a step simulated under the recipe's limit.
 
     Attributes:
-        first_bytes: the highest of the first step.
-        steady_bytes: the highest of the steady step; of whatever ran where `fits` is False.
-        fits: whether both steps ended without running out of memory.
+        first_bytes: peak of the first step.
+        steady_bytes: peak of the steady step; if `fits` is False, of the part that ran.
+        fits: whether both steps completed without running out of memory.
     """
 
     first_bytes: int
@@ -34,18 +34,18 @@ class Reserved:
     fits: bool
 
 
-# simulates a recipe under its memory_limit_bytes; raises NotBuiltError and the like where it cannot
+# simulates a recipe under its memory_limit_bytes; raises an error of _UNCOVERED for what it does not support
 Check = Callable[[TrainingRecipe], Reserved]
 _UNCOVERED = (NotBuiltError, KernelUnavailableError, MissingDependencyError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """What a recipe must keep to.
+    """A memory limit.
 
     Attributes:
-        size_bytes: most bytes that torch's allocator may reserve.
-        source: what set it, such as `--memory-limit`.
+        size_bytes: maximum bytes that torch's allocator may reserve.
+        source: origin of the limit, such as `--memory-limit`.
     """
 
     size_bytes: int
@@ -54,19 +54,24 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Whether a recipe fits, and how that was found out.
+    """Whether a recipe fits, and how this was determined.
 
     Attributes:
-        held_bytes: the higher of both steps: reserved bytes where simulated (when it ran out: those
-            reserved so far), allocated bytes in closed form.
-        checked: the judge.
-        reason: why the step was not simulated although that was wanted, or None.
+        held_bytes: the higher peak of the first and the steady step: reserved bytes if simulated
+            (up to the failure if it ran out of memory), allocated bytes if estimated.
+        checked: the method.
+        reason: why the requested simulation was not possible, or None.
     """
 
     fits: bool
     held_bytes: int
-    checked: Way
+    checked: Method
     reason: str | None = None
+
+    @property
+    def method(self) -> str:
+        """The method in printed text: `simulated` or `estimated`."""
+        return "simulated" if self.checked == "simulated" else "estimated"
 
     def to_json(self) -> dict[str, Any]:
         """A `verdict` object of the JSON of fit and advise."""
@@ -80,7 +85,7 @@ class Verdict:
 
 
 def find_limit(recipe: TrainingRecipe) -> Limit:
-    """The recipe's memory limit, or what its GPU leaves to torch beside the CUDA context.
+    """The recipe's memory limit, or its GPU's memory less the CUDA context.
 
     Raises:
         RecipeError: the limit is above the GPU's memory.
@@ -96,18 +101,18 @@ def find_limit(recipe: TrainingRecipe) -> Limit:
 
 
 def needed_bytes(recipe: TrainingRecipe) -> int:
-    """Allocated bytes of the higher of the first and the steady step, in closed form.
+    """Estimated allocated bytes: the higher peak of the first and the steady step.
 
     Raises:
-        NotBuiltError: an option that has no closed form.
-        UnknownModelError: an architecture that has none.
+        NotBuiltError: the analytic estimate does not cover an option of the recipe.
+        UnknownModelError: it does not cover the model's architecture.
     """
     estimated = estimate(recipe)
     return max(estimated.peak_bytes, estimated.first_step_peak_bytes) + ALLOWANCE_BYTES
 
 
 class Judge:
-    """Says of recipes whether they keep to one limit; what was simulated once is not simulated again."""
+    """Decides whether recipes fit one limit; caches verdicts."""
 
     def __init__(self, limit: Limit, check: Check | None) -> None:
         self.limit = limit
@@ -115,14 +120,14 @@ class Judge:
         self._known: dict[str, Verdict] = {}
 
     def verdict(self, recipe: TrainingRecipe) -> Verdict:
-        """Judge by simulation where it is wanted and covers the recipe, else by the closed form."""
+        """Judge by simulation if requested and possible, otherwise by the analytic estimate."""
         key = repr(recipe)
         if key not in self._known:
             self._known[key] = self._judge(recipe)
         return self._known[key]
 
-    def by_closed_form(self, recipe: TrainingRecipe, reason: str | None = None) -> Verdict:
-        """Judge by the closed form alone."""
+    def by_estimate(self, recipe: TrainingRecipe, reason: str | None = None) -> Verdict:
+        """Judge by the analytic estimate alone."""
         held_bytes = needed_bytes(recipe)
         return Verdict(
             fits=held_bytes <= self.limit.size_bytes, held_bytes=held_bytes, checked="closed form", reason=reason
@@ -130,11 +135,11 @@ class Judge:
 
     def _judge(self, recipe: TrainingRecipe) -> Verdict:
         if self._check is None:
-            return self.by_closed_form(recipe)
+            return self.by_estimate(recipe)
         try:
             reserved = self._check(dataclasses.replace(recipe, memory_limit_bytes=self.limit.size_bytes))
         except _UNCOVERED as error:
-            return self.by_closed_form(recipe, str(error))
+            return self.by_estimate(recipe, str(error))
         held_bytes = max(reserved.first_bytes, reserved.steady_bytes)
         return Verdict(
             fits=reserved.fits and held_bytes <= self.limit.size_bytes, held_bytes=held_bytes, checked="simulated"

@@ -1,4 +1,4 @@
-"""The largest batch and sequence that keep to a limit, the frontier between them, and what makes a wanted pair fit."""
+"""Find the largest batch and sequence that fit a limit, and settings that make the wanted pair fit."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -11,23 +11,23 @@ from ligerprof.errors import NotBuiltError, UnknownModelError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 
-# told in a few words what is searched next
+# callback that receives a short status message
 Progress = Callable[[str], None]
 Axis = Literal["batch", "seq"]
 
-# sequences grow in steps of this many tokens; a token more or less decides nothing
+# resolution of the search over sequence lengths, in tokens
 SEQ_STEP = 64
-# the frontier: these multiples of the recipe's sequence
+# multiples of the recipe's sequence length that the frontier covers
 _FRONTIER = (0.25, 0.5, 1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One pair of batch and sequence that fits, where the next larger one does not.
+    """A pair of batch and sequence that fits while the next larger one does not.
 
     Attributes:
-        axis: which of the two was enlarged.
-        bounded_by: `memory`, or `positions` where the model has no more of them.
+        axis: which of the two was maximized.
+        bounded_by: `memory`, or `positions` if the sequence has the model's maximum length.
     """
 
     batch: int
@@ -49,16 +49,16 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """What fits a limit.
+    """The result of `ligerprof fit`.
 
     Attributes:
-        recipe: what was asked about, with the wanted batch and sequence.
-        wanted: whether these fit.
-        batch: the largest batch at the wanted sequence; None where not even one sequence fits.
-        seq: the longest sequence at the wanted batch; None where not even the shortest fits.
-        frontier: the largest batch at several sequences, the shortest first.
-        settings: where the wanted pair does not fit, what makes it fit or comes closest.
-        settings_gap: why there are no settings although it does not fit, or None.
+        recipe: the recipe with the wanted batch and sequence.
+        wanted: whether the wanted pair fits.
+        batch: the largest batch at the wanted sequence; None if a batch of 1 does not fit.
+        seq: the longest sequence at the wanted batch; None if the shortest does not fit.
+        frontier: the largest batch at several sequence lengths, the shortest first.
+        settings: if the wanted pair does not fit, the changes that make it fit or come closest.
+        settings_gap: why `settings` is None although the pair does not fit, or None.
     """
 
     recipe: TrainingRecipe
@@ -75,8 +75,8 @@ class Fit:
         """How the answers were checked, one sentence each."""
         verdicts = [self.wanted, *(point.verdict for point in (self.batch, self.seq, *self.frontier) if point)]
         reasons = dict.fromkeys(f"not simulated: {item.reason}" for item in verdicts if item.reason)
-        guessed = any(item.checked == "closed form" for item in verdicts)
-        return (*reasons, *((ALLOWANCE,) if guessed else ()))
+        estimated = any(item.checked == "closed form" for item in verdicts)
+        return (*reasons, *((ALLOWANCE,) if estimated else ()))
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof fit --json`."""
@@ -113,13 +113,12 @@ def _settings_json(advice: Advice | None) -> dict[str, Any] | None:
 
 
 def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
-    """Find what fits the judge's limit.
+    """Find the largest batch and sequence that fit the judge's limit.
 
-    Every answer is one that the judge lets pass while the next larger one does not; where the judge
-    simulates, both were simulated.
+    Every answer fits while the next larger value does not. If the judge simulates, both were simulated.
 
     Raises:
-        NotBuiltError: an option that has neither a closed form nor a simulation.
+        NotBuiltError: neither the analytic estimate nor the simulation covers an option of the recipe.
     """
     search = _Search(recipe, judge, progress)
     progress(f"{recipe.batch} x {recipe.seq}: does it fit?")
@@ -159,21 +158,21 @@ def _frontier(search: "_Search", recipe: TrainingRecipe) -> Iterator[Point]:
 
 
 class _Search:
-    """Looks for borders of one recipe under one judge, from where the closed form puts them."""
+    """Searches for the largest values under one judge, starting from the analytic estimate's."""
 
     def __init__(self, recipe: TrainingRecipe, judge: Judge, progress: Progress) -> None:
         self._recipe, self._judge, self._progress = recipe, judge, progress
-        # what the closed form may hold; less than the limit once a border has shown what stays reserved beyond it
+        # estimated bytes at which the search starts: the limit, lowered once a simulated border shows the overhead
         self._aim_bytes = judge.limit.size_bytes
         self._batches: dict[int, Point | None] = {}
 
     @property
     def most_positions(self) -> int:
-        """The longest sequence that is worth an answer."""
+        """The longest sequence to consider."""
         return max(self._recipe.spec.max_positions, self._recipe.seq)
 
     def largest_batch(self, seq: int) -> Point | None:
-        """The largest batch at `seq` tokens, None where one sequence is too many."""
+        """The largest batch at `seq` tokens, or None if a batch of 1 does not fit."""
         if seq not in self._batches:
             self._progress(f"the largest batch at {seq} tokens")
             base = dataclasses.replace(self._recipe, seq=seq)
@@ -182,10 +181,10 @@ class _Search:
         return self._batches[seq]
 
     def longest_seq(self) -> Point | None:
-        """The longest sequence at the recipe's batch on a grid that holds the recipe's own."""
+        """The longest sequence at the recipe's batch, on a grid that contains the recipe's sequence."""
         self._progress(f"the longest sequence at batch {self._recipe.batch}")
         wanted = self._recipe.seq
-        # the shortest sequence of the grid is the first count
+        # count 1 is the shortest sequence of the grid
         offset = wanted - SEQ_STEP * -(-wanted // SEQ_STEP)
 
         def at(count: int) -> TrainingRecipe:
@@ -205,11 +204,11 @@ class _Search:
         )
 
     def _largest(self, at: Callable[[int], TrainingRecipe], wanted: int, most: int | None) -> int:
-        """The largest count that fits, 0 where none does: guessed in closed form, then checked by the judge."""
+        """The largest count that fits, or 0: estimated first, then checked by the judge."""
         try:
             guess = find_border(lambda count: needed_bytes(at(count)) <= self._aim_bytes, start=1, most=most)
         except (NotBuiltError, UnknownModelError):
-            # what can be simulated alone is looked for from what was asked about
+            # only the simulation covers this recipe: start from the wanted value
             guess = wanted
         count = find_border(lambda count: self._judge.verdict(at(count)).fits, start=max(guess, 1), most=most)
         if count and self._judge.verdict(at(count)).checked == "simulated" and count != guess:
@@ -224,15 +223,15 @@ class _Search:
 
 
 def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) -> int:
-    """The largest count that fits with one more that does not, looked for in doubling steps from `start`.
+    """Find the largest count that fits, by doubling steps from `start` and then bisection.
 
     Args:
-        fits: asked about counts from 1 on; once it is False it should stay so for larger ones.
-        start: from 1; where to look first.
-        most: the largest count to ask about, None for no end.
+        fits: a monotone predicate over counts from 1.
+        start: first count to try, at least 1.
+        most: largest count to try, or None for no bound.
 
     Returns:
-        0 where not even 1 fits; `most` where all do.
+        0 if 1 does not fit; `most` if all counts fit.
     """
     start = start if most is None else min(start, most)
     if fits(start):
@@ -246,7 +245,7 @@ def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) ->
 
 
 def _climb(fits: Callable[[int], bool], low: int, most: int | None) -> tuple[int, int]:
-    """The last count that fitted and the first that did not, or one past the end."""
+    """A count that fits and a larger one that does not, or one past the bound."""
     stride = 1
     while low != most:
         high = low + stride if most is None else min(low + stride, most)
@@ -257,7 +256,7 @@ def _climb(fits: Callable[[int], bool], low: int, most: int | None) -> tuple[int
 
 
 def _descend(fits: Callable[[int], bool], high: int) -> tuple[int, int]:
-    """The first count below `high` that fits, 0 where none does, and the last that did not."""
+    """A count below `high` that fits, or 0, and a larger one that does not."""
     stride = 1
     while high > 1:
         low = max(high - stride, 1)

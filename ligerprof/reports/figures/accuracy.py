@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ligerprof.reports.closed_form import estimated_peak_bytes
 from ligerprof.reports.figures.style import RULE, LineLook, new_figure, styled, write_legend, write_title
+from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.units import GIB
 
@@ -46,8 +47,8 @@ class Prediction:
 def find_predictions(cells: Iterable[Cell]) -> tuple[Prediction, ...]:
     """Every measured cell that is done, with its closed form and with the simulated cell of the same condition."""
     found = tuple(cells)
-    simulated = {repr(cell.condition): cell for cell in found if _backend(cell) == "simulated"}
-    measured = [cell for cell in found if _backend(cell) == "measured"]
+    simulated = {repr(cell.condition): cell for cell in found if _backend(cell) is Backend.SIMULATED}
+    measured = [cell for cell in found if _backend(cell) is Backend.MEASURED]
     pairs = [("estimated", estimated_peak_bytes(cell.recipe), cell) for cell in measured]
     pairs += [("simulated", _peak_bytes(simulated.get(repr(cell.condition))), cell) for cell in measured]
     return tuple(
@@ -95,7 +96,7 @@ def _scale_peaks(axes: "Axes", sizes_bytes: Sequence[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _backend(cell: Cell) -> str | None:
+def _backend(cell: Cell) -> Backend | None:
     return cell.figures.backend if cell.status is CellStatus.DONE and cell.figures is not None else None
 
 

@@ -41,8 +41,8 @@ def _draw_points(axes: "Axes", fit: Fit) -> None:
         return
     lengths = [point.seq for point in fit.frontier]
     batches = [point.batch for point in fit.frontier]
-    ways = " and ".join(dict.fromkeys(point.verdict.checked for point in fit.frontier))
+    methods = " and ".join(dict.fromkeys(point.verdict.method for point in fit.frontier))
     axes.fill_between(lengths, batches, min(batches), color=_FRONTIER.color, alpha=0.12, linewidth=0)
-    axes.plot(lengths, batches, label=f"fits {format_bytes(fit.limit.size_bytes)} ({ways})", **_FRONTIER.arguments())
+    axes.plot(lengths, batches, label=f"fits {format_bytes(fit.limit.size_bytes)} ({methods})", **_FRONTIER.arguments())
     for length, batch in zip(lengths, batches, strict=True):
         axes.annotate(f"{batch}", (length, batch), textcoords="offset points", xytext=(4, 3))

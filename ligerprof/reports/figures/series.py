@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ligerprof.kernels.selection import select_kernels
+from ligerprof.recipe.categories import Device, Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.figures.style import LineLook
+from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 
 Axis = Literal["batch", "seq"]
@@ -99,7 +101,7 @@ class Setting:
     cells: tuple[Cell, ...]
 
     @property
-    def backends(self) -> tuple[str, ...]:
+    def backends(self) -> tuple[Backend, ...]:
         """How the figures came about."""
         ran = [cell for cell in self.cells if cell.status is not CellStatus.FAILED]
         return tuple(dict.fromkeys(cell.figures.backend for cell in ran if cell.figures is not None))
@@ -184,7 +186,7 @@ def describe_setting(setting: Setting, *, along: Sequence[str]) -> str:
         if name in along or name in ("memory_limit_bytes", "engine"):
             continue
         # what offloading brings with it needs no word
-        implied = name == "optimizer" and recipe.offload != "none" and value == "deepspeed-cpu-adam"
+        implied = name == "optimizer" and recipe.offload is not Offload.NONE and value is Optimizer.DEEPSPEED_CPU_ADAM
         if name in _ALWAYS or (value != getattr(usual, name) and not implied):
             told.append(_words(name, value))
     return ", ".join(told)
@@ -216,12 +218,12 @@ def _series_key(cell: Cell, setting: Setting) -> tuple[str, ...]:
     return word, provider, budget, recipe.loss, _backend(cell, setting)
 
 
-def _backend(cell: Cell, setting: Setting) -> str:
+def _backend(cell: Cell, setting: Setting) -> Backend:
     if cell.figures is not None:
         return cell.figures.backend
     if len(setting.backends) == 1:
         return setting.backends[0]
-    return "simulated" if cell.recipe.device == "simulated" else "measured"
+    return Backend.SIMULATED if cell.recipe.device is Device.SIMULATED else Backend.MEASURED
 
 
 def _rank(key: tuple[str, ...]) -> tuple[Any, ...]:

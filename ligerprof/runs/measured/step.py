@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError
+from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import STEP_PHASES, Phase
+from ligerprof.roles import STEP_PHASES, Backend, Phase
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.training import Training, make_batch, torch_trainer, train_step
@@ -124,7 +125,7 @@ class _Session:
         self._recorded: _PhaseCounters | None = None
         self._counted: _PhaseCounters | None = None
         self._seconds: list[float] = []
-        self._host_base_bytes = _resident_bytes() if recipe.offload != "none" else 0
+        self._host_base_bytes = _resident_bytes() if recipe.offload is not Offload.NONE else 0
         self._host_bytes: int | None = None
 
     @contextmanager
@@ -182,7 +183,7 @@ class _Session:
         counters = _PhaseCounters(self._base_bytes, lambda phase: self._enter(self._step, phase))
         train_step(self._trainer, self._batch, counters)
         self._counted = counters
-        if self._recipe.offload != "none":
+        if self._recipe.offload is not Offload.NONE:
             self._host_bytes = _resident_bytes() - self._host_base_bytes
 
     def time(self) -> None:
@@ -222,7 +223,7 @@ class _Session:
             difference_bytes = recorded.peak_bytes - counted.peak_bytes
             notes.append(f"the recorded step's peak is {difference_bytes:+d} bytes off the reported, unrecorded one")
         return StepOutcome(
-            backend="measured",
+            backend=Backend.MEASURED,
             gpu=torch.cuda.get_device_name(self._device),
             peak_bytes=counted.peak_bytes,
             reserved_bytes=counted.reserved_bytes,
@@ -252,7 +253,7 @@ class _Session:
             step=self._step,
         )
         return StepOutcome(
-            backend="measured",
+            backend=Backend.MEASURED,
             gpu=torch.cuda.get_device_name(self._device),
             peak_bytes=torch.cuda.max_memory_allocated() - self._base_bytes,
             reserved_bytes=torch.cuda.max_memory_reserved(),

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.errors import NotBuiltError, RecipeError
 from ligerprof.recipe.training import TrainingRecipe, require_built
+from ligerprof.roles import Backend
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
@@ -122,7 +123,7 @@ class _Simulation:
         steps = self._meter.steps or [StepFigures()]
         first, last = steps[0], steps[-1]
         return StepOutcome(
-            backend="simulated",
+            backend=Backend.SIMULATED,
             gpu=self._recipe.gpu_spec.title,
             peak_bytes=allocator.highest_allocated_bytes if oom else last.peak_bytes,
             reserved_bytes=allocator.highest_reserved_bytes if oom else last.reserved_bytes,

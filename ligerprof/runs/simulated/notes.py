@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.attention.selection import AttentionKernel
 
@@ -35,9 +36,9 @@ def _notes(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
             "4-bit weights are stand-ins with the storages of bitsandbytes 0.50 (NF4, double quantization); each"
             " product unpacks its whole weight, which bitsandbytes leaves out for few tokens."
         )
-    if recipe.optimizer == "adamw-8bit":
+    if recipe.optimizer is Optimizer.ADAMW_8BIT:
         yield "8-bit moments are stand-ins with the storages of bitsandbytes 0.50; embeddings are in 8 bit too."
-    if recipe.optimizer == "galore":
+    if recipe.optimizer is Optimizer.GALORE:
         yield "GaLore is a stand-in with the tensors of galore_torch 1.0; the decomposition's workspace is left out."
     if recipe.padding > 0:
         yield "Padding is taken to be there: every batch brings a mask that is not full."

@@ -13,6 +13,7 @@ from typing import Any
 from ligerprof.analyzers.result_reader import Figures, ResultReader
 from ligerprof.errors import LigerprofError, ResultFormatError
 from ligerprof.files import FileKind, parse_json, read_text
+from ligerprof.recipe.categories import Device
 from ligerprof.recipe.training import TrainingRecipe
 
 RESULTS_NAME = "results.jsonl"
@@ -63,7 +64,7 @@ class Cell:
     @property
     def condition(self) -> TrainingRecipe:
         """What was trained, whoever ran it: measured and simulated cells of one condition can be compared."""
-        return dataclasses.replace(self.recipe, device="auto", warmup=1, repeats=1)
+        return dataclasses.replace(self.recipe, device=Device.AUTO, warmup=1, repeats=1)
 
 
 def read_cells(paths: Iterable[Path]) -> tuple[Cell, ...]:

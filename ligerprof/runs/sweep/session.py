@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ligerprof.errors import RecipeError
+from ligerprof.recipe.categories import Device
 from ligerprof.recipe.training import TrainingRecipe, require_built
+from ligerprof.roles import Backend
 from ligerprof.runs.sweep.borders import Axis, Border, find_borders
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
@@ -68,10 +70,10 @@ def on_this_machine(grid: Grid) -> Grid:
     """The grid with device `auto` made out: a measured and a simulated cell are never the same one."""
     from ligerprof.runs.step import choose_backend
 
-    devices = grid.options.get("device", ("auto",))
-    if "auto" in devices:
-        here = "cuda" if choose_backend(TrainingRecipe()) == "measured" else "simulated"
-        devices = tuple(dict.fromkeys(here if device == "auto" else device for device in devices))
+    devices = tuple(Device(word) for word in grid.options.get("device", (Device.AUTO,)))
+    if Device.AUTO in devices:
+        here = Device.CUDA if choose_backend(TrainingRecipe()) is Backend.MEASURED else Device.SIMULATED
+        devices = tuple(dict.fromkeys(here if device is Device.AUTO else device for device in devices))
     return replace(grid, options={**grid.options, "device": devices})
 
 
@@ -130,11 +132,11 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, wa
 
 
 def _require_runnable(recipe: TrainingRecipe) -> None:
-    require_built(recipe, command="simulate" if recipe.device == "simulated" else "sweep")
+    require_built(recipe, command="simulate" if recipe.device is Device.SIMULATED else "sweep")
 
 
 def _refuse_timed_jobs(plan: SweepPlan, settings: RunnerSettings) -> None:
-    if settings.jobs > 1 and any(recipe.device != "simulated" for recipe in plan.recipes):
+    if settings.jobs > 1 and any(recipe.device is not Device.SIMULATED for recipe in plan.recipes):
         raise RecipeError(
             f"--jobs {settings.jobs}: measured cells run one at a time, or they time each other. Leave it out."
         )

@@ -18,7 +18,7 @@ from ligerprof.units import GIB
 NAMES = [*(change.name for change in LADDER), EXPANDABLE_SEGMENTS.name]
 
 
-def closed_form(limit_bytes: int) -> Judge:
+def estimating(limit_bytes: int) -> Judge:
     return Judge(Limit(size_bytes=limit_bytes, source="a test"), None)
 
 
@@ -27,7 +27,7 @@ def states(advice: Advice) -> dict[str, str]:
 
 
 def assert_adds_up(advice: Advice) -> None:
-    """The ladder's sums hold to the byte, and every figure is what the estimator says of that recipe."""
+    """Check that savings sum to the byte and that every figure is the estimate of that recipe."""
     assert sorted(step.change.name for step in advice.steps) == sorted(NAMES)
     left_bytes = advice.needed_bytes
     for step in advice.applied:
@@ -60,7 +60,7 @@ recipes = st.builds(
 @settings(max_examples=15)
 @given(recipes, st.floats(0.02, 1.2))
 def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, share: float) -> None:
-    judge = closed_form(max(1, int(share * needed_bytes(recipe))))
+    judge = estimating(max(1, int(share * needed_bytes(recipe))))
 
     advice = advise(recipe, judge)
 
@@ -71,60 +71,60 @@ def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, sh
     if judge.verdict(recipe).fits:
         assert advice.plan == recipe
     if not advice.plan_verdict.fits:
-        assert "spare" not in states(advice).values(), "nothing that saves is left untried"
+        assert "spare" not in states(advice).values(), "every rung that saves was tried"
 
 
 @settings(max_examples=6)
 @given(recipes, st.lists(st.floats(0.02, 1.2), min_size=2, max_size=2).map(sorted))
 def test_what_fits_a_limit_fits_a_higher_one(recipe: TrainingRecipe, shares: list[float]) -> None:
-    less, more = (advise(recipe, closed_form(max(1, int(share * needed_bytes(recipe))))) for share in shares)
+    less, more = (advise(recipe, estimating(max(1, int(share * needed_bytes(recipe))))) for share in shares)
 
     assert less.plan_verdict.fits <= more.plan_verdict.fits
 
 
-def test_several_gpus_share_before_anything_is_offloaded() -> None:
+def test_zero_stages_come_before_offloading_on_several_gpus() -> None:
     recipe = TrainingRecipe(model="llama3.1-8b", engine="deepspeed", precision="mixed", zero=1, gpus=8)
 
-    found = {gib: advise(recipe, closed_form(gib * GIB)) for gib in (64, 40, 24, 12)}
+    found = {gib: advise(recipe, estimating(gib * GIB)) for gib in (64, 40, 24, 12)}
 
     assert {gib: advice.plan.zero for gib, advice in found.items()} == {64: 1, 40: 2, 24: 3, 12: 3}
     assert [advice.plan.offload for advice in found.values()] == ["none", "none", "none", "optimizer"]
 
 
-def test_rungs_that_a_later_one_makes_superfluous_are_left_out() -> None:
+def test_rungs_that_a_later_one_makes_unnecessary_are_dropped() -> None:
     recipe = TrainingRecipe(checkpointing=False)
 
-    advice = advise(recipe, closed_form(14 * GIB))
+    advice = advise(recipe, estimating(14 * GIB))
 
-    # on its rung checkpointing saves; with the optimizer offloaded it would cost time for nothing
+    # checkpointing saves memory when tried; once the optimizer is offloaded it is not needed
     assert states(advice)["offload-optimizer"] == "applied"
     assert states(advice)["checkpointing"] == "spare"
     assert not advice.plan.checkpointing
     assert_adds_up(advice)
 
 
-def test_a_rung_of_no_use_is_tried_again_before_a_costlier_one() -> None:
+def test_a_useless_rung_is_retried_before_a_more_expensive_one() -> None:
     recipe = TrainingRecipe(model="llama3.1-8b", checkpointing=False, batch=2)
 
-    advice = advise(recipe, closed_form(24 * GIB))
+    advice = advise(recipe, estimating(24 * GIB))
 
-    # the optimizer step has the peak until it is offloaded; only then do layers matter
+    # the peak is in the optimizer step until the optimizer is offloaded; only then does checkpointing help
     assert [step.change.name for step in advice.applied] == ["kernels", "offload-optimizer", "checkpointing"]
     assert_adds_up(advice)
 
 
-def test_what_has_no_price_is_listed_with_the_reason() -> None:
-    # DeepSpeed over 4-bit weights has no closed form
+def test_unpriced_rungs_are_listed_with_the_reason() -> None:
+    # the estimate does not cover 4-bit weights under DeepSpeed
     recipe = TrainingRecipe(qlora=8)
 
-    steps = {step.change.name: step for step in advise(recipe, closed_form(GIB)).steps}
+    steps = {step.change.name: step for step in advise(recipe, estimating(GIB)).steps}
 
     assert steps["offload-optimizer"].state == "unpriced"
     assert "--lora" in (steps["offload-optimizer"].reason or "")
-    assert steps["zero-2"].reason == "one GPU has no other to share with"
+    assert steps["zero-2"].reason == "needs several GPUs"
 
 
-def test_fragmentation_is_met_by_expandable_segments_before_anything_costly() -> None:
+def test_expandable_segments_solve_fragmentation_before_more_expensive_rungs() -> None:
     recipe = TrainingRecipe()
     limit_bytes = needed_bytes(recipe) + 1000
 
@@ -141,7 +141,7 @@ def test_fragmentation_is_met_by_expandable_segments_before_anything_costly() ->
     assert_adds_up(advice)
 
 
-def test_settings_of_the_allocator_are_kept() -> None:
+def test_other_allocator_settings_are_kept() -> None:
     recipe = TrainingRecipe(alloc_conf="garbage_collection_threshold:0.8")
     (changed,) = EXPANDABLE_SEGMENTS.outcome(recipe)
     assert isinstance(changed, TrainingRecipe)
@@ -149,7 +149,7 @@ def test_settings_of_the_allocator_are_kept() -> None:
     assert isinstance(EXPANDABLE_SEGMENTS.outcome(changed), str)
 
 
-def test_a_plan_is_simulated_where_the_simulator_covers_it() -> None:
+def test_a_plan_is_simulated_if_the_simulator_supports_it() -> None:
     recipe = TrainingRecipe(batch=8, gpu="rtx4090")
 
     def check(recipe: TrainingRecipe) -> Reserved:
@@ -185,13 +185,13 @@ def check_refused(_recipe: TrainingRecipe) -> Reserved:
     ],
     ids=lambda recipe: " ".join(recipe_flags(recipe)[2:]) or "default",
 )
-def test_flags_make_the_recipe_again(recipe: TrainingRecipe) -> None:
+def test_flags_reproduce_the_recipe(recipe: TrainingRecipe) -> None:
     seen: list[TrainingRecipe] = []
 
     @click.command()
     @recipe_options
     def command(recipe: TrainingRecipe) -> None:
-        """See what the options come to."""
+        """Record the recipe of the options."""
         seen.append(recipe)
 
     result = CliRunner().invoke(command, list(recipe_flags(recipe)))
@@ -200,10 +200,10 @@ def test_flags_make_the_recipe_again(recipe: TrainingRecipe) -> None:
     assert seen == [recipe]
 
 
-def test_kernels_that_save_nothing_are_no_step() -> None:
+def test_kernels_that_save_nothing_are_not_applied() -> None:
     # the peak is weights, gradients and moments in the optimizer's step, where no kernel runs
     recipe = TrainingRecipe(model="llama3.1-8b", gpu="rtx4090")
-    advice = advise(recipe, closed_form(24 * GIB))
+    advice = advise(recipe, estimating(24 * GIB))
     kernels = next(step for step in advice.steps if step.change.name == "kernels")
     assert all(step.saved_bytes for step in advice.applied)
     assert kernels.state != "applied" or (kernels.saved_bytes or 0) > 0

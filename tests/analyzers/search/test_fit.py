@@ -42,10 +42,10 @@ def limited(size_bytes: int) -> Limit:
 
 
 def reserving(extra_bytes: Callable[[TrainingRecipe], int]) -> Callable[[TrainingRecipe], Reserved]:
-    """A simulator that reserves so much more than the closed form holds."""
+    """A fake simulator that reserves `extra_bytes` more than the estimate."""
 
     def check(recipe: TrainingRecipe) -> Reserved:
-        assert recipe.memory_limit_bytes is not None, "it is simulated under the limit"
+        assert recipe.memory_limit_bytes is not None, "the simulation runs under the limit"
         reserved_bytes = needed_bytes(recipe) + extra_bytes(recipe)
         fits = reserved_bytes <= recipe.memory_limit_bytes
         return Reserved(first_bytes=0, steady_bytes=reserved_bytes, fits=fits)
@@ -59,17 +59,17 @@ def refuses(recipe: TrainingRecipe) -> Reserved:
 
 @given(st.integers(0, 3000), st.integers(1, 3000), st.one_of(st.none(), st.integers(1, 3000)))
 def test_find_border_is_the_last_count_that_fits_wherever_it_starts(border: int, start: int, most: int | None) -> None:
-    asked: list[int] = []
+    tried: list[int] = []
 
     def fits(count: int) -> bool:
-        asked.append(count)
+        tried.append(count)
         return count <= border
 
     found = find_border(fits, start=start, most=most)
 
     assert found == (border if most is None else min(border, most))
-    assert min(asked) >= 1
-    assert most is None or max(asked) <= most
+    assert min(tried) >= 1
+    assert most is None or max(tried) <= most
 
 
 def verdict_at(found: Fit, judge: Judge, batch: int, seq: int) -> Verdict:
@@ -77,7 +77,7 @@ def verdict_at(found: Fit, judge: Judge, batch: int, seq: int) -> Verdict:
 
 
 def assert_is_at_the_border(found: Fit, judge: Judge) -> None:
-    """Every answer fits and one more does not, by the same judge."""
+    """Check that every answer fits and the next larger value does not, by the same judge."""
     batch_points = [point for point in (found.batch, *found.frontier) if point is not None]
     for point in batch_points:
         assert verdict_at(found, judge, point.batch, point.seq).fits
@@ -119,7 +119,7 @@ def test_answers_fit_and_one_more_does_not(
 
 @settings(max_examples=6)
 @given(st.lists(st.integers(30 * MIB, 2 * GIB), min_size=2, max_size=2).map(sorted), st.sampled_from(["none", "all"]))
-def test_a_higher_limit_never_takes_away(limits: list[int], liger: str) -> None:
+def test_a_higher_limit_never_lowers_an_answer(limits: list[int], liger: str) -> None:
     recipe = TrainingRecipe(model="tiny", liger=liger, precision="bf16")
 
     less, more = (fit(recipe, Judge(limited(limit_bytes), None), silent) for limit_bytes in limits)
@@ -135,32 +135,32 @@ def test_the_study_s_border_on_a_24_gb_card() -> None:
 
     found = [fit(recipe, Judge(find_limit(recipe), refuses), silent) for recipe in (plain, fused)]
 
-    # measured on one H200 held to 23.5 GiB: 8 runs and 16 does not; with kernels 112 runs
+    # measured on one H200 limited to 23.5 GiB: 8 runs and 16 does not; with kernels 112 runs
     assert found[0].batch is not None
     assert found[1].batch is not None
     assert 8 <= found[0].batch.batch <= 15
     assert found[1].batch.batch >= 112
     assert found[0].batch.verdict.checked == "closed form"
     assert found[0].notes[0] == "not simulated: simulate: deepspeed is not built yet."
-    assert "allows 0 bytes" in found[0].notes[1]
+    assert "adds no allowance" in found[0].notes[1]
 
 
-def test_what_was_simulated_once_is_not_simulated_again() -> None:
+def test_each_recipe_is_simulated_once() -> None:
     recipe = TrainingRecipe(model="tiny", seq=128)
-    asked: list[tuple[int, int]] = []
+    simulated: list[tuple[int, int]] = []
 
     def check(recipe: TrainingRecipe) -> Reserved:
-        asked.append((recipe.batch, recipe.seq))
+        simulated.append((recipe.batch, recipe.seq))
         return reserving(lambda _recipe: 3 * MIB)(recipe)
 
     found = fit(recipe, Judge(limited(200 * MIB), check), silent)
 
     assert found.batch is not None
-    assert len(asked) == len(set(asked))
-    assert {(found.batch.batch, 128), (found.batch.batch + 1, 128)} <= set(asked)
+    assert len(simulated) == len(set(simulated))
+    assert {(found.batch.batch, 128), (found.batch.batch + 1, 128)} <= set(simulated)
 
 
-def test_an_architecture_without_closed_form_is_searched_by_simulation() -> None:
+def test_an_architecture_without_estimate_is_searched_by_simulation() -> None:
     recipe = TrainingRecipe(model=spec_from_config(MIXTRAL, name="experts"), seq=64)
 
     def check(recipe: TrainingRecipe) -> Reserved:
@@ -188,7 +188,7 @@ def test_no_batch_and_no_sequence_fit_where_the_weights_do_not() -> None:
     [
         ({"memory_limit_bytes": 24 * GIB}, 24 * GIB, "--memory-limit"),
         ({"gpu": "t4"}, TrainingRecipe(gpu="t4").gpu_spec.usable_bytes, "Tesla T4 less the CUDA context"),
-        # a limit that the context leaves no room for
+        # a limit that leaves no room for the context
         (
             {"gpu": "t4", "memory_limit_bytes": TrainingRecipe(gpu="t4").gpu_spec.memory_bytes},
             TrainingRecipe(gpu="t4").gpu_spec.usable_bytes,

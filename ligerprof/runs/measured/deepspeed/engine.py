@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError
+from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.deepspeed import deepspeed_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.training import LEARNING_RATE, built_model, make_optimizer
@@ -87,7 +88,7 @@ def deepspeed_trainer(
     """
     import deepspeed
 
-    if recipe.offload == "nvme":
+    if recipe.offload is Offload.NVME:
         _require_disk_access()
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     with built_model(recipe, device) as model:
@@ -131,7 +132,7 @@ def _require_no_stale_lock() -> None:
 
 def _optimizer(recipe: TrainingRecipe, model: nn.Module) -> Any:
     """The recipe's optimizer over the trainable parameters; DeepSpeed moves its states."""
-    if recipe.optimizer != "deepspeed-cpu-adam":
+    if recipe.optimizer is not Optimizer.DEEPSPEED_CPU_ADAM:
         return make_optimizer(recipe, model)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 

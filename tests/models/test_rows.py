@@ -1,0 +1,56 @@
+"""What an architecture is stands in its row alone."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from ligerprof.models import ARCHITECTURES
+
+PACKAGE = Path(__file__).parents[2] / "ligerprof"
+# words that happen to be model types too
+OTHER_MEANINGS = {
+    ("kernels/providers/liger/functions.py", "gemma"): "Liger's casting mode",
+    ("kernels/providers/liger/functions.py", "llama"): "Liger's casting mode",
+    ("runs/bench/shapes.py", "llama"): "a set of shapes",
+}
+
+
+def modules_outside_models() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith("models/"):
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def names_in_rows() -> set[str]:
+    """Model types, and names of modules that mean nothing else."""
+    dotted = {
+        name
+        for row in ARCHITECTURES.values()
+        for name in (row.embedding, row.positions, row.final_norm, row.head, *(item.name for item in row.tensors))
+        if name is not None
+    }
+    leaves = {name.rpartition(".")[2] for name in dotted} - {"norm"}
+    return dotted | leaves | set(ARCHITECTURES)
+
+
+def test_no_model_type_is_compared_outside_models() -> None:
+    compared = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules_outside_models()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and any(isinstance(side, ast.Attribute) and side.attr == "model_type" for side in ast.walk(node))
+    ]
+    assert compared == []
+
+
+def test_no_name_of_a_row_is_written_outside_models() -> None:
+    names = names_in_rows()
+    written = {
+        (name, node.value)
+        for name, tree in modules_outside_models()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+    }
+    assert written == set(OTHER_MEANINGS)
