@@ -1,24 +1,24 @@
-"""The one family of errors a user is meant to read: one line that says what, where and what to try."""
+"""Errors for the user: one line that names the problem, its place and a remedy."""
 
 
 class LigerprofError(Exception):
-    """An expected failure. The command line prints it as one line and ends with `exit_code`."""
+    """An expected failure. The command line prints the message as one line and exits with `exit_code`."""
 
     exit_code = 1
 
 
 class RecipeError(LigerprofError):
-    """Options that are wrong by themselves or do not go together: a usage error."""
+    """Invalid or incompatible options: a usage error."""
 
     exit_code = 2
 
 
 class UnknownModelError(RecipeError):
-    """A model name, config.json or folder that names no model this package can describe."""
+    """A model name, config.json or folder that does not describe a supported model."""
 
 
 class ModelCodeError(LigerprofError):
-    """A model's own code, in transformers or beneath it, fails on a recipe."""
+    """The model's code, in transformers or a library below it, failed on a recipe."""
 
 
 class NotBuiltError(LigerprofError):
@@ -26,42 +26,42 @@ class NotBuiltError(LigerprofError):
 
 
 class MissingDependencyError(LigerprofError):
-    """A package, a driver or a device that the command needs and that is not here."""
+    """A package, driver or device that the command needs is missing."""
 
 
 class KernelUnavailableError(LigerprofError):
-    """A kernel that was asked for and cannot run here; the message carries the reason."""
+    """A requested kernel cannot run on this machine; the message has the reason."""
 
 
 class KernelInputError(LigerprofError, ValueError):
-    """Tensors that a kernel cannot work on: shapes that do not go together, or a layer it must not replace."""
+    """Tensors that a kernel does not accept (mismatched shapes), or a layer that it cannot replace."""
 
 
 class SnapshotFormatError(LigerprofError):
-    """A snapshot file that is not what torch.cuda.memory writes, or that is not safe to read."""
+    """A file that is not a snapshot of torch.cuda.memory, or that is unsafe to read."""
 
 
 class RulesError(LigerprofError):
-    """A file of attribution rules that cannot be read, or that holds something else."""
+    """A file of attribution rules that is unreadable or invalid."""
 
 
 class TraceFormatError(LigerprofError):
-    """A file that is not what torch.profiler writes, or that holds no GPU work."""
+    """A file that is not a trace of torch.profiler, or that contains no GPU work."""
 
 
 class RunDirectoryError(LigerprofError):
-    """A run directory that is not empty, cannot be made, or lacks a file it should have."""
+    """A run directory that is not empty, cannot be created, or lacks a required file."""
 
 
 class OutputError(LigerprofError):
-    """A file that exists already, or cannot be written."""
+    """An output file that already exists or cannot be written."""
 
 
 class ResultFormatError(LigerprofError):
-    """A JSON file that is not what a command of this package writes."""
+    """A JSON file that was not written by a ligerprof command."""
 
 
 class DoesNotFitError(LigerprofError):
-    """The training step needs more memory than there is."""
+    """The training step does not fit the memory limit."""
 
     exit_code = 3

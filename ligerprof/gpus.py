@@ -1,4 +1,4 @@
-"""What a GPU is for the purposes of memory: capacity, multiprocessors, library workspaces."""
+"""The table of GPUs: memory capacity, multiprocessors and library workspaces."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,13 +7,13 @@ from ligerprof.errors import RecipeError
 from ligerprof.units import MIB
 
 # torch's parseChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp):
-# ":4096:2:16:8" before Hopper, ":32768:1" in KiB from compute capability 9.0 on
+# in KiB, ":4096:2:16:8" before compute capability 9.0, ":32768:1" from 9.0
 _CUBLAS_BEFORE_HOPPER_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
 _CUBLAS_HOPPER_BYTES = 32 * MIB
 # the same function on ROCm, for gfx94x
 _HIPBLAS_GFX94_BYTES = 128 * MIB
 
-# read off an H200 under CUDA 13, after torch's first call; taken for the others too
+# measured on an H200 with CUDA 13 after torch's first call; used for all GPUs
 _CONTEXT_BYTES = 552_402_944
 
 Vendor = Literal["nvidia", "amd"]
@@ -24,14 +24,14 @@ class GpuSpec:
     """One GPU model.
 
     Attributes:
-        title: what torch reports as the device's name.
-        memory_bytes: what torch reports as `total_memory`; of several reports, the smallest.
-        context_bytes: what the CUDA context and loaded kernels take before torch allocates.
-        sm_count: multiprocessors (AMD: compute units); reductions size their workspaces by it.
-        compute_capability: (major, minor); attention backends are chosen by it.
-        max_threads_per_sm: threads that one multiprocessor keeps in flight.
-        measured: whether the figures were read off the GPU by this project; the others are from
-            data sheets and from what torch printed in public reports.
+        title: the device name that torch reports.
+        memory_bytes: the `total_memory` that torch reports; the smallest of several reports.
+        context_bytes: memory of the CUDA context and loaded kernels before torch allocates.
+        sm_count: multiprocessors (AMD: compute units); determines the workspaces of reductions.
+        compute_capability: (major, minor); determines the attention backend.
+        max_threads_per_sm: maximum resident threads per multiprocessor.
+        measured: whether this project measured the figures on the GPU; otherwise they come from
+            data sheets and public reports of torch's output.
     """
 
     name: str
@@ -46,18 +46,18 @@ class GpuSpec:
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """Bytes torch gives cuBLAS, or hipBLAS, for each handle and stream."""
+        """Bytes of torch's cuBLAS or hipBLAS workspace, per handle and stream."""
         if self.vendor == "amd":
             return _HIPBLAS_GFX94_BYTES
         return _CUBLAS_HOPPER_BYTES if self.compute_capability >= (9, 0) else _CUBLAS_BEFORE_HOPPER_BYTES
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes left for torch's allocator once the CUDA context stands."""
+        """Bytes available to torch's allocator after the CUDA context is created."""
         return self.memory_bytes - self.context_bytes
 
 
-# CUDA C++ programming guide, "technical specifications per compute capability"; 2048 where not named
+# CUDA C++ programming guide, "technical specifications per compute capability"; 2048 for the others
 _MAX_THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536}
 
 
@@ -88,17 +88,17 @@ GPUS: dict[str, GpuSpec] = {
         _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24084, 128, (8, 9)),
         _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24136, 82, (8, 6)),
         _gpu("t4", "Tesla T4", 14913, 40, (7, 5)),
-        # gfx942 is (9, 4) to torch; an SM is a compute unit here
+        # torch reports gfx942 as (9, 4); sm_count is the number of compute units
         _gpu("mi300x", "AMD Instinct MI300X", 196292, 304, (9, 4), "amd"),
     )
 }
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """Look a GPU up by its name in `ligerprof env`.
+    """Look up a GPU by its name in `ligerprof env`.
 
     Raises:
-        RecipeError: no such GPU in the table.
+        RecipeError: the table has no GPU of this name.
     """
     if name not in GPUS:
         raise RecipeError(f"unknown GPU {name!r}. Known: {', '.join(GPUS)}.")

@@ -1,4 +1,4 @@
-"""The one vocabulary of who holds memory and when; every figure of the product is told in it."""
+"""Roles and phases: the vocabulary of every memory figure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ligerprof.words import Word
 
 
 class Role(str, Enum):
-    """Who holds bytes. The value is the word in the JSON; the order is the order of every table."""
+    """What memory is used for. The value is the name in JSON; tables list roles in this order."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -32,23 +32,23 @@ class Role(str, Enum):
 
 ROLE_MEANINGS: Mapping[Role, str] = {
     Role.PARAMETERS: "weights of the model",
-    Role.GRADIENTS: "gradients of parameters, also those a fused loss makes in the forward pass",
+    Role.GRADIENTS: "gradients of parameters, including those that a fused loss computes in forward",
     Role.OPTIMIZER_STATES: "moments, step counters, fp32 master copies",
-    Role.OPTIMIZER_TEMPORARIES: "what the optimizer step allocates and drops",
+    Role.OPTIMIZER_TEMPORARIES: "temporary tensors of the optimizer step",
     Role.WEIGHT_CASTS: "autocast's 16-bit copies of weights",
     Role.CHECKPOINTS: "inputs of decoder layers that checkpointing keeps",
-    Role.ACTIVATIONS: "what else is saved for backward, recomputed or held inside a layer",
+    Role.ACTIVATIONS: "other tensors saved for backward, recomputed, or temporary in a layer",
     Role.ATTENTION_TEMPORARIES: "attention's score matrices and workspaces",
     Role.LOGITS: "the head's output and its upcast copy",
     Role.SHIFT_LOGITS: "the contiguous shifted copy of the logits",
-    Role.CE_TEMPORARIES: "what the loss allocates: log-probabilities and gradients of the logits",
+    Role.CE_TEMPORARIES: "temporary tensors of the loss: log-probabilities and gradients of the logits",
     Role.KERNEL_WORKSPACE: "chunk buffers and accumulators of fused kernels",
     Role.LIBRARY_WORKSPACE: "cuBLAS and cuDNN",
     Role.COMMUNICATION: "ZeRO's gathered parameters and buckets",
     Role.INPUTS: "tokens, labels, masks, positions",
-    Role.ALLOCATOR_ROUNDING: "block bytes beyond what was requested",
-    Role.OTHER: "named, but none of these",
-    Role.UNATTRIBUTED: "not named",
+    Role.ALLOCATOR_ROUNDING: "block bytes beyond the requested size",
+    Role.OTHER: "identified, but none of these roles",
+    Role.UNATTRIBUTED: "not identified",
 }
 
 
@@ -63,7 +63,7 @@ class Backend(Word):
 
 
 class Phase(str, Enum):
-    """When bytes were asked for. The loss belongs to forward and backward."""
+    """When bytes were requested. The loss belongs to forward and backward."""
 
     BUILD = "build"
     FORWARD = "forward"
@@ -77,10 +77,10 @@ STEP_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryBreakdown:
-    """Bytes by role, every role present. Estimated, simulated and measured figures are all this type.
+    """Bytes by role, with every role present; the type of estimated, simulated and measured figures.
 
     Attributes:
-        roles: role to requested bytes; with `allocator_rounding` they add up to allocated bytes.
+        roles: requested bytes by role; with `allocator_rounding` they sum to the allocated bytes.
     """
 
     roles: Mapping[Role, int]
@@ -91,7 +91,7 @@ class MemoryBreakdown:
 
     @property
     def total_bytes(self) -> int:
-        """All roles together."""
+        """The sum over all roles."""
         return sum(self.roles.values())
 
     def __getitem__(self, role: Role) -> int:
@@ -106,6 +106,6 @@ class MemoryBreakdown:
         """Read the `roles` object of any command's JSON.
 
         Raises:
-            ValueError: a word that is no role.
+            ValueError: a key is not the name of a role.
         """
         return cls(roles={Role(word): size_bytes for word, size_bytes in roles.items()})

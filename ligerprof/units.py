@@ -1,4 +1,4 @@
-"""Bytes to text and back; the only place where MiB and GiB exist."""
+"""Convert bytes to text and back; the only module that formats MiB and GiB."""
 
 import re
 from fractions import Fraction
@@ -28,7 +28,7 @@ _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-zA-Z]*)\s*")
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Write a size for a person: `13.15 GiB`, `2004.0 MiB`, `512 B`; the sign is kept."""
+    """Format a size for reading: `13.15 GiB`, `2004.0 MiB`, `512 B`; the sign is kept."""
     magnitude = abs(size_bytes)
     if magnitude >= 10 * GIB:
         return f"{size_bytes / GIB:.2f} GiB"
@@ -40,21 +40,21 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_mib(size_bytes: int) -> str:
-    """Write a size in MiB with thousands separated, for columns that are compared row by row."""
+    """Format a size in MiB with thousands separators, for table columns."""
     return f"{size_bytes / MIB:,.1f}"
 
 
 def parse_bytes(text: str) -> int:
-    """Read `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a bare number of bytes.
+    """Parse `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a plain number of bytes.
 
     Raises:
-        RecipeError: the text is no size, or not a positive one.
+        RecipeError: the text is not a size, or the size is not positive.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise RecipeError(f"{text!r} is not a size. Write it as 24GiB, 500MiB or a number of bytes.")
-    # exact: 2.3 * 10**9 is one byte short in floating point
+    # Fraction is exact: 2.3 * 10**9 is one byte short in floating point
     size_bytes = int(Fraction(match.group(1)) * factor)
     if size_bytes <= 0:
         raise RecipeError(f"{text!r} is not a positive size. Write it as 24GiB, 500MiB or a number of bytes.")

@@ -9,7 +9,7 @@ def test_every_gpu_is_found_by_its_name() -> None:
     assert all(find_gpu(name) is gpu and gpu.name == name for name, gpu in GPUS.items())
 
 
-def test_an_unknown_gpu_is_a_usage_error_that_names_the_known_ones() -> None:
+def test_an_unknown_gpu_is_a_usage_error_that_lists_the_known_gpus() -> None:
     with pytest.raises(RecipeError, match="h200, h100") as caught:
         find_gpu("h2000")
     assert caught.value.exit_code == 2
@@ -31,17 +31,17 @@ ADVERTISED_GIB = {
 @pytest.mark.parametrize("name", sorted(GPUS))
 def test_memory_is_a_little_less_than_advertised(name: str) -> None:
     gpu = GPUS[name]
-    # the T4 and the L40S keep their error correction in the same memory
+    # the T4 and the L40S store error-correction codes in the same memory
     assert 0.9 * ADVERTISED_GIB[name] * GIB < gpu.memory_bytes < ADVERTISED_GIB[name] * GIB
     assert 0 < gpu.usable_bytes < gpu.memory_bytes
 
 
-def test_blas_workspaces_are_torch_s_defaults() -> None:
+def test_blas_workspaces_are_the_defaults_of_torch() -> None:
     workspaces = {name: GPUS[name].cublas_workspace_bytes for name in ("h200", "a100-80g", "mi300x")}
     assert workspaces == {"h200": 32 * MIB, "a100-80g": 8_519_680, "mi300x": 128 * MIB}
 
 
-def test_threads_in_flight_follow_the_compute_capability() -> None:
+def test_max_threads_follow_the_compute_capability() -> None:
     threads = {name: gpu.max_threads_per_sm for name, gpu in GPUS.items()}
     assert threads["h200"] == threads["a100-40g"] == threads["mi300x"] == 2048
     assert threads["rtx3090"] == threads["rtx4090"] == threads["l40s"] == 1536

@@ -18,17 +18,17 @@ def test_a_breakdown_has_every_role_and_adds_up(roles: dict[Role, int]) -> None:
 
 
 @given(breakdowns)
-def test_a_breakdown_survives_json(roles: dict[Role, int]) -> None:
+def test_a_breakdown_round_trips_through_json(roles: dict[Role, int]) -> None:
     breakdown = MemoryBreakdown(roles=roles)
     assert MemoryBreakdown.from_json(json.loads(json.dumps(breakdown.to_json()))) == breakdown
 
 
-def test_a_word_that_is_no_role_is_refused() -> None:
+def test_an_unknown_role_is_refused() -> None:
     with pytest.raises(ValueError, match="caches"):
         MemoryBreakdown.from_json({"caches": 1})
 
 
-def test_every_role_is_explained() -> None:
+def test_every_role_has_a_description() -> None:
     assert set(ROLE_MEANINGS) == set(Role)
 
 

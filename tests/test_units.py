@@ -31,7 +31,7 @@ FACTORS = {
     unit=st.sampled_from(sorted(FACTORS)),
     blank=st.sampled_from(["", " "]),
 )
-def test_sizes_are_read_exactly(digits: int, decimals: int, unit: str, blank: str) -> None:
+def test_sizes_are_parsed_exactly(digits: int, decimals: int, unit: str, blank: str) -> None:
     number = Decimal(digits).scaleb(-decimals)
     size_bytes = digits * FACTORS[unit] // 10**decimals
     text = f"{number:f}{blank}{unit}"
@@ -43,7 +43,7 @@ def test_sizes_are_read_exactly(digits: int, decimals: int, unit: str, blank: st
 
 
 @given(st.integers(1, 2**52))
-def test_a_printed_size_reads_back_to_within_its_last_digit(size_bytes: int) -> None:
+def test_a_formatted_size_parses_back_to_within_its_last_digit(size_bytes: int) -> None:
     text = format_bytes(size_bytes)
     number, unit = text.split()
     last_digit = Decimal(number).as_tuple().exponent
@@ -70,18 +70,18 @@ def test_the_sign_is_kept(size_bytes: int) -> None:
         (-3 * MIB, "-3.0 MiB"),
     ],
 )
-def test_sizes_as_a_person_reads_them(size_bytes: int, text: str) -> None:
+def test_format_bytes(size_bytes: int, text: str) -> None:
     assert format_bytes(size_bytes) == text
 
 
-def test_columns_are_in_mib_with_thousands_apart() -> None:
+def test_columns_are_in_mib_with_thousands_separators() -> None:
     assert format_mib(13469 * MIB + MIB // 2) == "13,469.5"
 
 
 @pytest.mark.parametrize(
     "text", ["", "plenty", "-1", "1e9", "24 GiB GiB", "24XiB", "0", "0.0GiB", "1.GiB", ".5GiB", "nan", "inf", "9" * 400]
 )
-def test_what_is_no_size_is_a_usage_error_in_one_line(text: str) -> None:
+def test_invalid_sizes_are_a_one_line_usage_error(text: str) -> None:
     with pytest.raises(RecipeError, match=r"Write it as 24GiB") as caught:
         parse_bytes(text)
     assert caught.value.exit_code == 2

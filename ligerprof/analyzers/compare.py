@@ -1,4 +1,4 @@
-"""Put estimates, runs and snapshots side by side: what each says of the peak, and how far it is from a reference."""
+"""Compare estimates, runs and snapshots: the peak of each, and its difference from a reference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ _SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Several sources beside each other.
+    """Several sources in columns.
 
     Attributes:
-        reference: index of the one that the others are held against.
+        reference: index of the column that the others are compared with.
     """
 
     columns: tuple[Figures, ...]
@@ -25,12 +25,12 @@ class Comparison:
 
     @property
     def is_of_one_step(self) -> bool:
-        """Whether all figures are of one step and some predict it: then what differs is an error."""
+        """Whether all columns describe one step and at least one predicts it, so that differences are errors."""
         predicted = any(column.backend in (Backend.ESTIMATED, Backend.SIMULATED) for column in self.columns)
         return predicted and len({column.file for column in self.columns}) == 1
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `ligerprof compare --json`: each column with its distance from the reference."""
+        """The object of `ligerprof compare --json`: each column with its difference from the reference."""
         against = self.columns[self.reference]
         return {
             "schema": _SCHEMA,
@@ -49,20 +49,20 @@ class Comparison:
 
 
 def compare(columns: Sequence[Figures], *, reference: int = 0) -> Comparison:
-    """Hold figures against one of them.
+    """Compare figures with one of them.
 
     Raises:
-        RecipeError: fewer than two of them, or `reference` is the index of none.
+        RecipeError: there are fewer than two columns, or `reference` is out of range.
     """
     if len(columns) < 2:
-        raise RecipeError("there is one set of figures: nothing to compare it with. Name another run or file.")
+        raise RecipeError("only one set of figures, nothing to compare it with. Name another run or file.")
     if not 0 <= reference < len(columns):
         raise RecipeError(f"--reference {reference + 1}: there are {len(columns)} columns. Choose 1 to {len(columns)}.")
     return Comparison(columns=tuple(columns), reference=reference)
 
 
 def figures_from_peak(report: PeakReport, source: str) -> Figures:
-    """The figures of a snapshot that was explained."""
+    """The figures of an explained snapshot."""
     return Figures(
         source=source,
         backend=Backend.SNAPSHOT,
@@ -73,35 +73,33 @@ def figures_from_peak(report: PeakReport, source: str) -> Figures:
 
 
 def figures_from_json(values: object, source: str) -> tuple[Figures, ...]:
-    """Read what `step`, `estimate` or `explain` wrote; the file is not trusted.
+    """Read the JSON of `step`, `estimate` or `explain`, checking every value.
 
     Returns:
-        The figures themselves, then those that stand beside them in the same file: a step's
-        estimate, or an estimate's simulation.
+        The file's own figures, then the second set if it has one: a step's estimate, or an
+        estimate's simulation.
 
     Raises:
-        ResultFormatError: a file of none of these commands, or one that was changed.
+        ResultFormatError: the JSON is not from one of these commands, or has an invalid value.
     """
     result = ResultReader(values, source)
     if (schema := result.get("schema")) != _SCHEMA:
-        raise ResultFormatError(f"{source}: schema {schema!r:.40} is not {_SCHEMA}. Was it written by another version?")
+        raise ResultFormatError(f"{source}: schema {schema!r:.40} is not {_SCHEMA}. Did another version write it?")
     kind = result.get("kind")
     if kind == "step":
-        beside = result.get("estimate")
         own = result.figures(result.backend())
-        return (own, *_figures_within(beside, f"{source} (estimate)", Backend.ESTIMATED))
+        return (own, *_optional_figures(result.get("estimate"), f"{source} (estimate)", Backend.ESTIMATED))
     if kind == "estimate":
-        beside = result.get("simulated")
         own = result.figures(Backend.ESTIMATED)
-        return (own, *_figures_within(beside, f"{source} (simulated)", Backend.SIMULATED))
+        return (own, *_optional_figures(result.get("simulated"), f"{source} (simulated)", Backend.SIMULATED))
     if kind == "peak":
         return (result.figures(Backend.SNAPSHOT),)
     raise ResultFormatError(
-        f"{source}: kind {kind!r:.40} cannot be compared. Give what step, estimate or explain wrote."
+        f"{source}: kind {kind!r:.40} cannot be compared. Use the output of step, estimate or explain."
     )
 
 
-def _figures_within(values: object, source: str, backend: Backend) -> tuple[Figures, ...]:
+def _optional_figures(values: object, source: str, backend: Backend) -> tuple[Figures, ...]:
     return () if values is None else (ResultReader(values, source).figures(backend),)
 
 

@@ -1,4 +1,4 @@
-"""Read one result of `step`, `estimate` or `explain` out of a JSON object that is not trusted."""
+"""Read one result of `step`, `estimate` or `explain` from an untrusted JSON object."""
 
 import math
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from ligerprof.errors import ResultFormatError
 from ligerprof.roles import Backend, MemoryBreakdown, Phase, Role
 
 _OF_A_STEP = (Backend.SIMULATED, Backend.MEASURED)
-# nothing that a byte count is read from is larger, and str() refuses integers of many thousand digits
+# bound of a byte count; str() raises for integers of many thousand digits
 _MAX_BYTES = 2**63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What one source says of one training step's memory.
+    """The memory figures of one training step from one source.
 
     Attributes:
         source: the file or folder, as the user named it.
-        backend: how the figures came about.
-        phases: the highest bytes of each phase, where the source has them.
-        roles: who holds the peak.
+        backend: how the figures were obtained.
+        phases: peak bytes of each phase that the source has.
+        roles: the peak by role.
     """
 
     source: str
@@ -34,7 +34,7 @@ class Figures:
 
     @property
     def file(self) -> str:
-        """The source without what tells its parts apart, as in `runs/001 (estimate)`."""
+        """The source without its suffix: `runs/001` for `runs/001 (estimate)`."""
         return self.source.partition(" (")[0]
 
     def to_json(self) -> dict[str, Any]:
@@ -49,17 +49,17 @@ class Figures:
 
 
 class ResultReader:
-    """One JSON object of a file that is not trusted; every method raises ResultFormatError in one line."""
+    """One JSON object of an untrusted file; every method raises a one-line ResultFormatError."""
 
     def __init__(self, values: object, source: str) -> None:
-        """Args: values: what json.loads gave; source: what errors name, such as a file and its line."""
+        """Args: values: the result of json.loads; source: place to name in errors, such as a file and line."""
         if not isinstance(values, dict):
-            raise ResultFormatError(f"{source}: not a JSON object. Give what step, estimate or explain wrote.")
+            raise ResultFormatError(f"{source}: not a JSON object. Use the output of step, estimate or explain.")
         self._values: dict[str, Any] = values
         self._source = source
 
     def get(self, key: str) -> Any:
-        """A value as it stands in the file, None where it is not there."""
+        """A value of the file, unchecked; None if it is missing."""
         return self._values.get(key)
 
     def backend(self) -> Backend:
@@ -85,23 +85,23 @@ class ResultReader:
         return self._size(key, self.get(key))
 
     def number(self, key: str) -> float | None:
-        """A finite number, None where it is null or not there."""
+        """A finite number; None if it is null or missing."""
         value = self.get(key)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
-            raise ResultFormatError(f"{self._source}: {key!r} is no number. Write the file again.")
+            raise ResultFormatError(f"{self._source}: {key!r} is not a finite number. Regenerate the file.")
         return float(value)
 
     def text(self, key: str) -> str | None:
-        """A text, None where it is null or not there."""
+        """A string; None if it is null or missing."""
         value = self.get(key)
         if value is not None and not isinstance(value, str):
-            raise ResultFormatError(f"{self._source}: {key!r} is no text. Write the file again.")
+            raise ResultFormatError(f"{self._source}: {key!r} is not a string. Regenerate the file.")
         return value
 
     def moment(self, key: str) -> datetime | None:
-        """A date with its time and zone, None where it is null or not there."""
+        """A time with its zone; None if it is null or missing."""
         text = self.text(key)
         if text is None:
             return None
@@ -109,22 +109,22 @@ class ResultReader:
         with suppress(ValueError):
             found = datetime.fromisoformat(text)
         if found is None or found.tzinfo is None:
-            raise ResultFormatError(f"{self._source}: {key!r} is no time with its zone. Write the file again.")
+            raise ResultFormatError(f"{self._source}: {key!r} is not a time with a zone. Regenerate the file.")
         return found
 
     def _sizes(self, key: str, words: type[Phase] | type[Role]) -> dict[str, int]:
         sizes = self.get(key)
         if not isinstance(sizes, dict):
-            raise ResultFormatError(f"{self._source}: {key!r} is missing or not an object. Write the file again.")
+            raise ResultFormatError(f"{self._source}: {key!r} is missing or not an object. Regenerate the file.")
         known = {word.value for word in words}
         for word in sizes:
             if word not in known:
                 raise ResultFormatError(
-                    f"{self._source}: {word!r:.40} in {key!r} is unknown. Is it of a newer version?"
+                    f"{self._source}: {word!r:.40} in {key!r} is unknown. Did a newer version write it?"
                 )
         return {word: self._size(f"{key}.{word}", size_bytes) for word, size_bytes in sizes.items()}
 
     def _size(self, key: str, size_bytes: object) -> int:
         if not isinstance(size_bytes, int) or isinstance(size_bytes, bool) or not -_MAX_BYTES < size_bytes < _MAX_BYTES:
-            raise ResultFormatError(f"{self._source}: {key!r} is no number of bytes. Write the file again.")
+            raise ResultFormatError(f"{self._source}: {key!r} is not a number of bytes. Regenerate the file.")
         return size_bytes

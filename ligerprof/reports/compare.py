@@ -1,4 +1,4 @@
-"""What `ligerprof compare` prints: peak, phases and roles of every source, with the distance from one of them."""
+"""Render `ligerprof compare`: peak, phases and roles of every source, with differences from one of them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def render_comparison(comparison: Comparison) -> "RenderableType":
-    """Lay out a comparison; a line for each source says what its column is."""
+    """Lay out a comparison; one line per source names its column."""
     from rich.console import Group
     from rich.text import Text
 
@@ -30,7 +30,7 @@ def render_comparison(comparison: Comparison) -> "RenderableType":
 
 
 def column_titles(comparison: Comparison) -> list[str]:
-    """A short name for each column: its backend, with its source's name or number where that is not enough."""
+    """A short name for each column: its backend, with the source's name or number if backends repeat."""
     backends = [column.backend for column in comparison.columns]
     if len(set(backends)) == len(backends):
         return list(backends)

@@ -1,4 +1,4 @@
-"""What `ligerprof estimate` prints: the peak, its terms, phases and roles, and what they rest on."""
+"""Render `ligerprof estimate`: the peak, its terms, phases and roles, and the assumptions."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -19,23 +19,23 @@ ESTIMATED = "estimated"
 def render_estimate(
     recipe: TrainingRecipe,
     estimate: MemoryEstimate,
-    beside: tuple[PhasesColumn, RolesColumn] | None = None,
+    simulated: tuple[PhasesColumn, RolesColumn] | None = None,
 ) -> "RenderableType":
     """Lay out an estimate.
 
     Args:
-        recipe: what was estimated.
+        recipe: the estimated recipe.
         estimate: the figures.
-        beside: the same step, simulated; errors are then taken against it.
+        simulated: columns of the simulated step, which errors refer to.
     """
     from rich.console import Group
     from rich.text import Text
 
     phases = [PhasesColumn(title=ESTIMATED, phases=estimate.phases, peak_bytes=estimate.peak_bytes)]
     roles = [RolesColumn(title=ESTIMATED, roles=estimate.roles)]
-    if beside is not None:
-        phases.append(beside[0])
-        roles.append(beside[1])
+    if simulated is not None:
+        phases.append(simulated[0])
+        roles.append(simulated[1])
     return Group(
         Text(recipe.summary, style="bold"),
         Text(verdict(recipe, estimate)),
@@ -48,16 +48,16 @@ def render_estimate(
 
 
 def verdict(recipe: TrainingRecipe, estimate: MemoryEstimate) -> str:
-    """The peak and its phase, the first step's, and whether a limit is kept."""
+    """The peak and its phase, the first step's peak, and whether the recipe's limit is met."""
     text = (
         f"The peak is {format_bytes(estimate.peak_bytes)} in {estimate.peak_phase.value};"
         f" {format_bytes(estimate.first_step_peak_bytes)} in the first step."
     )
     low, high = format_bytes(estimate.lowest_bytes), format_bytes(estimate.highest_bytes)
     if low != high:
-        text += f" The allocator's unsplit blocks put it between {low} and {high}."
+        text += f" Depending on unsplit blocks it is between {low} and {high}."
     if estimate.host_bytes:
-        text += f" Main memory holds {format_bytes(estimate.host_bytes)}."
+        text += f" Training uses {format_bytes(estimate.host_bytes)} of main memory."
     if recipe.memory_limit_bytes is None:
         return text
     fits = "fits" if fits_limit(recipe, estimate) else "DOES NOT FIT"
@@ -65,12 +65,12 @@ def verdict(recipe: TrainingRecipe, estimate: MemoryEstimate) -> str:
 
 
 def fits_limit(recipe: TrainingRecipe, estimate: MemoryEstimate) -> bool:
-    """Whether both the steady and the first step stay within the recipe's limit; True without one."""
+    """Whether the steady and the first step fit the recipe's limit; True without a limit."""
     limit_bytes = recipe.memory_limit_bytes
     return limit_bytes is None or max(estimate.peak_bytes, estimate.first_step_peak_bytes) <= limit_bytes
 
 
-# what a layer holds, told in four columns; the rest is `other`
+# the columns of a layer's memory; other roles go to `other`
 _LAYER_COLUMNS: Mapping[str, tuple[Role, ...]] = {
     "weights": (Role.PARAMETERS,),
     "gradients": (Role.GRADIENTS,),
@@ -80,7 +80,7 @@ _LAYER_COLUMNS: Mapping[str, tuple[Role, ...]] = {
 
 
 def layers_table(estimate: MemoryEstimate) -> "Table":
-    """The peak by part of the model in MiB; of layers that are alike, each one's share."""
+    """The peak by part of the model in MiB; identical layers share a row with the figures of one."""
     from ligerprof.reports.listing import add_listing_row, listing_table
 
     columns = ("each, MiB", *_LAYER_COLUMNS, "other")

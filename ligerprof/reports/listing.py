@@ -1,4 +1,4 @@
-"""How lists look in a terminal: the plain tables of `models`, `kernels` and `env`."""
+"""Terminal tables of `models`, `kernels` and `env`."""
 
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,9 @@ def listing_table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str
     """An empty table.
 
     Args:
-        headings: one a column.
-        right: those of them whose cells are aligned to the right.
-        folded: those of them whose cells may take several lines; the others never do.
+        headings: one per column.
+        right: headings of right-aligned columns.
+        folded: headings of columns whose cells may wrap.
     """
     from rich import box
     from rich.table import Table
@@ -21,14 +21,14 @@ def listing_table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        # a Text is printed as it is: names of models and plug-ins may look like rich's markup
+        # a Text is printed verbatim: names of models and plug-ins may look like rich markup
         text = Text(heading, justify="right" if heading in right else "left")
         table.add_column(text, justify=text.justify or "left", no_wrap=heading not in folded, overflow="fold")
     return table
 
 
 def add_listing_row(table: "Table", *cells: "str | Text") -> None:
-    """Add a row whose strings are printed as they are, never as rich's markup."""
+    """Add a row whose strings are printed verbatim, not as rich markup."""
     from rich.text import Text
 
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))

@@ -1,4 +1,4 @@
-"""How the models known by name are listed: one row a model, or one object in JSON."""
+"""Render `ligerprof models`: a table with one row per model, or one JSON object."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def models_json(specs: Sequence[ModelSpec]) -> dict[str, Any]:
-    """The object of `ligerprof models --json`; `parameters` counts elements, tied ones once."""
+    """The object of `ligerprof models --json`; `parameters` counts elements, tied parameters once."""
     return {"schema": 1, "kind": "models", "models": [_model_json(spec) for spec in specs]}
 
 
 def models_table(specs: Sequence[ModelSpec]) -> "Table":
-    """One row a model, at most 100 columns wide."""
+    """One row per model, at most 100 columns wide."""
     figures = ("parameters", "layers", "hidden", "heads/kv", "vocab")
     table = listing_table("model", "architecture", *figures, "tied", right=figures)
     for spec in specs:

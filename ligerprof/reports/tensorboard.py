@@ -1,4 +1,4 @@
-"""What of a step TensorBoard shows beside the profiler's trace: scalars, the peak's figure, and the step in words."""
+"""Write a step's TensorBoard summaries next to the profiler's trace: scalars, the peak's figure and text."""
 
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,9 @@ _FIGURE_INCHES = 8.0
 
 
 def write_summaries(report: StepReport) -> None:
-    """Write peaks by role and phase, the estimate and its error, reserved bytes and speed, the figure and the text.
+    """Write scalars (peak by role and phase, estimate, error, reserved bytes, speed), the figure and the text.
 
-    Scalars are in MiB, seconds, tokens a second and percent.
+    Scalars are in MiB, seconds, tokens per second and percent.
 
     Raises:
         MissingDependencyError: tensorboard is not installed.
@@ -38,7 +38,7 @@ def write_summaries(report: StepReport) -> None:
 
 
 def scalars(report: StepReport) -> dict[str, float]:
-    """Every scalar of a step by its tag; what is not known, such as a simulated step's speed, is left out."""
+    """Every scalar of a step by tag; unknown ones, such as a simulated step's speed, are omitted."""
     outcome, backend = report.outcome, report.outcome.backend
     found = {
         f"peak_mib/{backend}": outcome.peak_bytes / MIB,
@@ -64,5 +64,5 @@ def _figure(report: StepReport) -> "Figure":
 
 
 def _text(report: StepReport) -> str:
-    # TensorBoard reads Markdown, where one line break is none
+    # TensorBoard renders Markdown, where a single line break is a space
     return "\n\n".join([*heading_lines(report), verdict(report), *closing_lines(report)])

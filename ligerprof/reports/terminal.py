@@ -1,4 +1,4 @@
-"""How figures look in a terminal: the tables of roles and phases that every command prints."""
+"""Terminal tables of roles and phases, shared by the commands."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ class RolesColumn:
     """One column of a table of roles.
 
     Attributes:
-        title: what the figures are, such as `measured` or `estimated`.
+        title: origin of the figures, such as `measured` or `estimated`.
         roles: bytes by role at the peak.
     """
 
@@ -37,9 +37,9 @@ class PhasesColumn:
     """One column of a table of phases.
 
     Attributes:
-        title: what the figures are.
-        phases: the highest allocated bytes of each phase; absent ones print as n/a.
-        peak_bytes: the step's peak, None where the source does not say.
+        title: origin of the figures.
+        phases: peak allocated bytes of each phase; a missing phase prints as n/a.
+        peak_bytes: the step's peak, or None if unknown.
     """
 
     title: str
@@ -48,10 +48,10 @@ class PhasesColumn:
 
 
 def console(file: IO[str] | None = None) -> "Console":
-    """The console that results are printed to.
+    """The console for results.
 
     Args:
-        file: where to print, stdout by default; 100 columns wide where that is no terminal.
+        file: output file, stdout by default; the width is 100 columns if it is not a terminal.
     """
     from rich.console import Console
 
@@ -61,15 +61,15 @@ def console(file: IO[str] | None = None) -> "Console":
 
 
 def roles_table(columns: Sequence[RolesColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
-    """Tabulate bytes by role in MiB, roles that are zero in every column left out.
+    """Tabulate bytes by role in MiB; roles that are zero in every column are omitted.
 
-    One column has its share of the total beside it; of several, each but the reference has
-    its distance from that one in percent.
+    A single column gets shares of the total next to it. Of several columns, each except the
+    reference gets its difference from the reference in percent.
 
     Args:
         columns: at least one.
-        reference: index of the column that the others are held against; None is the first.
-        distance: what to call that.
+        reference: index of the column that the others are compared with; None is the first.
+        distance: heading of the differences.
     """
     rows: list[tuple[str, tuple[int | None, ...]]] = [
         (role.value, tuple(column.roles[role] for column in columns))
@@ -81,14 +81,14 @@ def roles_table(columns: Sequence[RolesColumn], *, reference: int | None = None,
 
 
 def phases_table(columns: Sequence[PhasesColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
-    """Tabulate each phase's highest bytes in MiB, the step's peak below them, distances as in `roles_table`."""
+    """Tabulate the peak of each phase and of the step in MiB, with differences as in `roles_table`."""
     rows = [(phase.value, tuple(column.phases.get(phase) for column in columns)) for phase in STEP_PHASES]
     peak = ("peak", tuple(column.peak_bytes for column in columns))
     return _figures_table("phase", [column.title for column in columns], [*rows, peak], reference, distance)
 
 
 def groups_table(heading: str, *figures: str, figure_width: int, who: str | None = None) -> "Table":
-    """An empty table of blocks that belong together: a heading, figures, and where named who asked for them."""
+    """An empty table of block groups: a heading, figures, and optionally a column of call sites."""
     from rich import box
     from rich.table import Table
 
@@ -102,10 +102,10 @@ def groups_table(heading: str, *figures: str, figure_width: int, who: str | None
 
 
 def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
-    """How far a figure is from a reference, such as `+0.42 %`.
+    """Format the relative error of a figure, such as `+0.42 %`.
 
-    `n/a` where either is missing or the reference is 0; nothing where both print as 0.0 MiB, whose
-    error would catch the eye for no bytes; `> 999 %` where a percentage stops saying more.
+    `n/a` if either is missing or the reference is 0; empty if both print as 0.0 MiB, where an error
+    would be noise; `> 999 %` beyond that.
     """
     if size_bytes is None or reference_bytes is None:
         return _NO_FIGURE
@@ -126,7 +126,7 @@ def _figures_table(
     reference: int | None,
     distance: str,
 ) -> "Table":
-    """Lay out rows of bytes; the last row is the total, set apart by a rule."""
+    """Lay out rows of bytes; the last row is the total, below a rule."""
     against = None if len(titles) == 1 else reference or 0
     table = _empty_table(heading, titles, against, distance)
     totals = rows[-1][1]

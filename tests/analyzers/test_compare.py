@@ -37,25 +37,25 @@ def peak_report() -> PeakReport:
     )
 
 
-def test_an_estimate_reads_back_as_it_was() -> None:
+def test_an_estimate_round_trips_through_json() -> None:
     (read,) = figures_from_json(ESTIMATE.to_json(), "e.json")
     assert (read.backend, read.peak_bytes, read.roles) == ("estimated", ESTIMATE.peak_bytes, ESTIMATE.roles)
     assert read.phases == ESTIMATE.phases
 
 
-def test_a_peak_reads_back_as_it_was_explained() -> None:
+def test_a_peak_round_trips_through_json() -> None:
     report = peak_report()
     assert figures_from_json(report.to_json(), "p.json") == (figures_from_peak(report, "p.json"),)
 
 
-def test_what_stands_beside_comes_second() -> None:
+def test_a_files_second_set_of_figures_comes_second() -> None:
     values = {**ESTIMATE.to_json(), "simulated": {"peak_bytes": 7, "phases": {}, "roles": {"other": 7}}}
-    own, beside = figures_from_json(values, "e.json")
-    assert (own.backend, beside.backend, beside.peak_bytes) == ("estimated", "simulated", 7)
+    own, second = figures_from_json(values, "e.json")
+    assert (own.backend, second.backend, second.peak_bytes) == ("estimated", "simulated", 7)
 
 
 @given(values=st.dictionaries(keys, json_values | st.sampled_from([1, "step", "estimate", "peak", {}])))
-def test_whatever_is_in_the_file_it_is_read_or_refused(values: dict[str, object]) -> None:
+def test_any_json_is_read_or_refused_in_one_line(values: dict[str, object]) -> None:
     refusal = "strange.json: refused in one line"
     try:
         read = figures_from_json(values, "strange.json")
@@ -72,7 +72,7 @@ def test_differences_are_taken_against_the_reference() -> None:
     assert values["columns"][0]["error_ratio"] == pytest.approx(100 / 150 - 1)
 
 
-def test_nothing_is_divided_by_an_empty_reference() -> None:
+def test_the_error_ratio_of_a_zero_reference_is_null() -> None:
     assert compare([figures(0), figures(5)]).to_json()["columns"][1]["error_ratio"] is None
 
 

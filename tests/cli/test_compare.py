@@ -46,7 +46,7 @@ def run_directory(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "001"
 
 
-def test_two_estimates_are_held_against_the_first(plain: Path, fused: Path) -> None:
+def test_two_estimates_are_compared_with_the_first(plain: Path, fused: Path) -> None:
     code, stdout, stderr = run(plain, fused, "--json")
 
     assert (code, stderr) == (0, "")
@@ -68,7 +68,7 @@ def test_the_reference_can_be_another_column(plain: Path, fused: Path) -> None:
     assert values["columns"][0]["error_ratio"] > 0
 
 
-def test_a_run_alone_is_held_against_by_its_estimate(run_directory: Path) -> None:
+def test_a_single_run_is_compared_with_its_estimate(run_directory: Path) -> None:
     code, stdout, _ = run(run_directory)
 
     assert code == 0
@@ -77,7 +77,7 @@ def test_a_run_alone_is_held_against_by_its_estimate(run_directory: Path) -> Non
     assert "error: against simulated" in stdout
 
 
-def test_runs_estimates_and_snapshots_go_together(run_directory: Path, plain: Path) -> None:
+def test_runs_estimates_and_snapshots_can_be_mixed(run_directory: Path, plain: Path) -> None:
     code, stdout, _ = run(RECORDING, run_directory, plain, "--json")
 
     assert code == 0
@@ -94,7 +94,7 @@ def test_an_estimate_comes_close_to_a_recording_role_by_role(plain: Path) -> Non
         assert estimated["roles"][role] == pytest.approx(measured["roles"][role], rel=0.005), role
 
 
-def test_columns_of_one_kind_are_told_apart_by_name(plain: Path, fused: Path) -> None:
+def test_columns_of_one_kind_are_distinguished_by_name(plain: Path, fused: Path) -> None:
     _, stdout, _ = run(plain, fused)
 
     assert "plain estimated" in stdout
@@ -108,14 +108,14 @@ def test_columns_of_one_kind_are_told_apart_by_name(plain: Path, fused: Path) ->
         ({"schema": 7, "kind": "estimate"}, "schema 7 is not 1"),
         ({"schema": 1, "kind": "bench"}, "kind 'bench' cannot be compared"),
         ({"schema": 1, "kind": "step", "backend": "guessed"}, "backend 'guessed' is none of"),
-        ({"schema": 1, "kind": "estimate"}, "'peak_bytes' is no number of bytes"),
-        ({"schema": 1, "kind": "estimate", "peak_bytes": True}, "'peak_bytes' is no number of bytes"),
-        ({"schema": 1, "kind": "estimate", "peak_bytes": 10**4000}, "'peak_bytes' is no number of bytes"),
+        ({"schema": 1, "kind": "estimate"}, "'peak_bytes' is not a number of bytes"),
+        ({"schema": 1, "kind": "estimate", "peak_bytes": True}, "'peak_bytes' is not a number of bytes"),
+        ({"schema": 1, "kind": "estimate", "peak_bytes": 10**4000}, "'peak_bytes' is not a number of bytes"),
         ({"schema": 1, "kind": "estimate", "peak_bytes": 1, "phases": []}, "'phases' is missing or not an object"),
         ({"schema": 1, "kind": "estimate", "peak_bytes": 1, "phases": {"tea": 1}}, "'tea' in 'phases' is unknown"),
         (
             {"schema": 1, "kind": "estimate", "peak_bytes": 1, "phases": {}, "roles": {"logits": "1"}},
-            "'roles.logits' is no number of bytes",
+            "'roles.logits' is not a number of bytes",
         ),
         (
             {

@@ -66,10 +66,10 @@ def test_within_the_limit_ends_in_0() -> None:
         (["--model", "nonesuch"], 2, "unknown model 'nonesuch'"),
         (["--liger", "flce", "--loss", "hf-4.45"], 2, "replace the same loss"),
         (["--qlora", "8", "--model", "gpt2-xl"], 2, "gpt2-xl has none of them"),
-        (["--liger", "swiglu", "--provider", "nobody"], 1, "provider 'nobody' has no kernel 'swiglu'"),
+        (["--liger", "swiglu", "--provider", "unknown"], 1, "provider 'unknown' has no kernel 'swiglu'"),
     ],
 )
-def test_what_goes_wrong_is_one_line(arguments: list[str], code: int, text: str) -> None:
+def test_errors_are_one_line(arguments: list[str], code: int, text: str) -> None:
     ended, stdout, stderr = run(*arguments)
 
     assert (ended, stdout) == (code, "")
@@ -91,7 +91,7 @@ def test_the_whole_process_is_free_of_torch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_simulate_puts_the_simulated_step_beside() -> None:
+def test_simulate_adds_the_simulated_step() -> None:
     arguments = ("--simulate", "--model", "tiny", "--seq", "64", "--precision", "bf16")
     code, stdout, _ = run(*arguments, "--json")
 

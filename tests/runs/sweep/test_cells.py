@@ -108,11 +108,11 @@ def test_who_ran_it_is_no_part_of_the_condition() -> None:
         ({"recipe": {"batch": "many"}}, "no recipe of this version"),
         ({"recipe": {**RECIPE.to_json(), "soon": 1}}, "unknown recipe keys: soon"),
         ({"roles": {"hats": 1}}, "'hats' in 'roles' is unknown"),
-        ({"tokens_per_second": float("inf")}, "'tokens_per_second' is no number"),
-        ({"reserved_bytes": "1"}, "'reserved_bytes' is no number of bytes"),
-        ({"error": 7}, "'error' is no text"),
-        ({"finished": "yesterday"}, "'finished' is no time with its zone"),
-        ({"finished": "2026-01-02T03:04:05"}, "'finished' is no time with its zone"),
+        ({"tokens_per_second": float("inf")}, "'tokens_per_second' is not a finite number"),
+        ({"reserved_bytes": "1"}, "'reserved_bytes' is not a number of bytes"),
+        ({"error": 7}, "'error' is not a string"),
+        ({"finished": "yesterday"}, "'finished' is not a time with a zone"),
+        ({"finished": "2026-01-02T03:04:05"}, "'finished' is not a time with a zone"),
     ],
 )
 def test_a_wrong_row_is_one_line_that_names_its_place(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
