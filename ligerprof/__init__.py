@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.estimate import MemoryEstimate, estimate
-    from ligerprof.analyzers.explain.answer import explain
+    from ligerprof.analyzers.explain.analysis import explain
     from ligerprof.analyzers.explain.peak import PeakReport
     from ligerprof.errors import LigerprofError
     from ligerprof.recipe.training import TrainingRecipe
@@ -36,7 +36,7 @@ _HOMES = {
     "StepOutcome": ("ligerprof.runs.outcome", "StepOutcome"),
     "TrainingRecipe": ("ligerprof.recipe.training", "TrainingRecipe"),
     "estimate": ("ligerprof.analyzers.estimate", "estimate"),
-    "explain": ("ligerprof.analyzers.explain.answer", "explain"),
+    "explain": ("ligerprof.analyzers.explain.analysis", "explain"),
     "record": ("ligerprof.runs.recording.record", "record"),
     "simulate": ("ligerprof.runs.simulated", "simulate_step"),
 }

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.result_reader import Figures, ResultReader
 from ligerprof.errors import RecipeError, ResultFormatError
 from ligerprof.roles import Backend, Role
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.explain.peak import PeakReport
 
 _SCHEMA = 1
 
@@ -61,7 +63,7 @@ def compare(columns: Sequence[Figures], *, reference: int = 0) -> Comparison:
     return Comparison(columns=tuple(columns), reference=reference)
 
 
-def figures_from_peak(report: PeakReport, source: str) -> Figures:
+def figures_from_peak(report: "PeakReport", source: str) -> Figures:
     """The figures of an explained snapshot."""
     return Figures(
         source=source,

@@ -55,6 +55,6 @@ def _read(source: Path) -> tuple[Figures, ...]:
         return figures_from_json(read_result(source), str(source))
     if source.suffix == ".json" or starts_as_json(source, _RESULT):
         return figures_from_json(read_json(source, _RESULT), str(source))
-    from ligerprof.analyzers.explain.answer import explain
+    from ligerprof.analyzers.explain.analysis import explain
 
     return (figures_from_peak(explain(source), str(source)),)

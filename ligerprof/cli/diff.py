@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.diff import diff_peaks
 from ligerprof.cli.common_options import json_option, top_option
 from ligerprof.cli.output import print_json

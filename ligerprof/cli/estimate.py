@@ -55,7 +55,7 @@ def _refuse(recipe: TrainingRecipe, estimated: MemoryEstimate) -> NoReturn:
 
 def _simulate(recipe: TrainingRecipe) -> "tuple[StepOutcome, PeakReport]":
     say("simulating the step")
-    from ligerprof.analyzers.explain.answer import explain
+    from ligerprof.analyzers.explain.analysis import explain
     from ligerprof.runs.simulated import simulate_step
     from ligerprof.snapshots.reader import Snapshot
 

@@ -1,19 +1,16 @@
 """`ligerprof explain`: who holds the peak of a memory snapshot."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.attribution.user_rules import OwnRule, read_rules
-from ligerprof.analyzers.explain.answer import SNAPSHOT_NAME, explain
-from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.attribution.user_rules import read_rules
+from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.cli.common_options import force_option, json_option, size_option, top_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.reports.peak import VIEWS, View, render_peak
-from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.units import format_bytes
 
 
@@ -48,10 +45,15 @@ def command(  # noqa: PLR0913 - an argument an option
     file is ever run.
     """
     rules = () if rules_path is None else read_rules(rules_path)
-    if html_path is None:
-        report = explain(snapshot, device_index=device_index, rules=rules)
-    else:
-        report = _explain_on_a_page(snapshot, device_index, rules, html_path, force=force)
+    if html_path is not None:
+        require_absent([html_path], force=force)
+    analysis = analyze(snapshot, device_index=device_index, rules=rules)
+    if html_path is not None:
+        from ligerprof.reports.page.peak import render_peak_page
+
+        write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
+        say(f"wrote {html_path}")
+    report = analysis.peak
     if as_json:
         print_json(report.to_json())
     else:
@@ -62,20 +64,3 @@ def command(  # noqa: PLR0913 - an argument an option
         raise DoesNotFitError(
             f"the peak of {format_bytes(report.peak_bytes)} is over --max-peak {format_bytes(max_peak_bytes)}."
         )
-
-
-def _explain_on_a_page(
-    source: Path, device_index: int | None, rules: Sequence[OwnRule], html_path: Path, *, force: bool
-) -> PeakReport:
-    """Explain a snapshot, and write the page with its timeline."""
-    from ligerprof.analyzers.explain.timeline import role_timeline
-    from ligerprof.reports.page.peak import render_peak_page
-
-    require_absent([html_path], force=force)
-    snapshot = read_snapshot(source / SNAPSHOT_NAME if source.is_dir() else source)
-    report = explain(snapshot, device_index=device_index, rules=rules)
-    timeline = role_timeline(snapshot, report.device, rules=rules)
-    page = render_peak_page(report, timeline, source=source.name)
-    write_new_file(html_path, page, force=force)
-    say(f"wrote {html_path}")
-    return report

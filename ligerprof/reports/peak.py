@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ligerprof.analyzers.explain.parts import OutOfMemory
+from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
 from ligerprof.reports.terminal import RolesColumn, groups_table, roles_table
 from ligerprof.roles import Phase, Role
@@ -117,20 +117,19 @@ def _percent(size_bytes: int, total_bytes: int) -> str:
 
 def answer_lines(report: PeakReport) -> list[str]:
     """One line for each answer that applies."""
-    answers = report.answers
-    lines = _oom_lines(answers.out_of_memory) if answers.out_of_memory else []
-    for answer in answers.what_if[:2]:
+    lines = _failure_lines(report.out_of_memory) if report.out_of_memory else []
+    for answer in report.what_if[:2]:
         without = ", ".join(role.value for role in answer.without)
         if answer.saved_bytes > 0:
             peak = format_bytes(answer.peak_bytes)
             lines.append(f"Without {without} the peak would be {peak}: {answer.change} ({answer.option}).")
-    if (growth := answers.growth) is not None:
+    if (growth := report.growth) is not None:
         size, holder = format_bytes(growth.per_step_bytes), " ".join(filter(None, (growth.role.value, growth.who)))
         lines.append(f"Grows by {size} or more in each of {growth.steps} steps: {holder}.")
     return lines
 
 
-def _oom_lines(oom: OutOfMemory) -> list[str]:
+def _failure_lines(oom: FailedAllocation) -> list[str]:
     free, largest = format_bytes(oom.reserved_free_bytes), format_bytes(oom.largest_free_bytes)
     lines = [f"Reserved but free: {free}, the largest piece {largest}: {_verdict(oom)}."]
     if oom.pins and oom.fragmented:
@@ -140,7 +139,7 @@ def _oom_lines(oom: OutOfMemory) -> list[str]:
     return lines
 
 
-def _verdict(oom: OutOfMemory) -> str:
+def _verdict(oom: FailedAllocation) -> str:
     if oom.fragmented:
         return "fragmentation; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins the pieces"
     if oom.device_free_bytes is not None and oom.device_free_bytes >= oom.requested_bytes:

@@ -10,14 +10,9 @@ from typing import Any
 
 from ligerprof.errors import RunDirectoryError
 from ligerprof.files import FileKind, read_json, write_new_file
+from ligerprof.snapshots import SNAPSHOT_NAME
 
-RECIPE, RESULT, SNAPSHOT, TENSORBOARD, REPORT = (
-    "recipe.json",
-    "result.json",
-    "snapshot.pickle",
-    "tensorboard",
-    "report.html",
-)
+RECIPE, RESULT, TENSORBOARD, REPORT = "recipe.json", "result.json", "tensorboard", "report.html"
 DEFAULT_PARENT = Path("runs")
 # as torch.profiler.tensorboard_trace_handler names them, packed or not
 TRACES = "*.pt.trace.json*"
@@ -37,7 +32,7 @@ class RunDirectory:
     @property
     def snapshot(self) -> Path:
         """Torch's own format, for `ligerprof explain` and torch's viewers."""
-        return self.path / SNAPSHOT
+        return self.path / SNAPSHOT_NAME
 
     @property
     def tensorboard(self) -> Path:
@@ -63,7 +58,7 @@ class RunDirectory:
         Raises:
             OutputError: the snapshot exists, or cannot be written.
         """
-        name = SNAPSHOT if rank is None else f"snapshot-rank{rank}.pickle"
+        name = SNAPSHOT_NAME if rank is None else f"snapshot-rank{rank}.pickle"
         content = pickle.dumps(snapshot, protocol=4)
         write_new_file(self.path / name, content, force=force, flag="force=True")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
-from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.errors import LigerprofError, NotBuiltError, UnknownModelError
 from ligerprof.recipe.categories import Device, Engine
@@ -30,11 +30,16 @@ class StepReport:
 
     recipe: TrainingRecipe
     outcome: StepOutcome
-    peak: PeakReport
+    analysis: SnapshotAnalysis
     estimate: MemoryEstimate | None
     run: RunDirectory
     finished: datetime
     notes: tuple[str, ...]
+
+    @property
+    def peak(self) -> PeakReport:
+        """What the memory at the step's peak belongs to."""
+        return self.analysis.peak
 
     @property
     def step_seconds(self) -> float | None:
@@ -148,7 +153,8 @@ def _write_snapshots(outcome: StepOutcome, run: RunDirectory) -> None:
 
 
 def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> StepReport:
-    peak = explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
+    analysis = analyze(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
+    peak = analysis.peak
     notes = [*outcome.notes, *peak.notes]
     if outcome.oom is None and peak.peak_bytes != outcome.peak_bytes:
         difference_bytes = peak.peak_bytes - outcome.peak_bytes
@@ -163,7 +169,7 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
     return StepReport(
         recipe=recipe,
         outcome=outcome,
-        peak=peak,
+        analysis=analysis,
         estimate=estimated,
         run=run,
         finished=datetime.now(timezone.utc),

@@ -1,1 +1,4 @@
-"""torch's memory snapshot file: read, replayed, simulated, written."""
+"""torch's memory snapshot files: read, replay, write."""
+
+# the snapshot in a run directory
+SNAPSHOT_NAME = "snapshot.pickle"

@@ -1,4 +1,4 @@
-"""Read torch's memory snapshot files without ever resolving, calling or building anything a file names."""
+"""Read torch's memory snapshot files; nothing that a file names is resolved, called or built."""
 
 import gzip
 import io
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots.pickles.columns import load_with_tables
-from ligerprof.snapshots.pickles.plain import load_plain_data
-from ligerprof.snapshots.trace import Bytes, Event, Trace
+from ligerprof.snapshots import SNAPSHOT_NAME
+from ligerprof.snapshots.pickles.load import load_snapshot_data
+from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event
 from ligerprof.units import MIB, format_bytes
 
 _WRITE_IT = "Write one with torch.cuda.memory._dump_snapshot() or `ligerprof step`."
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
-# real recordings shrink 20 to 60 times under xz; repeated ones a few hundred times
+# xz shrinks real recordings 20 to 60 times, and repetitive ones a few hundred times
 _LARGEST_EXPANSION = 1000
 _ALWAYS_ALLOWED_BYTES = 64 * MIB
 _CHUNK_BYTES = 4 * MIB
@@ -26,19 +26,19 @@ _CHUNK_BYTES = 4 * MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """What torch.cuda.memory._snapshot() returns, checked in shape and otherwise as it was.
+    """The result of torch.cuda.memory._snapshot(), checked in shape and otherwise unchanged.
 
     Attributes:
         source: where it came from, for messages.
         segments: memory from the driver at the time of the snapshot, with its blocks.
-        device_traces: events of every device in their order; the index is the device.
-        settings: `allocator_settings`, {} where the file has none.
-        annotations: `external_annotations`: named ranges of time.
+        device_traces: events of each device, in order; the index is the device.
+        settings: `allocator_settings`, {} if the file has none.
+        annotations: `external_annotations`, named ranges of time.
     """
 
     source: str
     segments: Sequence[Mapping[str, Any]]
-    device_traces: Sequence[Trace]
+    device_traces: Sequence[DeviceTrace]
     settings: Mapping[str, Any] = field(default_factory=dict)
     annotations: Sequence[Mapping[str, Any]] = ()
 
@@ -48,13 +48,13 @@ class Snapshot:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, source: str = "snapshot") -> "Snapshot":
-        """Take the dict of torch.cuda.memory._snapshot().
+        """Check the dict of torch.cuda.memory._snapshot().
 
         Raises:
-            SnapshotFormatError: no `segments` and no `device_traces`, or of another shape.
+            SnapshotFormatError: `segments` and `device_traces` are missing or have another shape.
         """
         if not isinstance(values, Mapping) or not {"segments", "device_traces"} & set(values):
-            raise SnapshotFormatError(f"{source}: neither 'segments' nor 'device_traces' in it. {_WRITE_IT}")
+            raise SnapshotFormatError(f"{source}: has neither 'segments' nor 'device_traces'. {_WRITE_IT}")
         settings = values.get("allocator_settings")
         annotations = values.get("external_annotations")
         return cls(
@@ -73,12 +73,12 @@ class Snapshot:
         traced = {device for device, trace in enumerate(self.device_traces) if trace}
         return tuple(sorted(traced | {self._device_of(segment) for segment in self.segments}))
 
-    def trace_of(self, device: int) -> Trace:
-        """Events of one device in their order."""
-        return self.device_traces[device] if device < len(self.device_traces) else Trace(())
+    def trace_of(self, device: int) -> DeviceTrace:
+        """Events of one device, in order."""
+        return self.device_traces[device] if device < len(self.device_traces) else DeviceTrace(())
 
     def segments_of(self, device: int) -> list[Mapping[str, Any]]:
-        """Segments of one device as they were at the end."""
+        """Segments of one device at the end."""
         return [segment for segment in self.segments if self._device_of(segment) == device]
 
     def _device_of(self, segment: Mapping[str, Any]) -> int:
@@ -89,17 +89,18 @@ class Snapshot:
 
 
 def read_snapshot(path: str | Path) -> Snapshot:
-    """Read a snapshot: a pickle, plain or compressed with gzip or xz, told apart by its first bytes.
+    """Read a snapshot file or the snapshot of a run directory.
+
+    The file is a pickle, plain or compressed with gzip or xz; its first bytes show which.
 
     Raises:
-        SnapshotFormatError: not a snapshot, cut short, or not safe to load; says where.
+        SnapshotFormatError: not a snapshot, cut short, or not safe to load.
     """
     file = Path(path)
+    if file.is_dir():
+        file /= SNAPSHOT_NAME
     try:
-        values = load_with_tables(_read(file))
-        # what is in the way of tables may be in the way of all: read it as any pickle, which says what and where
-        if values is None:
-            values = load_plain_data(_read(file).tobytes())
+        values = load_snapshot_data(lambda: _read(file))
     except OSError as error:
         raise SnapshotFormatError(f"{file}: cannot be read ({error.strerror}).") from None
     except SnapshotFormatError as error:
@@ -108,9 +109,9 @@ def read_snapshot(path: str | Path) -> Snapshot:
 
 
 def _read(file: Path) -> Bytes:
-    """The pickle in a file, unpacked."""
+    """The pickle in a file, decompressed."""
     with file.open("rb", buffering=0) as stream:
-        # numpy's memory comes in large pages, which is half the time of reading
+        # numpy allocates in large pages, which halves the time of reading
         packed = np.empty(file.stat().st_size, dtype=np.uint8)
         packed = packed[: stream.readinto(packed.data) or 0]
     if packed[:2].tobytes() == _GZIP:
@@ -121,7 +122,7 @@ def _read(file: Path) -> Bytes:
 
 
 def _decompress(stream: Any, packed_bytes: int, kind: str) -> Bytes:
-    """Unpack in chunks and stop at a size that no snapshot of `packed_bytes` reaches."""
+    """Decompress in chunks, and stop at a size that no snapshot of `packed_bytes` reaches."""
     allowed_bytes = max(_ALWAYS_ALLOWED_BYTES, packed_bytes * _LARGEST_EXPANSION)
     unpacked = bytearray()
     try:
@@ -130,7 +131,7 @@ def _decompress(stream: Any, packed_bytes: int, kind: str) -> Bytes:
             if len(unpacked) > allowed_bytes:
                 raise SnapshotFormatError(
                     f"the {kind} data grows past {format_bytes(allowed_bytes)} from {format_bytes(packed_bytes)}:"
-                    " no snapshot compresses that well. Unpack it yourself if it is yours."
+                    " no snapshot compresses that well. Decompress it yourself if you trust it."
                 )
     except EOFError:
         raise SnapshotFormatError(f"the {kind} data ends early. Was the file cut short?") from None
@@ -139,12 +140,12 @@ def _decompress(stream: Any, packed_bytes: int, kind: str) -> Bytes:
     return np.frombuffer(unpacked, dtype=np.uint8)
 
 
-def _trace(events: Sequence[Event], device: int, source: str) -> Trace:
-    if isinstance(events, Trace):
+def _trace(events: Sequence[Event], device: int, source: str) -> DeviceTrace:
+    if isinstance(events, DeviceTrace):
         return events
     if not isinstance(events, list) or not set(map(type, events)) <= {dict}:
         raise SnapshotFormatError(f"{source}: device_traces[{device}] is not a list of events. {_WRITE_IT}")
-    return Trace(events)
+    return DeviceTrace(events)
 
 
 def _list_of(values: Mapping[str, Any], key: str, item: type, source: str) -> list[Any]:

@@ -1,8 +1,7 @@
-"""Replay a device's allocator events into blocks, so that allocated and reserved bytes are right at every moment."""
+"""Replay a device's allocator events into blocks, so that allocated and reserved bytes are exact at every moment."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,45 +14,63 @@ from ligerprof.snapshots.events import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
-    DeviceState,
     EventColumns,
-    HeldBlock,
 )
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.rewind import rewind
 from ligerprof.snapshots.stamp import Stamp
-from ligerprof.snapshots.trace import Int64s, Trace
+from ligerprof.snapshots.state import DeviceState, HeldBlock
+from ligerprof.snapshots.trace import DeviceTrace, Int64s
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
 _NOT_IN_TRACE = -1
 _NO_BLOCK = -1
-# both steps of giving a block back, one right after the other
+# a free_requested and the free_completed right after it
 _FREE = -1
 _GROWS, _SHRINKS = (SEGMENT_ALLOC, SEGMENT_MAP), (SEGMENT_FREE, SEGMENT_UNMAP)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replay:
-    """Blocks and totals of one device. Moment m is after m events; moment 0 is before the first.
+class OutOfMemoryEvent:
+    """An allocation that failed.
 
     Attributes:
-        device: index of the device.
-        trace: its events.
-        requested_bytes: what each block's owner asked for; blocks are in the order they were made.
-        block_bytes: what the allocator gave it, as memory_allocated counts.
-        allocated_by: index of the event that made each block, -1 where it is older than the trace.
-        freed_by: index of the event that asked to free it, -1 where it lives to the end.
-        allocated_bytes: at each moment; one more than there are events.
-        reserved_bytes: at each moment.
-        older_blocks: the blocks that are older than the trace; they come first.
-        complete: whether the trace begins with an empty device.
-        verified: whether the replay ends in exactly the segments and blocks that the file says.
-        mismatches: events that do not fit the ones before them.
-        out_of_memory: index of the first event that says so, None where there is none.
+        index: of the event in the trace, which is also the moment before it.
+        requested_bytes: 0 if the event does not say.
+        device_free_bytes: what the driver had left, None if the event does not say.
+        state: what the device held then; its blocks lack stacks and requested bytes.
     """
 
+    index: int
+    requested_bytes: int
+    device_free_bytes: int | None
+    state: DeviceState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """Blocks and totals of one device. Moment m is after m events; moment 0 is before the first event.
+
+    Attributes:
+        source: where the snapshot came from, for messages.
+        device: index of the device.
+        trace: its events.
+        requested_bytes: what the program asked for, for each block; blocks are in the order of allocation.
+        block_bytes: what the allocator took for it, as memory_allocated() counts.
+        allocated_by: index of the event that allocated each block, -1 if it is older than the trace.
+        freed_by: index of the event that asked to free it, -1 if it lives to the end.
+        allocated_bytes: at each moment; one more than there are events.
+        reserved_bytes: at each moment.
+        older_blocks: the blocks that are older than the trace, which come first.
+        complete: whether the trace starts with an empty device.
+        verified: whether the replay ends in exactly the segments and blocks that the file states.
+        mismatches: number of events that do not fit the events before them.
+        out_of_memory: the first allocation that failed, None if none did.
+    """
+
+    source: str
     device: int
-    trace: Trace
+    trace: DeviceTrace
     requested_bytes: Int64s
     block_bytes: Int64s
     allocated_by: Int64s
@@ -64,115 +81,110 @@ class Replay:
     complete: bool
     verified: bool
     mismatches: int
-    out_of_memory: int | None = None
+    out_of_memory: OutOfMemoryEvent | None = None
 
     @property
     def last_moment(self) -> int:
         """The moment after the last event."""
         return len(self.trace)
 
-    def peak_moment(self, start: int = 0, stop: int | None = None) -> int:
-        """The first moment of the highest allocated bytes from `start` up to and with `stop`."""
-        stop = self.last_moment if stop is None else stop
-        return start + int(np.argmax(self.allocated_bytes[start : stop + 1]))
+    def peak_moment(self) -> int:
+        """The first moment of the highest allocated bytes."""
+        return int(np.argmax(self.allocated_bytes))
 
     def live_at(self, moment: int) -> Int64s:
         """Indices of the blocks that are allocated at a moment, oldest first."""
         freed_later = (self.freed_by == _NOT_IN_TRACE) | (self.freed_by >= moment)
         return np.flatnonzero((self.allocated_by < moment) & freed_later).astype(np.int64)
 
-    def frames_of(self, block: int) -> Any:
-        """The stack that asked for a block, as the file has it and not checked; None where it has none."""
-        event = int(self.allocated_by[block])
-        return self.older_blocks[block].frames if event == _NOT_IN_TRACE else self.trace[event].get("frames")
-
     def stamp_of(self, event: int) -> Stamp | None:
-        """Our own stamp on an event, None where it has none."""
+        """The stamp on an event, None if it has none."""
         text = self.trace[event].get("user_metadata") if event >= 0 else None
         return Stamp.parse(text) if isinstance(text, str) else None
 
 
 def replay(snapshot: Snapshot, device: int) -> Replay:
-    """Replay one device; a trace that lost its beginning starts from what must have been there.
+    """Replay one device; a trace that lost its beginning starts from the state that its end implies.
 
     Raises:
-        SnapshotFormatError: events without action, or whose addresses or sizes are no numbers.
+        SnapshotFormatError: an event lacks `action`, or an address or size is not a number in range.
     """
     trace, where = snapshot.trace_of(device), f"{snapshot.source}: device {device}"
     columns = EventColumns.of(trace, where)
     final = DeviceState.from_segments(snapshot.segments_of(device), where)
     rules = SizeRules.from_settings(snapshot.settings)
-    run = _Run(DeviceState(), rules)
-    run.play(columns, stop_at_mismatch=True)
+    run = _Run(columns, DeviceState(), rules)
+    run.play(stop_at_mismatch=True)
     verified = run.ends_in(final)
     complete = verified or (run.mismatches == 0 and not snapshot.segments)
     if not complete:
-        run = _Run(rewind(trace, columns, final, rules), rules)
-        run.play(columns)
+        run = _Run(columns, rewind(trace, columns, final, rules), rules)
+        run.play()
         verified = run.ends_in(final)
-    replayed = run.result(device, trace, complete=complete, verified=verified)
-    refused = np.flatnonzero(columns.actions == OUT_OF_MEMORY)
-    return replace(replayed, out_of_memory=int(refused[0]) if len(refused) else None)
-
-
-def state_at(snapshot: Snapshot, replayed: Replay, moment: int) -> DeviceState:
-    """What a replayed device held at a moment: replays it up to there once more."""
-    where, rules = snapshot.source, SizeRules.from_settings(snapshot.settings)
-    before, columns = DeviceState(), EventColumns.of(replayed.trace, where)
-    if not replayed.complete:
-        final = DeviceState.from_segments(snapshot.segments_of(replayed.device), where)
-        before = rewind(replayed.trace, columns, final, rules)
-    run = _Run(before, rules)
-    run.play(columns.up_to(moment))
-    return run.state()
+    return run.result(snapshot.source, device, trace, complete=complete, verified=verified)
 
 
 class _Run:
-    """The allocator's state while its events are replayed."""
+    """The allocator's state while a device's events are replayed."""
 
-    def __init__(self, before: DeviceState, rules: SizeRules) -> None:
+    def __init__(self, columns: EventColumns, before: DeviceState, rules: SizeRules) -> None:
+        self.columns = columns
         self.rules = rules
         self.space = before.space.copy()
         self.starts, self.ends = self.space.starts, self.space.ends
         self.start_reserved_bytes = before.reserved_bytes
         self.older = [before.blocks[address] for address in sorted(before.blocks)]
-        # address to block index: in use, and given back but not yet free
+        # block index by address: in use, and freed but waiting for another stream
         self.used = {block.address: index for index, block in enumerate(self.older) if block.allocated}
         self.waiting = {block.address: index for index, block in enumerate(self.older) if not block.allocated}
         self.held = [block.block_bytes for block in self.older]
-        # of the events of freeing, in their order
+        # the block of each free_requested event
         self.freed: list[int] = []
         self.mismatches = 0
+        self.state_at_oom: DeviceState | None = None
 
-    def play(self, columns: EventColumns, *, stop_at_mismatch: bool = False) -> None:  # noqa: C901 - see below
-        """Replay every event, or up to the first that does not fit the ones before it."""
-        self.columns = columns
+    def play(self, *, stop_at_mismatch: bool = False) -> None:
+        """Replay every event, or up to the first that does not fit those before it."""
+        end, oom = len(self.columns.actions), self.first_oom()
+        fits = self._play(0, end if oom is None else oom, stop_at_mismatch=stop_at_mismatch)
+        if oom is not None and fits:
+            self.state_at_oom = self._state(oom)
+            self._play(oom, end, stop_at_mismatch=stop_at_mismatch)
+
+    def first_oom(self) -> int | None:
+        """Index of the first out-of-memory event."""
+        found = np.flatnonzero(self.columns.actions == OUT_OF_MEMORY)
+        return int(found[0]) if len(found) else None
+
+    def _play(self, start: int, stop: int, *, stop_at_mismatch: bool) -> bool:  # noqa: C901 - see below
+        """Replay part of the events; False if it stopped at a mismatch."""
+        columns = self.columns.part(start, stop)
         used, held, starts, ends, borders = self.used, self.held, self.starts, self.ends, self.space.borders
         rounded = {size: self._round(size) for size in np.unique(columns.sizes[columns.actions == ALLOC]).tolist()}
-        # what most events do, FreeSpace's give included, stands in the loop itself: a trace has a million of them
+        # the most frequent events, and FreeSpace.give, are inlined: a trace has a million of them
         for action, address, size in _steps(columns):
             if action == _FREE and address in used:
                 block = used.pop(address)
                 self.freed.append(block)
-                start, end = address, address + held[block]
-                if end in starts and end not in borders:
-                    end += starts.pop(end)
-                if start in ends and start not in borders:
-                    start = ends.pop(start)
-                starts[start], ends[end] = end - start, start
+                low, high = address, address + held[block]
+                if high in starts and high not in borders:
+                    high += starts.pop(high)
+                if low in ends and low not in borders:
+                    low = ends.pop(low)
+                starts[low], ends[high] = high - low, low
                 continue
             if action == ALLOC:
                 block_bytes, splits_from = rounded[size]
                 free = starts.pop(address, _NOT_IN_TRACE)
-                rest = free - block_bytes
+                remainder = free - block_bytes
                 used[address] = len(held)
-                if rest >= splits_from:
+                if remainder >= splits_from:
                     held.append(block_bytes)
                     ends[address + free] = address + block_bytes
-                    starts[address + block_bytes] = rest
+                    starts[address + block_bytes] = remainder
                     continue
                 held.append(max(free, block_bytes))
-                if rest >= 0:
+                if remainder >= 0:
                     del ends[address + free]
                     continue
                 if free >= 0:
@@ -181,10 +193,11 @@ class _Run:
                 continue
             self.mismatches += 1
             if stop_at_mismatch:
-                return
+                return False
+        return True
 
     def _step(self, action: int, address: int, size: int) -> bool:
-        """What few events do; False where it does not fit the ones before it."""
+        """Replay a less frequent event; False if it does not fit the events before it."""
         if action == _FREE:
             self.mismatches += not self._step(FREE_REQUESTED, address, size)
             return self._step(FREE_COMPLETED, address, size)
@@ -212,12 +225,12 @@ class _Run:
         return self.space.cut(address, size)
 
     def _round(self, size: int) -> tuple[int, int]:
-        """Bytes of the block that serves a request, and the smallest rest that is split off it."""
+        """Bytes of the block that serves a request, and the smallest remainder that is split off it."""
         block_bytes = self.rules.round_request(size)
         return block_bytes, self.rules.smallest_rest(block_bytes)
 
     def ends_in(self, final: DeviceState) -> bool:
-        """Whether all events fitted and the device now holds what it should."""
+        """Whether all events fit and the device now holds exactly `final`."""
         return (
             self.mismatches == 0
             and int(self.reserved()[-1]) == final.reserved_bytes
@@ -229,10 +242,10 @@ class _Run:
         """Bytes of the blocks that are not free now, by address."""
         return {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
 
-    def state(self) -> DeviceState:
-        """What the device holds now; stacks and requests left out."""
+    def _state(self, moment: int) -> DeviceState:
+        """What the device holds now, at a moment; blocks lack stacks and requested bytes."""
         blocks = {address: HeldBlock(address, 0, size) for address, size in self.block_sizes().items()}
-        return DeviceState(space=self.space, blocks=blocks, reserved_bytes=int(self.reserved()[-1]))
+        return DeviceState(space=self.space.copy(), blocks=blocks, reserved_bytes=int(self.reserved()[moment]))
 
     def reserved(self) -> Int64s:
         """Reserved bytes at each moment."""
@@ -241,7 +254,7 @@ class _Run:
         changes = np.where(grows, sizes, 0) - np.where(shrinks, sizes, 0)
         return self.start_reserved_bytes + np.append(0, np.cumsum(changes))
 
-    def result(self, device: int, trace: Trace, *, complete: bool, verified: bool) -> Replay:
+    def result(self, source: str, device: int, trace: DeviceTrace, *, complete: bool, verified: bool) -> Replay:
         actions, sizes = self.columns.actions, self.columns.sizes
         made = np.flatnonzero(actions == ALLOC)
         older = np.array([block.requested_bytes for block in self.older], dtype=np.int64)
@@ -250,16 +263,17 @@ class _Run:
         freed_by = np.full(len(block_bytes), _NOT_IN_TRACE)
         freed = np.array(self.freed, dtype=np.int64)
         freed_by[freed[freed >= 0]] = np.flatnonzero(actions == FREE_REQUESTED)[freed >= 0]
-        # what waited for another stream at the start was allocated before the trace, not in it
+        # a block that waits for another stream at the start is no longer allocated
         keep = np.ones(len(block_bytes), dtype=bool)
         keep[[index for index, block in enumerate(self.older) if not block.allocated]] = False
         changes = np.zeros(len(trace) + 1, dtype=np.int64)
         changes[0] = block_bytes[: len(older)][keep[: len(older)]].sum()
-        # an event makes or frees one block
+        # an event allocates or frees one block
         changes[made + 1] = block_bytes[len(older) :]
         known = keep & (freed_by >= 0)
         changes[freed_by[known] + 1] = -block_bytes[known]
         return Replay(
+            source=source,
             device=device,
             trace=trace,
             requested_bytes=requested[keep],
@@ -272,11 +286,25 @@ class _Run:
             complete=complete,
             verified=verified,
             mismatches=self.mismatches,
+            out_of_memory=self._out_of_memory(trace),
+        )
+
+    def _out_of_memory(self, trace: DeviceTrace) -> OutOfMemoryEvent | None:
+        index = self.first_oom()
+        if index is None or self.state_at_oom is None:
+            return None
+        event = trace[index]
+        requested, device_free = event.get("size"), event.get("device_free")
+        return OutOfMemoryEvent(
+            index=index,
+            requested_bytes=requested if type(requested) is int else 0,
+            device_free_bytes=device_free if type(device_free) is int else None,
+            state=self.state_at_oom,
         )
 
 
 def _steps(columns: EventColumns) -> Iterator[tuple[int, int, int]]:
-    """Action, address and size of all that moves memory; both steps of giving back as one where they follow."""
+    """Action, address and size of the events that move memory; a free_requested with its free_completed is one."""
     actions, addresses = columns.actions.copy(), columns.addresses
     at_once = (actions[:-1] == FREE_REQUESTED) & (actions[1:] == FREE_COMPLETED) & (addresses[:-1] == addresses[1:])
     requests = np.flatnonzero(at_once)

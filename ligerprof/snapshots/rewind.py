@@ -12,19 +12,18 @@ from ligerprof.snapshots.events import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
-    DeviceState,
     EventColumns,
-    HeldBlock,
 )
-from ligerprof.snapshots.trace import Trace
+from ligerprof.snapshots.state import DeviceState, HeldBlock
+from ligerprof.snapshots.trace import DeviceTrace
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
 
-def rewind(trace: Trace, columns: EventColumns, final: DeviceState, rules: SizeRules) -> DeviceState:
+def rewind(trace: DeviceTrace, columns: EventColumns, final: DeviceState, rules: SizeRules) -> DeviceState:
     """The state before the first event.
 
-    Exact but for one thing: a block of the large pool that was made before the trace and freed
-    within it may have kept up to 1 MiB of unsplit rest that no event shows.
+    Exact with one exception: a block of the large pool that was allocated before the trace and
+    freed within it may have included an unsplit remainder of up to 1 MiB, which no event shows.
     """
     undo = _Undo(trace, final, rules, keeps_stacks=_frees_carry_the_owners_stack(trace, columns))
     moves = np.flatnonzero(np.isin(columns.actions, list(undo.steps)))[::-1]
@@ -35,9 +34,9 @@ def rewind(trace: Trace, columns: EventColumns, final: DeviceState, rules: SizeR
 
 
 class _Undo:
-    """The state while going back; what does not fit is passed over, and the forward replay counts it."""
+    """The state while going back; events that do not fit are skipped, and the forward replay counts them."""
 
-    def __init__(self, trace: Trace, final: DeviceState, rules: SizeRules, *, keeps_stacks: bool) -> None:
+    def __init__(self, trace: DeviceTrace, final: DeviceState, rules: SizeRules, *, keeps_stacks: bool) -> None:
         self.trace = trace
         self.rules = rules
         self.keeps_stacks = keeps_stacks
@@ -98,8 +97,8 @@ class _Undo:
         self.reserved_bytes += size
 
 
-def _frees_carry_the_owners_stack(trace: Trace, columns: EventColumns) -> bool:
-    """Whether events of freeing repeat the stack of the allocation (context="alloc") and not their own."""
+def _frees_carry_the_owners_stack(trace: DeviceTrace, columns: EventColumns) -> bool:
+    """Whether free events repeat the stack of the allocation, as context="alloc" records them."""
     made: dict[int, int] = {}
     for index, (action, address) in enumerate(zip(columns.actions.tolist(), columns.addresses.tolist(), strict=True)):
         if action == ALLOC:

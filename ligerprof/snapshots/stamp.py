@@ -1,4 +1,4 @@
-"""The text our recorders put on every allocator event, so that a reader knows phase and module."""
+"""The stamp that our recorders put on each allocator event: step, phase and module as text."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ class Stamp:
     """Where in training an allocator event happened.
 
     Attributes:
-        step: 0 for the build, then the training step from 1 on.
+        step: 0 for the build, then the training step, counted from 1.
         phase: part of the step.
-        module: dotted name of the module that runs, "" for the model itself.
+        module: dotted name of the module that ran, "" for the model itself.
         node: autograd node in backward (`MmBackward0`), else "".
-        recompute: whether a checkpointed forward runs again inside backward.
+        recompute: whether backward was recomputing a checkpointed forward pass.
     """
 
     step: int
@@ -32,7 +32,7 @@ class Stamp:
 
     @classmethod
     def parse(cls, text: str) -> "Stamp | None":
-        """Read `user_metadata`; None where the text is none of ours."""
+        """Read `user_metadata`; None if the text is not a stamp."""
         parts = text.split(";")
         if len(parts) not in (5, 6) or parts[0] != _MARK or not parts[1].isdecimal():
             return None

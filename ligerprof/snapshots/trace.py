@@ -1,4 +1,4 @@
-"""The events of a device: dicts as a file has them, or rows of a table that become dicts when they are looked at."""
+"""The events of a device: dicts as in the file, or rows of a table that become dicts on access."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class EventTable:
     """Events that have the same keys.
 
     Attributes:
-        columns: for each key a number for each event, or -1 less an index into `objects`.
-        objects: what is no number.
+        columns: for each key the value of each event: a number, or -1 - i for `objects[i]`.
+        objects: the values that are not numbers.
     """
 
     columns: Mapping[str, Int64s]
@@ -33,12 +33,12 @@ class EventTable:
         return {key: cell if cell >= 0 else self.objects[-1 - cell] for key, cell in cells}
 
     def objects_of(self, key: str, rows: Int64s) -> tuple[Int64s, list[Any]]:
-        """A number for what each row has under a key, and the things so numbered."""
+        """Index of each row's value of a key, and the values."""
         if key not in self.columns:
             return np.zeros(len(rows), dtype=np.int64), [None]
         cells = self.columns[key][rows]
         if len(cells) and cells.max() >= 0:
-            # a number where one would expect none: every one is a thing of its own
+            # numbers among them, which is unexpected: each value gets its own index
             return np.arange(len(rows)), [self.event(row)[key] for row in rows.tolist()]
         seen = np.zeros(len(self.objects), dtype=bool)
         seen[-1 - cells] = True
@@ -46,13 +46,13 @@ class EventTable:
         return (np.cumsum(seen) - 1)[-1 - cells], [self.objects[index] for index in used.tolist()]
 
 
-class Trace(Sequence[Event]):
-    """Events in their order.
+class DeviceTrace(Sequence[Event]):
+    """The events of one device, in order.
 
     Args:
-        events: those that are dicts.
-        table: those that are not.
-        rows: of each event the row in the table, or -1 less an index into `events`; None where all are dicts.
+        events: the events that are dicts.
+        table: the others.
+        rows: for each event its row in the table, or -1 - i for `events[i]`; None if all events are dicts.
     """
 
     __slots__ = ("_events", "_rows", "_table")
@@ -69,11 +69,11 @@ class Trace(Sequence[Event]):
     def __getitem__(self, index: int) -> Event: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "Trace": ...
+    def __getitem__(self, index: slice) -> "DeviceTrace": ...
 
-    def __getitem__(self, index: int | slice) -> "Event | Trace":
+    def __getitem__(self, index: int | slice) -> "Event | DeviceTrace":
         if isinstance(index, slice):
-            return Trace(self._events, self._table, self._rows[index])
+            return DeviceTrace(self._events, self._table, self._rows[index])
         row = int(self._rows[index])
         return self._table.event(row) if row >= 0 else self._events[-1 - row]
 
@@ -85,7 +85,7 @@ class Trace(Sequence[Event]):
     __hash__ = None  # type: ignore[assignment]
 
     def numbers(self, key: str) -> Int64s:
-        """The numbers under a key: 0 for events without, -1 for what is no integer from 0 up to 2**63."""
+        """Values of `key`, one per event: 0 if missing, -1 if not an integer in [0, 2**63)."""
         column = np.zeros(len(self), dtype=np.int64)
         if key in self._table.columns:
             cells = self._table.columns[key][self._rows[self._in_table]]
@@ -97,15 +97,15 @@ class Trace(Sequence[Event]):
         return column
 
     def objects(self, key: str) -> tuple[Int64s, list[Any]]:
-        """A number for what each event has under a key, and the things so numbered; the same thing has one number.
+        """Index of each event's value of a key, and the values; None for events without the key.
 
-        Things are the same when they are one object, as a pickle stores what it has seen before.
+        Values are distinguished by identity: a pickle stores an object that it has seen as a reference.
         """
         column = np.empty(len(self), dtype=np.int64)
         column[self._in_table], found = self._table.objects_of(key, self._rows[self._in_table])
         dicts = self._dicts()
         if dicts:
-            numbers = {id(thing): number for number, thing in enumerate(found)}
+            numbers = {id(value): number for number, value in enumerate(found)}
             column[~self._in_table] = [_number(event.get(key), found, numbers) for event in dicts]
         return column, found
 
@@ -118,8 +118,8 @@ class Trace(Sequence[Event]):
         return [self._events[-1 - row] for row in self._rows[~self._in_table].tolist()]
 
 
-def _number(thing: Any, found: list[Any], numbers: dict[int, int]) -> int:
-    number = numbers.setdefault(id(thing), len(found))
+def _number(value: Any, found: list[Any], numbers: dict[int, int]) -> int:
+    number = numbers.setdefault(id(value), len(found))
     if number == len(found):
-        found.append(thing)
+        found.append(value)
     return number

@@ -48,7 +48,7 @@ def test_a_file_against_itself_is_the_same() -> None:
     [
         ([PLAIN], 2, "Missing argument"),
         ([PLAIN, "missing.pickle"], 2, "missing.pickle"),
-        ([PLAIN, FUSED, "--device-index", "1"], 1, "nothing of device 1"),
+        ([PLAIN, FUSED, "--device-index", "1"], 1, "has no device 1"),
         ([PLAIN, __file__], 1, "not a pickle"),
     ],
 )

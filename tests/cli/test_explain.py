@@ -89,7 +89,7 @@ def test_device_that_is_not_there_ends_in_1() -> None:
     result = CliRunner().invoke(main, ["explain", RECORDING, "--device-index", "3"])
 
     assert result.exit_code == 1
-    assert "nothing of device 3" in result.stderr
+    assert "has no device 3" in result.stderr
 
 
 def test_explain_never_imports_torch(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ def test_page_is_written_before_the_limit_is_judged(tmp_path: Path) -> None:
     assert (result.exit_code, page.exists()) == (3, True)
 
 
-@pytest.mark.parametrize("place", ["missing/folder/peak.html", "."])
+@pytest.mark.parametrize("place", ["a file/peak.html", "."])
 def test_page_that_cannot_be_written_is_one_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a file").touch()
     result = CliRunner().invoke(main, ["explain", RECORDING, "--html", str(tmp_path / place)])
     assert result.exit_code in (1, 2)
     assert result.stderr.splitlines()[-1].startswith("Error: ")

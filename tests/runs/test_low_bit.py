@@ -9,7 +9,7 @@ import torch
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.estimate.low_bit import eight_bit_state_sizes, low_rank_elements, nf4_sizes
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
 from ligerprof.runs.simulated import simulate_step

@@ -17,14 +17,15 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.explain.answer import explain
+import numpy as np
+
+from ligerprof.analyzers.explain.analysis import analyze, explain
 from ligerprof.analyzers.explain.diff import diff_peaks
-from ligerprof.analyzers.explain.timeline import role_timeline
 from ligerprof.errors import LigerprofError, SnapshotFormatError
 from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.reports.peak import VIEWS, render_peak
 from ligerprof.reports.terminal import console
-from ligerprof.snapshots.pickles.plain import load_plain_data
+from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.snapshots.mutations import PROTOCOLS, damaged_bytes, damaged_values, holders, originals
 
@@ -54,11 +55,11 @@ def answer(path: Path) -> bool:
 def show(path: Path) -> None:
     """The page with its timeline, the difference from itself, and every table."""
     try:
-        snapshot = read_snapshot(path)
-        report = explain(snapshot)
+        analysis = analyze(path)
     except LigerprofError:
         return
-    render_peak_page(report, role_timeline(snapshot, report.device), source="damaged").encode()
+    report = analysis.peak
+    render_peak_page(analysis, source="damaged").encode()
     json.dumps(diff_peaks(report, report).to_json(), allow_nan=False)
     for view in VIEWS:
         console(StringIO()).print(render_peak(report, by=view, top=10))
@@ -68,7 +69,7 @@ def compare(path: Path) -> bool:
     """Whether the file is one that pickle loads; then it must be read as pickle loads it, without any shortcut."""
     whole = path.read_bytes()
     try:
-        plain = Snapshot.from_dict(load_plain_data(whole))
+        plain = Snapshot.from_dict(load_snapshot_data(lambda: np.frombuffer(whole, dtype=np.uint8), fast=False))
     except SnapshotFormatError:
         return False
     if not is_ordinary(plain, whole):

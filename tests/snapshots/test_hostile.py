@@ -27,7 +27,7 @@ MOST_SECONDS, SPARE_BYTES = 5, 64 * MIB
 CHILD = """
 import json, os, sys, time
 from pathlib import Path
-from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.errors import LigerprofError
 
 def highest_memory():

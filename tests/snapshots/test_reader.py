@@ -5,10 +5,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ligerprof.errors import LigerprofError, SnapshotFormatError
-from ligerprof.snapshots.pickles.plain import load_plain_data
+from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.paths import RECORDINGS
 from tests.torch_memory.allocator.programs import random_program
@@ -21,6 +22,10 @@ EVENTS = {
     "zero3-offload-4x1024": 38341,
 }
 PROTOCOL_4 = b"\x80\x04"
+
+
+def load(pickled: bytes) -> Any:
+    return load_snapshot_data(lambda: np.frombuffer(bytearray(pickled), dtype=np.uint8), fast=False)
 
 
 def small_values() -> dict[str, Any]:
@@ -103,7 +108,7 @@ def test_file_that_was_cut_short_says_so(pack: Any, share: float, tmp_path: Path
 )
 def test_other_data_is_refused_in_one_line(values: Any) -> None:
     with pytest.raises(SnapshotFormatError):
-        Snapshot.from_dict(load_plain_data(pickle.dumps(values)))
+        Snapshot.from_dict(load(pickle.dumps(values)))
 
 
 def test_unreadable_path_is_an_error(tmp_path: Path) -> None:
@@ -127,7 +132,7 @@ def test_damaged_bytes_give_data_or_one_error(protocol: int) -> None:
         for _ in range(draw.choice([1, 1, 2, 8])):
             damaged[draw.randrange(2, len(damaged))] = draw.randrange(256)
         try:
-            load_plain_data(bytes(damaged))
+            load(bytes(damaged))
         except LigerprofError as error:
             messages.append(str(error))
     assert messages

@@ -1,10 +1,11 @@
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.cuda import _memory_viz
 
-from ligerprof.snapshots.pickles.plain import load_plain_data
+from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.writer import EventContext, TraceEvent, build_snapshot
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
@@ -73,4 +74,5 @@ def test_torchs_own_viewer_takes_it(text: str) -> None:
 
 def test_the_file_holds_nothing_but_plain_data() -> None:
     snapshot = written(AllocatorSettings())
-    assert load_plain_data(pickle.dumps(snapshot, protocol=4)) == snapshot
+    pickled = pickle.dumps(snapshot, protocol=4)
+    assert load_snapshot_data(lambda: np.frombuffer(bytearray(pickled), dtype=np.uint8)) == snapshot

@@ -1,1 +1,1 @@
-"""Give every block of a recording its role, module, phase and layer."""
+"""Attribution: the role, module, phase and layer of each block of a recording."""

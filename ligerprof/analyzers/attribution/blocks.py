@@ -1,27 +1,28 @@
-"""Give every block alive at a moment its role, module, frame, phase and layer."""
+"""Attribute blocks: give each block that is live at a moment its role, module, frame, phase and layer."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from ligerprof.analyzers.attribution.call_sites import Requests
-from ligerprof.analyzers.attribution.features import FactFinder
+from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.attribution.features import FeatureExtractor
 from ligerprof.analyzers.attribution.layers import NO_LAYER, layers_by_weights, layers_in_passes
-from ligerprof.analyzers.attribution.phases import Timeline, make_timeline
+from ligerprof.analyzers.attribution.phases import find_phases
 from ligerprof.analyzers.attribution.rules import role_of
-from ligerprof.analyzers.attribution.user_rules import OwnRule
+from ligerprof.analyzers.attribution.user_rules import UserRule
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
 
 class Owner(NamedTuple):
-    """Who holds one block.
+    """What one block belongs to.
 
     Attributes:
         block: its index in the replay.
-        module: dotted module name, "" where unknown.
-        frame: the Python call or autograd node that asked, or "".
-        layer: index of the decoder layer, None outside or where unknown.
+        module: dotted module name, "" if unknown.
+        frame: the Python call or autograd node that allocated it, or "".
+        layer: index of the decoder layer, None outside the layers or if unknown.
     """
 
     block: int
@@ -34,75 +35,93 @@ class Owner(NamedTuple):
 
 
 class Attribution:
-    """The owners of a replayed device's blocks.
+    """Call sites, phases and roles of a replayed device's blocks, each worked out once.
 
     Args:
         replayed: the device.
-        annotations: the snapshot's named ranges of time.
-        own_rules: asked before the built-in ones.
+        annotations: the snapshot's `external_annotations`.
+        user_rules: take precedence over the built-in rules.
 
     Attributes:
         replayed: the device.
-        requests: who asked for each block.
-        timeline: the phase of each event.
+        call_sites: the call site of each block.
+        phases: the phase of each event.
     """
 
     def __init__(
         self,
         replayed: Replay,
         annotations: Sequence[Mapping[str, Any]] = (),
-        own_rules: Sequence[OwnRule] = (),
+        user_rules: Sequence[UserRule] = (),
     ) -> None:
         self.replayed = replayed
-        self._own_rules = own_rules
-        self.requests = Requests(replayed)
-        self.timeline: Timeline = make_timeline(replayed, self.requests, annotations)
+        self.call_sites = CallSites(replayed)
+        self.phases = find_phases(replayed, self.call_sites, annotations)
+        self._user_rules = user_rules
+        self._at_moment: dict[int, _RoleFinder] = {}
 
     def owners_at(self, moment: int) -> list[Owner]:
-        """Who holds the blocks that are alive at a moment, oldest first."""
-        live = self.replayed.live_at(moment)
-        layers = layers_in_passes(self.replayed, self.requests, self.timeline, live)
-        peak_bytes = int(self.replayed.allocated_bytes[moment])
-        finder = FactFinder(
-            self.replayed, self.requests, self.timeline, layers=layers, live=live, peak_bytes=peak_bytes
-        )
-        roles = dict(zip(live.tolist(), find_roles(finder, live, self._own_rules), strict=True))
-        by_weights = layers_by_weights(self.replayed, self.requests, roles, layers)
+        """The owners of the blocks that are live at a moment, oldest first."""
+        live, finder, sites = self.replayed.live_at(moment), self._finder_at(moment), self.call_sites
+        roles = dict(zip(live.tolist(), finder.roles(live), strict=True))
+        layers = self._layers.copy()
+        by_weights = layers_by_weights(self.replayed, sites, roles, layers)
         layers[list(by_weights)] = list(by_weights.values())
-        kinds = self.requests.kind_of[live].tolist()
-        named = {kind: (self.requests.kinds[kind].module, self.requests.kinds[kind].shown) for kind in set(kinds)}
+        site_of = sites.site_of[live].tolist()
+        names = {site: (sites.sites[site].module, sites.sites[site].description) for site in set(site_of)}
         sizes, layer_of = self.replayed.requested_bytes[live].tolist(), layers[live].tolist()
         return [
-            Owner(block, size, role, *named[kind], phase or Phase.OUTSIDE, _shown_layer(layer, role))
-            for (block, role), size, kind, phase, layer in zip(
-                roles.items(), sizes, kinds, finder.phases(live), layer_of, strict=True
+            Owner(block, size, role, *names[site], phase or Phase.OUTSIDE, _layer(layer, role))
+            for (block, role), size, site, phase, layer in zip(
+                roles.items(), sizes, site_of, finder.extractor.phases(live), layer_of, strict=True
             )
         ]
 
+    def roles_of(self, blocks: Int64s, moment: int) -> list[Role]:
+        """The role of each block, with the features that blocks have as seen from `moment`."""
+        return self._finder_at(moment).roles(blocks)
 
-def _shown_layer(layer: int, role: Role) -> int | None:
-    # a library keeps its workspace for all layers, whichever was the first to need it
+    def breakdown(self, moment: int, owners: Sequence[Owner]) -> MemoryBreakdown:
+        """Requested bytes by role; what blocks take beyond them is the allocator's rounding."""
+        roles = dict.fromkeys(Role, 0)
+        for owner in owners:
+            roles[owner.role] += owner.requested_bytes
+        roles[Role.ALLOCATOR_ROUNDING] = int(self.replayed.allocated_bytes[moment]) - sum(roles.values())
+        return MemoryBreakdown(roles=roles)
+
+    def _finder_at(self, moment: int) -> "_RoleFinder":
+        if moment not in self._at_moment:
+            extractor = FeatureExtractor(
+                self.replayed, self.call_sites, self.phases, layers=self._layers, moment=moment
+            )
+            self._at_moment[moment] = _RoleFinder(extractor, self._user_rules)
+        return self._at_moment[moment]
+
+    @cached_property
+    def _layers(self) -> Int64s:
+        return layers_in_passes(self.replayed, self.call_sites, self.phases)
+
+
+class _RoleFinder:
+    """Finds the roles of blocks; blocks that no rule can distinguish are looked up once."""
+
+    def __init__(self, extractor: FeatureExtractor, user_rules: Sequence[UserRule]) -> None:
+        self.extractor = extractor
+        self._user_rules = user_rules
+        self._known: dict[Hashable, Role] = {}
+
+    def roles(self, blocks: Int64s) -> list[Role]:
+        known, roles = self._known, []
+        for block, signature in zip(blocks.tolist(), self.extractor.signatures(blocks), strict=True):
+            role = known.get(signature)
+            if role is None:
+                features = self.extractor.features(block)
+                by_user = (rule.role for rule in self._user_rules if rule.matches(features))
+                role = known[signature] = next(by_user, None) or role_of(features)
+            roles.append(role)
+        return roles
+
+
+def _layer(layer: int, role: Role) -> int | None:
+    # a library keeps its workspace for all layers, not only for the first that needed it
     return None if layer == NO_LAYER or role is Role.LIBRARY_WORKSPACE else layer
-
-
-def find_roles(finder: FactFinder, blocks: Int64s, own_rules: Sequence[OwnRule] = ()) -> list[Role]:
-    """The role of each block; those that no rule could tell apart are looked at once."""
-    known: dict[Hashable, Role] = {}
-    roles = []
-    for block, signature in zip(blocks.tolist(), finder.signatures(blocks), strict=True):
-        role = known.get(signature)
-        if role is None:
-            facts = finder.facts(block)
-            own = (rule.role for rule in own_rules if rule.matches(facts))
-            role = known[signature] = next(own, None) or role_of(facts)
-        roles.append(role)
-    return roles
-
-
-def breakdown(replayed: Replay, moment: int, owners: Sequence[Owner]) -> MemoryBreakdown:
-    """Requested bytes by role; what blocks hold beyond them is the allocator's rounding."""
-    roles = dict.fromkeys(Role, 0)
-    for owner in owners:
-        roles[owner.role] += owner.requested_bytes
-    roles[Role.ALLOCATOR_ROUNDING] = int(replayed.allocated_bytes[moment]) - sum(roles.values())
-    return MemoryBreakdown(roles=roles)

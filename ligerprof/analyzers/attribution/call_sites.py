@@ -1,4 +1,4 @@
-"""Who asked for each block: stacks and stamps, told apart once for all the blocks that share them."""
+"""Find the call site of each block, its stack and stamp, and group consecutive blocks of one call."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from ligerprof.snapshots.trace import Int64s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What asked for blocks.
+class CallSite:
+    """Where in the program blocks were allocated.
 
     Attributes:
-        stamp: our own, None where the recorder left none.
+        stamp: the recorder's stamp, None if the recorder wrote none.
     """
 
     stack: Stack
@@ -24,7 +24,7 @@ class Request:
 
     @property
     def module(self) -> str:
-        """Dotted module name, "" where unknown."""
+        """Dotted module name, "" if unknown."""
         return self.stamp.module if self.stamp else ""
 
     @property
@@ -34,7 +34,7 @@ class Request:
 
     @property
     def recomputes(self) -> bool:
-        """Whether a checkpointed forward ran again inside backward."""
+        """Whether backward was recomputing a checkpointed forward pass."""
         return self.stamp.recompute if self.stamp else self.stack.recomputes
 
     @property
@@ -43,72 +43,72 @@ class Request:
         return layer_index(self.module)
 
     @property
-    def shown(self) -> str:
-        """The call or node that says most."""
-        return self.stack.shown or self.node
+    def description(self) -> str:
+        """The most telling call or autograd node, or ""."""
+        return self.stack.description or self.node
 
     @property
     def is_known(self) -> bool:
-        """Whether anything is known of who asked."""
+        """Whether the recording has a stamp or a stack for this call site."""
         return self.stamp is not None or bool(self.stack.calls or self.stack.node)
 
 
-class Requests:
-    """The requests behind a device's blocks, and the calls that consecutive blocks share.
+class CallSites:
+    """The call site of each of a device's blocks, and the calls that allocated consecutive blocks.
 
     Attributes:
-        kinds: requests that differ.
-        kind_of: index into `kinds` for each block.
-        place: how many blocks the same call had made before each block.
-        count: how many blocks that call made in all.
-        next_call: index of the event with which the next call began to allocate, past the end for the last.
+        sites: the distinct call sites.
+        site_of: index into `sites` of each block.
+        index_in_call: number of blocks that the same call had allocated before each block.
+        blocks_in_call: number of blocks that the call allocated in all.
+        next_call: index of the event with which the next call began to allocate; past the end for the last call.
     """
 
     def __init__(self, replayed: Replay) -> None:
-        self.kinds: list[Request] = []
-        self.kind_of = self._tell_apart(replayed)
-        self._kinds_by_block: list[int] = self.kind_of.tolist()
-        self.place, self.count, self.next_call = self._group(replayed)
+        self.sites: list[CallSite] = []
+        self.site_of = self._find_sites(replayed)
+        self._site_by_block: list[int] = self.site_of.tolist()
+        self.index_in_call, self.blocks_in_call, self.next_call = self._group_calls(replayed)
 
-    def of(self, block: int) -> Request:
-        """The request behind a block."""
-        return self.kinds[self._kinds_by_block[block]]
+    def of(self, block: int) -> CallSite:
+        """The call site of one block."""
+        return self.sites[self._site_by_block[block]]
 
-    def _tell_apart(self, replayed: Replay) -> Int64s:
-        """The kind of each block; stacks and stamps are told by identity first, for they are shared by the thousand."""
+    def _find_sites(self, replayed: Replay) -> Int64s:
+        """The site of each block; thousands of events share stacks and stamps, so these are compared by `id` first."""
         older = [block.frames for block in replayed.older_blocks]
-        made = replayed.allocated_by[len(older) :]
+        allocated = replayed.allocated_by[len(older) :]
         frame_codes, frames = replayed.trace.objects("frames")
         text_codes, texts = replayed.trace.objects("user_metadata")
-        frame_of = np.append(np.arange(len(older)) + len(frames), frame_codes[made])
-        text_of = np.append(np.full(len(older), len(texts)), text_codes[made])
+        frame_of = np.append(np.arange(len(older)) + len(frames), frame_codes[allocated])
+        text_of = np.append(np.full(len(older), len(texts)), text_codes[allocated])
         frames, texts = [*frames, *older], [*texts, None]
-        _, first, kind_of_pair = np.unique(frame_of * len(texts) + text_of, return_index=True, return_inverse=True)
+        _, first, site_of_pair = np.unique(frame_of * len(texts) + text_of, return_index=True, return_inverse=True)
         reader = StackReader()
         known: dict[tuple[int, str | None], int] = {}
-        kinds = np.zeros(len(first), dtype=np.int64)
+        sites = np.zeros(len(first), dtype=np.int64)
         for pair in np.argsort(first).tolist():
-            # frames and stacks live as long as this runs, so that identities stay what they are
+            # frames and stacks outlive this loop, so that each id stays unique
             stack, text = reader.read(frames[frame_of[first[pair]]]), texts[text_of[first[pair]]]
             key = (id(stack), text if isinstance(text, str) else None)
             if key not in known:
-                known[key] = len(self.kinds)
-                self.kinds.append(Request(stack=stack, stamp=Stamp.parse(key[1]) if key[1] else None))
-            kinds[pair] = known[key]
-        return kinds[kind_of_pair]
+                known[key] = len(self.sites)
+                self.sites.append(CallSite(stack=stack, stamp=Stamp.parse(key[1]) if key[1] else None))
+            sites[pair] = known[key]
+        return sites[site_of_pair]
 
-    def _group(self, replayed: Replay) -> tuple[Int64s, Int64s, Int64s]:
-        """Runs of blocks that one call made, each call known by stack, node and stamp."""
+    def _group_calls(self, replayed: Replay) -> tuple[Int64s, Int64s, Int64s]:
+        """Group consecutive blocks that have the same stack, node and stamp into calls."""
         numbers: dict[object, int] = {}
         calls = [
-            numbers.setdefault((kind.stack.calls, kind.stack.node, kind.stamp), len(numbers)) for kind in self.kinds
+            numbers.setdefault((site.stack.calls, site.stack.node, site.stamp), len(numbers)) for site in self.sites
         ]
         if not calls:
-            return self.kind_of, self.kind_of, self.kind_of
-        call_of = np.array(calls, dtype=np.int64)[self.kind_of]
+            return self.site_of, self.site_of, self.site_of
+        call_of = np.array(calls, dtype=np.int64)[self.site_of]
         starts = np.flatnonzero(np.append(True, np.diff(call_of)))
         ends = np.append(starts[1:], len(call_of))
         lengths = ends - starts
-        made = np.append(replayed.allocated_by, len(replayed.trace))
-        place = np.arange(len(call_of)) - np.repeat(starts, lengths)
-        return place, np.repeat(lengths, lengths), np.repeat(made[ends], lengths)
+        allocated = np.append(replayed.allocated_by, len(replayed.trace))
+        index_in_call = np.arange(len(call_of)) - np.repeat(starts, lengths)
+        return index_in_call, np.repeat(lengths, lengths), np.repeat(allocated[ends], lengths)

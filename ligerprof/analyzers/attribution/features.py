@@ -1,14 +1,15 @@
-"""Work out what the rules ask about a block: how long it lived, what its size equals, where it was made."""
+"""Work out what the rules ask about a block: how long it lives, what its size matches, where it was allocated."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 
 import numpy as np
 
-from ligerprof.analyzers.attribution.call_sites import Request, Requests
-from ligerprof.analyzers.attribution.phases import Timeline, phase_code, phase_of_code
-from ligerprof.analyzers.attribution.rules import Facts, Trait
+from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
+from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
@@ -19,267 +20,308 @@ from ligerprof.units import MIB
 _WORKSPACE_SIZES = frozenset({32 * MIB, 8519680})
 _SMALL_SHARE = 10_000
 _EMBEDDING_CALL = "nn/modules/sparse.py:forward"
+_EMBEDDING_CONSTRUCTOR = "nn/modules/sparse.py:__init__"
 _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$", re.MULTILINE)
 _CHECKPOINT_CALL = "torch/utils/checkpoint.py:"
-_SOFTMAX = re.compile(r"functional\.py:softmax\n(?:.*\n)*?.*:eager_attention_forward$", re.MULTILINE)
+_EAGER_CALL = "eager_attention_forward"
+_SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{_EAGER_CALL}$", re.MULTILINE)
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
+_CONV1D_CALL = "pytorch_utils.py:forward"
 
 
-class FactFinder:
-    """Facts on the blocks that are alive at one moment.
+class Feature(Enum):
+    """Something that holds for a block beyond its stack."""
+
+    # lifetime
+    DIES_IN_PHASE = auto()
+    OUTLIVES_PHASE = auto()
+    OUTLIVES_LAYER = auto()
+    OUTLIVES_STEP = auto()
+    NEVER_FREED = auto()
+    # size
+    WEIGHT_SIZED = auto()
+    HALF_WEIGHT_SIZED = auto()
+    HEAD_WEIGHT_SIZED = auto()
+    LOGITS_SIZED = auto()
+    SHIFTED_LOGITS_SIZED = auto()
+    WORKSPACE_SIZED = auto()
+    FIRST_WORKSPACE = auto()
+    SMALL = auto()
+    # place in the program
+    RECOMPUTED = auto()
+    CHECKPOINTING = auto()
+    IN_LAYER = auto()
+    AFTER_LAYERS = auto()
+    IN_EMBEDDING = auto()
+    IN_HEAD = auto()
+    IN_LOSS_AREA = auto()
+    IN_MODEL_BODY = auto()
+    FIRST_OF_CALL = auto()
+    CAST_ARGUMENT = auto()
+    DIES_IN_CALL = auto()
+    ATTENTION_SCORES = auto()
+
+    # the hash of Enum is a Python function, and sets of features are built and compared for every block
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockFeatures:
+    """What rules look at.
+
+    Attributes:
+        phase: None if unknown.
+        stack: Python calls as lines of `file:function`, innermost first.
+        native: C++ functions, one per line.
+        node: the autograd node that ran, or "".
+        module: dotted name, "" if unknown.
+    """
+
+    phase: Phase | None
+    stack: str
+    native: str
+    node: str
+    features: frozenset[Feature]
+    module: str = ""
+
+
+class FeatureExtractor:
+    """Features of a device's blocks, as seen from the blocks that are live at one moment.
 
     Args:
-        layers: of every block the decoder layer, -1 where forward and backward do not tell it.
-        live: their indices.
-        peak_bytes: allocated bytes at that moment.
+        layers: decoder layer of each block as far as forward and backward show it, else -1.
+        moment: its live blocks give the sizes of weights, and its allocated bytes what counts as small.
     """
 
     def __init__(
-        self,
-        replayed: Replay,
-        requests: Requests,
-        timeline: Timeline,
-        *,
-        layers: Int64s,
-        live: Int64s,
-        peak_bytes: int,
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, layers: Int64s, moment: int
     ) -> None:
-        self._requests = requests
-        self._timeline = timeline
-        self._layers = layers
         self._replayed = replayed
-        self._live = live
-        self._peak_bytes = peak_bytes
+        self._call_sites = call_sites
+        self._phases = phases
+        self._layers = layers
+        self._live = replayed.live_at(moment)
+        self._peak_bytes = int(replayed.allocated_bytes[moment])
         self._sizes = replayed.requested_bytes
-        self._made = replayed.allocated_by
-        self._runs = timeline.runs_of(replayed.allocated_by)
-        self._phases = timeline.phases_of(replayed.allocated_by)
+        self._allocated_by = replayed.allocated_by
+        self._spans = phases.spans_of(replayed.allocated_by)
+        self._codes = phases.codes_of(replayed.allocated_by)
         for block in range(len(replayed.older_blocks)):
-            self._phases[block] = phase_code(requests.of(block).stack.phase)
-        self._static: dict[int, frozenset[Trait]] = {}
+            self._codes[block] = phase_code(call_sites.of(block).stack.phase)
+        self._site_features: dict[int, frozenset[Feature]] = {}
 
-    def facts(self, block: int) -> Facts:
+    def features(self, block: int) -> BlockFeatures:
         """What the rules look at."""
-        request, phase = self._requests.of(block), phase_of_code(int(self._phases[block]))
-        traits = {trait for trait, holds in self._varying(block, request, phase) if holds}
-        return Facts(
+        site, phase = self._call_sites.of(block), phase_of_code(int(self._codes[block]))
+        features = {feature for feature, holds in self._of_block(block, site, phase) if holds}
+        return BlockFeatures(
             phase=phase,
-            stack=request.stack.text,
-            native=request.stack.native_text,
-            node=request.node,
-            module=request.module,
-            traits=self._place_traits(block, request) | traits,
+            stack=site.stack.text,
+            native=site.stack.native_text,
+            node=site.node,
+            module=site.module,
+            features=self._of_site(block, site) | features,
         )
 
     def signatures(self, blocks: Int64s) -> Iterator[tuple[int, ...]]:
-        """All that the facts on each block depend on: equal ones have equal facts."""
+        """All that the features of each block depend on: blocks with equal signatures have equal features."""
         freed = self._replayed.freed_by[blocks]
         kept = freed < 0
-        freed_run = np.where(kept, self._timeline.last_run, self._timeline.runs_of(freed))
-        runs, made = self._runs[blocks], self._replayed.allocated_by[blocks]
+        freed_span = np.where(kept, self._phases.last_span, self._phases.spans_of(freed))
+        spans, allocated = self._spans[blocks], self._allocated_by[blocks]
         columns = (
-            self._requests.kind_of[blocks],
-            self._replayed.requested_bytes[blocks],
-            self._phases[blocks],
+            self._call_sites.site_of[blocks],
+            self._sizes[blocks],
+            self._codes[blocks],
             kept,
-            np.sign(freed_run - runs),
-            made < self._timeline.last_pause,
-            ~kept & (freed < self._requests.next_call[blocks]),
-            self._requests.place[blocks],
-            self._requests.count[blocks],
+            np.sign(freed_span - spans),
+            allocated < self._phases.last_between_steps,
+            ~kept & (freed < self._call_sites.next_call[blocks]),
+            self._call_sites.index_in_call[blocks],
+            self._call_sites.blocks_in_call[blocks],
             np.isin(blocks, list(self._first_workspaces)),
-            self._layers[blocks] < self._deepest_layer[runs],
-            self._last_checkpointed[runs] <= blocks,
+            self._layers[blocks] < self._deepest_layer[spans],
+            self._last_checkpointed[spans] <= blocks,
         )
         return zip(*(column.tolist() for column in columns), strict=True)
 
     def phases(self, blocks: Int64s) -> list[Phase | None]:
-        """The phase each block was made in; that of its stack where it is older than the recording."""
-        return [phase_of_code(code) for code in self._phases[blocks].tolist()]
+        """The phase in which each block was allocated; the stack's phase for blocks older than the recording."""
+        return [phase_of_code(code) for code in self._codes[blocks].tolist()]
 
-    def _varying(self, block: int, request: Request, phase: Phase | None) -> Iterator[tuple[Trait, bool]]:
+    def _of_block(self, block: int, site: CallSite, phase: Phase | None) -> Iterator[tuple[Feature, bool]]:
         yield from self._lifetime(block)
         yield from self._size(block)
-        yield from self._call(block, request)
+        yield from self._call(block, site)
         size = int(self._sizes[block])
         if size in self._score_sizes:
-            behind = phase is Phase.BACKWARD and _SCORE_NODES.search(request.node) is not None
-            in_attention = not request.module or is_attention(request.module)
-            yield Trait.ATTENTION_SCORES, _is_eager(request) or (behind and in_attention)
-        if phase is not Phase.FORWARD and not self._has_modules(request):
+            in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None
+            in_attention = not site.module or is_attention(site.module)
+            yield Feature.ATTENTION_SCORES, _EAGER_CALL in site.stack.text or (in_backward and in_attention)
+        if phase is not Phase.FORWARD and not self._has_modules(site):
             return
-        yield Trait.IN_LOSS_AREA, self._in_loss_area(request)
-        if not self._has_modules(request):
-            yield Trait.AFTER_LAYERS, self._is_after_layers(block)
+        yield Feature.IN_LOSS_AREA, self._in_loss_area(site)
+        if not self._has_modules(site):
+            # without module names: the last layer allocated it if no checkpointed layer did later in the span
+            yield Feature.AFTER_LAYERS, bool(self._last_checkpointed[self._spans[block]] <= block)
 
-    def _lifetime(self, block: int) -> Iterator[tuple[Trait, bool]]:
-        freed, made_run = int(self._replayed.freed_by[block]), int(self._runs[block])
-        freed_run = self._timeline.run_at(freed) if freed >= 0 else None
-        yield Trait.NEVER_FREED, freed_run is None
-        yield Trait.DIES_IN_PHASE, freed_run == made_run
-        outlives_phase = (self._timeline.last_run if freed_run is None else freed_run) > made_run
-        yield Trait.OUTLIVES_PHASE, outlives_phase
-        yield Trait.OUTLIVES_STEP, freed_run is None and bool(self._made[block] < self._timeline.last_pause)
-        yield Trait.OUTLIVES_LAYER, outlives_phase or (freed_run is None and self._in_later_layer(block))
-        yield Trait.DIES_IN_CALL, 0 <= freed < int(self._requests.next_call[block])
+    def _lifetime(self, block: int) -> Iterator[tuple[Feature, bool]]:
+        freed, span = int(self._replayed.freed_by[block]), int(self._spans[block])
+        freed_span = self._phases.span_at(freed) if freed >= 0 else None
+        between_steps = bool(self._allocated_by[block] < self._phases.last_between_steps)
+        yield Feature.NEVER_FREED, freed_span is None
+        yield Feature.DIES_IN_PHASE, freed_span == span
+        outlives_phase = (self._phases.last_span if freed_span is None else freed_span) > span
+        yield Feature.OUTLIVES_PHASE, outlives_phase
+        yield Feature.OUTLIVES_STEP, freed_span is None and between_steps
+        # a recording can end within forward: then a later layer that has begun shows it
+        in_later_layer = freed_span is None and bool(self._layers[block] < self._deepest_layer[span])
+        yield Feature.OUTLIVES_LAYER, outlives_phase or in_later_layer
+        yield Feature.DIES_IN_CALL, 0 <= freed < int(self._call_sites.next_call[block])
 
-    def _in_later_layer(self, block: int) -> bool:
-        """Whether a later layer has begun in the run that made a block: a recording can end within forward."""
-        return bool(self._layers[block] < self._deepest_layer[self._runs[block]])
-
-    def _size(self, block: int) -> Iterator[tuple[Trait, bool]]:
+    def _size(self, block: int) -> Iterator[tuple[Feature, bool]]:
         size = int(self._sizes[block])
-        yield Trait.WEIGHT_SIZED, size in self._weight_sizes
-        yield Trait.HALF_WEIGHT_SIZED, 2 * size in self._weight_sizes
-        yield Trait.HEAD_WEIGHT_SIZED, size in self._head_weight_sizes
-        yield Trait.WORKSPACE_SIZED, size in _WORKSPACE_SIZES
-        yield Trait.FIRST_WORKSPACE, block in self._first_workspaces
-        yield Trait.SMALL, size * _SMALL_SHARE < self._peak_bytes
-        yield Trait.PLANE_SIZED, size in self._planes
-        yield Trait.SHIFTED_PLANE_SIZED, any(_is_shifted(size, plane) for plane in self._planes)
+        yield Feature.WEIGHT_SIZED, size in self._weight_sizes
+        yield Feature.HALF_WEIGHT_SIZED, 2 * size in self._weight_sizes
+        yield Feature.HEAD_WEIGHT_SIZED, size in self._head_weight_sizes
+        yield Feature.WORKSPACE_SIZED, size in _WORKSPACE_SIZES
+        yield Feature.FIRST_WORKSPACE, block in self._first_workspaces
+        yield Feature.SMALL, size * _SMALL_SHARE < self._peak_bytes
+        yield Feature.LOGITS_SIZED, size in self._logits_sizes
+        yield Feature.SHIFTED_LOGITS_SIZED, any(_is_shifted(size, logits) for logits in self._logits_sizes)
 
-    def _call(self, block: int, request: Request) -> Iterator[tuple[Trait, bool]]:
-        """Where a block stands among those of its call: autocast casts arguments from the last to the first."""
-        if not request.is_known:
+    def _call(self, block: int, site: CallSite) -> Iterator[tuple[Feature, bool]]:
+        """The block's place among those of its call: autocast casts arguments from the last to the first."""
+        if not site.is_known:
             return
-        index, count = int(self._requests.place[block]), int(self._requests.count[block])
-        yield Trait.FIRST_OF_CALL, index == 0 and count > 1
-        # a linear layer's input is its first argument; Conv1D's is that of addmm, the second of three
-        cast_input = 1 if "pytorch_utils.py:forward" in request.stack.text else count - 2
-        yield Trait.CAST_ARGUMENT, index < count - 1 and (count == 2 or index != cast_input)
+        index, count = int(self._call_sites.index_in_call[block]), int(self._call_sites.blocks_in_call[block])
+        yield Feature.FIRST_OF_CALL, index == 0 and count > 1
+        # the input is the first argument of linear, and the second of the three of Conv1D's addmm
+        cast_input = 1 if _CONV1D_CALL in site.stack.text else count - 2
+        yield Feature.CAST_ARGUMENT, index < count - 1 and (count == 2 or index != cast_input)
 
-    def _place_traits(self, block: int, request: Request) -> frozenset[Trait]:
-        kind = int(self._requests.kind_of[block])
-        if kind not in self._static:
-            self._static[kind] = frozenset(trait for trait, holds in self._place(request) if holds)
-        return self._static[kind]
+    def _of_site(self, block: int, site: CallSite) -> frozenset[Feature]:
+        """Features that all blocks of a call site share."""
+        number = int(self._call_sites.site_of[block])
+        if number not in self._site_features:
+            self._site_features[number] = frozenset(feature for feature, holds in self._place(site) if holds)
+        return self._site_features[number]
 
-    def _place(self, request: Request) -> Iterator[tuple[Trait, bool]]:
-        stack, module = request.stack, request.module
-        yield Trait.CHECKPOINTING, self._checkpointing
-        yield Trait.RECOMPUTED, request.recomputes
-        yield Trait.IN_EMBEDDING, is_token_embedding(module) or _EMBEDDING_CALL in stack.text
-        if self._has_modules(request):
-            yield Trait.IN_LAYER, request.layer is not None
-            yield Trait.AFTER_LAYERS, request.layer is not None and request.layer == self._last_layer
-            yield Trait.IN_MODEL_BODY, module in self._bodies
-            yield Trait.IN_HEAD, is_head(module)
+    def _place(self, site: CallSite) -> Iterator[tuple[Feature, bool]]:
+        stack, module = site.stack, site.module
+        yield Feature.CHECKPOINTING, self._checkpointing
+        yield Feature.RECOMPUTED, site.recomputes
+        yield Feature.IN_EMBEDDING, is_token_embedding(module) or _EMBEDDING_CALL in stack.text
+        if self._has_modules(site):
+            yield Feature.IN_LAYER, site.layer is not None
+            yield Feature.AFTER_LAYERS, site.layer is not None and site.layer == self._last_layer
+            yield Feature.IN_MODEL_BODY, module in self._bodies
+            yield Feature.IN_HEAD, is_head(module)
         else:
-            yield Trait.IN_LAYER, _CHECKPOINT_CALL in stack.text
-            yield Trait.IN_MODEL_BODY, len(stack.model_calls) == 2 and not stack.below_model
-            yield Trait.IN_HEAD, stack.in_head
+            yield Feature.IN_LAYER, _CHECKPOINT_CALL in stack.text
+            yield Feature.IN_MODEL_BODY, len(stack.model_calls) == 2 and not stack.below_model
+            yield Feature.IN_HEAD, stack.in_head
 
-    def _has_modules(self, request: Request) -> bool:
+    def _has_modules(self, site: CallSite) -> bool:
         """Whether the stamps of this recording name modules."""
-        return request.stamp is not None and len(self._modules) > 1
+        return site.stamp is not None and len(self._modules) > 1
 
-    def _in_loss_area(self, request: Request) -> bool:
-        """Whether the model itself asked, its head, or the loss, and none of its other parts."""
-        if self._has_modules(request):
-            return request.module in self._loss_modules
-        return len(request.stack.model_calls) <= 1
-
-    def _is_after_layers(self, block: int) -> bool:
-        """Whether no checkpointed layer allocated after this block in its run: the last layer made it."""
-        return bool(self._last_checkpointed[self._runs[block]] <= block)
+    def _in_loss_area(self, site: CallSite) -> bool:
+        """Whether the model itself, its head or the loss allocated, and none of the model's other parts."""
+        if self._has_modules(site):
+            return site.module in self._loss_modules
+        return len(site.stack.model_calls) <= 1
 
     @cached_property
     def _built(self) -> Int64s:
-        built: Int64s = self._live[self._phases[self._live] == phase_code(Phase.BUILD)]
-        return built
-
-    @cached_property
-    def _constructed(self) -> Int64s:
-        """Blocks that constructors of torch's modules made, whatever became of them."""
-        made = [_CONSTRUCTOR.search(kind.stack.text) is not None for kind in self._requests.kinds]
-        return self._blocks_of(made, Phase.BUILD)
+        """Live blocks of the build, and blocks that constructors of torch's modules allocated, live or not."""
+        live: Int64s = self._live[self._codes[self._live] == phase_code(Phase.BUILD)]
+        in_constructor = [_CONSTRUCTOR.search(site.stack.text) is not None for site in self._call_sites.sites]
+        return np.append(live, self._blocks_of(in_constructor, Phase.BUILD))
 
     @cached_property
     def _weight_sizes(self) -> frozenset[int]:
-        """Sizes of what was made while the model was built, also of weights that an engine has cut up since."""
-        return frozenset(self._sizes[np.append(self._built, self._constructed)].tolist())
+        """Sizes allocated while the model was built, also of weights that an engine has partitioned since."""
+        return frozenset(self._sizes[self._built].tolist())
 
     @cached_property
     def _head_weight_sizes(self) -> frozenset[int]:
-        """Sizes of embeddings, which the head's weight shares; of the largest weight where none was seen to be made."""
-        made = "nn/modules/sparse.py:__init__"
-        blocks = np.append(self._built, self._constructed)
-        of_kind = np.array([made in kind.stack.text for kind in self._requests.kinds], dtype=bool)
-        sizes = self._sizes[blocks[of_kind[self._requests.kind_of[blocks]]]].tolist()
+        """Sizes of embeddings, which the head's weight shares; else the largest size of a weight."""
+        in_embedding = [_EMBEDDING_CONSTRUCTOR in site.stack.text for site in self._call_sites.sites]
+        of_site = np.array(in_embedding, dtype=bool)
+        sizes = self._sizes[self._built[of_site[self._call_sites.site_of[self._built]]]].tolist()
         return frozenset(sizes or sorted(self._weight_sizes)[-1:])
 
     @cached_property
-    def _planes(self) -> frozenset[int]:
-        """Sizes of the logits, which the head's call makes last, and of their upcast."""
-        is_output = [_is_head_output(kind) for kind in self._requests.kinds]
-        blocks = self._blocks_of(is_output)
-        is_last = self._requests.place[blocks] == self._requests.count[blocks] - 1
+    def _logits_sizes(self) -> frozenset[int]:
+        """Sizes of the logits, the last block of the head's call, and of their upcast."""
+        blocks = self._blocks_of([_is_head_output(site) for site in self._call_sites.sites])
+        is_last = self._call_sites.index_in_call[blocks] == self._call_sites.blocks_in_call[blocks] - 1
         outputs = set(self._sizes[blocks[is_last]].tolist())
         return frozenset(outputs | {2 * size for size in outputs})
 
     @cached_property
     def _first_workspaces(self) -> frozenset[int]:
-        """The first block of each phase that may be cuBLAS's: kept for good, and made by a product after its output."""
+        """The first block of each phase that can be cuBLAS's: never freed, and allocated after a product's output."""
         first: dict[int, int] = {}
         backward = phase_code(Phase.BACKWARD)
         kept = self._replayed.freed_by < 0
-        sized = np.isin(self._replayed.requested_bytes, list(_WORKSPACE_SIZES))
-        for block in np.flatnonzero(sized & kept & (self._requests.place > 0)).tolist():
-            phase = int(self._phases[block])
-            in_product = self._requests.of(block).stack.in_linear or phase == backward
-            if in_product or self._made[block] < self._timeline.last_pause:
+        sized = np.isin(self._sizes, list(_WORKSPACE_SIZES))
+        for block in np.flatnonzero(sized & kept & (self._call_sites.index_in_call > 0)).tolist():
+            phase = int(self._codes[block])
+            in_product = self._call_sites.of(block).stack.in_linear or phase == backward
+            if in_product or self._allocated_by[block] < self._phases.last_between_steps:
                 first.setdefault(phase, block)
         return frozenset(first.values())
 
     @cached_property
     def _deepest_layer(self) -> Int64s:
-        """The last layer that had begun in each run; the last entry is of the time before the recording."""
-        known = np.flatnonzero((self._layers >= 0) & (self._runs >= 0))
-        return self._highest_by_run(known, self._layers[known])
+        """The last layer that began in each span; the last entry is for the time before the recording."""
+        known = np.flatnonzero((self._layers >= 0) & (self._spans >= 0))
+        return self._highest_by_span(known, self._layers[known])
 
     @cached_property
     def _score_sizes(self) -> frozenset[int]:
         """Sizes of eager attention's score matrices, in either precision."""
-        is_softmax = [_SOFTMAX.search(kind.stack.text) is not None for kind in self._requests.kinds]
+        is_softmax = [_SOFTMAX.search(site.stack.text) is not None for site in self._call_sites.sites]
         sizes = set(self._sizes[self._blocks_of(is_softmax)].tolist())
         return frozenset(sizes | {2 * size for size in sizes} | {size // 2 for size in sizes})
 
     @cached_property
     def _last_checkpointed(self) -> Int64s:
-        """The last block that a checkpointed layer made in each run of forward; else -1."""
-        blocks = self._blocks_of([_CHECKPOINT_CALL in kind.stack.text for kind in self._requests.kinds])
-        return self._highest_by_run(blocks, blocks)
+        """The last block that a checkpointed layer allocated in each span of forward, else -1."""
+        blocks = self._blocks_of([_CHECKPOINT_CALL in site.stack.text for site in self._call_sites.sites])
+        return self._highest_by_span(blocks, blocks)
 
-    def _highest_by_run(self, blocks: Int64s, values: Int64s) -> Int64s:
-        """The highest of the blocks' values in each run, -1 where a run made none of them."""
-        highest = np.full(self._timeline.last_run + 2, -1, dtype=np.int64)
-        np.maximum.at(highest, self._runs[blocks], values)
+    def _highest_by_span(self, blocks: Int64s, values: Int64s) -> Int64s:
+        """The highest of the blocks' values in each span, -1 for spans that allocated none of the blocks."""
+        highest = np.full(self._phases.last_span + 2, -1, dtype=np.int64)
+        np.maximum.at(highest, self._spans[blocks], values)
         return highest
 
     def _blocks_of(self, chosen: list[bool], phase: Phase = Phase.FORWARD) -> Int64s:
-        """Blocks made in a phase by the kinds of request that are chosen."""
+        """Blocks that the chosen call sites allocated in a phase."""
         if not any(chosen):
             return np.empty(0, dtype=np.int64)
-        in_phase = self._phases == phase_code(phase)
-        return np.flatnonzero(np.array(chosen, dtype=bool)[self._requests.kind_of] & in_phase).astype(np.int64)
+        in_phase = self._codes == phase_code(phase)
+        return np.flatnonzero(np.array(chosen, dtype=bool)[self._call_sites.site_of] & in_phase).astype(np.int64)
 
     @cached_property
     def _checkpointing(self) -> bool:
-        return any(kind.recomputes or _CHECKPOINT_CALL in kind.stack.text for kind in self._requests.kinds)
+        return any(site.recomputes or _CHECKPOINT_CALL in site.stack.text for site in self._call_sites.sites)
 
     @cached_property
     def _modules(self) -> frozenset[str]:
-        return frozenset(kind.module for kind in self._requests.kinds if kind.stamp)
+        return frozenset(site.module for site in self._call_sites.sites if site.stamp)
 
     @cached_property
     def _last_layer(self) -> int:
-        return max((kind.layer for kind in self._requests.kinds if kind.layer is not None), default=-1)
+        return max((site.layer for site in self._call_sites.sites if site.layer is not None), default=-1)
 
     @cached_property
     def _bodies(self) -> frozenset[str]:
         """Modules that hold the decoder layers."""
-        found = (body_of_layer(module) for module in self._modules)
-        return frozenset(body for body in found if body is not None)
+        return frozenset(body for module in self._modules if (body := body_of_layer(module)) is not None)
 
     @cached_property
     def _loss_modules(self) -> frozenset[str]:
@@ -289,17 +331,13 @@ class FactFinder:
         return frozenset({"", "loss"} | around) - self._bodies
 
 
-def _is_eager(request: Request) -> bool:
-    return "eager_attention_forward" in request.stack.text
+def _is_head_output(site: CallSite) -> bool:
+    """Whether the head's own matrix product ran, not a fused loss in its place."""
+    if not site.module:
+        return site.stack.in_head
+    return is_head(site.module) and (not site.stack.calls or site.stack.in_linear)
 
 
-def _is_head_output(request: Request) -> bool:
-    """Whether the head's own matrix product ran, no fused loss in its place."""
-    if not request.module:
-        return request.stack.in_head
-    return is_head(request.module) and (not request.stack.calls or request.stack.in_linear)
-
-
-def _is_shifted(size: int, plane: int) -> bool:
-    """Whether `size` is `plane` less one token of each sequence."""
-    return plane // 2 < size < plane and plane % (plane - size) == 0
+def _is_shifted(size: int, logits: int) -> bool:
+    """Whether `size` is that of logits without one token of each sequence."""
+    return logits // 2 < size < logits and logits % (logits - size) == 0

@@ -1,74 +1,24 @@
-"""The rules that give a block its role: one table, read from the top, first match wins."""
+"""The rules that give a block its role: one table, of which the first matching row wins."""
 
 import re
 from dataclasses import dataclass
-from enum import Enum, auto
-from functools import lru_cache
+from functools import cache, lru_cache
 
+from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.roles import Phase, Role
-
-
-class Trait(Enum):
-    """What the replay knows of a block beyond its stack."""
-
-    # lifetime, in runs of equal phase
-    DIES_IN_PHASE = auto()
-    OUTLIVES_PHASE = auto()
-    OUTLIVES_LAYER = auto()
-    OUTLIVES_STEP = auto()
-    NEVER_FREED = auto()
-    # size
-    WEIGHT_SIZED = auto()
-    HALF_WEIGHT_SIZED = auto()
-    HEAD_WEIGHT_SIZED = auto()
-    PLANE_SIZED = auto()
-    SHIFTED_PLANE_SIZED = auto()
-    WORKSPACE_SIZED = auto()
-    FIRST_WORKSPACE = auto()
-    SMALL = auto()
-    # place
-    RECOMPUTED = auto()
-    CHECKPOINTING = auto()
-    IN_LAYER = auto()
-    AFTER_LAYERS = auto()
-    IN_EMBEDDING = auto()
-    IN_HEAD = auto()
-    IN_LOSS_AREA = auto()
-    IN_MODEL_BODY = auto()
-    FIRST_OF_CALL = auto()
-    CAST_ARGUMENT = auto()
-    DIES_IN_CALL = auto()
-    ATTENTION_SCORES = auto()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What rules look at.
-
-    Attributes:
-        phase: None where it is unknown.
-        stack: Python calls as `file:function`, one a line, innermost first.
-        native: C++ functions, one a line.
-        node: the autograd node that ran, or "".
-        module: dotted name, "" where unknown.
-    """
-
-    phase: Phase | None
-    stack: str
-    native: str
-    node: str
-    traits: frozenset[Trait]
-    module: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """A role for blocks that meet every condition given; patterns are searched for, lines matched by `^` and `$`.
+    """A role for the blocks that meet every condition.
 
     Attributes:
-        phases: any of these; empty is any, also an unknown one.
-        has: all of these traits.
-        lacks: none of these.
+        phases: any of these phases; empty allows any, also an unknown one.
+        stack: pattern searched in the Python calls; `^` and `$` match at each line.
+        native: the same, in the C++ functions.
+        node: the same, in the name of the autograd node.
+        has: all of these features.
+        lacks: none of these features.
     """
 
     role: Role
@@ -76,22 +26,18 @@ class Rule:
     stack: str = ""
     native: str = ""
     node: str = ""
-    has: tuple[Trait, ...] = ()
-    lacks: tuple[Trait, ...] = ()
+    has: tuple[Feature, ...] = ()
+    lacks: tuple[Feature, ...] = ()
 
-    def matches(self, facts: Facts) -> bool:
+    def matches(self, block: BlockFeatures) -> bool:
         """Whether all conditions hold."""
         return (
-            (not self.phases or facts.phase in self.phases)
-            and facts.traits.issuperset(self.has)
-            and facts.traits.isdisjoint(self.lacks)
+            (not self.phases or block.phase in self.phases)
+            and block.features.issuperset(self.has)
+            and block.features.isdisjoint(self.lacks)
             and all(
                 not pattern or re.search(pattern, text, re.MULTILINE)
-                for pattern, text in (
-                    (self.stack, facts.stack),
-                    (self.native, facts.native),
-                    (self.node, facts.node),
-                )
+                for pattern, text in ((self.stack, block.stack), (self.native, block.native), (self.node, block.node))
             )
         )
 
@@ -108,20 +54,20 @@ _COLLECTIVES = (
 _LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
 
 RULES: tuple[Rule, ...] = (
-    # libraries: named by C++ frames, or by a known size that is taken once and never given back
+    # libraries: named in C++ frames, or a known size that is allocated once and never freed
     Rule(role=Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
     Rule(
         role=Role.LIBRARY_WORKSPACE,
         phases=(_FORWARD, _BACKWARD),
-        has=(Trait.FIRST_WORKSPACE, Trait.NEVER_FREED),
+        has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED),
     ),
     Rule(
         role=Role.LIBRARY_WORKSPACE,
         phases=(_FORWARD, _BACKWARD),
-        has=(Trait.WORKSPACE_SIZED, Trait.OUTLIVES_STEP),
-        lacks=(Trait.WEIGHT_SIZED,),
+        has=(Feature.WORKSPACE_SIZED, Feature.OUTLIVES_STEP),
+        lacks=(Feature.WEIGHT_SIZED,),
     ),
-    # what DeepSpeed's ZeRO makes of weights, master copies and gradients
+    # DeepSpeed ZeRO's weights, master copies and gradients
     Rule(
         role=Role.PARAMETERS,
         phases=(_BUILD,),
@@ -132,137 +78,154 @@ RULES: tuple[Rule, ...] = (
         stack=r"deepspeed/runtime/.*:(?:_create_fp32_partitions|initialize_optimizer_states)$"
         r"|\A\S*fp16/(?:un)?fused_optimizer\.py:__init__$",
     ),
-    # the other block of this constructor holds the largest gradient on its way to main memory
-    Rule(role=Role.OPTIMIZER_STATES, stack=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Trait.HEAD_WEIGHT_SIZED,)),
+    # the other block of this constructor is a buffer that moves the largest gradient to host memory
+    Rule(
+        role=Role.OPTIMIZER_STATES, stack=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Feature.HEAD_WEIGHT_SIZED,)
+    ),
     Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), stack=r"\A\S*zero/stage_1_and_2\.py:copy_grads_in_partition$"),
-    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), stack=r"\A\S*zero/linear\.py:backward$", has=(Trait.WEIGHT_SIZED,)),
-    # the optimizer: what it makes and keeps, and what it drops; within ZeRO's step weights are gathered, too
+    Rule(
+        role=Role.GRADIENTS, phases=(_BACKWARD,), stack=r"\A\S*zero/linear\.py:backward$", has=(Feature.WEIGHT_SIZED,)
+    ),
+    # the optimizer's states and temporaries; ZeRO's step also gathers weights
     Rule(role=Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$|:_init_group$|:init_state$"),
     Rule(role=Role.COMMUNICATION, phases=(_OPTIMIZER,), stack=_COLLECTIVES),
-    Rule(role=Role.OPTIMIZER_STATES, phases=(_OPTIMIZER,), has=(Trait.OUTLIVES_PHASE,)),
+    Rule(role=Role.OPTIMIZER_STATES, phases=(_OPTIMIZER,), has=(Feature.OUTLIVES_PHASE,)),
     Rule(role=Role.OPTIMIZER_TEMPORARIES, phases=(_OPTIMIZER,)),
-    # DeepSpeed's and other buffers for moving parameters and gradients between ranks or to the host
+    # buffers that move parameters and gradients between ranks or to the host, DeepSpeed's and others
     Rule(role=Role.COMMUNICATION, stack=rf"deepspeed/runtime/zero/(?!linear|tiling)|{_COLLECTIVES}"),
-    # what feeds the model
+    # inputs of the model
     Rule(role=Role.INPUTS, stack=r":make_batch$|/dataloader\.py:|/data_collator\.py:|/data/_utils/"),
     Rule(role=Role.INPUTS, phases=(_FORWARD,), stack=r"\A\S*mask\w*\.py:"),
-    Rule(role=Role.INPUTS, phases=(_FORWARD,), has=(Trait.IN_MODEL_BODY, Trait.SMALL)),
+    Rule(role=Role.INPUTS, phases=(_FORWARD,), has=(Feature.IN_MODEL_BODY, Feature.SMALL)),
     Rule(
         role=Role.INPUTS,
         phases=(_FORWARD,),
-        has=(Trait.IN_LOSS_AREA, Trait.SMALL),
-        lacks=(Trait.IN_HEAD,),
+        has=(Feature.IN_LOSS_AREA, Feature.SMALL),
+        lacks=(Feature.IN_HEAD,),
         stack=r"\A\S*(?:loss_utils|modeling_\w+)\.py:",
     ),
-    # the model as it is built or loaded; rotary frequencies are buffers, no weights
+    # building or loading the model; rotary frequencies are buffers, not weights
     Rule(role=Role.OTHER, phases=(_BUILD,), stack=r"rope|[rR]otary"),
     Rule(role=Role.PARAMETERS, phases=(_BUILD,)),
     Rule(role=Role.INPUTS, phases=(_OUTSIDE,)),
-    # fused losses: the head's gradient is made in forward, chunks live no longer than the call
+    # fused losses: the head's gradient is computed in forward, and chunks die with the call
     Rule(
         role=Role.GRADIENTS,
         phases=(_FORWARD,),
         stack=_FUSED_LOSS,
-        has=(Trait.HEAD_WEIGHT_SIZED,),
-        lacks=(Trait.DIES_IN_PHASE,),
+        has=(Feature.HEAD_WEIGHT_SIZED,),
+        lacks=(Feature.DIES_IN_PHASE,),
     ),
-    Rule(role=Role.KERNEL_WORKSPACE, phases=(_FORWARD,), stack=_FUSED_LOSS, lacks=(Trait.OUTLIVES_PHASE,)),
-    Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_FUSED_LOSS, has=(Trait.SMALL,)),
+    Rule(role=Role.KERNEL_WORKSPACE, phases=(_FORWARD,), stack=_FUSED_LOSS, lacks=(Feature.OUTLIVES_PHASE,)),
+    Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_FUSED_LOSS, has=(Feature.SMALL,)),
     Rule(role=Role.ACTIVATIONS, phases=(_FORWARD,), stack=_FUSED_LOSS),
     Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_FUSED_CE),
     # autocast's copies of weights and biases
     Rule(
         role=Role.WEIGHT_CASTS,
         stack=_LINEAR,
-        has=(Trait.HALF_WEIGHT_SIZED, Trait.CAST_ARGUMENT),
+        has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT),
     ),
-    # the same, made by a kernel that takes in a linear layer
+    # the same, by a kernel that includes a linear layer
     Rule(
         role=Role.WEIGHT_CASTS,
         stack=r"\A\S*ligerprof/kernels/gated/triton\.py:gated_linear$",
-        has=(Trait.HALF_WEIGHT_SIZED,),
+        has=(Feature.HALF_WEIGHT_SIZED,),
     ),
     # the loss in forward
     Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_LOSS),
-    Rule(role=Role.SHIFT_LOGITS, phases=(_FORWARD,), has=(Trait.IN_LOSS_AREA, Trait.SHIFTED_PLANE_SIZED)),
-    Rule(role=Role.LOGITS, phases=(_FORWARD,), has=(Trait.IN_LOSS_AREA, Trait.PLANE_SIZED)),
-    Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), has=(Trait.IN_LOSS_AREA,), lacks=(Trait.IN_HEAD,)),
+    Rule(role=Role.SHIFT_LOGITS, phases=(_FORWARD,), has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED)),
+    Rule(role=Role.LOGITS, phases=(_FORWARD,), has=(Feature.IN_LOSS_AREA, Feature.LOGITS_SIZED)),
+    Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), has=(Feature.IN_LOSS_AREA,), lacks=(Feature.IN_HEAD,)),
     # the loss in backward
     Rule(role=Role.CE_TEMPORARIES, phases=(_BACKWARD,), stack=r":_make_grads$|:scale_loss$|:scale$"),
     Rule(
         role=Role.CE_TEMPORARIES,
         phases=(_BACKWARD,),
         node=r"NllLoss|LogSoftmax|CrossEntropy",
-        lacks=(Trait.RECOMPUTED,),
+        lacks=(Feature.RECOMPUTED,),
     ),
     Rule(
         role=Role.CE_TEMPORARIES,
         phases=(_BACKWARD,),
-        has=(Trait.PLANE_SIZED,),
-        lacks=(Trait.RECOMPUTED, Trait.WEIGHT_SIZED),
+        has=(Feature.LOGITS_SIZED,),
+        lacks=(Feature.RECOMPUTED, Feature.WEIGHT_SIZED),
     ),
     Rule(
         role=Role.CE_TEMPORARIES,
         phases=(_BACKWARD,),
-        has=(Trait.SHIFTED_PLANE_SIZED,),
-        lacks=(Trait.RECOMPUTED, Trait.WEIGHT_SIZED),
+        has=(Feature.SHIFTED_LOGITS_SIZED,),
+        lacks=(Feature.RECOMPUTED, Feature.WEIGHT_SIZED),
     ),
     Rule(
         role=Role.CE_TEMPORARIES,
         phases=(_BACKWARD,),
-        has=(Trait.IN_LOSS_AREA, Trait.DIES_IN_PHASE),
-        lacks=(Trait.RECOMPUTED, Trait.IN_HEAD),
+        has=(Feature.IN_LOSS_AREA, Feature.DIES_IN_PHASE),
+        lacks=(Feature.RECOMPUTED, Feature.IN_HEAD),
     ),
     # gradients
-    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), has=(Trait.OUTLIVES_PHASE,)),
-    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), node=r"^Embedding|AccumulateGrad", has=(Trait.WEIGHT_SIZED,)),
+    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), has=(Feature.OUTLIVES_PHASE,)),
+    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), node=r"^Embedding|AccumulateGrad", has=(Feature.WEIGHT_SIZED,)),
     Rule(
-        role=Role.GRADIENTS, phases=(_BACKWARD,), has=(Trait.WEIGHT_SIZED, Trait.NEVER_FREED), lacks=(Trait.RECOMPUTED,)
+        role=Role.GRADIENTS,
+        phases=(_BACKWARD,),
+        has=(Feature.WEIGHT_SIZED, Feature.NEVER_FREED),
+        lacks=(Feature.RECOMPUTED,),
     ),
-    # a matrix product's backward makes the weight's gradient first; autocast's is in 16 bit and soon cast
+    # a matrix product's backward computes the weight's gradient first; under autocast it is 16-bit and then cast
     Rule(
         role=Role.GRADIENTS,
         phases=(_BACKWARD,),
         node=r"^(?:Mm|Addmm|Bmm)Backward",
-        has=(Trait.WEIGHT_SIZED, Trait.FIRST_OF_CALL),
-        lacks=(Trait.RECOMPUTED,),
+        has=(Feature.WEIGHT_SIZED, Feature.FIRST_OF_CALL),
+        lacks=(Feature.RECOMPUTED,),
     ),
     Rule(
         role=Role.GRADIENTS,
         phases=(_BACKWARD,),
         node=r"^(?:Mm|Addmm|Bmm)Backward",
-        has=(Trait.HALF_WEIGHT_SIZED, Trait.FIRST_OF_CALL),
-        lacks=(Trait.RECOMPUTED,),
+        has=(Feature.HALF_WEIGHT_SIZED, Feature.FIRST_OF_CALL),
+        lacks=(Feature.RECOMPUTED,),
     ),
     # attention, forward, recomputed and backward
-    Rule(role=Role.ATTENTION_TEMPORARIES, has=(Trait.ATTENTION_SCORES,)),
+    Rule(role=Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),
     Rule(
         role=Role.ATTENTION_TEMPORARIES,
         stack=r"\A\S*(?:sdpa|flash|eager|flex)\w*attention\w*\.py:|:scaled_dot_product_attention$|:eager_attention_forward$",
-        has=(Trait.DIES_IN_CALL,),
+        has=(Feature.DIES_IN_CALL,),
     ),
     Rule(
         role=Role.ATTENTION_TEMPORARIES,
         phases=(_BACKWARD,),
         node=r"ScaledDotProduct|Attention",
-        has=(Trait.DIES_IN_CALL,),
+        has=(Feature.DIES_IN_CALL,),
     ),
-    # what checkpointing keeps
+    # inputs of layers that checkpointing keeps
     Rule(
-        role=Role.CHECKPOINTS, phases=(_FORWARD,), has=(Trait.CHECKPOINTING, Trait.IN_EMBEDDING), lacks=(Trait.SMALL,)
+        role=Role.CHECKPOINTS,
+        phases=(_FORWARD,),
+        has=(Feature.CHECKPOINTING, Feature.IN_EMBEDDING),
+        lacks=(Feature.SMALL,),
     ),
     Rule(
         role=Role.CHECKPOINTS,
         phases=(_FORWARD,),
-        has=(Trait.CHECKPOINTING, Trait.IN_LAYER, Trait.OUTLIVES_LAYER),
-        lacks=(Trait.AFTER_LAYERS, Trait.SMALL),
+        has=(Feature.CHECKPOINTING, Feature.IN_LAYER, Feature.OUTLIVES_LAYER),
+        lacks=(Feature.AFTER_LAYERS, Feature.SMALL),
     ),
-    # the rest of both passes
+    # everything else in both passes
     Rule(role=Role.ACTIVATIONS, phases=(_FORWARD, _BACKWARD)),
 )
 
 
 @lru_cache(maxsize=100_000)
-def role_of(facts: Facts, rules: tuple[Rule, ...] = RULES) -> Role:
-    """The role of the first rule that matches; unattributed where none does."""
-    return next((rule.role for rule in rules if rule.matches(facts)), Role.UNATTRIBUTED)
+def role_of(block: BlockFeatures, rules: tuple[Rule, ...] = RULES) -> Role:
+    """The role of the first rule that matches, unattributed if none does."""
+    of_phase = _rules_of(block.phase) if rules is RULES else rules
+    return next((rule.role for rule in of_phase if rule.matches(block)), Role.UNATTRIBUTED)
+
+
+@cache
+def _rules_of(phase: Phase | None) -> tuple[Rule, ...]:
+    """The built-in rules that can match in a phase."""
+    return tuple(rule for rule in RULES if not rule.phases or phase in rule.phases)

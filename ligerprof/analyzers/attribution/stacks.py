@@ -1,4 +1,4 @@
-"""Read the stack of an allocation: which Python code asked, which autograd node ran, and in which phase of training."""
+"""Read the stack of an allocation: its Python calls, the autograd node that ran, and the phase of training."""
 
 import re
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from ligerprof.roles import Phase
 
 _NATIVE_FILE = re.compile(r"\?\?|.*\.(?:cpp|cc|c|cu|cuh|h|hpp)|")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
-# Python frames of the thread that runs the training script end in one of these; autograd's threads do not
+# stacks of the thread that runs the training script end in one of these functions; those of autograd's threads do not
 _MAIN_ROOTS = frozenset({"<module>", "_bootstrap", "_run_module_as_main", "_run_code", "run_module"})
-# installed packages begin with their name, checkouts with the folder they were cloned into
+# paths of installed packages start with the package, those of checkouts with the folder they were cloned into
 _INSTALLED = re.compile(r"^(?:.*/)?(?:site|dist)-packages/")
 _TORCH = r"^(?:.*/pytorch/)?torch/"
 _LIBRARY = re.compile(
     _TORCH + r"|^(?:.*/DeepSpeed/)?deepspeed/|^(?:.*/src/)?(?:accelerate|peft)/|liger_kernel/ops/|ligerprof/runs/"
 )
-# calls that pass on to the ones that say more
+# calls that only forward to others
 _PLUMBING = re.compile(
     _TORCH + r"(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
     r"|ligerprof/kernels/\w+\.py|ligerprof/runs/simulated/"
@@ -33,7 +33,7 @@ _BUILD_CALLS = re.compile(r"__init__|_apply|convert|from_pretrained|load_state_d
 _RECOMPUTE = re.compile(r"torch/utils/checkpoint\.py:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
 
 
-class Call(NamedTuple):
+class PythonCall(NamedTuple):
     """One Python frame."""
 
     file: str
@@ -43,42 +43,47 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stack:
-    """The Python calls of an allocation, innermost first, and the C++ functions between and below them."""
+    """The stack of an allocation.
 
-    calls: tuple[Call, ...]
+    Attributes:
+        calls: Python calls, innermost first.
+        native: names of C++ functions, innermost first.
+    """
+
+    calls: tuple[PythonCall, ...]
     native: tuple[str, ...]
 
     @cached_property
     def text(self) -> str:
-        """Python's calls as `file:function`, one a line, innermost first: what rules are matched with."""
+        """The Python calls as lines of `file:function`, innermost first; rules match this text."""
         return "\n".join(f"{call.file}:{call.function}" for call in self.calls)
 
     @cached_property
     def native_text(self) -> str:
-        """C++'s functions, one a line."""
+        """The C++ functions, one per line."""
         return "\n".join(self.native)
 
     @cached_property
     def node(self) -> str:
-        """The autograd node that ran, `MmBackward0`, or ""."""
+        """The autograd node that ran, such as `MmBackward0`, or ""."""
         match = _NODE.search(self.native_text)
         return match.group(1) if match else ""
 
     @cached_property
-    def model_calls(self) -> tuple[Call, ...]:
-        """The forward methods of the model itself, the outermost first."""
+    def model_calls(self) -> tuple[PythonCall, ...]:
+        """Calls of the model's own forward methods, outermost first."""
         return tuple(call for call in reversed(self.calls) if _is_model_forward(call))
 
     @cached_property
-    def build_calls(self) -> tuple[Call, ...]:
-        """The constructors of the model itself, the outermost first."""
+    def build_calls(self) -> tuple[PythonCall, ...]:
+        """Calls of the model's own constructors, outermost first."""
         return tuple(
             call for call in reversed(self.calls) if call.function == "__init__" and not _LIBRARY.search(call.file)
         )
 
     @cached_property
-    def below_model(self) -> tuple[Call, ...]:
-        """The calls inside the innermost forward method of the model: what it called to allocate."""
+    def below_model(self) -> tuple[PythonCall, ...]:
+        """The calls inside the model's innermost forward method."""
         for index, call in enumerate(self.calls):
             if _is_model_forward(call):
                 return self.calls[:index]
@@ -86,31 +91,31 @@ class Stack:
 
     @cached_property
     def in_linear(self) -> bool:
-        """Whether the model called a linear layer, and nothing of its own inside."""
+        """Whether the model's innermost forward method called a linear layer."""
         return any(call.file.endswith("nn/modules/linear.py") for call in self.below_model)
 
     @property
     def in_head(self) -> bool:
-        """Whether a linear layer ran that the outermost forward method called: the language model's head."""
+        """Whether the outermost forward method called a linear layer itself: the language-model head."""
         return len(self.model_calls) == 1 and self.in_linear
 
     @cached_property
     def recomputes(self) -> bool:
-        """Whether a checkpointed forward ran again inside backward."""
+        """Whether backward was recomputing a checkpointed forward pass."""
         return _RECOMPUTE.search(self.text) is not None
 
     @cached_property
-    def shown(self) -> str:
-        """`file:line function` of the call that says most, else the autograd node, else ""."""
+    def description(self) -> str:
+        """`file:line function` of the most telling call, else the autograd node, else ""."""
         call = next((call for call in self.calls if not _PLUMBING.search(call.file)), None)
         in_autograd = bool(self.node) and self.calls[-1:] and self.calls[-1].function not in _MAIN_ROOTS
         if call is None or (in_autograd and not self.recomputes):
-            return self.node or (_short(self.calls[0]) if self.calls else "")
-        return _short(call)
+            return self.node or (_describe(self.calls[0]) if self.calls else "")
+        return _describe(call)
 
     @cached_property
     def phase(self) -> Phase | None:
-        """The part of training that asked, None where the stack does not say."""
+        """The phase of training, None if the stack does not show it."""
         if not self.calls:
             return Phase.BACKWARD if "torch::autograd::Engine" in self.native_text else None
         names = {call.function for call in self.calls}
@@ -124,17 +129,17 @@ class Stack:
 
 
 class StackReader:
-    """Makes stacks of frames, reading what a file shares once; equal lists of the same frames give the same stack."""
+    """Turns lists of frames into stacks; each frame and each list is read once, however many events share it."""
 
     def __init__(self) -> None:
-        self._frames: dict[int, Call | str | None] = {}
+        self._frames: dict[int, PythonCall | str | None] = {}
         self._stacks: dict[tuple[int, ...], Stack] = {}
 
     def read(self, frames: Any) -> Stack:
-        """Tell Python's calls from C++'s functions; what is no frame, or has no names, is left out.
+        """The stack of a list of frames; entries that are not frames, or lack names, are left out.
 
         Args:
-            frames: as a snapshot has them, unchecked; they must live as long as the reader.
+            frames: as in the snapshot, unchecked; must outlive the reader, which identifies frames by `id`.
         """
         listed = frames if isinstance(frames, list) else ()
         identities = tuple(map(id, listed))
@@ -150,12 +155,12 @@ class StackReader:
                 known[id(frame)] = _read_frame(frame)
         read = [known[id(frame)] for frame in frames]
         return Stack(
-            calls=tuple([one for one in read if type(one) is Call]),
+            calls=tuple([one for one in read if type(one) is PythonCall]),
             native=tuple([one for one in read if type(one) is str]),
         )
 
 
-def _read_frame(frame: Any) -> Call | str | None:
+def _read_frame(frame: Any) -> PythonCall | str | None:
     if not isinstance(frame, dict):
         return None
     file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
@@ -163,15 +168,15 @@ def _read_frame(frame: Any) -> Call | str | None:
         return None
     if _NATIVE_FILE.fullmatch(file):
         return name
-    return Call(_INSTALLED.sub("", file), line if isinstance(line, int) else 0, name)
+    return PythonCall(_INSTALLED.sub("", file), line if isinstance(line, int) else 0, name)
 
 
-def _is_model_forward(call: Call) -> bool:
+def _is_model_forward(call: PythonCall) -> bool:
     return call.function.endswith("forward") and not _LIBRARY.search(call.file)
 
 
-def _short(call: Call) -> str:
+def _describe(call: PythonCall) -> str:
     folder, _, file = call.file.rpartition("/")
-    # a kernel's files all have the same names; its folder tells it
+    # kernels share file names, so the folder is needed too
     place = f"{folder.rpartition('/')[2]}/{file}" if file in _COMMON_NAMES else file
     return f"{place}:{call.line} {call.function}"

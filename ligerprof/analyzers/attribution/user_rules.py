@@ -1,4 +1,4 @@
-"""Read a user's own rules, which give blocks a role before the built-in ones are asked."""
+"""Read a user's rules, which give blocks a role before the built-in rules do."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.attribution.rules import Facts
+from ligerprof.analyzers.attribution.features import BlockFeatures
 from ligerprof.errors import RulesError
 from ligerprof.files import FileKind, parse_json, read_text
 from ligerprof.roles import Phase, Role
@@ -17,17 +17,17 @@ _MOST_RULES = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnRule:
-    """A role for blocks that meet every condition given.
+class UserRule:
+    """A role for the blocks that meet every given condition.
 
-    Conditions are shell patterns (`*`, `?`, `[a-z]`) for the whole of a name: they take time in proportion to the
-    text, whatever is in a file, which regular expressions do not.
+    Conditions are shell patterns (`*`, `?`, `[a-z]`) for a whole name. Unlike regular expressions,
+    they match in time proportional to the text, whatever pattern the file holds.
 
     Attributes:
-        module: for the dotted name of the module.
-        frame: for any Python call behind the allocation, as `path/file.py:function`.
-        node: for the autograd node that ran.
-        phase: in which it was asked for.
+        module: pattern for the dotted module name.
+        frame: pattern for any Python call of the stack, as `path/file.py:function`.
+        node: pattern for the autograd node that ran.
+        phase: the phase that allocated the block.
     """
 
     role: Role
@@ -36,29 +36,29 @@ class OwnRule:
     node: str = ""
     phase: Phase | None = None
 
-    def matches(self, facts: Facts) -> bool:
+    def matches(self, block: BlockFeatures) -> bool:
         """Whether all conditions hold."""
         return (
-            (self.phase is None or facts.phase is self.phase)
-            and (not self.module or fnmatchcase(facts.module, self.module))
-            and (not self.node or fnmatchcase(facts.node, self.node))
-            and (not self.frame or any(fnmatchcase(call, self.frame) for call in facts.stack.split("\n")))
+            (self.phase is None or block.phase is self.phase)
+            and (not self.module or fnmatchcase(block.module, self.module))
+            and (not self.node or fnmatchcase(block.node, self.node))
+            and (not self.frame or any(fnmatchcase(call, self.frame) for call in block.stack.split("\n")))
         )
 
 
-_KEYS = tuple(each.name for each in fields(OwnRule))
+_KEYS = tuple(each.name for each in fields(UserRule))
 
 
-def read_rules(path: str | Path) -> tuple[OwnRule, ...]:
-    """Read a file of rules: TOML, or JSON where its name ends so.
+def read_rules(path: str | Path) -> tuple[UserRule, ...]:
+    """Read a file of rules: JSON if its name ends in `.json`, else TOML.
 
     Raises:
-        RulesError: it cannot be read, or holds anything but rules; says which.
+        RulesError: the file cannot be read, or something in it is not a rule.
     """
     file = Path(path)
     rules = _parse(file, read_text(file, _FILE)).get("rule")
     if not isinstance(rules, list) or not 0 < len(rules) <= _MOST_RULES:
-        raise RulesError(f"{file}: no list `rule` of 1 to {_MOST_RULES} rules in it. See docs/explain.md.")
+        raise RulesError(f"{file}: needs a list `rule` of 1 to {_MOST_RULES} rules. See docs/explain.md.")
     return tuple(_rule(entry, f"{file}: rule {number}") for number, entry in enumerate(rules, 1))
 
 
@@ -69,7 +69,7 @@ def _parse(file: Path, text: str) -> Mapping[str, Any]:
 
 def _parse_toml(file: Path, text: str) -> Mapping[str, Any]:
     try:
-        # in Python from 3.11 on
+        # part of Python since 3.11
         import tomllib
 
         return tomllib.loads(text)
@@ -80,15 +80,15 @@ def _parse_toml(file: Path, text: str) -> Mapping[str, Any]:
         raise RulesError(f"{file}: not readable as TOML ({reason}). {_FILE.hint}") from None
 
 
-def _rule(entry: Any, where: str) -> OwnRule:
+def _rule(entry: Any, where: str) -> UserRule:
     if not isinstance(entry, dict) or not {"role"} < entry.keys() <= set(_KEYS):
-        raise RulesError(f"{where} needs `role` and at least one of {', '.join(_KEYS[1:])}, and nothing else.")
+        raise RulesError(f"{where}: needs `role` and at least one of {', '.join(_KEYS[1:])}, and nothing else.")
     for key, value in entry.items():
         if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_PATTERN:
-            raise RulesError(f"{where}: `{key}` is no text of 1 to {_LONGEST_PATTERN} characters.")
+            raise RulesError(f"{where}: `{key}` must be a text of 1 to {_LONGEST_PATTERN} characters.")
     words = {key: value for key, value in entry.items() if key not in ("role", "phase")}
     phase = _word(Phase, entry["phase"], where) if "phase" in entry else None
-    return OwnRule(role=_word(Role, entry["role"], where), phase=phase, **words)
+    return UserRule(role=_word(Role, entry["role"], where), phase=phase, **words)
 
 
 def _word(kind: Any, word: str, where: str) -> Any:
@@ -96,4 +96,4 @@ def _word(kind: Any, word: str, where: str) -> Any:
         return kind(word)
     except ValueError:
         known = ", ".join(each.value for each in kind)
-        raise RulesError(f"{where}: {word!r:.60} is none of {known}.") from None
+        raise RulesError(f"{where}: unknown {kind.__name__.lower()} {word!r:.60}. Known: {known}.") from None

@@ -1,1 +1,1 @@
-"""Answer what the memory of a recording belongs to."""
+"""Explain a recording: peak, out-of-memory, growth, what-if, timeline, and the difference of two peaks."""

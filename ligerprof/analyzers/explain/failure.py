@@ -1,56 +1,99 @@
-"""Decide why an allocation did not fit: too much held, or the free parts too small."""
+"""Decide why an allocation failed: too much memory in use, or free memory in pieces that are too small."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ligerprof.analyzers.attribution.blocks import Owner
-from ligerprof.analyzers.explain.parts import OutOfMemory, Pin
 from ligerprof.roles import Role
-from ligerprof.snapshots.events import DeviceState
-from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.replay import OutOfMemoryEvent, Replay
+from ligerprof.snapshots.state import DeviceState
 
-_PINS = 10
+_MOST_SEGMENTS = 10
 
 
-def judge_out_of_memory(replayed: Replay, event: int, state: DeviceState, owners: Sequence[Owner]) -> OutOfMemory:
-    """Judge the state that an OOM event found.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PinnedSegment:
+    """A segment that cannot be released although part of it is free.
+
+    Attributes:
+        free_bytes: the free part.
+        roles: requested bytes of the blocks that pin it, by role.
+    """
+
+    segment_bytes: int
+    free_bytes: int
+    roles: Mapping[Role, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `pins` in the JSON."""
+        roles = {role.value: size_bytes for role, size_bytes in self.roles.items()}
+        return {"segment_bytes": self.segment_bytes, "free_bytes": self.free_bytes, "roles": roles}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedAllocation:
+    """The first allocation that did not fit.
+
+    Attributes:
+        reserved_free_bytes: reserved but in no block.
+        largest_free_bytes: the largest contiguous piece of that.
+        device_free_bytes: what the driver had left, None if the recording does not say.
+        fragmented: whether enough was reserved and free, but only in smaller pieces.
+        pins: segments with free parts, the largest free part first.
+    """
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    reserved_free_bytes: int
+    largest_free_bytes: int
+    device_free_bytes: int | None
+    fragmented: bool
+    pins: tuple[PinnedSegment, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `oom` of the JSON."""
+        keys = ("requested_bytes", "allocated_bytes", "reserved_bytes", "reserved_free_bytes", "largest_free_bytes")
+        figures = {key: getattr(self, key) for key in (*keys, "device_free_bytes", "fragmented")}
+        return {**figures, "pins": [pin.to_json() for pin in self.pins]}
+
+
+def judge_failure(replayed: Replay, oom: OutOfMemoryEvent, owners: Sequence[Owner]) -> FailedAllocation:
+    """Judge the device's state at an out-of-memory event.
 
     Args:
-        event: the OOM's index in the trace.
-        state: what the device held then.
-        owners: of the blocks that were alive.
+        owners: of the blocks that were live then.
     """
-    entry = replayed.trace[event]
-    requested, device_free = entry.get("size"), entry.get("device_free")
-    asked = requested if type(requested) is int else 0
-    free_bytes = sum(state.space.starts.values())
-    largest = max(state.space.starts.values(), default=0)
-    return OutOfMemory(
-        requested_bytes=asked,
-        allocated_bytes=int(replayed.allocated_bytes[event]),
-        reserved_bytes=int(replayed.reserved_bytes[event]),
+    free = oom.state.space.starts.values()
+    free_bytes, largest = sum(free), max(free, default=0)
+    return FailedAllocation(
+        requested_bytes=oom.requested_bytes,
+        allocated_bytes=int(replayed.allocated_bytes[oom.index]),
+        reserved_bytes=int(replayed.reserved_bytes[oom.index]),
         reserved_free_bytes=free_bytes,
         largest_free_bytes=largest,
-        device_free_bytes=device_free if type(device_free) is int else None,
-        fragmented=largest < asked <= free_bytes,
-        pins=_pins(replayed, state, owners),
+        device_free_bytes=oom.device_free_bytes,
+        fragmented=largest < oom.requested_bytes <= free_bytes,
+        pins=_pinned_segments(replayed, oom.state, owners),
     )
 
 
-def _pins(replayed: Replay, state: DeviceState, owners: Sequence[Owner]) -> tuple[Pin, ...]:
-    """Segments that blocks keep from being given back, those with the most free bytes first."""
+def _pinned_segments(replayed: Replay, state: DeviceState, owners: Sequence[Owner]) -> tuple[PinnedSegment, ...]:
     owner_at = {_address(replayed, owner.block): owner for owner in owners}
     pins = []
     for pieces in _segments(state):
         free_bytes = sum(size for address, size in pieces if address in state.space.starts)
-        held = [owner_at[address] for address, _ in pieces if address in owner_at]
-        if not free_bytes or not held:
+        live = [owner_at[address] for address, _ in pieces if address in owner_at]
+        if not free_bytes or not live:
             continue
         roles: dict[Role, int] = defaultdict(int)
-        for owner in held:
+        for owner in live:
             roles[owner.role] += owner.requested_bytes
-        pins.append(Pin(segment_bytes=sum(size for _, size in pieces), free_bytes=free_bytes, roles=dict(roles)))
-    return tuple(sorted(pins, key=lambda pin: -pin.free_bytes)[:_PINS])
+        segment_bytes = sum(size for _, size in pieces)
+        pins.append(PinnedSegment(segment_bytes=segment_bytes, free_bytes=free_bytes, roles=dict(roles)))
+    return tuple(sorted(pins, key=lambda pin: -pin.free_bytes)[:_MOST_SEGMENTS])
 
 
 def _segments(state: DeviceState) -> list[list[tuple[int, int]]]:

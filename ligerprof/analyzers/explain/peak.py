@@ -1,24 +1,28 @@
-"""The answer to "who holds the peak?": what every reader of a snapshot gets and every report prints."""
+"""The report on a device's peak: what the memory belongs to, in the form that reports and JSON show."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ligerprof.analyzers.explain.parts import Answers
+from ligerprof.analyzers.attribution.blocks import Owner
+from ligerprof.analyzers.explain.failure import FailedAllocation
+from ligerprof.analyzers.explain.steps import Growth, PhasePeaks
+from ligerprof.analyzers.explain.what_if import WhatIf
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockGroup:
-    """Blocks alive at the peak that share role, module and frame.
+    """Blocks at the peak that share role, module, frame, phase and layer.
 
     Attributes:
-        size_bytes: requested bytes of all of them.
-        count: how many blocks.
-        module: dotted module name, "" where unknown.
-        frame: `file:line function` of the Python code that asked, or an autograd node's name, or "".
-        phase: when they were asked for.
-        layer: index of the decoder layer, None outside of layers.
+        size_bytes: requested bytes of all blocks.
+        count: number of blocks.
+        module: dotted module name, "" if unknown.
+        frame: `file:line function` of the Python code that allocated them, or an autograd node's name, or "".
+        phase: the phase that allocated them.
+        layer: index of the decoder layer, None outside the layers.
     """
 
     role: Role
@@ -29,21 +33,36 @@ class BlockGroup:
     phase: Phase
     layer: int | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `blocks` in the JSON."""
+        return {
+            "role": self.role.value,
+            "bytes": self.size_bytes,
+            "count": self.count,
+            "module": self.module,
+            "frame": self.frame,
+            "phase": self.phase.value,
+            "layer": self.layer,
+        }
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakReport:
-    """Who held a device's memory at its peak.
+    """What a device's memory at its peak belongs to.
 
     Attributes:
-        peak_bytes: allocated bytes at the peak, as max_memory_allocated counts them.
-        reserved_bytes: the highest reserved bytes of the window.
-        complete: whether the recording reaches back to an empty device.
-        roles: adds up to `peak_bytes`, rounding included.
+        peak_bytes: allocated bytes at the peak, as max_memory_allocated() counts them.
+        reserved_bytes: the highest reserved bytes.
+        complete: whether the recording starts with an empty device.
+        roles: add up to `peak_bytes`, rounding included.
         blocks: largest first; their bytes add up to the roles without allocator_rounding.
-        phases: the highest allocated bytes while each phase ran; phases that never ran are absent.
-        peak_phase: the phase that ran at the peak, None where it cannot be told.
-        notes: what a reader should know, one sentence each.
-        answers: each step's phases, why memory ran out, what would help, what grows.
+        phases: the highest allocated bytes in each phase that ran.
+        peak_phase: the phase that ran at the peak, None if unknown.
+        notes: one sentence each.
+        steps: the peaks of each training step.
+        out_of_memory: the first allocation that did not fit, None if all did.
+        what_if: the peak without a role, the lowest first.
+        growth: memory that steps leave behind, None if they leave none.
     """
 
     device: int
@@ -55,7 +74,10 @@ class PeakReport:
     phases: Mapping[Phase, int] = field(default_factory=dict)
     peak_phase: Phase | None = None
     notes: tuple[str, ...] = ()
-    answers: Answers = field(default_factory=Answers)
+    steps: tuple[PhasePeaks, ...] = ()
+    out_of_memory: FailedAllocation | None = None
+    what_if: tuple[WhatIf, ...] = ()
+    growth: Growth | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof explain --json`."""
@@ -69,18 +91,30 @@ class PeakReport:
             "peak_phase": self.peak_phase.value if self.peak_phase else None,
             "phases": {phase.value: size_bytes for phase, size_bytes in self.phases.items()},
             "roles": self.roles.to_json(),
-            "blocks": [
-                {
-                    "role": block.role.value,
-                    "bytes": block.size_bytes,
-                    "count": block.count,
-                    "module": block.module,
-                    "frame": block.frame,
-                    "phase": block.phase.value,
-                    "layer": block.layer,
-                }
-                for block in self.blocks
-            ],
+            "blocks": [block.to_json() for block in self.blocks],
             "notes": list(self.notes),
-            **self.answers.to_json(),
+            "steps": [peaks.to_json() for peaks in self.steps],
+            "oom": self.out_of_memory.to_json() if self.out_of_memory else None,
+            "what_if": [what_if.to_json() for what_if in self.what_if],
+            "growth": self.growth.to_json() if self.growth else None,
         }
+
+
+def group_blocks(owners: Iterable[Owner]) -> tuple[BlockGroup, ...]:
+    """Group the owners that differ only in their block, the largest group first."""
+    grouped: dict[tuple[Role, str, str, Phase, int | None], list[Owner]] = defaultdict(list)
+    for owner in owners:
+        grouped[owner.role, owner.module, owner.frame, owner.phase, owner.layer].append(owner)
+    groups = [
+        BlockGroup(
+            role=role,
+            size_bytes=sum(owner.requested_bytes for owner in members),
+            count=len(members),
+            module=module,
+            frame=frame,
+            phase=phase,
+            layer=layer,
+        )
+        for (role, module, frame, phase, layer), members in grouped.items()
+    ]
+    return tuple(sorted(groups, key=lambda group: -group.size_bytes))

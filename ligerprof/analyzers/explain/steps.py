@@ -1,24 +1,69 @@
-"""Split a recording into training steps: each one's highest moments, and what they leave behind."""
+"""Split a recording into training steps: the peaks of each step, and the memory that steps leave behind."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Owner
-from ligerprof.analyzers.attribution.phases import Timeline
-from ligerprof.analyzers.explain.parts import Growth, StepPeaks
+from ligerprof.analyzers.attribution.phases import EventPhases
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
-# the first step leaves the optimizer's states behind, and the second may still fill caches
+# the first step leaves the optimizer states behind, and the second may still fill caches
 _LEAST_STEPS = 4
+_PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
 
-def step_peaks(timeline: Timeline, replayed: Replay) -> tuple[StepPeaks, ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhasePeaks:
+    """The highest allocated bytes in each phase of one training step.
+
+    Attributes:
+        step: number in the stamps; without stamps, counted from 1.
+        phases: only phases that moved memory.
+    """
+
+    step: int
+    phases: Mapping[Phase, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `steps` in the JSON."""
+        return {"step": self.step, **{phase.value: size_bytes for phase, size_bytes in self.phases.items()}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """Memory that each step leaves behind.
+
+    Attributes:
+        per_step_bytes: the smallest increase from the end of one step to the end of the next.
+        steps: number of consecutive steps that grew.
+        role: of the largest group of blocks left behind.
+        who: module and frame of that group.
+    """
+
+    per_step_bytes: int
+    steps: int
+    role: Role
+    who: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `growth` of the JSON."""
+        return {
+            "per_step_bytes": self.per_step_bytes,
+            "steps": self.steps,
+            "role": self.role.value,
+            "who": self.who,
+        }
+
+
+def step_peaks(phases: EventPhases, replayed: Replay) -> tuple[PhasePeaks, ...]:
     """The highest allocated bytes in each phase of each step."""
-    starts, stops = _runs(timeline)
+    starts, stops = _spans(phases)
     if not len(starts):
         return ()
     within = np.maximum.reduceat(replayed.allocated_bytes[:-1], starts)
@@ -26,43 +71,43 @@ def step_peaks(timeline: Timeline, replayed: Replay) -> tuple[StepPeaks, ...]:
     peaks: dict[int, dict[Phase, int]] = defaultdict(dict)
     step, before = 0, None
     for start, size_bytes in zip(starts.tolist(), highest.tolist(), strict=True):
-        phase = timeline.phase_at(start)
-        if phase is Phase.FORWARD and before not in (Phase.FORWARD, Phase.BACKWARD):
+        phase = phases.phase_at(start)
+        if phase is Phase.FORWARD and before not in _PASSES:
             step += 1
-        number = int(timeline.steps[start]) if timeline.stamped else step
+        number = int(phases.steps[start]) if phases.stamped else step
         if phase in STEP_PHASES and number:
             peaks[number][phase] = max(size_bytes, peaks[number].get(phase, 0))
         before = phase
-    for number, size_bytes in _quiet_optimizer_steps(timeline, replayed):
+    for number, size_bytes in _optimizer_starts(phases, replayed):
         peaks[number][Phase.OPTIMIZER] = max(size_bytes, peaks[number].get(Phase.OPTIMIZER, 0))
-    return tuple(StepPeaks(step=number, phases=_in_order(phases)) for number, phases in sorted(peaks.items()))
+    return tuple(PhasePeaks(step=number, phases=_in_order(peaks[number])) for number in sorted(peaks))
 
 
-def _quiet_optimizer_steps(timeline: Timeline, replayed: Replay) -> Iterator[tuple[int, int]]:
-    """Step and allocated bytes where an optimizer step began: a fused one's may move no memory."""
-    begins = step_begins(timeline)
-    for moment in timeline.optimizer_moments.tolist():
-        stamped = int(timeline.steps[moment - 1]) if moment else 0
-        number = stamped if timeline.stamped else int(np.searchsorted(begins, moment, "right"))
+def _optimizer_starts(phases: EventPhases, replayed: Replay) -> Iterator[tuple[int, int]]:
+    """Step and allocated bytes at the start of each optimizer step; a fused optimizer may move no memory."""
+    starts = step_starts(phases)
+    for moment in phases.optimizer_starts.tolist():
+        stamped = int(phases.steps[moment - 1]) if moment else 0
+        number = stamped if phases.stamped else int(np.searchsorted(starts, moment, "right"))
         if number:
             yield number, int(replayed.allocated_bytes[moment])
 
 
-def growth(timeline: Timeline, replayed: Replay, owners: Sequence[Owner]) -> Growth | None:
-    """What more stands before each forward pass than before the one before; None where steps give all back.
+def find_growth(phases: EventPhases, replayed: Replay, owners: Sequence[Owner]) -> Growth | None:
+    """Compare the memory at the start of successive forward passes; None unless it grows in each step.
 
     Args:
-        owners: of the blocks at the peak, among which the one to name is looked for.
+        owners: of the blocks at the peak, among which the largest group is looked for.
     """
-    ends = step_begins(timeline)
-    if len(ends) < _LEAST_STEPS:
+    starts = step_starts(phases)
+    if len(starts) < _LEAST_STEPS:
         return None
-    rises = np.diff(replayed.allocated_bytes[ends])[1:]
+    rises = np.diff(replayed.allocated_bytes[starts])[1:]
     if int(rises.min()) <= 0:
         return None
-    first, last = int(ends[1]), int(ends[-1])
-    made, freed = replayed.allocated_by, replayed.freed_by
-    stays = (first <= made) & (made < last) & ((freed < 0) | (freed >= last))
+    first, last = int(starts[1]), int(starts[-1])
+    allocated, freed = replayed.allocated_by, replayed.freed_by
+    stays = (first <= allocated) & (allocated < last) & ((freed < 0) | (freed >= last))
     stayed: dict[tuple[Role, str], int] = defaultdict(int)
     for owner in owners:
         if stays[owner.block]:
@@ -73,26 +118,25 @@ def growth(timeline: Timeline, replayed: Replay, owners: Sequence[Owner]) -> Gro
     return Growth(per_step_bytes=int(rises.min()), steps=len(rises), role=role, who=who)
 
 
-def _runs(timeline: Timeline) -> tuple[Int64s, Int64s]:
-    """First event of each run of equal phase, and the one after its last."""
-    runs = timeline.runs
-    if not len(runs):
-        return runs, runs
-    starts = np.flatnonzero(np.append(True, np.diff(runs) != 0)).astype(np.int64)
-    return starts, np.append(starts[1:], len(runs))
-
-
-def step_begins(timeline: Timeline) -> Int64s:
-    """The moments before each forward pass that follows no pass of its own step."""
-    starts, _ = _runs(timeline)
-    phases = [timeline.phase_at(start) for start in starts.tolist()]
-    passes = (Phase.FORWARD, Phase.BACKWARD)
+def step_starts(phases: EventPhases) -> Int64s:
+    """The moment before each step's first forward pass."""
+    starts, _ = _spans(phases)
+    of_starts = [phases.phase_at(start) for start in starts.tolist()]
     chosen = [
         start
-        for start, phase, before in zip(starts.tolist(), phases, [None, *phases], strict=False)
-        if phase is Phase.FORWARD and before not in passes
+        for start, phase, before in zip(starts.tolist(), of_starts, [None, *of_starts], strict=False)
+        if phase is Phase.FORWARD and before not in _PASSES
     ]
     return np.array(chosen, dtype=np.int64)
+
+
+def _spans(phases: EventPhases) -> tuple[Int64s, Int64s]:
+    """First event of each span of one phase, and the event after its last."""
+    spans = phases.spans
+    if not len(spans):
+        return spans, spans
+    starts = np.flatnonzero(np.append(True, np.diff(spans) != 0)).astype(np.int64)
+    return starts, np.append(starts[1:], len(spans))
 
 
 def _in_order(phases: dict[Phase, int]) -> dict[Phase, int]:

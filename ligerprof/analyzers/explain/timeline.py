@@ -1,4 +1,4 @@
-"""Follow the roles over a whole recording: bytes by role, who held the most and what ran, at a few thousand moments."""
+"""Follow the roles over a recording: bytes by role, largest holders and running code at a few thousand moments."""
 
 import heapq
 import re
@@ -9,19 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from ligerprof.analyzers.attribution.blocks import find_roles
-from ligerprof.analyzers.attribution.call_sites import Requests
-from ligerprof.analyzers.attribution.features import FactFinder
-from ligerprof.analyzers.attribution.layers import layers_in_passes
-from ligerprof.analyzers.attribution.phases import Timeline, make_timeline
-from ligerprof.analyzers.attribution.user_rules import OwnRule
+from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.pickles.plain import collector_off
-from ligerprof.snapshots.reader import Snapshot
-from ligerprof.snapshots.replay import Replay, replay
+from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
-# twice the pixels of a wide screen, and every single event around the peak
+# twice the pixels of a wide screen, and each event around the peak
 _STRETCHES = 2500
 _EVENTS_AROUND_PEAK = 400
 _MOST_HOLDERS = 2000
@@ -32,11 +25,11 @@ _OTHERS = "others"
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Blocks that share a role, a module and a frame; layers count as one module, `layers.*`.
+    """Blocks that share a role, a module and a frame; all layers count as one module, `layers.*`.
 
     Attributes:
-        module: "" where unknown.
-        frame: who asked, or "".
+        module: "" if unknown.
+        frame: the call or node that allocated them, or "".
     """
 
     role: Role
@@ -46,7 +39,7 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holding:
-    """Who holds the most of a role from a column on, up to the role's next one.
+    """The largest holders of a role from one column up to the role's next entry.
 
     Attributes:
         largest: up to three of (index of the holder, bytes, blocks), the largest first.
@@ -62,8 +55,8 @@ class Running:
     """What ran at a moment.
 
     Attributes:
-        step: as our stamps count, 0 where they do not.
-        module: "" where unknown.
+        step: number in the stamps, 0 without stamps.
+        module: "" if unknown.
         node: autograd node, or "".
     """
 
@@ -75,14 +68,14 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleTimeline:
-    """A recording in columns: stretches of events, each shown by its highest moment, so that no peak is lost.
+    """A recording in columns; each shows the highest moment of its stretch of events, so that no peak is lost.
 
     Attributes:
         starts: the first moment of each column.
         moments: the moment that each column shows.
-        last_moment: where the last column ends.
-        roles: bytes at those moments, roles that never hold any left out; they add up to `allocated_bytes`.
-        moved_bytes: what had been allocated and freed, added up, when each column starts; one more for the end.
+        last_moment: the end of the last column.
+        roles: bytes at those moments, without roles that are always 0; they add up to `allocated_bytes`.
+        moved_bytes: bytes allocated and freed before the start of each column, and before the end of the last.
         peak_column: the column of the peak.
         running: what ran in each column.
     """
@@ -101,42 +94,31 @@ class RoleTimeline:
     running: tuple[Running, ...]
 
 
-def role_timeline(snapshot: Snapshot, device: int, *, rules: Sequence[OwnRule] = ()) -> RoleTimeline:
-    """Attribute every block that is alive at one of the moments shown; at the peak as `explain` does.
-
-    Args:
-        rules: asked for a block's role before the built-in ones.
-
-    Raises:
-        SnapshotFormatError: events that cannot be replayed.
-    """
-    with collector_off():
-        replayed = replay(snapshot, device)
-        requests = Requests(replayed)
-        phases = make_timeline(replayed, requests, snapshot.annotations)
-        starts, moments = _columns(replayed)
-        spans = _Spans(replayed, moments)
-        found = find_roles(_finder(replayed, requests, phases, spans.blocks), spans.blocks, rules)
-        kinds = [requests.of(block) for block in spans.blocks.tolist()]
-        named = [
-            Holder(role, _LAYER_NUMBER.sub(".*", kind.module), kind.shown)
-            for role, kind in zip(found, kinds, strict=True)
-        ]
-        holders, holder_of = _number(named, replayed.requested_bytes[spans.blocks])
-        return RoleTimeline(
-            device=device,
-            starts=starts,
-            moments=moments,
-            last_moment=replayed.last_moment,
-            allocated_bytes=replayed.allocated_bytes[moments],
-            reserved_bytes=replayed.reserved_bytes[moments],
-            roles=_bytes_by_role(replayed, moments, spans, found),
-            moved_bytes=_moved_bytes(replayed.allocated_bytes, starts),
-            peak_column=int(np.searchsorted(starts, replayed.peak_moment(), "right")) - 1,
-            holders=holders,
-            holdings=tuple(_holdings(spans, holders, holder_of)),
-            running=tuple(_running(replayed, phases, moment) for moment in moments.tolist()),
-        )
+def role_timeline(attribution: Attribution) -> RoleTimeline:
+    """Attribute each block that is live at one of the moments shown, as seen from the peak of the recording."""
+    replayed, call_sites = attribution.replayed, attribution.call_sites
+    starts, moments = _columns(replayed)
+    spans = _BlockSpans(replayed, moments)
+    peak = replayed.peak_moment()
+    roles = attribution.roles_of(spans.blocks, peak)
+    names = [(_LAYER_NUMBER.sub(".*", site.module), site.description) for site in call_sites.sites]
+    site_of = call_sites.site_of[spans.blocks].tolist()
+    named = [Holder(role, *names[site]) for role, site in zip(roles, site_of, strict=True)]
+    holders, holder_of = _number(named, spans.sizes)
+    return RoleTimeline(
+        device=replayed.device,
+        starts=starts,
+        moments=moments,
+        last_moment=replayed.last_moment,
+        allocated_bytes=replayed.allocated_bytes[moments],
+        reserved_bytes=replayed.reserved_bytes[moments],
+        roles=_bytes_by_role(replayed, moments, spans, roles),
+        moved_bytes=_moved_bytes(replayed.allocated_bytes, starts),
+        peak_column=int(np.searchsorted(starts, peak, "right")) - 1,
+        holders=holders,
+        holdings=tuple(_holdings(spans, holders, holder_of)),
+        running=tuple(_running(attribution, moment) for moment in moments.tolist()),
+    )
 
 
 def _columns(replayed: Replay) -> tuple[Int64s, Int64s]:
@@ -151,8 +133,8 @@ def _columns(replayed: Replay) -> tuple[Int64s, Int64s]:
     return starts, np.array(highest, dtype=np.int64)
 
 
-class _Spans:
-    """The blocks that are alive in any column, and the columns that they are alive in: `first` up to `end`."""
+class _BlockSpans:
+    """The blocks that are live in any column, and the columns that they are live in: `first` up to `end`."""
 
     def __init__(self, replayed: Replay, moments: Int64s) -> None:
         first = np.searchsorted(moments, replayed.allocated_by, "right")
@@ -165,20 +147,7 @@ class _Spans:
         self.columns = len(moments)
 
 
-def _finder(replayed: Replay, requests: Requests, phases: Timeline, blocks: Int64s) -> FactFinder:
-    """Knows the blocks as at the peak: there their roles are the ones that `explain` prints."""
-    peak = replayed.peak_moment()
-    return FactFinder(
-        replayed,
-        requests,
-        phases,
-        layers=layers_in_passes(replayed, requests, phases, blocks),
-        live=replayed.live_at(peak),
-        peak_bytes=int(replayed.allocated_bytes[peak]),
-    )
-
-
-def _bytes_by_role(replayed: Replay, moments: Int64s, spans: _Spans, found: Sequence[Role]) -> dict[Role, Int64s]:
+def _bytes_by_role(replayed: Replay, moments: Int64s, spans: _BlockSpans, found: Sequence[Role]) -> dict[Role, Int64s]:
     order = list(Role)
     codes = np.array([order.index(role) for role in found], dtype=np.int64)
     changes = np.zeros((len(order), spans.columns + 1), dtype=np.int64)
@@ -195,7 +164,7 @@ def _moved_bytes(allocated_bytes: Int64s, starts: Int64s) -> Int64s:
 
 
 def _number(named: Sequence[Holder], sizes: Int64s) -> tuple[tuple[Holder, ...], list[int]]:
-    """Number the holders; of very many, the small ones become one a role."""
+    """Number the holders; beyond a limit, the small ones of each role become one."""
     totals: Counter[Holder] = Counter()
     for holder, size in zip(named, sizes.tolist(), strict=True):
         totals[holder] += size
@@ -208,15 +177,15 @@ def _number(named: Sequence[Holder], sizes: Int64s) -> tuple[tuple[Holder, ...],
     return tuple(numbers), of_block
 
 
-def _holdings(spans: _Spans, holders: Sequence[Holder], holder_of: Sequence[int]) -> Iterator[Holding]:
-    """Walk the columns and tell wherever the largest holders of a role change."""
+def _holdings(spans: _BlockSpans, holders: Sequence[Holder], holder_of: Sequence[int]) -> Iterator[Holding]:
+    """Walk the columns and yield an entry wherever the largest holders of a role change."""
     changes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     columns = zip(spans.first.tolist(), spans.end.tolist(), spans.sizes.tolist(), holder_of, strict=True)
     for first, end, size, holder in columns:
         changes[first].append((holder, size, 1))
         changes[end].append((holder, -size, -1))
     held: dict[Role, dict[int, tuple[int, int]]] = defaultdict(dict)
-    told: dict[Role, tuple[tuple[int, int, int], ...]] = {}
+    last: dict[Role, tuple[tuple[int, int, int], ...]] = {}
     for column in sorted(changes.keys() - {spans.columns}):
         for holder, size, count in changes[column]:
             of_role = held[holders[holder].role]
@@ -225,8 +194,8 @@ def _holdings(spans: _Spans, holders: Sequence[Holder], holder_of: Sequence[int]
                 of_role[holder] = (before[0] + size, before[1] + count)
         for role in {holders[holder].role for holder, _, _ in changes[column]}:
             largest = _largest(held[role])
-            if largest != told.get(role):
-                told[role] = largest
+            if largest != last.get(role):
+                last[role] = largest
                 yield Holding(column=column, role=role, largest=largest)
 
 
@@ -235,10 +204,10 @@ def _largest(held: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, int, int],
     return tuple((holder, size, count) for holder, (size, count) in found)
 
 
-def _running(replayed: Replay, phases: Timeline, moment: int) -> Running:
-    """What the event that led to a moment was part of."""
-    event = moment - 1
-    stamp = replayed.stamp_of(event)
+def _running(attribution: Attribution, moment: int) -> Running:
+    """What the event before a moment was part of."""
+    event, phases = moment - 1, attribution.phases
+    stamp = attribution.replayed.stamp_of(event)
     return Running(
         step=int(phases.steps[event]) if event >= 0 else 0,
         phase=phases.phase_at(event),

@@ -1,26 +1,54 @@
-"""Work out what the peak would be if a role held nothing, and name the change that does it."""
+"""Work out what the peak would be without a role, and name the change that removes it."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Owner
-from ligerprof.analyzers.attribution.call_sites import Requests
-from ligerprof.analyzers.explain.parts import WhatIf
+from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.roles import Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
-# less than this share of the peak is not worth a change
+# a smaller share of the peak is not worth a change
 _LEAST_SHARE = 0.02
-# no request is as large, and fewer kinds of request than this fit in a file
+# larger than any request, and small enough to be multiplied by the number of call sites
 _SIZE_LIMIT = 2**44
 
-
-# moments by their indices, or all of them
+# indices of moments, or all moments
 Window = Int64s | slice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """The peak if some roles held nothing.
+
+    Attributes:
+        without: those roles.
+        peak_bytes: the peak then.
+        saved_bytes: by how much it is lower.
+        change: what removes the roles.
+        option: the option of `ligerprof step` for that change.
+    """
+
+    without: tuple[Role, ...]
+    peak_bytes: int
+    saved_bytes: int
+    change: str
+    option: str
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `what_if` in the JSON."""
+        return {
+            "without": [role.value for role in self.without],
+            "peak_bytes": self.peak_bytes,
+            "saved_bytes": self.saved_bytes,
+            "change": self.change,
+            "command": f"ligerprof step {self.option}",
+        }
 
 
 class _Change(NamedTuple):
@@ -32,68 +60,70 @@ class _Change(NamedTuple):
 _CHANGES = (
     _Change(
         (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES),
-        "a fused linear cross-entropy, which makes the logits chunk by chunk",
+        "a fused linear cross-entropy, which computes the logits chunk by chunk",
         "--liger flce",
     ),
     _Change((Role.OPTIMIZER_STATES,), "optimizer states in host memory", "--engine deepspeed --offload optimizer"),
-    _Change((Role.ACTIVATIONS,), "gradient checkpointing, which keeps the inputs of layers alone", "--checkpointing"),
-    _Change((Role.CHECKPOINTS,), "smaller micro-batches, more of them", "--batch 1 --grad-accum 4"),
+    _Change((Role.ACTIVATIONS,), "gradient checkpointing, which keeps only the inputs of layers", "--checkpointing"),
+    _Change((Role.CHECKPOINTS,), "smaller micro-batches and more of them", "--batch 1 --grad-accum 4"),
     _Change((Role.ATTENTION_TEMPORARIES,), "attention without score matrices", "--attention sdpa"),
-    _Change((Role.OPTIMIZER_TEMPORARIES,), "a fused optimizer, which makes none", "--optimizer adamw-fused"),
-    _Change((Role.WEIGHT_CASTS,), "weights in 16 bit, which autocast need not copy", "--precision bf16"),
-    _Change((Role.GRADIENTS,), "adapters in place of all weights", "--lora 16"),
+    _Change((Role.OPTIMIZER_TEMPORARIES,), "a fused optimizer, which allocates none", "--optimizer adamw-fused"),
+    _Change((Role.WEIGHT_CASTS,), "16-bit weights, which autocast does not copy", "--precision bf16"),
+    _Change((Role.GRADIENTS,), "adapters instead of all weights", "--lora 16"),
     _Change((Role.PARAMETERS,), "weights in host memory", "--engine deepspeed --zero 3 --offload all"),
 )
 
 
-def what_if(replayed: Replay, requests: Requests, owners: Sequence[Owner], window: Window) -> tuple[WhatIf, ...]:
-    """The peaks without each role that a change can do away with, the lowest first.
+def find_what_ifs(
+    replayed: Replay, call_sites: CallSites, owners: Sequence[Owner], window: Window
+) -> tuple[WhatIf, ...]:
+    """The peak without each role that a change can remove, the lowest first.
 
-    Blocks at other moments count to a role where a block at the peak that has it was asked for by the same
-    code in the same size.
+    At other moments a block counts to a role if a block at the peak with that role has the same
+    call site and size.
 
     Args:
         owners: of the blocks at the peak.
         window: the moments among which the peak is looked for.
     """
     peak_bytes = int(replayed.allocated_bytes[window].max())
-    likes = _likes(replayed, requests)
+    alike = _number_alike(replayed, call_sites)
     blocks_of: dict[Role, list[int]] = defaultdict(list)
     for owner in owners:
         blocks_of[owner.role].append(owner.block)
-    answers = []
+    found = []
     for roles, change, option in _CHANGES:
         present = tuple(role for role in roles if role in blocks_of)
         blocks = [block for role in present for block in blocks_of[role]]
         if int(replayed.block_bytes[blocks].sum() if blocks else 0) < _LEAST_SHARE * peak_bytes:
             continue
-        is_gone = np.zeros(len(likes), dtype=bool)
-        is_gone[likes[blocks]] = True
-        rest = int((replayed.allocated_bytes - _held_by(replayed, np.flatnonzero(is_gone[likes])))[window].max())
-        answers.append(
-            WhatIf(without=present, peak_bytes=rest, saved_bytes=peak_bytes - rest, change=change, option=option)
+        is_gone = np.zeros(len(alike), dtype=bool)
+        is_gone[alike[blocks]] = True
+        left = int((replayed.allocated_bytes - _allocated_to(replayed, np.flatnonzero(is_gone[alike])))[window].max())
+        found.append(
+            WhatIf(without=present, peak_bytes=left, saved_bytes=peak_bytes - left, change=change, option=option)
         )
-    return tuple(sorted(answers, key=lambda answer: answer.peak_bytes))
+    return tuple(sorted(found, key=lambda one: one.peak_bytes))
 
 
-def _likes(replayed: Replay, requests: Requests) -> Int64s:
-    """A number for each block, less than there are blocks; the same for the same code, module and size in any step."""
+def _number_alike(replayed: Replay, call_sites: CallSites) -> Int64s:
+    """A number for each block, below the number of blocks; equal for the same call site and size in any step."""
     numbers: dict[object, int] = {}
-    of_kind = [
-        numbers.setdefault((kind.stack.calls, kind.node, kind.module, kind.recomputes), len(numbers))
-        for kind in requests.kinds
+    of_site = [
+        numbers.setdefault((site.stack.calls, site.node, site.module, site.recomputes), len(numbers))
+        for site in call_sites.sites
     ]
-    asked = np.array(of_kind, dtype=np.int64)[requests.kind_of] * _SIZE_LIMIT + replayed.requested_bytes
-    likes: Int64s = np.unique(asked, return_inverse=True)[1]
-    return likes
+    keys = np.array(of_site, dtype=np.int64)[call_sites.site_of] * _SIZE_LIMIT + replayed.requested_bytes
+    alike: Int64s = np.unique(keys, return_inverse=True)[1]
+    return alike
 
 
-def _held_by(replayed: Replay, blocks: Int64s) -> Int64s:
+def _allocated_to(replayed: Replay, blocks: Int64s) -> Int64s:
     """Allocated bytes of some blocks at each moment."""
-    made, freed, sizes = replayed.allocated_by[blocks], replayed.freed_by[blocks], replayed.block_bytes[blocks]
+    allocated, freed, sizes = replayed.allocated_by[blocks], replayed.freed_by[blocks], replayed.block_bytes[blocks]
     changes = np.zeros(replayed.last_moment + 1, dtype=np.int64)
-    changes[0] = sizes[made < 0].sum()
-    # an event makes or frees one block
-    changes[made[made >= 0] + 1] = sizes[made >= 0]
+    changes[0] = sizes[allocated < 0].sum()
+    # an event allocates or frees one block
+    changes[allocated[allocated >= 0] + 1] = sizes[allocated >= 0]
     changes[freed[freed >= 0] + 1] = -sizes[freed >= 0]
     return np.cumsum(changes)

@@ -142,14 +142,11 @@ def _accuracy(given: PlotInput) -> Iterator[Drawn]:
 
 
 def _memory(given: PlotInput) -> Iterator[Drawn]:
-    from ligerprof.analyzers.explain.answer import explain
-    from ligerprof.analyzers.explain.timeline import role_timeline
-    from ligerprof.snapshots.reader import read_snapshot
+    from ligerprof.analyzers.explain.analysis import analyze
 
     recordings = []
     for title, source in zip(given.sources.titles, given.sources.snapshots, strict=True):
-        snapshot = read_snapshot(source.path)
-        timeline = role_timeline(snapshot, explain(snapshot).device)
+        timeline = analyze(source.path).timeline
         if has_step(timeline):
             recordings.append(Recording(title=title, timeline=timeline))
     if recordings:
@@ -157,7 +154,7 @@ def _memory(given: PlotInput) -> Iterator[Drawn]:
 
 
 def _layers(given: PlotInput) -> Iterator[Drawn]:
-    from ligerprof.analyzers.explain.answer import explain
+    from ligerprof.analyzers.explain.analysis import explain
 
     sources = given.sources
     explained = [(title, one, explain(one.path)) for title, one in zip(sources.titles, sources.snapshots, strict=True)]

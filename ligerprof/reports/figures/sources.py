@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ligerprof.analyzers.explain.answer import SNAPSHOT_NAME
 from ligerprof.errors import ResultFormatError
 from ligerprof.files import FileKind, starts_as_json
 from ligerprof.reports.figures.series import kernel_set
 from ligerprof.runs.bench.records import Finding, join_findings, read_lines
 from ligerprof.runs.directory import RESULT, read_result
 from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, cell_from_json, read_cells
+from ligerprof.snapshots import SNAPSHOT_NAME
 
 _LONGEST_LINE = 2**16
 _RESULTS = FileKind(error=ResultFormatError, hint="Give a file of sweep, step or bench.")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.analyzers.explain.timeline import RoleTimeline
 from ligerprof.reports.page.html import html_page, html_table, html_timeline, paragraph
 from ligerprof.reports.peak import sentence
 from ligerprof.roles import ROLE_MEANINGS, Role
@@ -13,12 +13,13 @@ _TOP_BLOCKS = 100
 _LONGEST_NAME = 160
 
 
-def render_peak_page(report: PeakReport, timeline: RoleTimeline, *, source: str) -> str:
+def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
     """The whole page as HTML text.
 
     Args:
         source: the file's name, for the title.
     """
+    report = analysis.peak
     phases = ", ".join(f"{phase.value} {format_bytes(size)}" for phase, size in report.phases.items())
     return html_page(
         f"{source}: who holds the peak",
@@ -27,7 +28,7 @@ def render_peak_page(report: PeakReport, timeline: RoleTimeline, *, source: str)
             *([paragraph(f"Highest in each phase: {phases}.")] if phases else []),
             *(paragraph(f"Note: {note}.") for note in report.notes),
             "<h2>Memory over the recording</h2>",
-            html_timeline(timeline),
+            html_timeline(analysis.timeline),
             "<h2>Who holds the peak</h2>",
             html_table(["role", "MiB", "share", "what"], _role_rows(report)),
             "<h2>Largest blocks at the peak</h2>",

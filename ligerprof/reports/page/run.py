@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from ligerprof.analyzers.explain.timeline import role_timeline
 from ligerprof.reports.figures.roles import RolesBar, draw_roles
 from ligerprof.reports.figures.style import svg_text
 from ligerprof.reports.page.html import html_page, html_table, html_timeline, paragraph
@@ -10,7 +9,6 @@ from ligerprof.reports.step import closing_lines, heading_lines, verdict
 from ligerprof.reports.terminal import RolesColumn, percent_error
 from ligerprof.roles import ROLE_MEANINGS, STEP_PHASES, Role
 from ligerprof.runs.step import StepReport
-from ligerprof.snapshots.reader import Snapshot
 from ligerprof.units import format_mib
 
 _TOP_BLOCKS = 25
@@ -23,7 +21,6 @@ def render_page(report: StepReport) -> str:
     columns = [RolesColumn(title=report.outcome.backend, roles=report.peak.roles)]
     if estimated is not None:
         columns.append(RolesColumn(title="estimated", roles=estimated.roles))
-    timeline = role_timeline(Snapshot.from_dict(report.outcome.snapshot), report.peak.device)
     title, *subtitle = heading_lines(report)
     return html_page(
         title,
@@ -36,7 +33,7 @@ def render_page(report: StepReport) -> str:
             "<h2>Phases</h2>",
             html_table(["phase", *_figure_heads(columns)], _phase_rows(report)),
             "<h2>Memory over the recording</h2>",
-            html_timeline(timeline),
+            html_timeline(report.analysis.timeline),
             "<h2>Largest blocks at the peak</h2>",
             html_table(["role", "MiB", "blocks", "module", "asked for by"], _block_rows(report)),
             *(paragraph(line) for line in closing_lines(report)),

@@ -270,12 +270,12 @@ class _Session:
     def _refused(self) -> tuple[int | None, tuple[int, int]]:
         """What was asked for, and what was allocated and reserved then."""
         replayed = replay(Snapshot.from_dict(self._snapshot), self._device.index)
-        event = replayed.out_of_memory
-        if event is None:
+        oom = replayed.out_of_memory
+        if oom is None:
             # it ran out after the recording, where only the counters saw it
             return None, (torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
-        held_bytes = int(replayed.allocated_bytes[event]), int(replayed.reserved_bytes[event])
-        return replayed.trace[event]["size"], held_bytes
+        held_bytes = int(replayed.allocated_bytes[oom.index]), int(replayed.reserved_bytes[oom.index])
+        return oom.requested_bytes, held_bytes
 
 
 def _resident_bytes() -> int:

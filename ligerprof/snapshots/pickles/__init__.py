@@ -1,1 +1,1 @@
-"""Load the pickle of a snapshot safely, and fast where its events are laid out alike."""
+"""Load the pickle of a snapshot, safely and fast; `load.load_snapshot_data` is the only entry point."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.pickles.plain import load_plain_data
 from ligerprof.snapshots.pickles.table import FIRST_REFERENCE, KEPT, Cut, cut_alike
-from ligerprof.snapshots.trace import Bytes, EventTable, Int64s, Trace
+from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable, Int64s
 
 _TRACES = "device_traces"
 _FIRST_KEY = "action"
@@ -158,7 +158,7 @@ def _fill_copies(cut: Cut, reference_count: int, kept: Sequence[Any]) -> bool:
 
 def _traces(
     traces: Sequence[Sequence[Any]], kinds: Sequence[npt.NDArray[np.int8]], table: EventTable, cut: Cut
-) -> Iterator[Trace]:
+) -> Iterator[DeviceTrace]:
     """The events of each device: a None stands for as many rows of the table as the counts say."""
     first_places = np.append(0, np.cumsum(cut.counts))
     marks = 0
@@ -172,5 +172,5 @@ def _traces(
         rows = np.repeat(firsts - np.cumsum(sizes) + sizes, sizes) + np.arange(len(in_table))
         rows[in_table] = cut.places[rows[in_table]]
         rows[~in_table] = np.arange(-1, -1 - np.count_nonzero(is_dict), -1)
-        yield Trace(list(compress(items, is_dict.tolist())), table, rows)
+        yield DeviceTrace(list(compress(items, is_dict.tolist())), table, rows)
         marks = marks_after

@@ -1,4 +1,4 @@
-"""Decide whether a pickle is plain data, by walking its opcodes before anything is loaded."""
+"""Decide whether a pickle is plain data by walking its opcodes before loading anything."""
 
 import re
 from collections.abc import Callable
@@ -6,20 +6,21 @@ from struct import unpack_from
 
 from ligerprof.errors import SnapshotFormatError
 
-_HINT = "A memory snapshot holds dicts, lists, text and numbers only: do not load this file elsewhere."
+_HINT = "A memory snapshot holds only dicts, lists, text and numbers: do not load this file with other tools."
 
 # What torch's C++ pickler and Python's (protocols 2 to 5) write for dicts, lists, text, numbers
-# and pairs of integers. All else is refused: what imports, calls or builds; tuples but for pairs
-# of integers (nested ones take exponential time to hash); what declares lengths it need not have.
+# and pairs of integers. All other opcodes are refused: those that import, call or build; tuples
+# other than pairs of integers (nested tuples take exponential time to hash); those that declare
+# lengths which plain data does not need.
 _INTEGER = rb"(?:K.|M..|J....|\x8a(?:\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
 _REFERENCE = rb"(?:j....|h.)"
-# the dict of one event, eight keys of it at once: a million of them follow each other
+# the start of an event's dict, eight keys at once: a snapshot can have a million in a row
 _VALUE = rb"(?:j....|h.|\x8a\x07.{7}|\x8a\x06.{6}|K.|J....|M..)"
 _EVENT = rb"\}\x94\(" + (_REFERENCE + _VALUE) * 8
-# most texts are short; the lengths of others are looked at one by one
+# most texts are short; the lengths of the others are checked one by one
 _TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length for length in range(1, 64)) + rb")"
 _ANY = rb"j....|h.|\x94+|[()}\]ueas\x88\x89N]|" + _INTEGER + rb"(?:" + _INTEGER + rb"\x86)?|q.|G.{8}|" + _TEXT
-# a bounded run, for an unbounded one takes memory for every repetition
+# bounded, because re keeps memory for each repetition of an unbounded one
 _RUN = re.compile(rb"(?s)(?:" + _EVENT + rb"|" + _ANY + rb"){1,4096}")
 _BINUNICODE, _SHORT_BINUNICODE, _LONG_BINPUT = 0x58, 0x8C, 0x72
 _PROTO, _FRAME, _STOP = 0x80, 0x95, 0x2E
@@ -42,7 +43,7 @@ _REFUSED = {
     0x97: "NEXT_BUFFER",
     ord("p"): "PUT",
     0x85: "TUPLE1",
-    0x86: "TUPLE2 of anything but integers",
+    0x86: "TUPLE2 of values other than integers",
     0x87: "TUPLE3",
     ord("t"): "TUPLE",
     0x90: "ADDITEMS",
@@ -51,11 +52,11 @@ _REFUSED = {
 
 
 def require_plain_data(pickled: bytes) -> None:
-    """Walk every opcode up to STOP; nothing is loaded, and no memory is taken.
+    """Walk every opcode up to STOP without loading anything.
 
     Raises:
-        SnapshotFormatError: an opcode that plain data has no use for, a length beyond the end
-            of the data, a memo index that no opcode before could have filled, or no STOP.
+        SnapshotFormatError: an opcode that plain data does not need, a length beyond the end of
+            the data, a memo index that no earlier opcode can have filled, or no STOP.
     """
     position, end = 0, len(pickled)
     while position < end:
@@ -98,7 +99,9 @@ def _skip_text(layout: str, size: int) -> Callable[[bytes, int], int]:
 def _skip_protocol(pickled: bytes, position: int) -> int:
     version = _argument(pickled, position, "<B", 1)
     if version > _NEWEST_PROTOCOL:
-        raise SnapshotFormatError(f"pickle protocol {version} at byte {position}: 2 to {_NEWEST_PROTOCOL} are known.")
+        raise SnapshotFormatError(
+            f"pickle protocol {version} at byte {position} is unknown. Known: 2 to {_NEWEST_PROTOCOL}."
+        )
     return position + 2
 
 
@@ -113,9 +116,9 @@ def _skip_frame(pickled: bytes, position: int) -> int:
 
 def _skip_memo_put(pickled: bytes, position: int) -> int:
     index = _argument(pickled, position, "<I", 4)
-    # every object takes at least a byte, so an honest index is smaller than its position
+    # each object takes at least a byte, so a valid index is smaller than its position
     if index > position:
-        raise SnapshotFormatError(f"memo index {index} at byte {position}: no file of this size has as many objects.")
+        raise SnapshotFormatError(f"memo index {index} at byte {position} is larger than the number of objects so far.")
     return position + 5
 
 

@@ -1,13 +1,11 @@
-"""Load a pickle of plain data: no global is ever resolved, nothing is called or built."""
+"""Load a pickle of plain data: no global is resolved, and nothing is called or built."""
 
-import gc
 import io
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ligerprof.errors import SnapshotFormatError
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.pickles.opcodes import require_plain_data
 
 _WRITE_IT = "Write one with torch.cuda.memory._dump_snapshot() or `ligerprof step`."
@@ -17,27 +15,27 @@ def load_plain_data(pickled: bytes, *, extra: bytes = b"") -> Any:
     """Load a pickle of dicts, lists, text and numbers.
 
     Args:
-        extra: opcodes of our own that follow, in place of the STOP at its end.
+        extra: opcodes of ours to run at its end, before STOP.
 
     Raises:
-        SnapshotFormatError: anything else is in it, or it is damaged.
+        SnapshotFormatError: it holds anything else, or is damaged.
     """
     if pickled[:1] != b"\x80":
-        raise SnapshotFormatError(f"not a pickle: it begins with {bytes(pickled[:8])!r}. {_WRITE_IT}")
+        raise SnapshotFormatError(f"not a pickle: it starts with {bytes(pickled[:8])!r}. {_WRITE_IT}")
     require_plain_data(pickled)
-    with collector_off():
+    with collector_paused():
         try:
-            # from a reader that can look ahead, older protocols are not read byte by byte
+            # the unpickler reads older protocols byte by byte unless the file can peek
             return _PlainUnpickler(io.BufferedReader(io.BytesIO(_extended(pickled, extra)))).load()
         except SnapshotFormatError:
             raise
-        # a damaged pickle can raise nearly anything; none of it is a bug of ours
+        # a damaged pickle can raise nearly any exception; none of them is our bug
         except Exception as error:
             raise SnapshotFormatError(f"damaged pickle: {type(error).__name__}: {str(error)[:120]}.") from None
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """The last line of defence: the opcode walk has refused every global already."""
+    """The last line of defense: the opcode walk has already refused every global."""
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         """Refuse every global."""
@@ -46,15 +44,3 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _extended(pickled: bytes, extra: bytes) -> bytes:
     return pickled[: -len(pickle.STOP)] + extra + pickle.STOP if extra else pickled
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """Loading makes millions of objects and no garbage; the collector would walk them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from ligerprof.analyzers.attribution.rules import RULES, Facts, Rule, Trait, role_of
-from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
+from ligerprof.analyzers.attribution.rules import RULES, Rule, role_of
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
@@ -255,44 +256,46 @@ def test_step_that_ran_out_of_memory_is_attributed_whole() -> None:
     assert found.notes[0].startswith("out of memory: ")
 
 
-def facts(phase: Phase | None = None, *, stack: str = "", node: str = "", traits: tuple[Trait, ...] = ()) -> Facts:
-    return Facts(phase=phase, stack=stack, native="", node=node, traits=frozenset(traits))
+def features(
+    phase: Phase | None = None, *, stack: str = "", node: str = "", given: tuple[Feature, ...] = ()
+) -> BlockFeatures:
+    return BlockFeatures(phase=phase, stack=stack, native="", node=node, features=frozenset(given))
 
 
 def test_first_rule_that_matches_gives_the_role() -> None:
     rules = (
         Rule(role=Role.INPUTS, stack=r"loader\.py:"),
-        Rule(role=Role.LOGITS, phases=(Phase.FORWARD,), has=(Trait.IN_HEAD,), lacks=(Trait.SMALL,)),
+        Rule(role=Role.LOGITS, phases=(Phase.FORWARD,), has=(Feature.IN_HEAD,), lacks=(Feature.SMALL,)),
         Rule(role=Role.OTHER, phases=(Phase.FORWARD,)),
     )
 
-    assert role_of(facts(stack="a/loader.py:next"), rules) is Role.INPUTS
-    assert role_of(facts(Phase.FORWARD, traits=(Trait.IN_HEAD,)), rules) is Role.LOGITS
-    assert role_of(facts(Phase.FORWARD, traits=(Trait.IN_HEAD, Trait.SMALL)), rules) is Role.OTHER
-    assert role_of(facts(Phase.BACKWARD), rules) is Role.UNATTRIBUTED
+    assert role_of(features(stack="a/loader.py:next"), rules) is Role.INPUTS
+    assert role_of(features(Phase.FORWARD, given=(Feature.IN_HEAD,)), rules) is Role.LOGITS
+    assert role_of(features(Phase.FORWARD, given=(Feature.IN_HEAD, Feature.SMALL)), rules) is Role.OTHER
+    assert role_of(features(Phase.BACKWARD), rules) is Role.UNATTRIBUTED
 
 
 @pytest.mark.parametrize(
     ("expected", "given"),
     [
-        (Role.PARAMETERS, facts(Phase.BUILD)),
-        (Role.OPTIMIZER_STATES, facts(Phase.OPTIMIZER, traits=(Trait.OUTLIVES_PHASE,))),
-        (Role.OPTIMIZER_TEMPORARIES, facts(Phase.OPTIMIZER, traits=(Trait.DIES_IN_PHASE,))),
-        (Role.GRADIENTS, facts(Phase.BACKWARD, node="MmBackward0", traits=(Trait.OUTLIVES_PHASE,))),
-        (Role.GRADIENTS, facts(Phase.BACKWARD, node="EmbeddingBackward0", traits=(Trait.WEIGHT_SIZED,))),
-        (Role.CE_TEMPORARIES, facts(Phase.BACKWARD, node="LogSoftmaxBackward0")),
+        (Role.PARAMETERS, features(Phase.BUILD)),
+        (Role.OPTIMIZER_STATES, features(Phase.OPTIMIZER, given=(Feature.OUTLIVES_PHASE,))),
+        (Role.OPTIMIZER_TEMPORARIES, features(Phase.OPTIMIZER, given=(Feature.DIES_IN_PHASE,))),
+        (Role.GRADIENTS, features(Phase.BACKWARD, node="MmBackward0", given=(Feature.OUTLIVES_PHASE,))),
+        (Role.GRADIENTS, features(Phase.BACKWARD, node="EmbeddingBackward0", given=(Feature.WEIGHT_SIZED,))),
+        (Role.CE_TEMPORARIES, features(Phase.BACKWARD, node="LogSoftmaxBackward0")),
         (
             Role.ATTENTION_TEMPORARIES,
-            facts(Phase.BACKWARD, node="ScaledDotProductFlashAttentionBackward0", traits=(Trait.DIES_IN_CALL,)),
+            features(Phase.BACKWARD, node="ScaledDotProductFlashAttentionBackward0", given=(Feature.DIES_IN_CALL,)),
         ),
-        (Role.COMMUNICATION, facts(Phase.BACKWARD, stack="deepspeed/runtime/zero/stage3.py:reduce")),
-        (Role.INPUTS, facts(Phase.OUTSIDE, stack="train.py:<module>")),
-        (Role.ACTIVATIONS, facts(Phase.FORWARD, stack="modeling.py:forward")),
-        (Role.UNATTRIBUTED, facts(None, stack="somewhere.py:something")),
+        (Role.COMMUNICATION, features(Phase.BACKWARD, stack="deepspeed/runtime/zero/stage3.py:reduce")),
+        (Role.INPUTS, features(Phase.OUTSIDE, stack="train.py:<module>")),
+        (Role.ACTIVATIONS, features(Phase.FORWARD, stack="modeling.py:forward")),
+        (Role.UNATTRIBUTED, features(None, stack="somewhere.py:something")),
     ],
     ids=lambda value: value.value if isinstance(value, Role) else "",
 )
-def test_rules_give_the_role_a_reader_expects(expected: Role, given: Facts) -> None:
+def test_rules_give_the_role_a_reader_expects(expected: Role, given: BlockFeatures) -> None:
     assert role_of(given) is expected
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ligerprof.analyzers.attribution.rules import Facts
-from ligerprof.analyzers.attribution.user_rules import OwnRule, read_rules
-from ligerprof.analyzers.explain.answer import explain
-from ligerprof.analyzers.explain.timeline import role_timeline
+from ligerprof.analyzers.attribution.features import BlockFeatures
+from ligerprof.analyzers.attribution.user_rules import UserRule, read_rules
+from ligerprof.analyzers.explain.analysis import analyze, explain
 from ligerprof.cli.main import main
 from ligerprof.errors import RulesError
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.reader import read_snapshot
 from tests.paths import REPOSITORY
 
 STAMPED = REPOSITORY / "tests" / "data" / "snapshots" / "stamped-amp-ckpt-4x1024.pickle.xz"
@@ -22,9 +20,9 @@ STACKS = REPOSITORY / "tests" / "data" / "snapshots" / "small-python-alloc-nockp
 EXAMPLE = re.search(r"```toml\n(.*?)```", (REPOSITORY / "docs" / "explain.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-def facts(**given: object) -> Facts:
-    values: dict[str, object] = {"phase": Phase.FORWARD, "stack": "", "native": "", "node": "", "traits": frozenset()}
-    return Facts(**(values | given))  # type: ignore[arg-type]
+def features(**given: object) -> BlockFeatures:
+    values: dict[str, object] = {"phase": Phase.FORWARD, "stack": "", "native": "", "node": "", "features": frozenset()}
+    return BlockFeatures(**(values | given))  # type: ignore[arg-type]
 
 
 def test_the_documented_example_is_read(tmp_path: Path) -> None:
@@ -35,21 +33,21 @@ def test_the_documented_example_is_read(tmp_path: Path) -> None:
 
     adapters, cache, workspace = read_rules(path)
 
-    assert adapters.matches(facts(module="base.layers.0.q_proj.lora_A.default"))
-    assert not adapters.matches(facts(module="base.layers.0.q_proj"))
-    assert cache.matches(facts(stack="torch/x.py:f\nwork/my_model/cache.py:fill_rows\ntrain.py:main"))
-    assert not cache.matches(facts(stack="work/my_model/cache.py:read_rows"))
-    assert workspace.matches(facts(node="MyAttentionBackward", phase=Phase.BACKWARD))
-    assert not workspace.matches(facts(node="MyAttentionBackward"))
+    assert adapters.matches(features(module="base.layers.0.q_proj.lora_A.default"))
+    assert not adapters.matches(features(module="base.layers.0.q_proj"))
+    assert cache.matches(features(stack="torch/x.py:f\nwork/my_model/cache.py:fill_rows\ntrain.py:main"))
+    assert not cache.matches(features(stack="work/my_model/cache.py:read_rows"))
+    assert workspace.matches(features(node="MyAttentionBackward", phase=Phase.BACKWARD))
+    assert not workspace.matches(features(node="MyAttentionBackward"))
 
 
 def test_every_condition_must_hold() -> None:
-    rule = OwnRule(role=Role.OTHER, module="a.*", frame="*/f.py:g", node="N?", phase=Phase.BACKWARD)
+    rule = UserRule(role=Role.OTHER, module="a.*", frame="*/f.py:g", node="N?", phase=Phase.BACKWARD)
     fits = {"module": "a.b", "stack": "x/f.py:g", "node": "N1", "phase": Phase.BACKWARD}
 
-    assert rule.matches(facts(**fits))
+    assert rule.matches(features(**fits))
     for key, other in (("module", "b"), ("stack", "x/f.py:gg"), ("node", "N"), ("phase", None)):
-        assert not rule.matches(facts(**(fits | {key: other})))
+        assert not rule.matches(features(**(fits | {key: other})))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +69,7 @@ def test_named_blocks_move_to_the_role_and_the_peak_stays(
     assert moved > 0
     assert ours.peak_bytes == plain.peak_bytes == ours.roles.total_bytes
     assert sum(max(0, plain.roles[role] - ours.roles[role]) for role in Role) == moved
-    shown = role_timeline(read_snapshot(recording), 0, rules=read_rules(path))
+    shown = analyze(recording, rules=read_rules(path)).timeline
     assert shown.roles[Role.KERNEL_WORKSPACE][shown.peak_column] == moved
 
 
@@ -113,9 +111,9 @@ def test_what_is_no_rule_is_one_line(text: str, suffix: str, tmp_path: Path) -> 
 
 def test_a_pattern_of_many_stars_ends() -> None:
     # a matcher that backtracks over the stars would run for ages, into the timeout of the suite
-    rule = OwnRule(role=Role.OTHER, frame="*a" * 200 + "b")
+    rule = UserRule(role=Role.OTHER, frame="*a" * 200 + "b")
 
-    assert not rule.matches(facts(stack="a" * 20_000))
+    assert not rule.matches(features(stack="a" * 20_000))
 
 
 def test_the_command_takes_rules_and_says_what_is_wrong(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
 from ligerprof.roles import MemoryBreakdown, Phase, Role

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.reports.peak import answer_lines
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
@@ -42,7 +42,7 @@ def training(steps: int, *, kept_bytes: int) -> SlowAllocator:
 
 
 def test_steps_have_their_own_peaks() -> None:
-    steps = explain(Snapshot.from_dict(training(3, kept_bytes=2 * MIB).snapshot())).answers.steps
+    steps = explain(Snapshot.from_dict(training(3, kept_bytes=2 * MIB).snapshot())).steps
 
     assert [peaks.step for peaks in steps] == [1, 2, 3]
     for index, peaks in enumerate(steps):
@@ -57,22 +57,22 @@ def test_steps_have_their_own_peaks() -> None:
 def test_steps_of_recordings_without_stamps_are_counted() -> None:
     report = explain(RECORDINGS / "hf-ckpt-4x1024.pickle.xz")
 
-    assert [peaks.step for peaks in report.answers.steps] == [1, 2]
+    assert [peaks.step for peaks in report.steps] == [1, 2]
     for phase, size_bytes in report.phases.items():
-        assert max(peaks.phases.get(phase, 0) for peaks in report.answers.steps) == size_bytes
-    assert report.answers.growth is None
-    assert report.answers.out_of_memory is None
+        assert max(peaks.phases.get(phase, 0) for peaks in report.steps) == size_bytes
+    assert report.growth is None
+    assert report.out_of_memory is None
 
 
 @pytest.mark.parametrize(("steps", "kept_bytes"), [(6, 0), (3, 2 * MIB)])
 def test_what_gives_all_back_or_ends_too_soon_does_not_grow(steps: int, kept_bytes: int) -> None:
-    assert explain(Snapshot.from_dict(training(steps, kept_bytes=kept_bytes).snapshot())).answers.growth is None
+    assert explain(Snapshot.from_dict(training(steps, kept_bytes=kept_bytes).snapshot())).growth is None
 
 
 def test_growth_names_what_stays() -> None:
     report = explain(Snapshot.from_dict(training(6, kept_bytes=2 * MIB).snapshot()))
 
-    growth = report.answers.growth
+    growth = report.growth
     assert growth is not None
     assert (growth.per_step_bytes, growth.steps, growth.who) == (2 * MIB, 4, "model.layers.1")
     assert any("Grows by 2.0 MiB or more in each of 4 steps" in line for line in answer_lines(report))
@@ -81,7 +81,7 @@ def test_growth_names_what_stays() -> None:
 def test_without_a_role_the_next_highest_moment_counts() -> None:
     report = explain(Snapshot.from_dict(training(3, kept_bytes=0).snapshot()))
 
-    activations = next(answer for answer in report.answers.what_if if Role.ACTIVATIONS in answer.without)
+    activations = next(answer for answer in report.what_if if Role.ACTIVATIONS in answer.without)
     # the weight and a gradient are left in every step
     assert (report.peak_bytes, activations.peak_bytes, activations.saved_bytes) == (16 * MIB, 8 * MIB, 8 * MIB)
     assert activations.option == "--checkpointing"
@@ -90,7 +90,7 @@ def test_without_a_role_the_next_highest_moment_counts() -> None:
 def test_real_out_of_memory_is_judged() -> None:
     report = explain(RECORDINGS / "stamped-oom.pickle.xz")
 
-    oom = report.answers.out_of_memory
+    oom = report.out_of_memory
     assert oom is not None
     assert (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes) == (8405385216, 16457218048, 16951279616)
     assert oom.reserved_free_bytes == oom.reserved_bytes - oom.allocated_bytes
@@ -99,9 +99,9 @@ def test_real_out_of_memory_is_judged() -> None:
     for pin in oom.pins:
         assert sum(pin.roles.values()) <= pin.segment_bytes - pin.free_bytes
     text = "\n".join(answer_lines(report))
-    assert "8016.0 MiB asked for" in report.notes[-1]
+    assert "8016.0 MiB requested" in report.notes[-1]
     assert "no fragmentation; a limit on this process" in text
-    assert report.answers.what_if[0].option == "--liger flce"
+    assert report.what_if[0].option == "--liger flce"
 
 
 def test_free_memory_in_pieces_is_fragmentation() -> None:
@@ -114,7 +114,7 @@ def test_free_memory_in_pieces_is_fragmentation() -> None:
 
     report = explain(Snapshot.from_dict(values))
 
-    verdict = report.answers.out_of_memory
+    verdict = report.out_of_memory
     assert verdict is not None
     assert verdict.largest_free_bytes < 16 * MIB <= verdict.reserved_free_bytes
     assert verdict.fragmented
@@ -135,7 +135,7 @@ def test_an_optimizer_step_that_moves_nothing_has_its_peak_too(name: str) -> Non
 
     report = explain(snapshot)
 
-    last = report.answers.steps[-1]
+    last = report.steps[-1]
     assert last.phases[Phase.OPTIMIZER] == replayed.allocated_bytes[before[-1]]
     assert report.phases[Phase.OPTIMIZER] >= max(replayed.allocated_bytes[moment] for moment in before)
 

@@ -3,9 +3,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from ligerprof.analyzers.attribution.blocks import Attribution, breakdown
-from ligerprof.analyzers.explain.answer import explain
-from ligerprof.analyzers.explain.timeline import RoleTimeline, role_timeline
+from ligerprof.analyzers.explain.analysis import analyze, explain
+from ligerprof.analyzers.explain.timeline import RoleTimeline
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
@@ -22,10 +21,9 @@ def bytes_at(timeline: RoleTimeline, column: int) -> dict[Role, int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_column_adds_up_and_the_peak_is_the_explained_one(name: str) -> None:
-    snapshot = read_snapshot(RECORDINGS / f"{name}.pickle.xz")
-    report = explain(snapshot)
+    analysis = analyze(RECORDINGS / f"{name}.pickle.xz")
 
-    timeline = role_timeline(snapshot, report.device)
+    report, timeline = analysis.peak, analysis.timeline
 
     assert (sum(timeline.roles.values()) == timeline.allocated_bytes).all()
     assert timeline.allocated_bytes.max() == timeline.allocated_bytes[timeline.peak_column] == report.peak_bytes
@@ -38,7 +36,7 @@ def test_every_column_adds_up_and_the_peak_is_the_explained_one(name: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_the_largest_holders_at_the_peak_are_the_explained_ones(name: str) -> None:
     snapshot = read_snapshot(RECORDINGS / f"{name}.pickle.xz")
-    timeline = role_timeline(snapshot, 0)
+    timeline = analyze(snapshot).timeline
 
     told: dict[Role, dict[tuple[str, str], tuple[int, int]]] = {}
     for holding in timeline.holdings:
@@ -60,21 +58,20 @@ def test_the_largest_holders_at_the_peak_are_the_explained_ones(name: str) -> No
 
 def test_columns_between_the_peaks_hold_what_attribution_says_there() -> None:
     snapshot = read_snapshot(RECORDINGS / "stamped-amp-ckpt-4x1024.pickle.xz")
-    replayed = replay(snapshot, 0)
-    attribution = Attribution(replayed, snapshot.annotations)
+    attribution = analyze(snapshot).attribution
 
-    timeline = role_timeline(snapshot, 0)
+    timeline = analyze(snapshot).timeline
 
     for column in (1500, 2000, len(timeline.moments) - 1):
         moment = int(timeline.moments[column])
-        expected = breakdown(replayed, moment, attribution.owners_at(moment))
+        expected = attribution.breakdown(moment, attribution.owners_at(moment))
         assert bytes_at(timeline, column) == {role: expected[role] for role in timeline.roles}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_short_recordings_have_every_moment(seed: int) -> None:
     program = random_program(seed)
-    timeline = role_timeline(Snapshot.from_dict(program.snapshot()), 0)
+    timeline = analyze(Snapshot.from_dict(program.snapshot())).timeline
 
     moments = timeline.last_moment + 1
     assert timeline.moments.tolist() == timeline.starts.tolist() == list(range(moments))
@@ -90,7 +87,7 @@ def test_long_recordings_lose_no_peak_and_keep_every_event_around_the_highest() 
     snapshot = Snapshot.from_dict(program.snapshot())
     allocated = replay(snapshot, 0).allocated_bytes
 
-    timeline = role_timeline(snapshot, 0)
+    timeline = analyze(snapshot).timeline
 
     stops = [*timeline.starts[1:].tolist(), timeline.last_moment + 1]
     for start, stop, held in zip(timeline.starts.tolist(), stops, timeline.allocated_bytes.tolist(), strict=True):
@@ -107,7 +104,7 @@ def test_what_ran_is_told_from_stamps() -> None:
     for event in program.events:
         event["user_metadata"] = stamp.to_text()
 
-    timeline = role_timeline(Snapshot.from_dict(program.snapshot()), 0)
+    timeline = analyze(Snapshot.from_dict(program.snapshot())).timeline
 
     running = timeline.running[-1]
     assert (running.step, running.phase, running.module, running.node) == (3, stamp.phase, stamp.module, stamp.node)
@@ -123,7 +120,7 @@ def test_very_many_holders_become_others() -> None:
         for event in program.events[first:]:
             event["user_metadata"] = Stamp(step=1, phase=Phase.FORWARD, module=f"part{owner}").to_text()
 
-    timeline = role_timeline(Snapshot.from_dict(program.snapshot()), 0)
+    timeline = analyze(Snapshot.from_dict(program.snapshot())).timeline
 
     assert len(timeline.holders) <= 2001
     assert any(holder.frame == "others" for holder in timeline.holders)

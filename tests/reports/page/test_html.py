@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ligerprof.analyzers.explain.answer import explain
-from ligerprof.analyzers.explain.timeline import role_timeline
+from ligerprof.analyzers.explain.analysis import analyze, explain
 from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
@@ -59,8 +58,7 @@ def hostile_snapshot() -> Snapshot:
 
 
 def page_of(snapshot: Snapshot, source: str = "snapshot.pickle") -> str:
-    report = explain(snapshot)
-    return render_peak_page(report, role_timeline(snapshot, report.device), source=source)
+    return render_peak_page(analyze(snapshot), source=source)
 
 
 def recording(name: str = "stamped-amp-ckpt-4x1024") -> Snapshot:

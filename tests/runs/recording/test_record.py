@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import ligerprof
-from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.errors import LigerprofError, MissingDependencyError, OutputError
 from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.recording.record import CudaHistory, Recorder, running

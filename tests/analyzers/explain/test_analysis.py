@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.analyzers.explain.answer import explain
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.errors import LigerprofError, SnapshotFormatError
 from ligerprof.roles import STEP_PHASES, Phase, Role
@@ -145,7 +145,7 @@ def test_device_index_takes_that_device_and_no_other() -> None:
     snapshot = Snapshot.from_dict(two_devices())
 
     assert explain(snapshot, device_index=0).peak_bytes == max(random_program(1).allocated)
-    with pytest.raises(SnapshotFormatError, match=r"nothing of device 5 in it\. It has: 0, 1"):
+    with pytest.raises(SnapshotFormatError, match=r"has no device 5, only 0, 1"):
         explain(snapshot, device_index=5)
 
 

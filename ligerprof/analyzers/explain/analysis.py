@@ -1,0 +1,186 @@
+"""Analyze one device of a snapshot: read, replay and attribute it once, and derive every result from that."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ligerprof.analyzers.attribution.blocks import Attribution, Owner
+from ligerprof.analyzers.attribution.user_rules import UserRule
+from ligerprof.analyzers.explain.failure import FailedAllocation, judge_failure
+from ligerprof.analyzers.explain.peak import PeakReport, group_blocks
+from ligerprof.analyzers.explain.steps import find_growth, step_peaks, step_starts
+from ligerprof.analyzers.explain.timeline import RoleTimeline, role_timeline
+from ligerprof.analyzers.explain.what_if import Window, find_what_ifs
+from ligerprof.errors import SnapshotFormatError
+from ligerprof.roles import STEP_PHASES, Phase
+from ligerprof.snapshots.collector import collector_paused
+from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from ligerprof.snapshots.replay import Replay, replay
+from ligerprof.units import format_bytes
+
+
+class SnapshotAnalysis:
+    """One device of a snapshot, replayed and attributed; each result is computed on first use and kept.
+
+    Attributes:
+        replayed: the device's blocks and totals.
+        attribution: call sites, phases and roles of its blocks.
+        window: the moments among which the peak is looked for.
+        peak_moment: the first moment of the highest allocated bytes in the window.
+    """
+
+    def __init__(self, replayed: Replay, attribution: Attribution, *, step: int | None, notes: Sequence[str]) -> None:
+        self.replayed = replayed
+        self.attribution = attribution
+        self._step = step
+        self._device_notes = notes
+        self.window = self._find_window()
+        place = int(np.argmax(replayed.allocated_bytes[self.window]))
+        self.peak_moment = place if isinstance(self.window, slice) else int(self.window[place])
+
+    @cached_property
+    def peak(self) -> PeakReport:
+        """What the memory at the peak belongs to."""
+        with collector_paused():
+            replayed, phases, moment = self.replayed, self.attribution.phases, self.peak_moment
+            return PeakReport(
+                device=replayed.device,
+                peak_bytes=int(replayed.allocated_bytes[moment]),
+                reserved_bytes=int(replayed.reserved_bytes[self.window].max()),
+                complete=replayed.complete,
+                roles=self.attribution.breakdown(moment, self._owners),
+                blocks=group_blocks(self._owners),
+                phases=self._phase_peaks(),
+                peak_phase=phases.phase_at(moment - 1) if moment else None,
+                notes=(*self._device_notes, *self._replay_notes(), *self._failure_notes()),
+                steps=step_peaks(phases, replayed),
+                out_of_memory=self.out_of_memory,
+                what_if=find_what_ifs(replayed, self.attribution.call_sites, self._owners, self.window),
+                growth=find_growth(phases, replayed, self._owners),
+            )
+
+    @cached_property
+    def out_of_memory(self) -> FailedAllocation | None:
+        """The first allocation that did not fit, None if all did."""
+        oom = self.replayed.out_of_memory
+        return None if oom is None else judge_failure(self.replayed, oom, self.attribution.owners_at(oom.index))
+
+    @cached_property
+    def timeline(self) -> RoleTimeline:
+        """Roles over the whole recording."""
+        with collector_paused():
+            return role_timeline(self.attribution)
+
+    @cached_property
+    def _owners(self) -> list[Owner]:
+        return self.attribution.owners_at(self.peak_moment)
+
+    def _find_window(self) -> Window:
+        if self._step is None:
+            return slice(None)
+        phases, source = self.attribution.phases, self.replayed.source
+        if not phases.stamped:
+            raise SnapshotFormatError(f"{source}: the events have no steps. `ligerprof step` records them.")
+        moments = [each for phase in STEP_PHASES for each in phases.moments_of(phase, self._step)]
+        window = np.unique(np.concatenate(moments))
+        if not len(window):
+            raise SnapshotFormatError(f"{source}: no event of step {self._step}. Record that step.")
+        return window
+
+    def _phase_peaks(self) -> dict[Phase, int]:
+        peaks = {}
+        for phase in STEP_PHASES:
+            moments = self.attribution.phases.moments_of(phase, self._step)
+            allocated = [int(self.replayed.allocated_bytes[each].max()) for each in moments if len(each)]
+            if allocated:
+                peaks[phase] = max(allocated)
+        return peaks
+
+    def _replay_notes(self) -> list[str]:
+        replayed, notes = self.replayed, []
+        if not replayed.complete:
+            before = format_bytes(int(replayed.allocated_bytes[0]))
+            # each older block took at least one event
+            least = replayed.last_moment + len(replayed.older_blocks)
+            lengths = np.diff(step_starts(self.attribution.phases))
+            notes.append(
+                f"the recording does not reach back to an empty device: {before} were allocated before its first"
+                f" event; record from the start, with a max_entries of more than {least}"
+                + (f" ({int(lengths.max())} for each further step)" if len(lengths) else "")
+            )
+        if not replayed.verified:
+            notes.append(
+                f"the replay does not end in the segments that the file states ({replayed.mismatches} events do not"
+                " fit)"
+            )
+        return notes
+
+    def _failure_notes(self) -> list[str]:
+        oom = self.out_of_memory
+        if oom is None:
+            return []
+        requested, allocated, reserved = map(
+            format_bytes, (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes)
+        )
+        left = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} left on the device"
+        return [f"out of memory: {requested} requested with {allocated} allocated and {reserved} reserved{left}"]
+
+
+def analyze(
+    source: str | Path | Snapshot,
+    *,
+    device_index: int | None = None,
+    step: int | None = None,
+    rules: Sequence[UserRule] = (),
+) -> SnapshotAnalysis:
+    """Replay and attribute one device of a snapshot.
+
+    Args:
+        source: a snapshot file, a run directory, or a snapshot that has been read.
+        device_index: which device; None chooses the one with the highest peak.
+        step: restricts the peak to the training step of this number in the stamps.
+        rules: take precedence over the built-in rules for roles; `read_rules` reads them from a file.
+
+    Raises:
+        SnapshotFormatError: not a snapshot, or it lacks the device or the step.
+    """
+    with collector_paused():
+        snapshot = source if isinstance(source, Snapshot) else read_snapshot(source)
+        replayed, notes = _choose_device(snapshot, device_index)
+        attribution = Attribution(replayed, snapshot.annotations, rules)
+        return SnapshotAnalysis(replayed, attribution, step=step, notes=notes)
+
+
+def explain(
+    source: str | Path | Snapshot,
+    *,
+    device_index: int | None = None,
+    step: int | None = None,
+    rules: Sequence[UserRule] = (),
+) -> PeakReport:
+    """Report what the memory at a snapshot's peak belongs to; arguments and errors as in `analyze`."""
+    return analyze(source, device_index=device_index, step=step, rules=rules).peak
+
+
+def _choose_device(snapshot: Snapshot, device_index: int | None) -> tuple[Replay, list[str]]:
+    """Replay the device with the highest peak, or the one asked for; notes name the other devices' peaks."""
+    devices = snapshot.devices
+    if not devices:
+        raise SnapshotFormatError(f"{snapshot.source}: neither events nor segments. Was the history switched on?")
+    if device_index is not None:
+        if device_index not in devices:
+            known = ", ".join(str(device) for device in devices)
+            raise SnapshotFormatError(f"{snapshot.source}: has no device {device_index}, only {known}.")
+        return replay(snapshot, device_index), []
+    replays = [replay(snapshot, device) for device in devices]
+    highest = max(replays, key=lambda replayed: int(replayed.allocated_bytes.max()))
+    others = [
+        f"device {replayed.device} peaks at {format_bytes(int(replayed.allocated_bytes.max()))}"
+        for replayed in replays
+        if replayed is not highest
+    ]
+    if not others:
+        return highest, []
+    return highest, [f"this is device {highest.device}, the highest of {len(replays)}; {', '.join(others)}"]

@@ -1,0 +1,177 @@
+"""What a device holds at one moment: the free space in its segments, and the blocks that are not free."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ligerprof.errors import SnapshotFormatError
+from ligerprof.snapshots.events import ADDRESS_LIMIT, SIZE_LIMIT
+
+_ALLOCATED = "active_allocated"
+_HELD_STATES = (_ALLOCATED, "active_pending_free", "active_awaiting_free")
+
+
+class FreeSpace:
+    """Free blocks by address; two that touch are merged if they are in one segment.
+
+    Attributes:
+        starts: start address to size of each free block.
+        ends: end address to start of each free block.
+        borders: addresses at which memory from cudaMalloc starts; free blocks never merge across one.
+    """
+
+    __slots__ = ("borders", "ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        self.borders: set[int] = set()
+
+    def copy(self) -> "FreeSpace":
+        """An independent copy."""
+        twin = FreeSpace()
+        twin.starts, twin.ends, twin.borders = dict(self.starts), dict(self.ends), set(self.borders)
+        return twin
+
+    def give(self, start: int, size: int) -> None:
+        """Add a free block and merge it with those that touch it."""
+        starts, ends = self.starts, self.ends
+        end = start + size
+        if end in starts and end not in self.borders:
+            end += starts.pop(end)
+        if start in ends and start not in self.borders:
+            start = ends.pop(start)
+        starts[start] = end - start
+        ends[end] = start
+
+    def take(self, start: int, size: int) -> bool:
+        """Take the first `size` bytes of the free block that starts at `start`; False if it is smaller or missing."""
+        free = self.starts.get(start, -1)
+        if free < size:
+            return False
+        del self.starts[start]
+        if free == size:
+            del self.ends[start + free]
+        else:
+            self.starts[start + size] = free - size
+            self.ends[start + free] = start + size
+        return True
+
+    def around(self, address: int) -> tuple[int, int] | None:
+        """Start and size of the free block that contains `address`; slow, so for rare events only."""
+        size = self.starts.get(address)
+        if size is not None:
+            return address, size
+        return next(((start, size) for start, size in self.starts.items() if start < address < start + size), None)
+
+    def cut(self, start: int, size: int) -> bool:
+        """Take `[start, start + size)` out of the free block that contains it; False if none does."""
+        holder = self.around(start)
+        if holder is None or start + size > holder[0] + holder[1]:
+            return False
+        if holder[0] != start:
+            # split it in two, and take from the front of the second half
+            begin, whole = holder
+            self.starts[begin] = start - begin
+            self.ends[start] = begin
+            self.starts[start] = begin + whole - start
+            self.ends[begin + whole] = start
+        return self.take(start, size)
+
+
+class HeldBlock(NamedTuple):
+    """A block at some moment.
+
+    Attributes:
+        held: False if it is free.
+        requested_bytes: what the program asked for.
+        block_bytes: what the allocator took for it.
+        allocated: False if it waits for another stream, which torch no longer counts as allocated.
+        frames: the stack of its allocation, as in the file.
+    """
+
+    address: int
+    requested_bytes: int
+    block_bytes: int
+    held: bool = True
+    allocated: bool = True
+    frames: Any = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceState:
+    """What a device holds at one moment.
+
+    Attributes:
+        space: the free blocks in its segments.
+        blocks: the other blocks, by address.
+        reserved_bytes: bytes of all segments.
+    """
+
+    space: FreeSpace = field(default_factory=FreeSpace)
+    blocks: Mapping[int, HeldBlock] = field(default_factory=dict)
+    reserved_bytes: int = 0
+
+    @classmethod
+    def from_segments(cls, segments: Sequence[Mapping[str, Any]], where: str) -> "DeviceState":
+        """Read the `segments` of a snapshot.
+
+        Raises:
+            SnapshotFormatError: a value is not a block, or an address or size is not a number in range.
+        """
+        space = FreeSpace()
+        starts: list[Any] = [segment.get("address") for segment in segments]
+        sizes: list[Any] = [segment.get("total_size") for segment in segments]
+        _require_numbers(starts, ADDRESS_LIMIT, f"{where}: a segment's address")
+        _require_numbers(sizes, SIZE_LIMIT, f"{where}: a segment's total_size")
+        # ranges of one expandable segment merge once the memory between them is mapped
+        fixed = [segment.get("is_expandable") is not True for segment in segments]
+        space.borders.update(itertools.compress(starts, fixed))
+        held: dict[int, HeldBlock] = {}
+        for block in _blocks(segments, starts, where):
+            if block.held:
+                held[block.address] = block
+            elif block.block_bytes:
+                space.give(block.address, block.block_bytes)
+        return cls(space=space, blocks=held, reserved_bytes=sum(sizes))
+
+    def block_sizes(self) -> dict[int, int]:
+        """Bytes of the blocks that are not free, by address."""
+        return {address: block.block_bytes for address, block in self.blocks.items()}
+
+
+def _require_numbers(values: Sequence[Any], limit: int, what: str) -> None:
+    """Refuse values that are not integers in [0, limit).
+
+    Raises:
+        SnapshotFormatError: names the first such value.
+    """
+    if set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < limit)):
+        return
+    index, value = next(
+        (index, value) for index, value in enumerate(values) if type(value) is not int or not 0 <= value < limit
+    )
+    raise SnapshotFormatError(f"{what} number {index} is {value!r:.40}. Was the file damaged?")
+
+
+def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where: str) -> Iterator[HeldBlock]:
+    """The blocks of all segments, free ones too; within a segment they are contiguous."""
+    of_segments = [segment.get("blocks", []) for segment in segments]
+    if not all(isinstance(blocks, list) and {dict}.issuperset(map(type, blocks)) for blocks in of_segments):
+        raise SnapshotFormatError(f"{where}: a segment's `blocks` is not a list of blocks. Was the file damaged?")
+    # only newer files state a block's address and requested size
+    sizes: list[Any] = [block.get("size") for blocks in of_segments for block in blocks]
+    requested: list[Any] = [
+        block.get("requested_size", block.get("size")) for blocks in of_segments for block in blocks
+    ]
+    _require_numbers(sizes, SIZE_LIMIT, f"{where}: a block's size")
+    _require_numbers(requested, SIZE_LIMIT, f"{where}: a block's requested_size")
+    figures = zip(sizes, requested, strict=True)
+    for start, blocks in zip(starts, of_segments, strict=True):
+        address = start
+        for block, (size, requested_bytes) in zip(blocks, figures, strict=False):
+            state = block.get("state")
+            allocated, held = state == _ALLOCATED, state in _HELD_STATES
+            yield HeldBlock(address, requested_bytes, size, held, allocated, block.get("frames", ()))
+            address += size
