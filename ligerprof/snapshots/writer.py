@@ -1,4 +1,4 @@
-"""Write events of a simulated allocator as the snapshot that torch.cuda.memory._snapshot() would return."""
+"""Build the snapshot of a simulated allocator, in the form that torch.cuda.memory._snapshot() returns."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 
 Frame = dict[str, Any]
 
-# events are a microsecond apart: a simulation has an order and no clock
+# a simulation has an order but no clock, so events are a microsecond apart
 _FIRST_MICROSECOND = 1_000_000
 
 
@@ -20,8 +20,8 @@ class EventContext:
 
     Attributes:
         stamp: becomes `user_metadata`.
-        frames: Python frames, the innermost first, each with name, filename and line; whoever
-            gathers them may fill them in after the event.
+        frames: Python frames, innermost first, each with name, filename and line; may be filled in
+            after the event.
     """
 
     stamp: str
@@ -29,7 +29,7 @@ class EventContext:
 
 
 class TraceEvent(NamedTuple):
-    """One event of the allocator, in torch's words."""
+    """One event of the allocator; `action` as torch names it."""
 
     action: str
     address: int
@@ -40,12 +40,11 @@ class TraceEvent(NamedTuple):
 def build_snapshot(
     allocator: CachingAllocator, events: Iterable[TraceEvent], settings: AllocatorSettings
 ) -> dict[str, Any]:
-    """Make the snapshot of one device, plain dicts and lists all through.
+    """Build the snapshot of one device from dicts, lists, text and numbers.
 
     Args:
-        allocator: the state after the last event; the contexts of its blocks are EventContexts or None.
-        events: from an empty device on.
-        settings: of the allocator.
+        allocator: the state after the last event; the context of each block is an EventContext or None.
+        events: all events since the device was empty.
     """
     return {
         "segments": [_segment(blocks, settings) for blocks in allocator.segments()],
@@ -58,7 +57,7 @@ def build_snapshot(
 def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
     return {
         "action": event.action,
-        # torch says how much the device has left where there is no address
+        # an out-of-memory event has no address; torch states the free device memory instead
         ("device_free" if event.action == "oom" else "addr"): event.address,
         "size": event.size_bytes,
         "stream": 0,

@@ -1,4 +1,4 @@
-"""Load a snapshot's pickle with its events as tables, read from the bytes; whatever is in the way, they stay dicts."""
+"""Load a snapshot's pickle with its events as tables, read from the bytes, unless something prevents it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import compress, repeat
@@ -14,23 +14,23 @@ from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable, Int64s
 
 _TRACES = "device_traces"
 _FIRST_KEY = "action"
-# what a list of events holds after the cut: a None for events that were read, whole events, and kept values
+# what a list of events holds after the cut: None for the events that were read, whole events, and kept values
 _MARK, _EVENT, _KEPT = range(3)
 _KIND_OF = {type(None): _MARK, dict: _EVENT}
 _PROTO_BYTES = 2
 _FRAME, _FRAME_HEAD_BYTES = 0x95, 9
-# opcodes that put a list of memo entries behind the snapshot, and make a pair of the two
+# opcodes that append a list of memo entries to the snapshot and pair the two
 _OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
 _LOOKUP, _LOOKUP_BYTES = ord("j"), 5
 
 
 def load_with_tables(pickled: Bytes) -> Any:
-    """Load the pickle of a snapshot so that its lists of events are Traces; None where that cannot be done.
+    """Load the pickle of a snapshot so that its lists of events are DeviceTraces; None if that is impossible.
 
-    What refers to a whole event from elsewhere, as torch never does, may find None in its place.
+    A reference to a whole event from elsewhere, which torch never writes, may become None.
 
     Args:
-        pickled: changed by this.
+        pickled: overwritten.
     """
     body = _without_frames(pickled)
     cut = None if body is None else cut_alike(body)
@@ -38,10 +38,10 @@ def load_with_tables(pickled: Bytes) -> Any:
 
 
 def _without_frames(pickled: Bytes) -> Bytes | None:
-    """Move all together that stands between the heads of frames, which only say how much to read at once.
+    """Remove the frame opcodes, which only say how much to read at once.
 
     Returns:
-        None where something else is between two frames.
+        None if there is anything else between two frames.
     """
     bounds = []
     position = _PROTO_BYTES
@@ -61,7 +61,7 @@ def _without_frames(pickled: Bytes) -> Bytes | None:
 
 
 def _joined(cut: Cut) -> Any:
-    """Load what was left by the cut and put the tables in; None where the two do not fit."""
+    """Load what the cut left and insert the tables; None if the two do not match."""
     cells = [_Cells(column) for column in cut.columns if column.min() < 0]
     references = _references(cells, cut.pickled_bytes)
     loaded = None if references is None else _load(cut, references)
@@ -83,7 +83,7 @@ def _joined(cut: Cut) -> Any:
 
 
 def _load(cut: Cut, references: Int64s) -> tuple[dict[Any, Any], list[Any], list[Any]] | None:
-    """The rest of the pickle, the keys of the table, and what its cells refer to; None where it is no snapshot."""
+    """The rest of the pickle, the table's keys, and the objects its cells refer to; None if it is not a snapshot."""
     lookups = np.zeros((len(cut.keys) + len(references), _LOOKUP_BYTES), dtype=np.uint8)
     lookups[:, 0] = _LOOKUP
     lookups[:, 1:] = np.concatenate([cut.keys, references]).astype("<u4").view(np.uint8).reshape(-1, 4)
@@ -91,7 +91,7 @@ def _load(cut: Cut, references: Int64s) -> tuple[dict[Any, Any], list[Any], list
         loaded = load_plain_data(cut.rest, extra=_OPEN_LIST + lookups.tobytes() + _CLOSE_LIST_AND_PAIR)
     except SnapshotFormatError:
         return None
-    # a file of its own making may stop before our opcodes
+    # a crafted file may stop before our opcodes
     if not isinstance(loaded, tuple) or len(loaded) != 2 or not isinstance(loaded[0], dict):
         return None
     values, known = loaded
@@ -103,7 +103,7 @@ def _is_list_of_lists(traces: Any) -> bool:
 
 
 class _Cells:
-    """Where a column holds what is no number."""
+    """The places of a column that do not hold numbers."""
 
     def __init__(self, column: Int64s) -> None:
         self.column = column
@@ -113,7 +113,7 @@ class _Cells:
 
 
 def _references(cells: Sequence[_Cells], memo_limit: int) -> Int64s | None:
-    """The memo indices that columns refer to, rising; None where one is higher than the memo can be."""
+    """The memo indices that columns refer to, ascending; None if one is larger than the memo can be."""
     highest = max((int(each.memo_indices.max(initial=-1)) for each in cells), default=-1)
     if highest > memo_limit:
         return None
@@ -124,10 +124,10 @@ def _references(cells: Sequence[_Cells], memo_limit: int) -> Int64s | None:
 
 
 def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> bool:
-    """Put -1 less an index for all that is no number: references first, then kept values in their order.
+    """Replace cells that are not numbers by -1 - index: references first, then kept values in order.
 
     Returns:
-        False where others are kept than are there.
+        False if the number of kept values is not the expected one.
     """
     if sum(len(each.kept) for each in cells) != kept_count:
         return False
@@ -145,7 +145,7 @@ def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> boo
 
 
 def _fill_copies(cut: Cut, reference_count: int, kept: Sequence[Any]) -> bool:
-    """Fill the lists that were left empty, and let the table have each once; False where they are no lists."""
+    """Fill the lists that were cut empty, and make the table share equal lists; False if any is not a list."""
     column = cut.columns[-1]
     items = -1 - column[np.stack([cut.copies, cut.originals])] - reference_count
     for copy, original in items.T.tolist():
@@ -159,13 +159,13 @@ def _fill_copies(cut: Cut, reference_count: int, kept: Sequence[Any]) -> bool:
 def _traces(
     traces: Sequence[Sequence[Any]], kinds: Sequence[npt.NDArray[np.int8]], table: EventTable, cut: Cut
 ) -> Iterator[DeviceTrace]:
-    """The events of each device: a None stands for as many rows of the table as the counts say."""
+    """The events of each device; each None is replaced by the number of table rows that `counts` states."""
     first_places = np.append(0, np.cumsum(cut.counts))
     marks = 0
     for items, kind in zip(traces, kinds, strict=True):
         is_mark, is_dict = kind == _MARK, kind == _EVENT
         marks_after = marks + int(np.count_nonzero(is_mark))
-        # kept values take no place
+        # kept values are not events
         sizes, firsts = is_dict.astype(np.int64), np.zeros(len(items), dtype=np.int64)
         sizes[is_mark], firsts[is_mark] = cut.counts[marks:marks_after], first_places[marks:marks_after]
         in_table = np.repeat(is_mark, sizes)

@@ -1,4 +1,4 @@
-"""Learn how the bytes of one pickled event are laid out, so that all that are alike can be read as rows of a table."""
+"""Learn the byte layout of one pickled event, so that all events with this layout can be read as table rows."""
 
 import re
 from collections.abc import Iterator
@@ -20,31 +20,31 @@ _PLAIN_VALUE = re.compile(
 _TEXT = re.compile(rb"(?s)\x8c(?P<short>.)|X(?P<long>.{4})")
 _TEXT_PUT = re.compile(rb"(?s)" + _PUT)
 _SET_ITEMS = b"u"
-# of LONG1 the length comes before the digits
+# LONG1 has a length before its digits
 _NUMBER_ARGUMENT = {b"K": 1, b"M": 1, b"J": 1, b"\x8a": 2}
 _UNSIGNED = b"KM"
 _SIGN_BIT = 0x80
 WORD_BYTES = 8
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What the value of a key is."""
 
     NUMBER = auto()
     REFERENCE = auto()
-    # text, a list or a pair that stands in the event itself
+    # text, a list or a pair that is written in the event itself
     KEPT = auto()
 
 
-class Value(NamedTuple):
-    """Where the value of one key stands.
+class ValueSpan(NamedTuple):
+    """Where the value of one key is, within the event.
 
     Attributes:
-        start: of a number's digits, a reference's memo index, or of all that is kept.
-        size: in bytes; of an open list 0.
+        start: offset of a number's digits, of a reference's memo index, or of the whole kept value.
+        size: in bytes; 0 for an open list.
     """
 
-    kind: Kind
+    kind: ValueKind
     start: int
     size: int
 
@@ -56,14 +56,14 @@ class Layout:
     Attributes:
         keys: memo indices of the keys.
         values: in the order of the keys.
-        body: where the dict's own mark begins, behind what puts it into the memo.
-        size: bytes up to the end of the dict, or to the list that ends it where `is_open`.
-        is_open: whether the last value is a list with something in it, of any length.
-        mask: bits that are the same in all dicts of this layout, in words.
+        body: offset of the dict's MARK, after the opcode that memoizes the dict.
+        size: bytes up to the end of the dict, or up to its last value if `is_open`.
+        is_open: whether the last value is a list that is not empty, of any length.
+        mask: bits that are equal in all dicts of this layout, in words.
     """
 
     keys: tuple[int, ...]
-    values: tuple[Value, ...]
+    values: tuple[ValueSpan, ...]
     body: int
     size: int
     is_open: bool
@@ -71,19 +71,19 @@ class Layout:
 
     @property
     def padded_size(self) -> int:
-        """Bytes in whole words, one word more than needed: any value can be read as a word."""
+        """Bytes in whole words plus one, so that any value can be read as a word."""
         return len(self.mask) * WORD_BYTES
 
     @property
     def is_memoized_alone(self) -> bool:
-        """Whether MEMOIZE puts the dict into the memo and all that is in it is read."""
-        return self.body == 2 and not any(value.kind is Kind.KEPT for value in self.values)
+        """Whether MEMOIZE memoizes the dict and all of its values are read."""
+        return self.body == 2 and not any(value.kind is ValueKind.KEPT for value in self.values)
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Start and end of what is read here, so that only kept values are left."""
+        """Start and end of each part to cut out, which leaves only kept values."""
         start = self.body
         for value in self.values:
-            if value.kind is Kind.KEPT:
+            if value.kind is ValueKind.KEPT:
                 yield start, value.start
                 start = value.start + value.size
         if not self.is_open:
@@ -91,17 +91,17 @@ class Layout:
 
 
 def read_layout(event: bytes) -> Layout | None:
-    """The layout of a dict that `event` begins with; None where a key or a value is of another kind."""
+    """The layout of the dict at the start of `event`; None if a key or value is of another kind."""
     return _Reader(event).read()
 
 
 class _Reader:
-    """Reads one dict, token by token, and remembers which bytes may differ."""
+    """Reads one dict token by token and collects which bytes may differ."""
 
     def __init__(self, event: bytes) -> None:
         self.event = event
         self.keys: list[int] = []
-        self.values: list[Value] = []
+        self.values: list[ValueSpan] = []
         self.free: list[tuple[int, int]] = []
         self.signs: list[int] = []
 
@@ -133,23 +133,23 @@ class _Reader:
         )
 
     def _plain(self, start: int) -> int | None:
-        """Read a value that is no text; returns its end, or `start` where it is an open list."""
+        """Read a value other than text; returns its end, or `start` for an open list."""
         found = _PLAIN_VALUE.match(self.event, start)
         if found is None:
             return None
         if found["number"]:
             argument = start + _NUMBER_ARGUMENT[found[0][:1]]
-            self._argument(Kind.NUMBER, argument, found.end())
+            self._argument(ValueKind.NUMBER, argument, found.end())
             if found[0][0] not in _UNSIGNED:
                 self.signs.append(found.end() - 1)
         elif found["reference"]:
-            self._argument(Kind.REFERENCE, start + 1, found.end())
+            self._argument(ValueKind.REFERENCE, start + 1, found.end())
         elif found["open"]:
-            self.values.append(Value(Kind.KEPT, start, 0))
+            self.values.append(ValueSpan(ValueKind.KEPT, start, 0))
             return start
         else:
-            # of pairs the same ones come again and again: their bytes are part of the layout
-            self.values.append(Value(Kind.KEPT, start, found.end() - start))
+            # the same pairs occur again and again, so their bytes are part of the layout
+            self.values.append(ValueSpan(ValueKind.KEPT, start, found.end() - start))
             self._frees_put(*found.span("put"))
         return found.end()
 
@@ -161,17 +161,17 @@ class _Reader:
         put = _TEXT_PUT.match(self.event, found.end() + length)
         if put is None:
             return None
-        self.values.append(Value(Kind.KEPT, start, put.end() - start))
+        self.values.append(ValueSpan(ValueKind.KEPT, start, put.end() - start))
         self.free.append((found.end(), put.start()))
         self._frees_put(*put.span())
         return put.end()
 
-    def _argument(self, kind: Kind, start: int, end: int) -> None:
-        self.values.append(Value(kind, start, end - start))
+    def _argument(self, kind: ValueKind, start: int, end: int) -> None:
+        self.values.append(ValueSpan(kind, start, end - start))
         self.free.append((start, end))
 
     def _frees_put(self, start: int, end: int) -> None:
-        """The opcode that puts into the memo is the same everywhere, its index is not."""
+        """Dicts of one layout share the memoizing opcode but not its index."""
         self.free.append((min(start + 1, end), end))
 
     def _mask(self, size: int) -> npt.NDArray[np.uint64]:
@@ -179,7 +179,7 @@ class _Reader:
         mask[:size] = b"\xff" * size
         for start, end in self.free:
             mask[start:end] = bytes(end - start)
-        # a negative number is another layout: none is read here
+        # negative numbers have another layout, which is not read
         for sign in self.signs:
             mask[sign] = _SIGN_BIT
         return np.frombuffer(bytes(mask), dtype=np.uint64)

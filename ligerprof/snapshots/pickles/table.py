@@ -1,5 +1,6 @@
-"""Read the dicts of a pickle that are alike as columns, straight from their bytes, and leave the rest to be loaded."""
+"""Read the dicts of a pickle that share a layout as columns, from their bytes, and cut them out of the pickle."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,17 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ligerprof.snapshots.pickles.copies import like_others
-from ligerprof.snapshots.pickles.layout import WORD_BYTES, Kind, Layout, read_layout
+from ligerprof.snapshots.pickles.layout import WORD_BYTES, Layout, ValueKind, read_layout
 from ligerprof.snapshots.trace import Bytes, Int64s
 
-# what a column holds in place of a number: a value that stays in the rest, or a memo index, -2 less the index
+# what a column holds instead of a number: KEPT for a value that stays in the rest, or -2 - memo index
 KEPT = -1
 FIRST_REFERENCE = -2
 
 _DICT, _MARK, _NONE, _SET_ITEMS = ord("}"), ord("("), ord("N"), ord("u")
 _MEMOIZE = 0x94
-# bytes of what puts a dict into the memo, by opcode: MEMOIZE, BINPUT, LONG_BINPUT, or none before the mark
+# size of the memoizing instruction, by opcode: MEMOIZE, BINPUT, LONG_BINPUT, or none
 _PUT_BYTES = np.zeros(256, dtype=np.int64)
 _PUT_BYTES[[_MEMOIZE, ord("q"), ord("r")]] = 1, 2, 5
 _REFERENCE_BYTES = np.zeros(256, dtype=np.int64)
@@ -25,13 +25,16 @@ _REFERENCE_BYTES[[ord("h"), ord("j")]] = 2, 5
 _FIRST_BYTES = np.array([2 ** (8 * size) - 1 for size in range(6)], dtype=np.uint64)
 _LONGEST_HEAD_BYTES = 16
 _SAMPLES = 10
-# pieces that stay in the processor's caches
+# pieces that fit in the processor's caches
 _BYTES_AT_ONCE = 2**21
 _ROWS_AT_ONCE = 2**13
 _LONGEST_EVENT_BYTES = 2**16 - 1
-# fewer alike are not worth learning their layout, and after as many vain tries no more are made
+# a layout with fewer dicts is not worth learning; after this many vain tries the others are left
 _LEAST_ALIKE = 4
 _MOST_VAIN_TRIES = 8
+# the contents of a list that holds only references: several between MARK and APPENDS, or one and APPEND
+_REFERENCES = re.compile(rb"(?s)\((?:j.{4}|h.)+e|(?:j.{4}|h.)a")
+_ODD_NUMBER = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,13 +42,13 @@ class Cut:
     """A pickle without the dicts that were read from its bytes.
 
     Attributes:
-        rest: the pickle with None in place of the dicts that were read, followed by their kept values in their order.
+        rest: the pickle with None instead of the dicts that were read, each followed by its kept values.
         pickled_bytes: of the whole pickle.
-        counts: how many dicts each None stands for; of several none keeps anything.
+        counts: number of dicts that each None replaces; if more than one, none of them keeps a value.
         keys: memo indices of the keys.
-        columns: a row for each key: numbers, memo indices, or kept values.
-        places: where in the columns the dicts are, in their order; all else there is 0.
-        copies: places of dicts whose last value is a list like another's, and was left empty.
+        columns: one row per key, of numbers, memo indices and kept values.
+        places: indices of the dicts in the columns, in order; the other cells are 0.
+        copies: places of dicts whose last value is a list equal to another's, and was cut empty.
         originals: places of those others.
     """
 
@@ -60,13 +63,13 @@ class Cut:
 
 
 def cut_alike(data: Bytes) -> Cut | None:
-    """Cut the most frequent kind of dict out of a pickle without frames; None where there are too few of it.
+    """Cut the most frequent kind of dict out of a pickle without frames; None if there are too few of them.
 
-    Nothing is trusted that has not been looked at: each dict that is cut has, byte for byte, the opcodes of
-    one that was read token by token. What a text of the file may imitate is found out by who counts the rest.
+    Each dict that is cut has, byte for byte, the opcodes of one that was read token by token. Text
+    that imitates a dict is found when the rest is loaded: the counts then differ.
 
     Args:
-        data: the pickle's bytes, changed by this.
+        data: the pickle's bytes, overwritten.
     """
     starts = _starts(data)
     if len(starts) < _LEAST_ALIKE:
@@ -77,7 +80,7 @@ def cut_alike(data: Bytes) -> Cut | None:
 
 
 def _starts(data: Bytes) -> Int64s:
-    """Where dicts begin whose first key is the most frequent one."""
+    """Offsets of the dicts whose first key is the most frequent one."""
     bounds = range(0, max(0, len(data) - _LONGEST_HEAD_BYTES), _BYTES_AT_ONCE)
     pieces = [_Heads(data, start, min(start + _BYTES_AT_ONCE, bounds.stop)) for start in bounds]
     ranking = Counter(key for piece in pieces for key in piece.sample()).most_common(1)
@@ -86,7 +89,7 @@ def _starts(data: Bytes) -> Int64s:
 
 
 class _Heads:
-    """All that looks like the head of a dict in a piece of a pickle."""
+    """Everything that looks like the head of a dict in a piece of a pickle."""
 
     def __init__(self, data: Bytes, start: int, stop: int) -> None:
         braces = np.flatnonzero(data[start:stop] == _DICT) + start
@@ -98,28 +101,28 @@ class _Heads:
         self.keys = keys & _FIRST_BYTES[self.sizes]
 
     def sample(self) -> list[tuple[int, int]]:
-        """First keys and their sizes, of a few dicts."""
+        """First keys of a few dicts, and the sizes of those references."""
         every = max(1, len(self.keys) // _SAMPLES)
         keys, sizes = self.keys[::every].tolist(), self.sizes[::every].tolist()
         return [(key, size) for key, size in zip(keys, sizes, strict=True) if size]
 
     def starts_with(self, key: int, size: int) -> Int64s:
-        """Where dicts begin that have this first key."""
+        """Offsets of the dicts that have this first key."""
         chosen: Int64s = self.starts[(self.keys == key) & (self.sizes == size)]
         return chosen
 
 
 class _Cutter:
-    """Sorts dicts by length, learns the layouts of each length, and reads all that have one of them."""
+    """Sorts dicts by length, learns the layouts of each length, and reads the dicts that have one of them."""
 
     def __init__(self, data: Bytes, starts: Int64s) -> None:
         self.data, self.starts = data, starts
-        # the last one's end is not known from here: it stays in the rest
+        # the end of the last dict is unknown, so it stays in the rest
         self.ends = np.append(starts[1:], starts[-1:])
         self.keys: tuple[int, ...] = ()
         self.columns: Int64s = np.empty((0, len(starts)), dtype=np.int64)
         self.was_read = np.zeros(len(starts), dtype=bool)
-        # of these nothing stays in the rest, and the next one follows at once
+        # dicts of which nothing stays in the rest, and which the next dict follows directly
         self.is_gone = np.zeros(len(starts), dtype=bool)
         self.gap_starts: list[Int64s] = []
         self.gap_ends: list[Int64s] = []
@@ -133,7 +136,7 @@ class _Cutter:
             self._read_length(rows)
 
     def _read_length(self, rows: Int64s) -> None:
-        """Read dicts that are equally long, layout by layout; the one in the middle is likely of a frequent one."""
+        """Read dicts of equal length, layout by layout; the dict in the middle likely has a frequent layout."""
         vain_tries = 0
         while len(rows) >= _LEAST_ALIKE and vain_tries < _MOST_VAIN_TRIES:
             sample = len(rows) // 2
@@ -147,14 +150,14 @@ class _Cutter:
             rows = rows[~alike]
 
     def _has_our_keys(self, layout: Layout) -> bool:
-        """Whether the keys are those of all others; the first dict that is read decides."""
+        """Whether the keys equal those of the first dict that was read."""
         if not self.keys:
             self.keys = layout.keys
             self.columns = np.empty((len(self.keys), len(self.starts)), dtype=np.int64)
         return self.keys == layout.keys
 
     def _read_layout(self, rows: Int64s, layout: Layout, sample: int) -> npt.NDArray[np.bool_]:
-        """Read those rows that have the layout of the dict at `sample`; says which they are."""
+        """Read the rows that have the layout of the dict at `sample`; returns which they are."""
         size, width = layout.padded_size, len(layout.mask)
         windows = np.ndarray((max(0, len(self.data) - size + 1),), f"V{size}", self.data, strides=(1,))
         alike = self.starts[rows] < len(windows)
@@ -163,7 +166,7 @@ class _Cutter:
         if sample >= len(windows):
             return np.zeros_like(alike)
         likely = np.flatnonzero(alike)
-        # tiled, so that one long loop compares many rows
+        # tiled, so that one vectorized comparison covers many rows
         mask = np.tile(layout.mask, min(len(likely), _ROWS_AT_ONCE))
         model = np.tile(windows[sample : sample + 1].view(np.uint64), min(len(likely), _ROWS_AT_ONCE)) & mask
         for first in range(0, len(likely), _ROWS_AT_ONCE):
@@ -182,12 +185,12 @@ class _Cutter:
 
     def _fill(self, rows: Int64s, words: npt.NDArray[np.uint64], layout: Layout) -> None:
         for column, value in zip(self.columns, layout.values, strict=True):
-            if value.kind is Kind.KEPT:
+            if value.kind is ValueKind.KEPT:
                 column[rows] = KEPT
                 continue
             found = np.ndarray(len(rows), np.int64, words, value.start, (layout.padded_size,))
             numbers = found & _low_bytes(value.size)
-            column[rows] = numbers if value.kind is Kind.NUMBER else FIRST_REFERENCE - numbers
+            column[rows] = numbers if value.kind is ValueKind.NUMBER else FIRST_REFERENCE - numbers
 
     def _leave_out(self, rows: Int64s, layout: Layout) -> None:
         starts = self.starts[rows]
@@ -203,17 +206,17 @@ class _Cutter:
             self.gap_ends.append(tails + 1)
 
     def _leave_out_copies(self, rows: Int64s, lists: Int64s, tails: Int64s) -> Int64s:
-        """Where the gap at the end of each dict begins: behind its last value, or in it where that is like another's.
+        """Start of the gap at the end of each dict: after its last value, or inside a list that equals another's.
 
-        torch makes a new list for every allocation, and the same few stacks ask again and again.
+        torch writes a new list for every allocation, and the same few stacks allocate again and again.
         """
         contents = lists + 1 + _PUT_BYTES[self.data[lists + 1]]
-        # equally long dicts have equally long lists but for those before a new batch
+        # dicts of equal length have lists of equal length, except before a new batch
         size = int((tails - contents).max(initial=0))
         likely = np.flatnonzero((tails - contents == size) & (contents + size + WORD_BYTES <= len(self.data)))
         if size <= 0 or len(likely) < _LEAST_ALIKE:
             return tails
-        alike, first_alike = like_others(self.data, contents[likely], size)
+        alike, first_alike = _equal_lists(self.data, contents[likely], size)
         copies, originals = likely[alike], likely[first_alike]
         self.copies.append(rows[copies])
         self.originals.append(rows[originals])
@@ -222,7 +225,7 @@ class _Cutter:
         return gaps
 
     def _tails(self, ends: Int64s) -> Int64s:
-        """Where the dict ends before the next one begins: at once, or before a new batch of the list; else -1."""
+        """Offset of each dict's end: right before the next dict, or before a new batch of the list; else -1."""
         at_once = self.data[ends - 1] == _SET_ITEMS
         batch = (self.data[ends - 3] == _SET_ITEMS) & (self.data[ends - 2] == ord("e")) & (self.data[ends - 1] == _MARK)
         return np.where(at_once, ends - 1, np.where(batch, ends - 3, -1))
@@ -249,7 +252,7 @@ class _Cutter:
         )
 
     def _leave_out_runs(self) -> None:
-        """In place of dicts that follow each other at once stand as many of what puts None into the memo."""
+        """Replace each run of adjacent dicts by one None and as many MEMOIZE opcodes, which keeps memo indices."""
         edges = np.flatnonzero(np.diff(self.is_gone, prepend=False, append=False)).reshape(-1, 2)
         starts, counts = self.starts[edges[:, 0]], edges[:, 1] - edges[:, 0]
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
@@ -258,7 +261,7 @@ class _Cutter:
         self.gap_ends.append(self.ends[edges[:, 1] - 1])
 
     def _rest(self) -> Iterator[bytes]:
-        """What lies between the gaps; these do not overlap, so that starts and ends fit when each are sorted."""
+        """The bytes between the gaps; gaps do not overlap, so sorted starts and sorted ends match."""
         starts = np.sort(np.concatenate(self.gap_starts), kind="stable")
         ends = np.sort(np.concatenate(self.gap_ends), kind="stable")
         yield self.data[: int(starts[0])].tobytes()
@@ -272,5 +275,32 @@ class _Cutter:
 
 
 def _low_bytes(size: int) -> np.int64:
-    """A mask of the first bytes of a word; all eight are a number whose sign bit is known to be clear."""
+    """A mask of the first bytes of a word; with all eight, the number is known to be non-negative."""
     return np.int64(2 ** (8 * size) - 1 if size < WORD_BYTES else -1)
+
+
+def _equal_lists(data: Bytes, contents: Int64s, size: int) -> tuple[Int64s, Int64s]:
+    """Find lists of references whose bytes equal an earlier list's.
+
+    Args:
+        contents: offsets of the lists' contents; the data goes on for a word after each list.
+        size: bytes of each list.
+
+    Returns:
+        Indices of the copies, and for each copy that of its original; no list is both.
+    """
+    width = -(-size // WORD_BYTES)
+    windows = np.ndarray((len(data) - width * WORD_BYTES + 1,), f"V{width * WORD_BYTES}", data, strides=(1,))
+    words = windows[contents].view(np.uint64).reshape(-1, width)
+    words[:, -1] &= np.uint64(2 ** (8 * (size - (width - 1) * WORD_BYTES)) - 1)
+    # the sums of different lists rarely collide; the lists themselves are compared below
+    sums = words @ np.cumprod(np.full(width, _ODD_NUMBER, dtype=np.uint64))
+    _, firsts, group = np.unique(sums, return_index=True, return_inverse=True)
+    refers = [
+        _REFERENCES.fullmatch(data[start : start + size].tobytes()) is not None for start in contents[firsts].tolist()
+    ]
+    first = firsts[group]
+    alike = np.array(refers, dtype=bool)[group] & (words == words[first]).all(axis=1)
+    alike[firsts] = False
+    copies = np.flatnonzero(alike)
+    return copies, first[copies]
