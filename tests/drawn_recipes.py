@@ -4,7 +4,8 @@ from random import Random
 from typing import Any
 
 from ligerprof.gpus import GPUS
-from ligerprof.kernels.selection import KERNEL_NAMES, inapplicable_reason
+from ligerprof.kernels.selection import inapplicable_reason
+from ligerprof.kernels.slots import KERNEL_NAMES
 from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 

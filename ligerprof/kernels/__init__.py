@@ -6,7 +6,8 @@
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.kernels.registry import find_kernel, list_kernels, load_registry
-from ligerprof.kernels.selection import KERNEL_NAMES, select_kernels
+from ligerprof.kernels.selection import select_kernels
+from ligerprof.kernels.slots import KERNEL_NAMES
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ligerprof.kernels.norm.spec import SPECS as NORM_SPECS
 from ligerprof.kernels.providers.cce.spec import SPECS as CCE_SPECS
 from ligerprof.kernels.providers.liger.spec import SPECS as LIGER_SPECS
 from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
-from ligerprof.kernels.selection import KERNEL_NAMES, WIDER_KERNELS
+from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
 from ligerprof.kernels.spec import KernelSpec
 
 ENTRY_POINT_GROUP = "ligerprof.kernels"
@@ -105,14 +105,15 @@ def find_kernel(name: str, provider: str = "ligerprof") -> KernelSpec:
 
 
 def find_kernel_set(names: Iterable[str], provider: str) -> dict[str, KernelSpec]:
-    """The kernels that `names` mean, by name: one for each, and the provider's wider ones for the same slots.
+    """The kernels for the slots `names`, by name: one each, and the provider's fused variants of them.
 
     Raises:
-        KernelUnavailableError: the provider has none of one of the names.
+        KernelUnavailableError: the provider has no kernel for one of the slots.
     """
     found = {name: find_kernel(name, provider) for name in names}
-    wider = {kernel.name: kernel for kernel in load_registry().kernels if kernel.provider == provider}
-    return found | {name: wider[name] for name, slot in WIDER_KERNELS.items() if slot in found and name in wider}
+    variants = {variant for name in found for variant in SLOTS[name].fused_variants}
+    fused = (kernel for kernel in load_registry().kernels if kernel.provider == provider and kernel.name in variants)
+    return found | {kernel.name: kernel for kernel in fused}
 
 
 def _load_plugin(plugin: EntryPoint) -> tuple[KernelSpec, ...]:

@@ -1,33 +1,16 @@
 """Which kernels a `--liger` set means for an architecture."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
 from ligerprof.errors import RecipeError
+from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
 from ligerprof.models import ModelSpec
-
-# the order in which kernels are listed, patched and printed
-KERNEL_NAMES = ("rope", "rms", "swiglu", "geglu", "layernorm", "ce", "flce")
-
-# kernels that do more in one call than their slot's own; a provider that has one puts it in wherever the model allows
-WIDER_KERNELS: Mapping[str, str] = {"add_rms": "rms", "swiglu_linear": "swiglu", "geglu_linear": "geglu"}
-
-# the study's "all but the fused loss"
-_STUDY_NO_FLCE = ("rope", "rms", "swiglu", "geglu", "layernorm")
 
 
 def inapplicable_reason(name: str, spec: ModelSpec) -> str | None:
     """Why `spec` has no operation that the kernel `name` could replace, or None."""
-    has: Mapping[str, bool] = {
-        "rope": spec.rotary,
-        "rms": spec.norm == "rms",
-        "swiglu": spec.mlp == "swiglu",
-        "geglu": spec.mlp == "geglu",
-        "layernorm": spec.norm == "layer",
-        "ce": True,
-        "flce": True,
-    }
-    if has[name]:
+    if SLOTS[name].feature in spec.features:
         return None
     return f"{spec.name} ({spec.model_type}) has no operation that {name} replaces"
 
@@ -50,9 +33,9 @@ def select_kernels(text: str, spec: ModelSpec) -> tuple[str, ...]:
     if word in ("none", ""):
         return ()
     if word == "all":
-        return tuple(name for name in applying if name != "ce")
+        return tuple(name for name in applying if SLOTS[name].in_all)
     if word == "no-flce":
-        return tuple(name for name in applying if name in _STUDY_NO_FLCE)
+        return tuple(name for name in applying if SLOTS[name].in_no_flce)
     return _named_kernels(word, spec)
 
 
@@ -68,6 +51,15 @@ def _named_kernels(word: str, spec: ModelSpec) -> tuple[str, ...]:
             raise RecipeError(f"{reason}. Leave {name} out.")
     if len(set(names)) != len(names):
         raise RecipeError(f"{word!r} names a kernel twice. Name each once.")
-    if "ce" in names and "flce" in names:
-        raise RecipeError("ce and flce replace the same loss. Name one of them.")
-    return tuple(name for name in KERNEL_NAMES if name in names)
+    chosen = tuple(name for name in KERNEL_NAMES if name in names)
+    _refuse_rivals(chosen)
+    return chosen
+
+
+def _refuse_rivals(names: Iterable[str]) -> None:
+    taken: dict[str, str] = {}
+    for name in names:
+        feature = SLOTS[name].feature
+        if feature in taken:
+            raise RecipeError(f"{taken[feature]} and {name} replace the same {feature}. Name one of them.")
+        taken[feature] = name

@@ -1,7 +1,9 @@
 """What a kernel tells the rest of the product about itself, without torch."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ligerprof.models import ModelSpec
 
@@ -74,13 +76,13 @@ class KernelSpec:
     """One kernel of one provider.
 
     Attributes:
-        name: the word in `--liger`, or that of a kernel that does more than its slot's own (selection.WIDER_KERNELS).
+        name: the word in `--liger`, or the name of a fused variant (kernels/slots.py).
         provider: whose it is.
         title: one line for `ligerprof kernels`.
         entry: `module:function`, the callable that takes and returns tensors, as a patched model calls it: it may write
             over activations that the model makes for this call alone.
         reference: `module:function` of the plain-torch function with the same signature.
-        slot: which of the model's operations it replaces: rope, rms, swiglu, geglu, layernorm, ce, flce.
+        slot: name of the slot it fills (kernels/slots.py): rope, rms, swiglu, geglu, layernorm, ce or flce.
         memory: bytes of one call; None for plain torch, which the estimate counts operation by operation.
         applies: why the architecture has no such operation, or None.
         unavailable_reason: why it cannot run on a device of this type (`cuda`, `cpu`, `simulated`), or None.
@@ -95,3 +97,10 @@ class KernelSpec:
     memory: Callable[[KernelShape], KernelMemory] | None
     applies: Callable[[ModelSpec], str | None]
     unavailable_reason: Callable[[str], str | None]
+
+
+def load_entry(entry: str) -> Callable[..., Any]:
+    """Import the function that `module:function` names."""
+    module, _, name = entry.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function

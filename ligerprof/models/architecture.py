@@ -88,6 +88,11 @@ class Norm:
     offset: float = 0.0
     casts_last: bool = False
 
+    @property
+    def feature(self) -> Feature:
+        """What a kernel for these norms replaces."""
+        return "rms norm" if self.kind == "rms" else "layer norm"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention:
@@ -200,7 +205,7 @@ class Architecture:
     @property
     def features(self) -> frozenset[Feature]:
         """What kernels could replace."""
-        found: set[Feature] = {"loss", "rms norm" if self.norm.kind == "rms" else "layer norm"}
+        found: set[Feature] = {"loss", self.norm.feature}
         if self.attention.rotary:
             found.add("rotary")
         if self.mlp.kind != "gelu":

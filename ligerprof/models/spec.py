@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import Architecture, Dropout, MlpKind, NormKind
+from ligerprof.models.architecture import Architecture, Dropout, Feature, MlpKind, NormKind
 from ligerprof.models.architectures import find_architecture
 
 
@@ -73,6 +73,11 @@ class ModelSpec:
     def architecture(self) -> Architecture:
         """The row of its `model_type`."""
         return find_architecture(self.model_type)
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What kernels could replace."""
+        return self.architecture.features
 
     @property
     def norm(self) -> NormKind:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.kernels.device import DEVICE_KINDS
 from ligerprof.kernels.registry import KernelRegistry
 from ligerprof.kernels.selection import inapplicable_reason
+from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
 from ligerprof.reports.env import no_gpu_reason
@@ -15,16 +16,6 @@ from ligerprof.reports.listing import add_listing_row, listing_table
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
-
-SLOT_MEANINGS: Mapping[str, str] = {
-    "rope": "rotary position embedding of queries and keys",
-    "rms": "RMSNorm",
-    "swiglu": "the gated MLP's silu(gate) * up",
-    "geglu": "the gated MLP's gelu(gate) * up",
-    "layernorm": "LayerNorm",
-    "ce": "cross-entropy of the logits",
-    "flce": "output layer and cross-entropy together",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +78,7 @@ def kernels_json(listing: KernelListing) -> dict[str, Any]:
                 "name": state.kernel.name,
                 "provider": state.kernel.provider,
                 "slot": state.kernel.slot,
-                "replaces": SLOT_MEANINGS[state.kernel.slot],
+                "replaces": SLOTS[state.kernel.slot].title,
                 "title": state.kernel.title,
                 "applies": None if listing.model is None else state.inapplicable is None,
                 "inapplicable_reason": state.inapplicable,
@@ -121,13 +112,13 @@ def _numbered_reasons(states: Sequence[KernelState]) -> dict[str, int]:
 def _slots_table(model: ModelSpec | None) -> "Table":
     if model is None:
         table = listing_table("--liger", "replaces")
-        for slot, meaning in SLOT_MEANINGS.items():
-            add_listing_row(table, slot, meaning)
+        for slot in SLOTS.values():
+            add_listing_row(table, slot.name, slot.title)
         return table
     applies = f"applies to {model.name}"
     table = listing_table("--liger", "replaces", applies, folded=(applies,))
-    for slot, meaning in SLOT_MEANINGS.items():
-        add_listing_row(table, slot, meaning, "yes" if inapplicable_reason(slot, model) is None else "no")
+    for slot in SLOTS.values():
+        add_listing_row(table, slot.name, slot.title, "yes" if inapplicable_reason(slot.name, model) is None else "no")
     return table
 
 

@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 
 from ligerprof.kernels import KernelShape, find_kernel
 from ligerprof.kernels.device import simulated_device
-from ligerprof.kernels.patching.apply import load_entry
+from ligerprof.kernels.spec import load_entry
 from tests.kernels.test_memory import ALL_KERNELS, LLAMA_1B, problem
 
 CASES = {

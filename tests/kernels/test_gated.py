@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels import find_kernel
 from ligerprof.kernels.gated import reference
-from ligerprof.kernels.patching.apply import load_entry
+from ligerprof.kernels.spec import load_entry
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, relative_error, run
 
 Gated = Callable[[Tensor, Tensor], Tensor]

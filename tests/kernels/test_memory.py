@@ -16,13 +16,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ligerprof.kernels import KERNEL_NAMES, KernelMemory, KernelShape, find_kernel
 from ligerprof.kernels.device import simulated_device, sm_count
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.patching.apply import load_entry
-from ligerprof.kernels.selection import WIDER_KERNELS
+from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.spec import load_entry
 from tests.kernels.counting import RequestedBytes, count_plain_torch, simulated_gpu
 from tests.kernels.meter import ByteMeter
 
 EPS = 1e-6
-ALL_KERNELS = (*KERNEL_NAMES, *WIDER_KERNELS)
+ALL_KERNELS = (*KERNEL_NAMES, *(variant for slot in SLOTS.values() for variant in slot.fused_variants))
 SMALL = KernelShape(
     tokens=22,
     sequences=2,

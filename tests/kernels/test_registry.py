@@ -13,9 +13,9 @@ from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels import KERNEL_NAMES, KernelSpec, find_kernel, list_kernels
 from ligerprof.kernels.device import DEVICE_KINDS, triton_unavailable_reason
 from ligerprof.kernels.linear_cross_entropy.spec import SPECS as FLCE_SPECS
-from ligerprof.kernels.patching.apply import load_entry
 from ligerprof.kernels.registry import BUILT_IN, ENTRY_POINT_GROUP, build_registry, find_kernel_set
-from ligerprof.kernels.selection import WIDER_KERNELS
+from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.spec import load_entry
 from tests.paths import DATA
 
 PLUGIN = DATA / "plugin"
@@ -47,7 +47,8 @@ def test_every_kernel_of_the_study_is_built_in_with_its_reference_beside_it() ->
 
 def test_wider_kernels_come_with_their_slots_of_whoever_has_them() -> None:
     ours = {kernel.name: kernel.slot for kernel in BUILT_IN if kernel.provider == "ligerprof"}
-    assert {name: slot for name, slot in ours.items() if name != slot} == WIDER_KERNELS
+    variants = {variant: slot.name for slot in SLOTS.values() for variant in slot.fused_variants}
+    assert {name: slot for name, slot in ours.items() if name != slot} == variants
     assert list(find_kernel_set(("rms", "flce"), "ligerprof")) == ["rms", "flce", "add_rms"]
     assert list(find_kernel_set(("rms", "swiglu"), "torch")) == ["rms", "swiglu"]
 
@@ -120,7 +121,7 @@ def test_an_installed_plugin_is_found_and_its_kernel_runs(tmp_path: Path) -> Non
     program = """
 import json, sys, torch
 from ligerprof.kernels import find_kernel
-from ligerprof.kernels.patching.apply import load_entry
+from ligerprof.kernels.spec import load_entry
 spec = find_kernel("swiglu", "example")
 gate, up = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
 right = torch.autograd.gradcheck(load_entry(spec.entry), (gate, up))

@@ -8,6 +8,7 @@ from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quanti
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear_4bit, multiply, renamed, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Dropout
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
@@ -94,10 +95,11 @@ def _dropped(context: Context, value: Value, rate: Dropout | None) -> Value:
 
 def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
     """apply_rotary_pos_emb, or the kernel in its place: each of the two has its share of the kernel's memory."""
-    if not context.is_fused("rope"):
-        rotate = _rotate_as_reference if "rope" in context.kernels else _rotate
+    slot = find_slot("rotary").name
+    if not context.is_fused(slot):
+        rotate = _rotate_as_reference if slot in context.kernels else _rotate
         return rotate(context, query), rotate(context, key)
-    memory = kernel_memory(context, "rope", query)
+    memory = kernel_memory(context, slot, query)
     turned = [
         call_kernel(
             context,

@@ -4,6 +4,7 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.operations import renamed, row_root, scale_columns, scale_rows, square
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
+from ligerprof.kernels.slots import find_slot
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.layer_norm import backward_scratch, statistics_bytes
 from ligerprof.torch_memory.scratch import highest_bytes
@@ -12,7 +13,7 @@ from ligerprof.torch_memory.scratch import highest_bytes
 def norm(context: Context, value: Value, name: str) -> Value:
     """The norm whose weight is `{name}.weight`, over vectors as wide as that weight."""
     weight = context.weights[f"{name}.weight"]
-    slot = "rms" if context.spec.norm == "rms" else "layernorm"
+    slot = find_slot(context.spec.architecture.norm.feature).name
     if context.is_fused(slot):
         return _fused_norm(context, value, name, slot)
     if context.spec.norm == "layer":

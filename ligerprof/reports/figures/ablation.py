@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ligerprof.kernels.selection import KERNEL_NAMES
+from ligerprof.kernels.slots import KERNEL_NAMES
 from ligerprof.reports.figures.curves import Quantity, value_of
 from ligerprof.reports.figures.series import Setting, describe_origin, describe_setting, split_series
 from ligerprof.reports.figures.style import RULE, new_figure, styled, write_title

@@ -9,7 +9,7 @@ from torch import nn
 
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels import KERNEL_NAMES, KernelShape, apply, find_kernel
-from ligerprof.kernels.patching.apply import load_entry
+from ligerprof.kernels.spec import load_entry
 from tests.kernels.models import FAMILIES, fingerprint, tiny_model, train_once
 from tests.kernels.oracle import relative_error, run
 from tests.kernels.test_memory import LLAMA_1B, Measured, launches_left_out, measure, problem, requested_bytes, stated

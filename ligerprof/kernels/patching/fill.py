@@ -1,0 +1,136 @@
+"""Put a kernel into the modules that its slot replaces; one function per kind of slot."""
+
+import functools
+import types
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from ligerprof.errors import KernelInputError, KernelUnavailableError
+from ligerprof.kernels.patching import decoder
+from ligerprof.kernels.patching.causal_lm import fused_head_forward, fused_loss_forward, loss_after_head, loss_in_head
+from ligerprof.kernels.patching.measured_budget import MeasuredBudget
+from ligerprof.kernels.patching.patcher import Forward, Patcher
+from ligerprof.kernels.slots import Slot
+
+_ROPE = "apply_rotary_pos_emb"
+_ACTIVATIONS = {"swiglu": ("SiLU", "SiLUActivation"), "geglu": ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation")}
+
+
+def fill_rope(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
+    """Call the kernel from attention in place of `apply_rotary_pos_emb`."""
+    for module in patcher.modules("Attention"):
+        patcher.swap(module, slot.name, lambda original: _with_global(original, _ROPE, kernel))
+
+
+def fill_rms(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
+    """Replace every RMS norm, and with it the addition before it where the layer has one and the provider can."""
+    add_kernel = patcher.variant(slot.with_residual_add)
+    forward = decoder.rms_forward(patcher.row, kernel, add_kernel)
+    for module in patcher.modules("RMSNorm"):
+        patcher.swap(module, slot.name, lambda _original: forward)
+    if add_kernel is not None and patcher.row.layer_norms.adds_before_norm:
+        for module in patcher.modules("DecoderLayer"):
+            patcher.swap(module, slot.name, lambda original: decoder.layer_forward(original, patcher.row))
+
+
+def fill_gated(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
+    """Replace the activation and product of every gated MLP, and the linear layer after it if the provider can.
+
+    Raises:
+        KernelUnavailableError: the model's MLP uses another activation.
+    """
+    row, linear_kernel = patcher.row.mlp, patcher.variant(slot.with_next_linear)
+    forward, mlps = decoder.gated_forward(row, kernel), patcher.modules("MLP")
+    for module in mlps:
+        activation = type(getattr(module, row.activation)).__name__
+        if activation not in _ACTIVATIONS[slot.name]:
+            raise KernelUnavailableError(f"{slot.name}: the model's MLP uses {activation}. Leave {slot.name} out.")
+        patcher.swap(module, slot.name, lambda _original: forward)
+        if linear_kernel is not None:
+            _fill_last_linear(patcher, slot, module, linear_kernel)
+    if linear_kernel is not None:
+        references = [weakref.ref(module) for module in mlps]
+        patcher.patch.on_notes(functools.partial(_kept_products, slot.name, row.down, references))
+
+
+def _fill_last_linear(patcher: Patcher, slot: Slot, mlp: Any, kernel: Forward) -> None:
+    """Let the MLP's last layer multiply the gates, if it is torch's own and so are those that make them."""
+    row = patcher.row.mlp
+    if all(_is_plain_linear(getattr(mlp, name)) for name in (*row.inputs, row.down)):
+        down = getattr(mlp, row.down)
+        patcher.swap(down, slot.name, lambda original: decoder.gated_linear_forward(original, kernel))
+
+
+def fill_layernorm(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
+    """Replace every `nn.LayerNorm`."""
+
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        return kernel(x, self.weight, self.bias, self.eps)
+
+    for module in patcher.model.modules():
+        if isinstance(module, nn.LayerNorm):
+            patcher.swap(module, slot.name, lambda _original: forward)
+
+
+def fill_ce(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
+    """Compute the loss of the logits that the head returns."""
+    _fuse_loss(patcher, slot, loss_after_head(kernel))
+
+
+def fill_flce(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
+    """Compute the loss within the head's call.
+
+    Raises:
+        KernelInputError: the head is not a plain linear layer.
+    """
+    head = patcher.model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or hasattr(head, "base_layer") or not head.weight.is_floating_point():
+        raise KernelInputError(
+            f"flce: the model's head is a {type(head).__name__}; the fused loss reads a plain linear layer's weight"
+            " and would leave adapters out. Use ce, or take the head out of the adapter's targets."
+        )
+    measured = patcher.request.measured
+    budget = None if measured is None else MeasuredBudget(measured)
+    patcher.swap(head, slot.name, lambda original: fused_head_forward(original, kernel, budget))
+    _fuse_loss(patcher, slot, loss_in_head)
+
+
+def _fuse_loss(patcher: Patcher, slot: Slot, run_loss: Any) -> None:
+    options = patcher.request.options
+    patcher.swap(
+        patcher.model, slot.name, lambda original: fused_loss_forward(original, patcher.row, run_loss, options)
+    )
+
+
+def _kept_products(slot: str, down: str, references: "list[weakref.ref[Any]]") -> str | None:
+    layers = [getattr(mlp, down) for reference in references if (mlp := reference()) is not None]
+    others = [layer for layer in layers if not decoder.takes_gates(layer)]
+    if not others:
+        return None
+    names = ", ".join(sorted({f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in others}))
+    return f"{slot}: {len(others)} of {len(layers)} MLPs keep their product for backward, since it goes into {names}"
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    """Whether its forward is torch's and nothing else keeps or quantizes what goes through it."""
+    return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
+
+
+def _with_global(function: Forward, name: str, value: Any) -> Forward:
+    """A copy of `function` in which the global `name` is `value`; its module stays as it is.
+
+    Raises:
+        KernelUnavailableError: the function does not use that name.
+    """
+    plain = function if isinstance(function, types.FunctionType) else None
+    if plain is None or name not in plain.__code__.co_names:
+        raise KernelUnavailableError(f"rope: {function.__qualname__} does not call {name}. Leave rope out.")
+    # without the module's name, as torch.compile would look the global up in the module itself
+    scope = {**plain.__globals__, name: value}
+    scope.pop("__name__", None)
+    copy = types.FunctionType(plain.__code__, scope, plain.__name__, plain.__defaults__, plain.__closure__)
+    copy.__kwdefaults__ = plain.__kwdefaults__
+    return functools.wraps(plain)(copy)

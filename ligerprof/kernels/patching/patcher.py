@@ -1,0 +1,130 @@
+"""Give modules of a model another forward, and take it back."""
+
+import functools
+import importlib
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ligerprof.errors import KernelInputError
+from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.spec import KernelSpec, load_entry
+from ligerprof.models.architecture import Architecture
+
+Forward = Callable[..., Any]
+
+
+class Patch:
+    """Kernels that stand in a model. As a context manager it takes them out at the end.
+
+    Attributes:
+        kernels: names of the kernels that were put in.
+        provider: whose they are.
+    """
+
+    def __init__(self, kernels: tuple[str, ...], provider: str) -> None:
+        self.kernels = kernels
+        self.provider = provider
+        self._undo: list[Callable[[], None]] = []
+        self._remarks: list[Callable[[], str | None]] = []
+
+    def on_notes(self, remark: Callable[[], str | None]) -> None:
+        """Ask `remark` for a line whenever notes are wanted."""
+        self._remarks.append(remark)
+
+    def notes(self) -> tuple[str, ...]:
+        """What the kernels leave to the model's layers as they are now, adapters put around them later included."""
+        return tuple(line for remark in self._remarks if (line := remark()) is not None)
+
+    def on_undo(self, action: Callable[[], None]) -> None:
+        """Do `action` when the kernels are taken out, before what was registered earlier."""
+        self._undo.append(action)
+
+    def undo(self) -> None:
+        """Restore what was there before; a second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> "Patch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """Which kernels go into a model, resolved.
+
+    Attributes:
+        kernels: names of the slots.
+        entries: names of kernels to their functions; empty for liger-kernel, which patches models itself.
+        measured: the fused loss if its workspace follows the memory that the process has held, else None.
+    """
+
+    row: Architecture
+    kernels: tuple[str, ...]
+    provider: str
+    entries: dict[str, Callable[..., Any]]
+    options: LossOptions
+    measured: KernelSpec | None
+
+
+class Patcher:
+    """Gives modules of one model a subclass of their own class whose forward calls the kernels.
+
+    A subclass, and not a function on the instance: a bound method in a module's own dict is a reference cycle, and
+    the model's memory would wait for the garbage collector.
+    """
+
+    def __init__(self, model: Any, request: Request, patch: Patch) -> None:
+        self.model, self.request, self.patch = model, request, patch
+        self.row = request.row
+        self._modeling = importlib.import_module(request.row.modeling_module)
+        self._subclasses: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+
+    def run(self) -> None:
+        """Fill every slot of the request."""
+        for name in self.request.kernels:
+            load_entry(SLOTS[name].filler)(self, SLOTS[name], self.request.entries[name])
+
+    def variant(self, name: str | None) -> Forward | None:
+        """A fused variant's function, None if the provider has none."""
+        return None if name is None else self.request.entries.get(name)
+
+    def modules(self, kind: str) -> list[Any]:
+        """The model's modules of one of its architecture's classes, such as `RMSNorm` for `LlamaRMSNorm`."""
+        wanted = getattr(self._modeling, f"{self.row.class_prefix}{kind}")
+        return [module for module in self.model.modules() if isinstance(module, wanted)]
+
+    def swap(self, module: nn.Module, slot: str, make_forward: Callable[[Forward], Forward]) -> None:
+        """Give `module` a subclass of its class with another forward."""
+        if "forward" in vars(module):
+            raise KernelInputError(
+                f"{slot}: a {type(module).__name__} has a forward of its own, from a hook or another patch."
+                " Put the kernels in before it."
+            )
+        before = type(module)
+        key = (before, slot)
+        if key not in self._subclasses:
+            # named as its parent, since checkpoints and wrapping policies go by class names
+            body = {"forward": make_forward(before.forward), "__module__": before.__module__}
+            self._subclasses[key] = type(before.__name__, (before,), {**body, "__qualname__": before.__qualname__})
+        module.__class__ = self._subclasses[key]
+        self.patch.on_undo(functools.partial(_restore_class, weakref.ref(module), self._subclasses[key], before))
+
+
+def _restore_class(reference: "weakref.ref[nn.Module]", ours: type[nn.Module], before: type[nn.Module]) -> None:
+    module = reference()
+    if module is None:
+        return
+    if type(module) is not ours:
+        raise KernelInputError(
+            f"a {before.__name__} was changed to {type(module).__name__} after the kernels were put in."
+            " Undo that change first."
+        )
+    module.__class__ = before

@@ -1,0 +1,108 @@
+"""The kernel slots: the operations of a model that a kernel can replace, one row each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ligerprof.models.architecture import Feature
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """One operation of a model that kernels can replace.
+
+    Attributes:
+        name: the word in `--liger`.
+        title: what is replaced, for listings.
+        feature: what an architecture must have for the slot to apply.
+        filler: `module:function` that puts a kernel into a model; called with (patcher, slot, kernel).
+        in_all, in_no_flce: whether the sets `all` and `no-flce` contain it.
+        with_residual_add: name of the kernel that includes the addition before the operation.
+        with_next_linear: name of the kernel that includes the linear layer after the operation.
+        benched: names of its kernels that `ligerprof bench` measures (runs/bench/operations.py).
+    """
+
+    name: str
+    title: str
+    feature: Feature
+    filler: str
+    in_all: bool = True
+    in_no_flce: bool = True
+    with_residual_add: str | None = None
+    with_next_linear: str | None = None
+    benched: tuple[str, ...]
+
+    @property
+    def fused_variants(self) -> tuple[str, ...]:
+        """Names of kernels that include a neighboring operation; used wherever the provider has them."""
+        return tuple(name for name in (self.with_residual_add, self.with_next_linear) if name is not None)
+
+
+_FILL = "ligerprof.kernels.patching.fill"
+
+# in the order in which kernels are listed, patched and printed
+_ROWS = (
+    Slot(
+        name="rope",
+        title="rotary position embedding of queries and keys",
+        feature="rotary",
+        filler=f"{_FILL}:fill_rope",
+        benched=("rope",),
+    ),
+    Slot(
+        name="rms",
+        title="RMSNorm",
+        feature="rms norm",
+        filler=f"{_FILL}:fill_rms",
+        with_residual_add="add_rms",
+        benched=("rms", "add_rms"),
+    ),
+    Slot(
+        name="swiglu",
+        title="the gated MLP's silu(gate) * up",
+        feature="swiglu",
+        filler=f"{_FILL}:fill_gated",
+        with_next_linear="swiglu_linear",
+        benched=("swiglu",),
+    ),
+    Slot(
+        name="geglu",
+        title="the gated MLP's gelu(gate) * up",
+        feature="geglu",
+        filler=f"{_FILL}:fill_gated",
+        with_next_linear="geglu_linear",
+        benched=("geglu",),
+    ),
+    Slot(
+        name="layernorm",
+        title="LayerNorm",
+        feature="layer norm",
+        filler=f"{_FILL}:fill_layernorm",
+        benched=("layernorm",),
+    ),
+    Slot(
+        name="ce",
+        title="cross-entropy of the logits",
+        feature="loss",
+        filler=f"{_FILL}:fill_ce",
+        in_all=False,
+        in_no_flce=False,
+        benched=("ce",),
+    ),
+    Slot(
+        name="flce",
+        title="output layer and cross-entropy together",
+        feature="loss",
+        filler=f"{_FILL}:fill_flce",
+        in_no_flce=False,
+        benched=("flce",),
+    ),
+)
+
+SLOTS: Mapping[str, Slot] = {slot.name: slot for slot in _ROWS}
+KERNEL_NAMES = tuple(SLOTS)
+
+
+def find_slot(feature: Feature) -> Slot:
+    """The one slot that replaces a feature; the loss has two."""
+    (found,) = (slot for slot in SLOTS.values() if slot.feature == feature)
+    return found
