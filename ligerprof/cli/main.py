@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("ligerprof.cli.compare", "Put estimates, runs and snapshots side by side."),
     "diff": ("ligerprof.cli.diff", "Show what grew and shrank between two peaks."),
     "sweep": ("ligerprof.cli.sweep", "Run a grid of steps; out of memory is a result."),
-    "study": ("ligerprof.cli.study", "Run the 24 GB study's whole grid and report it."),
+    "study": ("ligerprof.cli.study", "Run the grids of a study file and report them."),
     "plot": ("ligerprof.cli.plot", "Draw figures from sweeps, runs, recordings and bench records."),
     "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
     "trace": ("ligerprof.cli.trace", "Show launches, busy share and gaps of a profiler trace."),
