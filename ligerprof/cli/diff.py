@@ -14,16 +14,17 @@ from ligerprof.cli.output import print_json
 @click.argument("before", metavar="A.pickle", type=click.Path(exists=True, path_type=Path))
 @click.argument("after", metavar="B.pickle", type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--device-index", type=click.IntRange(min=0), help="Which GPU of both. Default: of each the one that peaks highest."
+    "--device-index",
+    type=click.IntRange(min=0),
+    help="The GPU, in both. Default: the GPU with the highest peak in each.",
 )
 @top_option
 @json_option
 def command(before: Path, after: Path, device_index: int | None, top: int, as_json: bool) -> None:
-    """Show what grew and shrank between the peaks of two memory snapshots; it adds up to their difference.
+    """Show what grew and shrank between the peaks of two snapshots; the changes sum to their difference.
 
-    A and B are snapshots as `ligerprof explain` takes them, or directories of runs. Blocks are
-    matched by role, module and layer, then by the function that asked: swapped classes and
-    moved lines change nothing.
+    A and B are inputs of `ligerprof explain`. Blocks are matched by role, module and layer, then by
+    the function that allocated them, so that replaced classes and moved lines do not matter.
     """
     diff = diff_peaks(explain(before, device_index=device_index), explain(after, device_index=device_index))
     if as_json:

@@ -1,4 +1,4 @@
-"""`ligerprof explain`: who holds the peak of a memory snapshot."""
+"""`ligerprof explain`: what the memory at the peak of a snapshot belongs to."""
 
 from pathlib import Path
 
@@ -14,16 +14,21 @@ from ligerprof.reports.peak import VIEWS, View, render_peak
 from ligerprof.units import format_bytes
 
 
-@click.command(name="explain", short_help="Show who holds the peak of a memory snapshot.")
+@click.command(name="explain", short_help="Show what the memory at a snapshot's peak belongs to.")
 @click.argument("snapshot", metavar="SNAPSHOT|RUN", type=click.Path(exists=True, path_type=Path))
-@click.option("--device-index", type=click.IntRange(min=0), help="Which GPU. Default: the one with the highest peak.")
+@click.option("--device-index", type=click.IntRange(min=0), help="The GPU. Default: the GPU with the highest peak.")
 @top_option
-@click.option("--by", type=click.Choice(VIEWS), default="role", show_default=True, help="What bytes are added up by.")
-@size_option("--max-peak", "max_peak_bytes", "Exit with 3 where the peak is higher, such as 20GiB.")
 @click.option(
-    "--rules", "rules_path", type=click.Path(exists=True, dir_okay=False), help="Own rules for roles, TOML or JSON."
+    "--by", type=click.Choice(VIEWS), default="role", show_default=True, help="What the first table sums the bytes by."
 )
-@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page there, too.")
+@size_option("--max-peak", "max_peak_bytes", "Exit with 3 if the peak is higher, such as 20GiB.")
+@click.option(
+    "--rules",
+    "rules_path",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Your own rules for roles, TOML or JSON.",
+)
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
 @force_option
 @json_option
 def command(  # noqa: PLR0913 - an argument an option
@@ -38,11 +43,11 @@ def command(  # noqa: PLR0913 - an argument an option
     force: bool,
     as_json: bool,
 ) -> None:
-    """Show who holds the peak of a memory snapshot: roles, then blocks with module or frame.
+    """Show what the memory at the peak belongs to: roles, then blocks with module or frame.
 
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain or compressed with gzip or
-    xz; RUN is a directory that `ligerprof step` or `ligerprof.record()` wrote. Nothing in the
-    file is ever run.
+    xz; RUN is a directory that `ligerprof step` or `ligerprof.record()` wrote. No code in
+    the file is run.
     """
     rules = () if rules_path is None else read_rules(rules_path)
     if html_path is not None:

@@ -11,7 +11,7 @@ from ligerprof.errors import LigerprofError
 # name: (module that holds `command`, what `ligerprof --help` says)
 COMMANDS: dict[str, tuple[str, str]] = {
     "step": ("ligerprof.cli.step", "Run one profiled training step, on the GPU or simulated."),
-    "explain": ("ligerprof.cli.explain", "Show who holds the peak of a memory snapshot."),
+    "explain": ("ligerprof.cli.explain", "Show what the memory at a snapshot's peak belongs to."),
     "estimate": ("ligerprof.cli.estimate", "Predict the peak from a closed form, in milliseconds."),
     "fit": ("ligerprof.cli.fit", "Find the largest batch and sequence that fit a limit."),
     "advise": ("ligerprof.cli.advise", "List the cheapest changes until a recipe fits."),

@@ -1,4 +1,4 @@
-"""What `ligerprof diff` prints: a sentence, the roles, and the block groups that changed the most."""
+"""What `ligerprof diff` prints: one sentence on the change, the roles, and the groups that changed most."""
 
 import re
 from collections import defaultdict
@@ -24,7 +24,7 @@ def render_diff(diff: PeakDiff, *, top: int = 10) -> "RenderableType":
     """Lay out what changed between two peaks, at most 100 columns wide.
 
     Args:
-        top: how many rows of block groups.
+        top: number of rows of block groups.
     """
     from rich.console import Group
     from rich.text import Text
@@ -34,7 +34,7 @@ def render_diff(diff: PeakDiff, *, top: int = 10) -> "RenderableType":
 
 
 def difference_sentence(diff: PeakDiff) -> str:
-    """By how much the peak changed, and the roles that changed the most."""
+    """The change of the peak, and the roles that changed most."""
     peaks = f"from {_peak(diff.before)} to {_peak(diff.after)}"
     changes = {role: diff.role_difference_bytes(role) for role in Role}
     largest = sorted((role for role in Role if changes[role]), key=lambda role: -abs(changes[role]))[:_MOST_NAMED]
@@ -70,7 +70,7 @@ def _add_change(table: "Table", name: str, before: int, after: int) -> None:
 
 
 def _groups_table(diff: PeakDiff, top: int) -> "Table":
-    """The groups that changed the most, those of all layers in one row."""
+    """The groups that changed most; those of all layers share a row."""
     merged: dict[tuple[str, str], list[GroupChange]] = defaultdict(list)
     for group in diff.groups:
         merged[group.place.role.value, _who(group)].append(group)
@@ -80,7 +80,7 @@ def _groups_table(diff: PeakDiff, top: int) -> "Table":
         if (change := sum(group.difference_bytes for group in groups))
     ]
     rows.sort(key=lambda row: -abs(row[2]))
-    table = groups_table("role", "change, MiB", "blocks", who="who asked", figure_width=_FIGURE_WIDTH)
+    table = groups_table("role", "change, MiB", "blocks", who="allocated by", figure_width=_FIGURE_WIDTH)
     for role, who, change, groups in rows[:top]:
         table.add_row(role, _signed_mib(change), _counts(groups), who)
     if rest := rows[top:]:
@@ -108,5 +108,5 @@ def _signed(size_bytes: int) -> str:
 
 def _signed_mib(size_bytes: int) -> str:
     text = format_mib(size_bytes)
-    # less than the last figure shown has no sign
+    # a change that rounds to zero has no sign
     return format_mib(0) if text.lstrip("-") == format_mib(0) else f"{'+' if size_bytes > 0 else ''}{text}"

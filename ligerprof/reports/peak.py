@@ -1,4 +1,4 @@
-"""What `ligerprof explain` prints: a sentence, the roles, and the blocks that hold the most."""
+"""What `ligerprof explain` prints: one sentence on the peak, its roles, and its largest blocks."""
 
 import re
 from collections import defaultdict
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 View = Literal["role", "layer", "phase"]
 VIEWS: tuple[View, ...] = ("role", "layer", "phase")
 _LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
-# figures and roles keep their width; who asked is cut where the terminal is narrow
+# figures and roles keep their width; in a narrow terminal, the last column is cut
 _FIGURE_WIDTH = 9
 _OUTSIDE_LAYERS = "outside layers"
 
 
 def render_peak(report: PeakReport, *, by: View = "role", top: int = 10) -> "RenderableType":
-    """Lay out who holds the peak, at most 100 columns wide.
+    """Lay out the report, at most 100 columns wide.
 
     Args:
-        by: what the bytes are added up by.
-        top: how many rows of blocks.
+        by: what the first table sums the bytes by.
+        top: number of rows of blocks.
     """
     from rich.console import Group
     from rich.text import Text
 
     totals = roles_table([RolesColumn(title="at the peak", roles=report.roles)]) if by == "role" else _view(report, by)
     notes = [Text(f"Note: {note}.") for note in report.notes]
-    answers = [Text(line) for line in answer_lines(report)]
-    return Group(Text(sentence(report)), *_phase_lines(report), *answers, totals, _blocks_table(report, top), *notes)
+    findings = [Text(line) for line in finding_lines(report)]
+    return Group(Text(sentence(report)), *_phase_lines(report), *findings, totals, _blocks_table(report, top), *notes)
 
 
 def sentence(report: PeakReport) -> str:
     """The peak and its three largest holders in one sentence."""
     holders = sorted((role for role in Role if report.roles[role]), key=lambda role: -report.roles[role])[:3]
     shares = ", ".join(
-        f"{role.value} {format_bytes(report.roles[role])} ({_percent(report.roles[role], report.peak_bytes)})"
+        f"{role.value} {format_bytes(report.roles[role])} ({share(report.roles[role], report.peak_bytes)})"
         for role in holders
     )
     when = f" in {report.peak_phase.value}" if report.peak_phase else ""
@@ -61,7 +61,7 @@ def _phase_lines(report: PeakReport) -> "list[RenderableType]":
 
 
 def _view(report: PeakReport, by: View) -> "Table":
-    """Bytes by layer or by the phase that asked for them; rounding belongs to no block."""
+    """Bytes by layer or by the phase that allocated them; rounding is a row of its own."""
     totals: dict[str, int] = defaultdict(int)
     if by == "phase":
         totals.update((phase.value, 0) for phase in Phase)
@@ -69,22 +69,22 @@ def _view(report: PeakReport, by: View) -> "Table":
         name = block.phase.value if by == "phase" else _layer_name(block.layer)
         totals[name] += block.size_bytes
     totals[Role.ALLOCATOR_ROUNDING.value] = report.roles[Role.ALLOCATOR_ROUNDING]
-    table = groups_table("made in" if by == "phase" else "layer", "MiB", "share", figure_width=_FIGURE_WIDTH)
+    table = groups_table("allocated in" if by == "phase" else "layer", "MiB", "share", figure_width=_FIGURE_WIDTH)
     for name, size_bytes in totals.items():
         if size_bytes:
-            table.add_row(name, format_mib(size_bytes), _percent(size_bytes, report.peak_bytes))
+            table.add_row(name, format_mib(size_bytes), share(size_bytes, report.peak_bytes))
     table.add_section()
-    table.add_row("total", format_mib(report.peak_bytes), _percent(report.peak_bytes, report.peak_bytes))
+    table.add_row("total", format_mib(report.peak_bytes), share(report.peak_bytes, report.peak_bytes))
     return table
 
 
 def _blocks_table(report: PeakReport, top: int) -> "Table":
-    """The groups that hold the most, those of all layers in one row."""
+    """The largest groups; those of all layers share a row."""
     merged: dict[tuple[str, str], list[BlockGroup]] = defaultdict(list)
     for block in report.blocks:
         merged[block.role.value, _who(block)].append(block)
     rows = sorted(merged.items(), key=lambda row: -sum(block.size_bytes for block in row[1]))
-    table = groups_table("role", "MiB", "blocks", who="who asked", figure_width=_FIGURE_WIDTH)
+    table = groups_table("role", "MiB", "blocks", who="allocated by", figure_width=_FIGURE_WIDTH)
     for (role, who), blocks in rows[:top]:
         size_bytes = sum(block.size_bytes for block in blocks)
         table.add_row(role, format_mib(size_bytes), str(sum(block.count for block in blocks)), who)
@@ -111,18 +111,19 @@ def _layer_name(layer: int | None) -> str:
     return _OUTSIDE_LAYERS if layer is None else f"layer {layer}"
 
 
-def _percent(size_bytes: int, total_bytes: int) -> str:
+def share(size_bytes: int, total_bytes: int) -> str:
+    """A share in percent, such as `35.0 %`; n/a if the total is 0."""
     return f"{100 * size_bytes / total_bytes:.1f} %" if total_bytes else "n/a"
 
 
-def answer_lines(report: PeakReport) -> list[str]:
-    """One line for each answer that applies."""
+def finding_lines(report: PeakReport) -> list[str]:
+    """Why memory ran out, what would lower the peak, and what grows, as far as each applies."""
     lines = _failure_lines(report.out_of_memory) if report.out_of_memory else []
-    for answer in report.what_if[:2]:
-        without = ", ".join(role.value for role in answer.without)
-        if answer.saved_bytes > 0:
-            peak = format_bytes(answer.peak_bytes)
-            lines.append(f"Without {without} the peak would be {peak}: {answer.change} ({answer.option}).")
+    for what_if in report.what_if[:2]:
+        without = ", ".join(role.value for role in what_if.without)
+        if what_if.saved_bytes > 0:
+            peak = format_bytes(what_if.peak_bytes)
+            lines.append(f"Without {without} the peak would be {peak}: {what_if.change} ({what_if.option}).")
     if (growth := report.growth) is not None:
         size, holder = format_bytes(growth.per_step_bytes), " ".join(filter(None, (growth.role.value, growth.who)))
         lines.append(f"Grows by {size} or more in each of {growth.steps} steps: {holder}.")

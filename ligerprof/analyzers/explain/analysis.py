@@ -125,7 +125,7 @@ class SnapshotAnalysis:
             format_bytes, (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes)
         )
         left = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} left on the device"
-        return [f"out of memory: {requested} requested with {allocated} allocated and {reserved} reserved{left}"]
+        return [f"out of memory: {requested} asked for, with {allocated} allocated and {reserved} reserved{left}"]
 
 
 def analyze(

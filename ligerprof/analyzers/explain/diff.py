@@ -1,4 +1,4 @@
-"""Decide what grew and what shrank between two peaks: role by role, and block group by block group."""
+"""Decide what grew and what shrank between two peaks, by role and by group of blocks."""
 
 import re
 from collections import defaultdict
@@ -9,17 +9,17 @@ from typing import Any
 from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
 from ligerprof.roles import STEP_PHASES, Role
 
-# `modeling_llama.py:1214 forward`: the line moves from version to version
+# as in `modeling_llama.py:1214 forward`; the line changes between versions
 _LINE = re.compile(r":\d+ ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where in training a block belongs, whoever asked for it.
+    """Where in training a block belongs, whatever code allocated it.
 
     Attributes:
-        module: dotted name with the layer's index, "" where unknown.
-        layer: index of the decoder layer, None outside of layers.
+        module: dotted name with the layer's index, "" if unknown.
+        layer: index of the decoder layer, None outside the layers.
     """
 
     role: Role
@@ -32,8 +32,8 @@ class GroupChange:
     """Groups of blocks at two peaks that are the same part of training.
 
     Attributes:
-        frames_before: who asked, the largest first; empty where nothing was there.
-        frames_after: the same of the second peak.
+        frames_before: the frames that allocated them, the largest group first; empty if there were none.
+        frames_after: the same at the second peak.
     """
 
     place: Place
@@ -46,7 +46,7 @@ class GroupChange:
 
     @property
     def difference_bytes(self) -> int:
-        """By how much it grew."""
+        """Growth in bytes, negative if it shrank."""
         return self.after_bytes - self.before_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -67,12 +67,12 @@ class GroupChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakDiff:
-    """Two peaks and what lies between them.
+    """Two peaks and their differences.
 
     Attributes:
-        groups: the largest change first, unchanged ones too; with the change of
+        groups: the largest change first, unchanged groups too; with the change of
             allocator_rounding they add up to the difference of the peaks.
-        notes: what a reader should know, one sentence each.
+        notes: one sentence each.
     """
 
     before: PeakReport
@@ -82,11 +82,11 @@ class PeakDiff:
 
     @property
     def difference_bytes(self) -> int:
-        """By how much the peak grew."""
+        """Growth of the peak in bytes."""
         return self.after.peak_bytes - self.before.peak_bytes
 
     def role_difference_bytes(self, role: Role) -> int:
-        """By how much a role grew; all roles add up to the difference of the peaks."""
+        """Growth of a role in bytes; all roles add up to the difference of the peaks."""
         return self.after.roles[role] - self.before.roles[role]
 
     def to_json(self) -> dict[str, Any]:
@@ -112,10 +112,10 @@ class PeakDiff:
 def diff_peaks(before: PeakReport, after: PeakReport) -> PeakDiff:
     """Match the block groups of two peaks and subtract them.
 
-    Groups are the same where role, module and layer are: a swapped class keeps its place in the
-    model. Within a place they are told apart by the file and function that asked, then by the
-    function alone, lines left out; what is left under a module's name on both sides is one part
-    that was replaced. Where one of the two has no module names, layers and functions decide.
+    Groups match if role, module and layer do: a replaced class keeps its place in the model. Within
+    a place they match by the file and function that allocated them, then by the function alone,
+    without lines; what remains under one module's name on both sides is one part that was
+    replaced. If one of the peaks has no module names, layers and functions decide.
     """
     with_modules = all(any(block.module for block in report.blocks) for report in (before, after))
     pairs = [_by_place(report.blocks, with_modules=with_modules) for report in (before, after)]
@@ -123,7 +123,7 @@ def diff_peaks(before: PeakReport, after: PeakReport) -> PeakDiff:
     for place in dict.fromkeys([*pairs[0], *pairs[1]]):
         matched = _match(pairs[0].get(place, []), pairs[1].get(place, []), one_part=_is_one_part(place))
         groups.extend(_change(place, mine, theirs) for mine, theirs in matched)
-    # sorted is stable: what did not change stands by size
+    # sort is stable: unchanged groups stay ordered by size
     groups.sort(key=lambda group: -max(group.before_bytes, group.after_bytes))
     groups.sort(key=lambda group: -abs(group.difference_bytes))
     return PeakDiff(
@@ -143,12 +143,12 @@ Matched = tuple[list[BlockGroup], list[BlockGroup]]
 
 
 def _is_one_part(place: Place) -> bool:
-    """Whether what is in a place is the same part, whoever asked: a module's, or a library's own workspace."""
+    """Whether a place is one part whatever code allocated it: a module's, or a library's workspace."""
     return bool(place.module) or place.role is Role.LIBRARY_WORKSPACE
 
 
 def _match(before: Sequence[BlockGroup], after: Sequence[BlockGroup], *, one_part: bool) -> Iterator[Matched]:
-    """Pair the groups of one place; each is in exactly one pair, which may have one side alone."""
+    """Pair the groups of one place; each is in exactly one pair, one side of which may be empty."""
     left, right = list(before), list(after)
     for same in (_file_and_function, _function):
         shared = {same(block) for block in left} & {same(block) for block in right}
@@ -197,7 +197,7 @@ def _notes(before: PeakReport, after: PeakReport, *, with_modules: bool) -> Iter
         yield from (f"{name} snapshot: {note}" for note in report.notes)
     named = any(block.module for report in (before, after) for block in report.blocks)
     if named and not with_modules:
-        yield "only one of the two names modules: blocks are matched by role, layer and function"
+        yield "only one of the snapshots has module names: blocks are matched by role, layer and function"
 
 
 def _peak_json(report: PeakReport) -> dict[str, Any]:

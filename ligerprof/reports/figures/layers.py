@@ -1,4 +1,4 @@
-"""The peak's footprint layer by layer, stacked by role, from an explained snapshot."""
+"""The memory at the peak by decoder layer, stacked by role."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ _AXES_INCHES = 2.0
 
 
 def layer_breakdowns(report: PeakReport) -> dict[int, MemoryBreakdown]:
-    """Bytes by role of each decoder layer, in their order; what belongs to no layer is left out."""
+    """Bytes by role of each decoder layer, in order; memory outside the layers is left out."""
     sizes: dict[int, dict[Role, int]] = {}
     for block in report.blocks:
         if block.layer is not None:
@@ -27,7 +27,7 @@ def layer_breakdowns(report: PeakReport) -> dict[int, MemoryBreakdown]:
 
 
 def draw_layers(report: PeakReport, *sentences: str) -> "Figure":
-    """A stacked bar a layer, in MiB; the report must have layers."""
+    """One stacked bar per layer, in MiB; the report must have layers."""
     breakdowns = layer_breakdowns(report)
     outside_bytes = report.peak_bytes - sum(breakdown.total_bytes for breakdown in breakdowns.values())
     from matplotlib.ticker import MaxNLocator
@@ -46,6 +46,6 @@ def draw_layers(report: PeakReport, *sentences: str) -> "Figure":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(places[0] - 0.7, places[-1] + 0.7)
         axes.grid(visible=False, axis="x")
-        write_title(figure, *sentences, f"Outside of the layers: {outside_bytes / MIB:,.0f} MiB")
+        write_title(figure, *sentences, f"Outside the layers: {outside_bytes / MIB:,.0f} MiB")
         write_legend(figure)
     return figure

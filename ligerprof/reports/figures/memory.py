@@ -1,4 +1,4 @@
-"""Memory over one training step, stacked by role; several recordings side by side on one axis."""
+"""Memory over one training step, stacked by role; several recordings share one axis."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Recording:
     """One panel.
 
     Attributes:
-        title: stands above the panel.
+        title: shown above the panel.
     """
 
     title: str
@@ -50,13 +50,13 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """The columns of one step that are drawn; it advances with the bytes that move, so that large blocks are wide.
+    """The columns of one step to draw; the axis advances with the bytes that move, so that large blocks are wide.
 
     Attributes:
         title: of the recording.
         columns: indices into the timeline's columns.
-        places: GiB allocated and freed since the step began where each column begins, and where the last one ends.
-        phases: (phase, where it begins, where it ends) in order.
+        places: GiB allocated and freed from the start of the step to each column, and to the end of the last.
+        phases: (phase, start, end) in order.
     """
 
     title: str
@@ -74,12 +74,12 @@ class _Step:
 
 
 def has_step(timeline: RoleTimeline) -> bool:
-    """Whether a whole pass forward and backward can be told in the recording."""
+    """Whether the recording shows a whole forward and backward pass."""
     return _last_step(timeline) is not None
 
 
 def draw_memory(recordings: Sequence[Recording], *sentences: str) -> "Figure":
-    """The last step of each recording, which must have one, two panels a row."""
+    """The last step of each recording, two panels per row; each recording must have a step."""
     steps = [_cut(recording) for recording in recordings]
     columns = min(len(steps), 2)
     rows = -(-len(steps) // columns)
@@ -103,7 +103,7 @@ def draw_memory(recordings: Sequence[Recording], *sentences: str) -> "Figure":
 
 
 def _cut(recording: Recording) -> _Step:
-    """The columns of the last step, thinned out: of those that share a pixel, the highest."""
+    """The columns of the last step, with one column, the highest, per pixel."""
     timeline = recording.timeline
     first, end = _last_step(timeline) or (0, len(timeline.starts))
     moved = timeline.moved_bytes[first : end + 1] - timeline.moved_bytes[first]
@@ -123,7 +123,7 @@ def _cut(recording: Recording) -> _Step:
 
 
 def _last_step(timeline: RoleTimeline) -> tuple[int, int] | None:
-    """First column and end of the last step that goes forward and backward, its optimizer included."""
+    """First column and end of the last step with a forward and a backward pass, its optimizer included."""
     phases = [running.phase for running in timeline.running]
     found = None
     for start, phase in enumerate(phases):
@@ -137,7 +137,7 @@ def _last_step(timeline: RoleTimeline) -> tuple[int, int] | None:
 
 
 def _begins(phases: Sequence[Phase | None], column: int) -> bool:
-    """Whether a step begins: a forward pass after something that was none."""
+    """Whether a step starts: a forward pass that does not follow a pass."""
     return phases[column] is Phase.FORWARD and phases[column - 1] not in _PASSES
 
 
@@ -157,7 +157,7 @@ def _draw_step(axes: "Axes", step: _Step, pieces: Sequence[Piece], start: int, w
         own = np.array(piece.sizes_bytes[start : start + len(step.columns)]) / GIB
         above = below + _held(own)
         look = {**piece.look.arguments(), "linewidth": 0}
-        # nothing is drawn where nothing is held; a column's right edge belongs to it
+        # empty columns are not drawn; a column includes its right edge
         shown = _held(own > 0) | np.append(False, own > 0)
         axes.fill_between(step.places, below, above, where=shown, step="post", label=piece.label, **look)
         below = above
@@ -171,12 +171,12 @@ def _draw_step(axes: "Axes", step: _Step, pieces: Sequence[Piece], start: int, w
 
 
 def _held(values: "NDArray[Any]") -> "NDArray[Any]":
-    """One value more: what the last column holds up to its end."""
+    """Repeat the last value, for the end of the last column."""
     return np.append(values, values[-1])
 
 
 def _mark_phases(axes: "Axes", step: _Step, width_inches: float) -> None:
-    """Each phase's bounds, and its name as long as it has room."""
+    """Draw the phases' bounds, and their names where they fit."""
     axes.set_ylim(0, 1.14 * axes.get_ylim()[1])
     above = axes.get_xaxis_transform()
     for phase, first, end in step.phases:

@@ -1,4 +1,4 @@
-"""The parts that HTML pages share: their frame, tables, and the timeline of roles. Every text in them is escaped."""
+"""The parts that HTML pages share: the frame, tables, and the timeline of roles. All text is escaped."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,10 @@ from ligerprof.roles import ROLE_MEANINGS
 from ligerprof.snapshots.trace import Int64s
 
 _HERE = Path(__file__).parent
-_TEXT_COLUMNS = ("what", "module", "asked for by")
-# a page stays small whatever names a file has
+_TEXT_COLUMNS = ("what", "module", "allocated by")
+# a page stays small however long the names in a file are
 _LONGEST_NAME = 160
-# nothing is loaded from anywhere, and no script but the page's own could run even if one got in
+# the page loads nothing, and no script but its own runs
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -26,7 +26,7 @@ def html_page(title: str, parts: Iterable[str]) -> str:
 
     Args:
         title: plain text.
-        parts: the body, HTML already.
+        parts: the body, as HTML.
     """
     style = (_HERE / "page.css").read_text(encoding="utf-8")
     page = "\n".join(
@@ -40,7 +40,7 @@ def html_page(title: str, parts: Iterable[str]) -> str:
             "</body></html>\n",
         ]
     )
-    # a name from a file may hold half a character, which no encoding can write
+    # a name from a file may contain a lone surrogate, which cannot be encoded
     return page.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -50,7 +50,7 @@ def paragraph(text: str, name: str = "") -> str:
 
 
 def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of plain text; a first cell `total` marks the row that adds up."""
+    """A table of plain text; the row whose first cell is `total` is set apart."""
     text = {index for index, head in enumerate(heads) if head in _TEXT_COLUMNS}
 
     def cells(tag: str, values: Sequence[str]) -> str:
@@ -64,7 +64,7 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def html_timeline(timeline: RoleTimeline) -> str:
-    """Memory over a recording, stacked by role, with zoom and hover; at most one to a page."""
+    """Memory over a recording, stacked by role, with zoom and hover; at most one per page."""
     legend = "".join(
         f'<button type="button" data-role="{role.value}" aria-pressed="true" title="{escape(ROLE_MEANINGS[role])}">'
         f'<i style="background:{ROLE_LOOKS[role].color}"></i>{role.value}</button>'
@@ -78,7 +78,7 @@ def html_timeline(timeline: RoleTimeline) -> str:
         '<button type="button" data-act="peak">peak</button><button type="button" data-act="all">all</button>'
         '<span class="range"></span></div>'
         '<canvas tabindex="0" role="img" aria-label="allocated bytes by role over the recording; the tables on this'
-        ' page tell the peak in words"></canvas>'
+        ' page give the peak in numbers"></canvas>'
         f'<div class="bar">{legend}<span class="key"><i class="line"></i>reserved</span></div>'
         '<div class="tip" hidden></div></div>'
         f'<script type="application/json" id="timeline-data">{_json(_payload(timeline))}</script>'
@@ -87,9 +87,9 @@ def html_timeline(timeline: RoleTimeline) -> str:
 
 
 def _payload(timeline: RoleTimeline) -> dict[str, Any]:
-    """What the script draws from; columns of numbers as differences, which are short."""
+    """The script's data; columns of numbers are stored as differences, which are shorter."""
     running: dict[tuple[int, str, str], int] = {}
-    ran = [running.setdefault(_told(moment), len(running)) for moment in timeline.running]
+    ran = [running.setdefault(_ran(moment), len(running)) for moment in timeline.running]
     return {
         "last_moment": timeline.last_moment,
         "peak_column": timeline.peak_column,
@@ -107,18 +107,19 @@ def _payload(timeline: RoleTimeline) -> dict[str, Any]:
             }
             for role, sizes in timeline.roles.items()
         ],
-        "holders": [[_short(holder.module), _short(holder.frame)] for holder in timeline.holders],
+        "holders": [[shortened(holder.module), shortened(holder.frame)] for holder in timeline.holders],
         "running": list(running),
         "ran": ran,
     }
 
 
-def _told(moment: Running) -> tuple[int, str, str]:
+def _ran(moment: Running) -> tuple[int, str, str]:
     place = f"{moment.module} ({moment.node})" if moment.module and moment.node else moment.module or moment.node
-    return moment.step, moment.phase.value if moment.phase else "", _short(place)
+    return moment.step, moment.phase.value if moment.phase else "", shortened(place)
 
 
-def _short(name: str) -> str:
+def shortened(name: str) -> str:
+    """A name from a file, cut if it is very long."""
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
@@ -128,6 +129,6 @@ def _differences(values: Int64s) -> list[int]:
 
 
 def _json(values: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever text is in it."""
+    """JSON that cannot end the script element around it, whatever text it contains."""
     text = json.dumps(values, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,16 +1,15 @@
-"""The page of `ligerprof explain --html`: one self-contained file of who holds the peak and how it came about."""
+"""The page of `ligerprof explain --html`: the peak, its largest blocks, and the timeline, in one file."""
 
 from collections.abc import Iterator
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.reports.page.html import html_page, html_table, html_timeline, paragraph
-from ligerprof.reports.peak import sentence
+from ligerprof.reports.page.html import html_page, html_table, html_timeline, paragraph, shortened
+from ligerprof.reports.peak import sentence, share
 from ligerprof.roles import ROLE_MEANINGS, Role
 from ligerprof.units import format_bytes, format_mib
 
 _TOP_BLOCKS = 100
-_LONGEST_NAME = 160
 
 
 def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
@@ -22,17 +21,17 @@ def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
     report = analysis.peak
     phases = ", ".join(f"{phase.value} {format_bytes(size)}" for phase, size in report.phases.items())
     return html_page(
-        f"{source}: who holds the peak",
+        f"{source}: memory at the peak",
         [
             paragraph(sentence(report)),
             *([paragraph(f"Highest in each phase: {phases}.")] if phases else []),
             *(paragraph(f"Note: {note}.") for note in report.notes),
             "<h2>Memory over the recording</h2>",
             html_timeline(analysis.timeline),
-            "<h2>Who holds the peak</h2>",
+            "<h2>Roles at the peak</h2>",
             html_table(["role", "MiB", "share", "what"], _role_rows(report)),
             "<h2>Largest blocks at the peak</h2>",
-            html_table(["role", "MiB", "blocks", "made in", "module", "asked for by"], _block_rows(report)),
+            html_table(["role", "MiB", "blocks", "allocated in", "module", "allocated by"], _block_rows(report)),
         ],
     )
 
@@ -45,13 +44,12 @@ def _role_rows(report: PeakReport) -> Iterator[list[str]]:
 
 
 def _figures(name: str, size_bytes: int, peak_bytes: int) -> list[str]:
-    share = f"{100 * size_bytes / peak_bytes:.1f} %" if peak_bytes else "n/a"
-    return [name, format_mib(size_bytes), share]
+    return [name, format_mib(size_bytes), share(size_bytes, peak_bytes)]
 
 
 def _block_rows(report: PeakReport) -> Iterator[list[str]]:
     for block in report.blocks[:_TOP_BLOCKS]:
-        names = [block.module[:_LONGEST_NAME], block.frame[:_LONGEST_NAME]]
+        names = [shortened(block.module), shortened(block.frame)]
         yield [block.role.value, format_mib(block.size_bytes), str(block.count), block.phase.value, *names]
     rest = report.blocks[_TOP_BLOCKS:]
     if rest:

@@ -1,4 +1,4 @@
-"""report.html: one self-contained page of a step, for the browser; nothing is loaded from anywhere."""
+"""The page of a step, report.html: one file that loads nothing else."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,7 +16,7 @@ _BARS_INCHES = 8.0
 
 
 def render_page(report: StepReport) -> str:
-    """The whole page as HTML text, figures inlined as SVG."""
+    """The whole page as HTML text, with figures as inline SVG."""
     estimated = report.estimate
     columns = [RolesColumn(title=report.outcome.backend, roles=report.peak.roles)]
     if estimated is not None:
@@ -27,7 +27,7 @@ def render_page(report: StepReport) -> str:
         [
             *(paragraph(line, report.outcome.backend) for line in subtitle),
             paragraph(verdict(report)),
-            "<h2>Who holds the peak</h2>",
+            "<h2>Roles at the peak</h2>",
             _svg(columns),
             html_table(["role", *_figure_heads(columns), "what"], _role_rows(columns)),
             "<h2>Phases</h2>",
@@ -35,7 +35,7 @@ def render_page(report: StepReport) -> str:
             "<h2>Memory over the recording</h2>",
             html_timeline(report.analysis.timeline),
             "<h2>Largest blocks at the peak</h2>",
-            html_table(["role", "MiB", "blocks", "module", "asked for by"], _block_rows(report)),
+            html_table(["role", "MiB", "blocks", "module", "allocated by"], _block_rows(report)),
             *(paragraph(line) for line in closing_lines(report)),
         ],
     )
@@ -73,5 +73,5 @@ def _block_rows(report: StepReport) -> Iterable[list[str]]:
 def _svg(columns: Sequence[RolesColumn]) -> str:
     bars = [RolesBar(title=column.title, roles=column.roles) for column in columns]
     markup = svg_text(draw_roles(bars, width_inches=_BARS_INCHES))
-    # what comes before is the XML declaration, which has no place inside HTML
+    # the XML declaration before it is not valid inside HTML
     return f'<div class="figure">{markup[markup.index("<svg") :]}</div>'

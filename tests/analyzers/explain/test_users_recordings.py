@@ -117,4 +117,4 @@ def test_a_lost_beginning_is_told() -> None:
 def test_the_request_that_did_not_fit_is_told() -> None:
     found = report("small-oom")
     assert found.peak_phase is Phase.BACKWARD
-    assert "out of memory: 250.0 MiB requested with 626.7 MiB allocated and 878.0 MiB reserved" in found.notes[0]
+    assert "out of memory: 250.0 MiB asked for, with 626.7 MiB allocated and 878.0 MiB reserved" in found.notes[0]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.reports.peak import answer_lines
+from ligerprof.reports.peak import finding_lines
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
@@ -75,7 +75,7 @@ def test_growth_names_what_stays() -> None:
     growth = report.growth
     assert growth is not None
     assert (growth.per_step_bytes, growth.steps, growth.who) == (2 * MIB, 4, "model.layers.1")
-    assert any("Grows by 2.0 MiB or more in each of 4 steps" in line for line in answer_lines(report))
+    assert any("Grows by 2.0 MiB or more in each of 4 steps" in line for line in finding_lines(report))
 
 
 def test_without_a_role_the_next_highest_moment_counts() -> None:
@@ -98,8 +98,8 @@ def test_real_out_of_memory_is_judged() -> None:
     assert sum(pin.free_bytes for pin in oom.pins) == oom.reserved_free_bytes
     for pin in oom.pins:
         assert sum(pin.roles.values()) <= pin.segment_bytes - pin.free_bytes
-    text = "\n".join(answer_lines(report))
-    assert "8016.0 MiB requested" in report.notes[-1]
+    text = "\n".join(finding_lines(report))
+    assert "8016.0 MiB asked for" in report.notes[-1]
     assert "no fragmentation; a limit on this process" in text
     assert report.what_if[0].option == "--liger flce"
 
@@ -119,7 +119,7 @@ def test_free_memory_in_pieces_is_fragmentation() -> None:
     assert verdict.largest_free_bytes < 16 * MIB <= verdict.reserved_free_bytes
     assert verdict.fragmented
     assert set(verdict.pins[0].roles) == {Role.PARAMETERS}
-    assert "fragmentation; PYTORCH_CUDA_ALLOC_CONF" in "\n".join(answer_lines(report))
+    assert "fragmentation; PYTORCH_CUDA_ALLOC_CONF" in "\n".join(finding_lines(report))
 
 
 @pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "small-sgd-accum", "stamped-amp-ckpt-4x1024", "small-late"])
