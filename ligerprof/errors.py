@@ -21,8 +21,8 @@ class ModelCodeError(LigerprofError):
     """The model's code, in transformers or a library below it, failed on a recipe."""
 
 
-class NotBuiltError(LigerprofError):
-    """An option that is part of the contract and that this version cannot carry out yet."""
+class UnsupportedError(LigerprofError):
+    """An option that this version does not support where it was given."""
 
 
 class MissingDependencyError(LigerprofError):

@@ -44,6 +44,13 @@ def format_mib(size_bytes: int) -> str:
     return f"{size_bytes / MIB:,.1f}"
 
 
+def size_text(size_bytes: int) -> str:
+    """Write a size that `parse_bytes` reads back exactly, in the largest unit that allows it."""
+    if size_bytes % GIB == 0:
+        return f"{size_bytes // GIB}GiB"
+    return f"{size_bytes // MIB}MiB" if size_bytes % MIB == 0 else str(size_bytes)
+
+
 def parse_bytes(text: str) -> int:
     """Parse `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a plain number of bytes.
 

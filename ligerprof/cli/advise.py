@@ -4,15 +4,17 @@ import click
 
 from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.cli.checking import make_judge, simulate_option
-from ligerprof.cli.options import json_option, recipe_options
+from ligerprof.cli.common_options import json_option
+from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import print_json
-from ligerprof.errors import DoesNotFitError, NotBuiltError
+from ligerprof.errors import DoesNotFitError, UnsupportedError
+from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.flags import command_line
-from ligerprof.recipe.training import TrainingRecipe, require_built
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
 
-@click.command(name="advise", short_help="List the cheapest changes until a recipe fits.")
+@click.command(cls=RecipeCommand, name="advise", short_help="List the cheapest changes until a recipe fits.")
 @recipe_options
 @simulate_option
 @json_option
@@ -44,7 +46,7 @@ def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
 def _runnable(advice: Advice) -> str:
     """`step` where this version can run the plan, else `estimate`."""
     try:
-        require_built(advice.plan, command="step")
-    except NotBuiltError:
+        require_supported(advice.plan, command="step")
+    except UnsupportedError:
         return "estimate"
     return "step"

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ligerprof.cli.options import folder_option, force_option, json_option
+from ligerprof.cli.common_options import folder_option, force_option, json_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent, write_new_file

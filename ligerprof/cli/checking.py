@@ -4,7 +4,8 @@ import click
 
 from ligerprof.analyzers.search.budget import Check, Judge, Reserved, find_limit
 from ligerprof.cli.output import say
-from ligerprof.recipe.training import TrainingRecipe, require_built
+from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.training import TrainingRecipe
 
 simulate_option = click.option(
     "--simulate/--no-simulate",
@@ -26,7 +27,7 @@ def make_judge(recipe: TrainingRecipe, *, simulate: bool) -> Judge:
 
 def _simulated(recipe: TrainingRecipe) -> Reserved:
     # before torch is imported, and before anything is announced
-    require_built(recipe, command="simulate")
+    require_supported(recipe, command="simulate")
     say(f"simulating {recipe.summary}{f', {recipe.alloc_conf}' if recipe.alloc_conf else ''}")
     from ligerprof.runs.simulated import simulate_step
 

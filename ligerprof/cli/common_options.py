@@ -1,4 +1,4 @@
-"""The options that commands share which take no recipe: they load in no time."""
+"""Options shared by several commands, other than those of a recipe; importing them is fast."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +30,12 @@ def folder_option(text: str, default: Path | None = None) -> Callable[[Command],
 def size_option(flag: str, name: str, text: str) -> Callable[[Command], Command]:
     """An option that takes a size such as 24GiB and passes int bytes, or None."""
     return click.option(flag, name, callback=_read_size, metavar="SIZE", help=text)
+
+
+def trace_option(*, default: bool) -> Callable[[Command], Command]:
+    """Whether a measured step is profiled once more for TensorBoard; passes `trace: bool`."""
+    text = "Profile two more steps on a GPU for TensorBoard."
+    return click.option("--trace/--no-trace", default=default, show_default=True, help=text)
 
 
 def or_usage_error(parse: Callable[[str], Value], text: str) -> Value:

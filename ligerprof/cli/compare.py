@@ -6,7 +6,7 @@ import click
 
 from ligerprof.analyzers.compare import Comparison, compare, figures_from_json, figures_from_peak
 from ligerprof.analyzers.result_reader import Figures
-from ligerprof.cli.options import json_option
+from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import print_json
 from ligerprof.errors import ResultFormatError
 from ligerprof.files import FileKind, read_json, starts_as_json

@@ -2,7 +2,7 @@
 
 import click
 
-from ligerprof.cli.options import json_option
+from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import print_json
 from ligerprof.reports.env import environment_json, read_environment, render_environment
 from ligerprof.reports.terminal import console

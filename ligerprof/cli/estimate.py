@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate
-from ligerprof.cli.options import json_option, recipe_options
+from ligerprof.cli.common_options import json_option
+from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe.training import TrainingRecipe
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _SIMULATED = "simulated"
 
 
-@click.command(name="estimate", short_help="Predict the peak from a closed form, in milliseconds.")
+@click.command(cls=RecipeCommand, name="estimate", short_help="Predict the peak from a closed form, in milliseconds.")
 @recipe_options
 @click.option(
     "--by",

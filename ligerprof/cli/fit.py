@@ -6,7 +6,8 @@ import click
 
 from ligerprof.analyzers.search.fit import Fit, fit
 from ligerprof.cli.checking import make_judge, simulate_option
-from ligerprof.cli.options import force_option, json_option, recipe_options
+from ligerprof.cli.common_options import force_option, json_option
+from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
@@ -14,7 +15,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
 
-@click.command(name="fit", short_help="Find the largest batch and sequence that fit a limit.")
+@click.command(cls=RecipeCommand, name="fit", short_help="Find the largest batch and sequence that fit a limit.")
 @recipe_options
 @simulate_option
 @click.option(

@@ -1,75 +1,66 @@
-"""The recipe's options with several values each: the same flags, the same checks, values joined by commas."""
+"""The recipe's options with several values each: the same flags and checks, values joined by commas."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
-from ligerprof.cli.options import Command, recipe_parameters
-from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.cli.common_options import Command, or_usage_error
+from ligerprof.recipe.options import Option
+from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.runs.sweep.grid import Grid
 
 _OFF = "none"
-_MAY_BE_NONE = {item.name for item in dataclasses.fields(TrainingRecipe) if item.default is None}
-_SWITCH_WORDS = {"on": True, "off": False}
-# its own values hold commas; the option is given several times instead
-_WHOLE = ("alloc_conf",)
 
 
 def grid_options(function: Command) -> Command:
     """Add every option of a recipe, each with any number of values; the command gets one argument `grid: Grid`."""
-    singles = recipe_parameters()
 
     @functools.wraps(function)
     def with_grid(**arguments: Any) -> Any:
-        options = {str(single.name): arguments.pop(str(single.name)) for single in singles}
-        for single in singles:
-            if single.secondary_opts and arguments.pop(f"no_{single.name}"):
-                options[str(single.name)] = (False,)
+        options = {name: arguments.pop(name) for name in RECIPE_OPTIONS}
+        for name, declared in RECIPE_OPTIONS.items():
+            if declared.off_flag and arguments.pop(f"no_{name}"):
+                options[name] = (False,)
         return function(grid=Grid(options={name: values for name, values in options.items() if values}), **arguments)
 
     decorated: Any = with_grid
-    for single in reversed(singles):
-        for option in _several(single):
+    for declared in reversed(tuple(RECIPE_OPTIONS.values())):
+        for option in _several(declared):
             decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
 
 
-def _several(single: click.Option) -> Iterator[Callable[[Any], Any]]:
-    """The option with several values; before it the flag that switches it off, where there is one."""
-    if single.secondary_opts:
-        yield click.option(*single.secondary_opts, f"no_{single.name}", is_flag=True, help=f"{single.opts[0]} off.")
-    one = "on|off" if single.is_flag else single.make_metavar(click.Context(click.Command("sweep")))
+def _several(declared: Option) -> Iterator[Callable[[Any], Any]]:
+    """The option with several values, after the flag that switches it off if it has one."""
+    is_switch = declared.kind is bool
+    if declared.off_flag:
+        yield click.option(declared.off_flag, f"no_{declared.name}", is_flag=True, help=f"{declared.flag} off.")
     yield click.option(
-        *single.opts,
-        str(single.name),
+        declared.flag,
+        declared.name,
         multiple=True,
         is_flag=False,
-        # a switch may be given alone, as in other commands
-        flag_value="on" if single.is_flag else None,
-        callback=functools.partial(_read_values, single),
-        metavar=f"{one},…",
-        help=single.help,
+        # a switch without a value is on, as in other commands
+        flag_value="on" if is_switch else None,
+        callback=functools.partial(_read_values, declared),
+        metavar=f"{declared.placeholder or 'on|off'},…",
+        help=declared.help,
     )
 
 
 def _read_values(
-    single: click.Option, ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
+    declared: Option, _ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[Any, ...]:
-    """Every value in the texts, each once, read as the single option reads it."""
-    words = [word.strip() for text in texts for word in ([text] if single.name in _WHOLE else text.split(","))]
+    """The distinct values in the texts, each parsed as the single option parses it."""
+    words = [word.strip() for text in texts for word in ([text] if declared.has_commas else text.split(","))]
     if not all(words):
         raise click.BadParameter("an empty value between commas")
-    return tuple(dict.fromkeys(_read(single, word, ctx) for word in words))
+    return tuple(dict.fromkeys(_read(declared, word) for word in words))
 
 
-def _read(single: click.Option, word: str, ctx: click.Context) -> Any:
-    if single.is_flag:
-        if word not in _SWITCH_WORDS:
-            raise click.BadParameter(f"{word!r} is neither on nor off")
-        return _SWITCH_WORDS[word]
-    if word == _OFF and single.name in _MAY_BE_NONE:
+def _read(declared: Option, word: str) -> Any:
+    if word == _OFF and declared.default is None:
         return None
-    return single.process_value(ctx, word)
+    return or_usage_error(declared.parse, word)

@@ -2,7 +2,7 @@
 
 import click
 
-from ligerprof.cli.options import json_option
+from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import print_json
 from ligerprof.kernels.registry import load_registry
 from ligerprof.models import load_model

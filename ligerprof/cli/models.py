@@ -2,7 +2,7 @@
 
 import click
 
-from ligerprof.cli.options import json_option
+from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import print_json
 from ligerprof.models import CONFIGS, load_model
 from ligerprof.reports.models import models_json, models_table

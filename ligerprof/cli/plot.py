@@ -1,6 +1,5 @@
 """`ligerprof plot`: figures from sweeps, runs, recordings and bench records, as PNG and SVG."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,20 +7,21 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ligerprof.cli.options import folder_option, force_option, json_option, recipe_options
+from ligerprof.cli.common_options import folder_option, force_option, json_option
+from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent
-from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.reports.figures.kinds import KINDS, OF_A_RECIPE, Drawn, NothingToDrawError, PlotInput, draw
 from ligerprof.reports.figures.sources import Sources, read_sources
 from ligerprof.reports.figures.style import FORMATS, check_format, write_figure
 from ligerprof.runs.sweep.cells import CellStatus
 
-_RECIPE_FIELDS = tuple(item.name for item in dataclasses.fields(TrainingRecipe) if item.init)
 
-
-@click.command(name="plot", short_help="Draw figures from sweeps, runs, recordings and bench records.")
+@click.command(
+    cls=RecipeCommand, name="plot", short_help="Draw figures from sweeps, runs, recordings and bench records."
+)
 @click.argument("sources", metavar="SWEEP|RUN|FILE…", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @folder_option("The folder for the figures; made where it is not there.", Path("figures"))
 @click.option(
@@ -77,10 +77,11 @@ def _formats(text: str) -> tuple[str, ...]:
 
 def _refuse_recipe_options(ctx: click.Context) -> None:
     """Refuse options that nothing would be drawn from, rather than pass over them."""
-    for name in _RECIPE_FIELDS:
+    for name, declared in RECIPE_OPTIONS.items():
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            flag = f"--{name.removesuffix('_bytes').replace('_', '-')}"
-            raise RecipeError(f"{flag} is for --kind {OF_A_RECIPE}; sources carry their own recipes. Leave it out.")
+            raise RecipeError(
+                f"{declared.flag} is for --kind {OF_A_RECIPE}; sources carry their own recipes. Leave it out."
+            )
 
 
 def _tell_failed(sources: Sources) -> None:

@@ -4,18 +4,19 @@ from pathlib import Path
 
 import click
 
-from ligerprof.cli.options import folder_option, force_option, json_option, recipe_options, trace_option
+from ligerprof.cli.common_options import folder_option, force_option, json_option, trace_option
+from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import MissingDependencyError
 from ligerprof.recipe.categories import Engine
-from ligerprof.recipe.training import TrainingRecipe, require_built
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.measured.deepspeed.ranks import Rank, rank_from_environment
 from ligerprof.units import format_bytes
 
 _OUT_OF_MEMORY = 3
 
 
-@click.command(name="step", short_help="Run one profiled training step, on the GPU or simulated.")
+@click.command(cls=RecipeCommand, name="step", short_help="Run one profiled training step, on the GPU or simulated.")
 @recipe_options
 @folder_option("The run directory. Default: the next number under runs/.")
 @trace_option(default=True)
@@ -30,7 +31,6 @@ def command(
     Where there is no CUDA device the real model code runs on fake tensors through a model of
     the caching allocator, and everything says that it is simulated.
     """
-    require_built(recipe, command="step")
     if recipe.engine is Engine.DEEPSPEED and (rank := rank_from_environment()) is not None and rank.rank > 0:
         _follow(ctx, recipe, rank, trace)
         return

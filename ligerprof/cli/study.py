@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ligerprof.cli.options import (
+from ligerprof.cli.common_options import (
     dry_run_option,
     folder_option,
     force_option,
@@ -16,7 +16,7 @@ from ligerprof.cli.options import (
 )
 from ligerprof.cli.output import print_json, say
 from ligerprof.cli.sweep import print_plan, print_result, watching
-from ligerprof.errors import NotBuiltError
+from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
@@ -126,7 +126,7 @@ def _simulated_parts(study: Study, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Parts that the simulator covers; the others are named on stderr.
 
     Raises:
-        NotBuiltError: it covers none.
+        UnsupportedError: it covers none.
     """
     covered = tuple(
         part
@@ -136,7 +136,7 @@ def _simulated_parts(study: Study, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     left_out = ", ".join(part.name for part in parts if part not in covered)
     why = "the simulator does not cover ZeRO; `ligerprof study --dry-run` shows the estimates"
     if not covered:
-        raise NotBuiltError(f"study: {left_out}: a CUDA device is needed, as {why}.")
+        raise UnsupportedError(f"study: {left_out}: a CUDA device is needed, as {why}.")
     if left_out:
         say(f"left out without a GPU: {left_out} ({why})")
     return covered

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from ligerprof.cli.common_options import dry_run_option, folder_option, json_option, timeout_option, trace_option
 from ligerprof.cli.grid import grid_options
-from ligerprof.cli.options import dry_run_option, folder_option, json_option, timeout_option, trace_option
+from ligerprof.cli.options import RecipeCommand
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.sweep.cells import CellStatus
@@ -24,7 +25,7 @@ class FailedCellsError(LigerprofError):
     """Cells that neither ran nor were out of memory."""
 
 
-@click.command(name="sweep", short_help="Run a grid of steps; out of memory is a result.")
+@click.command(cls=RecipeCommand, name="sweep", short_help="Run a grid of steps; out of memory is a result.")
 @grid_options
 @folder_option("The sweep's folder; cells that are finished in it are not run again.", Path("runs/sweep"))
 @click.option("--find-limit", type=click.Choice(["batch", "seq"]), help="Search the largest that runs, for each line.")

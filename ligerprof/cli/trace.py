@@ -7,7 +7,7 @@ import click
 from ligerprof.analyzers.trace.analysis import analyze_trace
 from ligerprof.analyzers.trace.difference import TraceDifference
 from ligerprof.analyzers.trace.report import TraceReport
-from ligerprof.cli.options import json_option, top_option
+from ligerprof.cli.common_options import json_option, top_option
 from ligerprof.cli.output import print_json
 from ligerprof.runs.directory import find_trace
 

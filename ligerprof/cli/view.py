@@ -7,7 +7,7 @@ from types import FrameType
 
 import click
 
-from ligerprof.cli.options import json_option
+from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import print_json, say
 
 

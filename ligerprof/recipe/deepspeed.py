@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ligerprof.errors import RecipeError
 from ligerprof.files import FileKind, read_json
 from ligerprof.recipe.categories import Offload, Optimizer
-
-if TYPE_CHECKING:
-    from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.training_options import TrainingOptions
 
 Config = Mapping[str, Any]
 
@@ -61,7 +59,7 @@ def read_deepspeed_config(source: str | Config) -> Config:
     return _plain(read_json(Path(source), _FILE) if isinstance(source, str) else source)
 
 
-def deepspeed_config(recipe: "TrainingRecipe") -> dict[str, Any]:
+def deepspeed_config(recipe: TrainingOptions) -> dict[str, Any]:
     """DeepSpeed's configuration of a recipe: ours, with the user's laid over it.
 
     Raises:
@@ -73,13 +71,13 @@ def deepspeed_config(recipe: "TrainingRecipe") -> dict[str, Any]:
     return _merged(ours, theirs)
 
 
-def zero_settings(recipe: "TrainingRecipe") -> Config:
+def zero_settings(recipe: TrainingOptions) -> Config:
     """The `zero_optimization` section of a recipe's configuration."""
     section: Config = deepspeed_config(recipe)["zero_optimization"]
     return section
 
 
-def _own_config(recipe: "TrainingRecipe") -> dict[str, Any]:
+def _own_config(recipe: TrainingOptions) -> dict[str, Any]:
     uses_float16 = recipe.precision.uses_float16
     return {
         "train_micro_batch_size_per_gpu": recipe.batch,
@@ -96,7 +94,7 @@ def _own_config(recipe: "TrainingRecipe") -> dict[str, Any]:
     }
 
 
-def _offload_sections(recipe: "TrainingRecipe") -> dict[str, Any]:
+def _offload_sections(recipe: TrainingOptions) -> dict[str, Any]:
     # asynchronous reads and writes of a disk need page-locked buffers
     place: dict[str, Any] = {"device": recipe.offload.device, "pin_memory": recipe.offload is Offload.NVME}
     if recipe.nvme_path is not None:
@@ -108,7 +106,7 @@ def _offload_sections(recipe: "TrainingRecipe") -> dict[str, Any]:
     return sections
 
 
-def _nvme_buffers(recipe: "TrainingRecipe") -> dict[str, int]:
+def _nvme_buffers(recipe: TrainingOptions) -> dict[str, int]:
     """A buffer takes one parameter: it has to be as large as the largest."""
     if recipe.offload is not Offload.NVME:
         return {}

@@ -9,9 +9,10 @@ from typing import Any
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.errors import LigerprofError, NotBuiltError, UnknownModelError
+from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
-from ligerprof.recipe.training import TrainingRecipe, require_built
+from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
 from ligerprof.runs.outcome import Progress, StepOutcome
@@ -101,11 +102,10 @@ def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
         trace: whether a measured step is profiled once more for TensorBoard.
 
     Raises:
-        NotBuiltError: the recipe asks for something this version cannot run.
+        UnsupportedError: the recipe asks for something this version cannot run.
         KernelUnavailableError: a kernel it asks for cannot run here.
         MissingDependencyError: no CUDA device, or a package is missing.
     """
-    require_built(recipe, command="step")
     try:
         outcome = _outcome(recipe, run, run.tensorboard if trace else None, progress)
     except LigerprofError:
@@ -135,6 +135,7 @@ def _outcome(
         from ligerprof.runs.simulated import simulate_step
 
         return simulate_step(recipe, progress=progress)
+    require_supported(recipe, command="step")
     if recipe.engine is Engine.DEEPSPEED:
         from ligerprof.runs.measured.deepspeed.measure import measure_deepspeed_step
 
@@ -164,7 +165,7 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
     estimated: MemoryEstimate | None = None
     try:
         estimated = estimate(recipe)
-    except (UnknownModelError, NotBuiltError) as error:
+    except (UnknownModelError, UnsupportedError) as error:
         notes.append(f"no estimate: {error}")
     return StepReport(
         recipe=recipe,

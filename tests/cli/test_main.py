@@ -112,7 +112,7 @@ def test_wrong_usage_is_exit_2_and_says_why(arguments: list[str], says: str) -> 
 def test_what_is_not_built_is_an_expected_error() -> None:
     result = RUNNER.invoke(main, ["step", "--model", "tiny", "--attention", "flash"])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("Error: step: --attention flash")
+    assert result.stderr.startswith("Error: simulate: --attention flash")
     assert result.stderr.count("\n") == 1
 
 

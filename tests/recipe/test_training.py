@@ -2,9 +2,11 @@ import json
 
 import pytest
 
-from ligerprof.errors import LigerprofError, NotBuiltError, RecipeError
+from ligerprof.errors import LigerprofError, RecipeError, UnsupportedError
 from ligerprof.models import CONFIGS, ModelSpec, load_model
-from ligerprof.recipe.training import TrainingRecipe, parse_flce_budget, require_built
+from ligerprof.recipe.categories import FlceBudget
+from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 
 
 @pytest.mark.parametrize("model", sorted(CONFIGS))
@@ -22,7 +24,7 @@ def test_recipe_survives_json(model: str) -> None:
         ({"warmup": 0}, "warmup"),
         ({"padding": 1.0}, "padding"),
         ({"clip": -1.0}, "clip"),
-        ({"zero": 4}, "ZeRO stage 4"),
+        ({"zero": 4}, "zero is 4"),
         ({"zero": 3}, "needs --engine deepspeed"),
         ({"gpus": 2}, "needs --engine deepspeed"),
         ({"offload": "all"}, "needs --engine deepspeed"),
@@ -32,7 +34,7 @@ def test_recipe_survives_json(model: str) -> None:
         ({"engine": "deepspeed", "precision": "mixed", "offload": "optimizer"}, "--zero 1, 2 or 3"),
         ({"optimizer": "deepspeed-cpu-adam"}, "offload"),
         ({"optimizer": "adam"}, "unknown optimizer"),
-        ({"gpu": "h2000"}, "unknown GPU"),
+        ({"gpu": "h2000"}, "unknown gpu"),
         ({"flce_budget": "huge"}, "flce budget"),
         ({"flce_budget": 0}, "flce budget"),
         ({"lora": 8, "qlora": 8}, "exclude"),
@@ -46,6 +48,18 @@ def test_recipe_survives_json(model: str) -> None:
         ({"model": "gpt2-xl", "liger": "rope"}, "no operation"),
         ({"model": "gpt2-xl", "seq": 2048}, "learned positions"),
         ({"model": "llama9"}, "unknown model"),
+        ({"model": 9}, "model is 9"),
+        ({"batch": "4"}, "batch is '4'. It must be a whole number"),
+        ({"batch": True}, "batch is True"),
+        ({"seq": 1024.0}, "seq is 1024.0"),
+        ({"padding": "half"}, "padding is 'half'"),
+        ({"padding": float("nan")}, "padding is nan"),
+        ({"checkpointing": 1}, "checkpointing is 1"),
+        ({"precision": 16}, "unknown precision 16"),
+        ({"precision": None}, "unknown precision None"),
+        ({"alloc_conf": 1}, "alloc_conf is 1"),
+        ({"deepspeed_config": 1}, "deepspeed_config is 1"),
+        ({"optimizer": ["sgd"]}, "unknown optimizer"),
     ],
 )
 def test_wrong_options_get_one_line_and_a_usage_error(wrong: dict[str, object], says: str) -> None:
@@ -93,16 +107,17 @@ def test_precisions_say_their_dtypes() -> None:
 
 
 def test_what_is_not_built_is_named() -> None:
-    with pytest.raises(NotBuiltError, match="--attention flash"):
-        require_built(TrainingRecipe(attention="flash"), command="step")
-    require_built(TrainingRecipe(lora=8), command="step")
+    with pytest.raises(UnsupportedError, match="--attention flash"):
+        require_supported(TrainingRecipe(attention="flash"), command="step")
+    require_supported(TrainingRecipe(lora=8), command="step")
 
 
 def test_flce_budget_takes_words_and_sizes() -> None:
-    assert parse_flce_budget("lean") == "lean"
-    assert parse_flce_budget("250MiB") == 250 * 2**20
+    budget = RECIPE_OPTIONS["flce_budget"]
+    assert budget.parse("lean") is FlceBudget.LEAN
+    assert budget.parse("250MiB") == 250 * 2**20
     with pytest.raises(LigerprofError, match="not a size"):
-        parse_flce_budget("plenty")
+        budget.parse("plenty")
 
 
 def test_a_spec_is_taken_as_it_is() -> None:

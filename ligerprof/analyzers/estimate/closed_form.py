@@ -26,7 +26,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
 
     Raises:
         UnknownModelError: an architecture that has no closed form.
-        NotBuiltError: an option that has none yet.
+        UnsupportedError: an option that has none yet.
         KernelUnavailableError: a kernel that the provider does not have.
     """
     _require_closed_form(recipe)

@@ -10,7 +10,7 @@ from ligerprof.analyzers.estimate.partition import Elements, count_elements
 from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
 from ligerprof.analyzers.estimate.places import explicit_layers
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.errors import NotBuiltError
+from ligerprof.errors import UnsupportedError
 from ligerprof.models import ModelSpec, ParameterShape
 from ligerprof.models.module_names import is_in_layer, layer_index
 from ligerprof.recipe.categories import Offload, Optimizer
@@ -26,7 +26,7 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: 
     """The share of one GPU under the recipe's ZeRO stage, in the first step or a steady one.
 
     Raises:
-        NotBuiltError: 4-bit weights, 8-bit or projected moments.
+        UnsupportedError: 4-bit weights, 8-bit or projected moments.
     """
     _require_known(recipe)
     elements = count_elements(recipe, weights)
@@ -44,7 +44,7 @@ def _require_known(recipe: TrainingRecipe) -> None:
         (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
     ):
         if given:
-            raise NotBuiltError(f"estimate: {what} has no closed form yet; {instead}.")
+            raise UnsupportedError(f"estimate: {what} has no closed form yet; {instead}.")
 
 
 def _stage_0(recipe: TrainingRecipe, elements: Elements) -> Placement:

@@ -101,7 +101,7 @@ def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:
     """Climb the ladder until the recipe fits the judge's limit.
 
     Raises:
-        NotBuiltError: the analytic estimate does not cover an option of the recipe.
+        UnsupportedError: the analytic estimate does not cover an option of the recipe.
         UnknownModelError: it does not cover the model's architecture.
     """
     climb = _cheapest(_Climb(recipe, judge, {change.name for change in LADDER}))

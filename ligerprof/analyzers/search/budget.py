@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.errors import KernelUnavailableError, MissingDependencyError, NotBuiltError, RecipeError
+from ligerprof.errors import KernelUnavailableError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.recipe.training import TrainingRecipe
 
 # "closed form" is the word for the analytic estimate in JSON
@@ -36,7 +36,7 @@ class Reserved:
 
 # simulates a recipe under its memory_limit_bytes; raises an error of _UNCOVERED for what it does not support
 Check = Callable[[TrainingRecipe], Reserved]
-_UNCOVERED = (NotBuiltError, KernelUnavailableError, MissingDependencyError)
+_UNCOVERED = (UnsupportedError, KernelUnavailableError, MissingDependencyError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ def needed_bytes(recipe: TrainingRecipe) -> int:
     """Estimated allocated bytes: the higher peak of the first and the steady step.
 
     Raises:
-        NotBuiltError: the analytic estimate does not cover an option of the recipe.
+        UnsupportedError: the analytic estimate does not cover an option of the recipe.
         UnknownModelError: it does not cover the model's architecture.
     """
     estimated = estimate(recipe)

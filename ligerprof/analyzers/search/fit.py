@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import ALLOWANCE, ALLOWANCE_BYTES, Judge, Limit, Verdict, needed_bytes
-from ligerprof.errors import NotBuiltError, UnknownModelError
+from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 
@@ -118,7 +118,7 @@ def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
     Every answer fits while the next larger value does not. If the judge simulates, both were simulated.
 
     Raises:
-        NotBuiltError: neither the analytic estimate nor the simulation covers an option of the recipe.
+        UnsupportedError: neither the analytic estimate nor the simulation covers an option of the recipe.
     """
     search = _Search(recipe, judge, progress)
     progress(f"{recipe.batch} x {recipe.seq}: does it fit?")
@@ -142,7 +142,7 @@ def _settings(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> tuple
     progress("looking for settings that fit")
     try:
         return advise(recipe, judge), None
-    except (NotBuiltError, UnknownModelError) as error:
+    except (UnsupportedError, UnknownModelError) as error:
         return None, str(error)
 
 
@@ -207,7 +207,7 @@ class _Search:
         """The largest count that fits, or 0: estimated first, then checked by the judge."""
         try:
             guess = find_border(lambda count: needed_bytes(at(count)) <= self._aim_bytes, start=1, most=most)
-        except (NotBuiltError, UnknownModelError):
+        except (UnsupportedError, UnknownModelError):
             # only the simulation covers this recipe: start from the wanted value
             guess = wanted
         count = find_border(lambda count: self._judge.verdict(at(count)).fits, start=max(guess, 1), most=most)
@@ -218,7 +218,7 @@ class _Search:
     def _aim_at(self, border: TrainingRecipe) -> None:
         try:
             self._aim_bytes = min(needed_bytes(border), self._judge.limit.size_bytes)
-        except (NotBuiltError, UnknownModelError):
+        except (UnsupportedError, UnknownModelError):
             return
 
 

@@ -41,7 +41,7 @@ def draw_planes(recipe: TrainingRecipe, sizes: Mapping[Axis, Sequence[int]]) -> 
 
     Raises:
         RecipeError: the recipe keeps no checkpoints.
-        NotBuiltError, UnknownModelError: it has no closed form.
+        UnsupportedError, UnknownModelError: it has no closed form.
     """
     if not recipe.checkpointing:
         raise RecipeError("planes: there are no checkpoints to hold the logits against. Drop --no-checkpointing.")

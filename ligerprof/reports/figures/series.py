@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.categories import Device, Offload, Optimizer
-from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.reports.figures.style import LineLook
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
@@ -111,7 +111,7 @@ def split_settings(cells: Iterable[Cell], *, along: Sequence[str]) -> tuple[Sett
     """Put cells that differ in nothing but their kernels and the fields `along` into one setting."""
     found = tuple(cells)
     free = {*along, *_OF_A_SERIES, "model", "device", "warmup", "repeats"}
-    names = [item.name for item in dataclasses.fields(TrainingRecipe) if item.init and item.name not in free]
+    names = [name for name in RECIPE_OPTIONS if name not in free]
     gpus = tuple(dict.fromkeys(cell.gpu for cell in found if cell.gpu))
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for cell in found:

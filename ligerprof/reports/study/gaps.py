@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ligerprof.recipe.flags import size_text
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.study.found import Found
 from ligerprof.reports.study.tables import markdown_table
@@ -11,6 +10,7 @@ from ligerprof.runs.study.file import Part
 from ligerprof.runs.sweep.borders import UNITS, line_edges
 from ligerprof.runs.sweep.grid import cell_key, expand
 from ligerprof.runs.sweep.runner import is_beyond
+from ligerprof.units import size_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ligerprof.errors import NotBuiltError, RecipeError
-from ligerprof.recipe.training import TrainingRecipe, require_built
+from ligerprof.errors import RecipeError, UnsupportedError
+from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
@@ -37,14 +38,14 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
         progress: told what happens, one line each.
 
     Raises:
-        NotBuiltError: the recipe asks for what the simulator does not cover.
+        UnsupportedError: the recipe asks for what the simulator does not cover.
         KernelUnavailableError: kernels that cannot be simulated.
         ModelCodeError: the model's own code fails on the recipe.
         RecipeError: a memory limit above the GPU's memory, or allocator settings that torch would not take.
     """
-    require_built(recipe, command="simulate")
+    require_supported(recipe, command="simulate")
     if recipe.gpu_spec.vendor != "nvidia":
-        raise NotBuiltError(
+        raise UnsupportedError(
             f"simulate: --gpu {recipe.gpu} is not built yet; ROCm chooses other kernels. Use --gpu h200."
         )
     return _Simulation(recipe, record=record, progress=progress or _silent).run()

@@ -1,13 +1,12 @@
 """What a study's report consists of: values, sections, tables, and figures."""
 
-import dataclasses
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from ligerprof.errors import RecipeError
-from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.runs.study.schema import StudyFileError, convert
 from ligerprof.runs.sweep.borders import Axis
 from ligerprof.units import parse_bytes
@@ -31,7 +30,7 @@ class Options(dict[str, tuple[Any, ...]]):
             StudyFileError: an unknown option, or a value of the wrong type.
         """
         hints = {**get_type_hints(TrainingRecipe), **dict.fromkeys(cls.EXTRA, str)}
-        known = [*(item.name for item in dataclasses.fields(TrainingRecipe) if item.init), *cls.EXTRA]
+        known = [*RECIPE_OPTIONS, *cls.EXTRA]
         read = cls()
         for name, value in convert(dict[str, Any], values, key).items():
             if name not in known:

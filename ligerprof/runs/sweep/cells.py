@@ -13,8 +13,8 @@ from typing import Any
 from ligerprof.analyzers.result_reader import Figures, ResultReader
 from ligerprof.errors import LigerprofError, ResultFormatError
 from ligerprof.files import FileKind, parse_json, read_text
-from ligerprof.recipe.categories import Device
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.training_options import TrainingOptions
 
 RESULTS_NAME = "results.jsonl"
 _KINDS = ("cell", "step", None)
@@ -62,9 +62,9 @@ class Cell:
     tokens_per_second: float | None = None
 
     @property
-    def condition(self) -> TrainingRecipe:
-        """What was trained, whoever ran it: measured and simulated cells of one condition can be compared."""
-        return dataclasses.replace(self.recipe, device=Device.AUTO, warmup=1, repeats=1)
+    def condition(self) -> TrainingOptions:
+        """What was trained: a measured and a simulated cell of one condition can be compared."""
+        return self.recipe.training
 
 
 def read_cells(paths: Iterable[Path]) -> tuple[Cell, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import LigerprofError
-from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.units import format_bytes
 
 # neighbours in time: what is compared with each other runs one after the other, at each size
@@ -17,7 +17,7 @@ KERNEL_OPTIONS = ("liger", "provider", "flce_budget")
 SIZE_OPTIONS = ("batch", "seq")
 _ALWAYS_TOLD = (*SIZE_OPTIONS, "liger", "provider")
 _KEY_DIGITS = 16
-_DEFAULTS: dict[str, Any] = {item.name: item.default for item in dataclasses.fields(TrainingRecipe) if item.init}
+_DEFAULTS: dict[str, Any] = {name: declared.default for name, declared in RECIPE_OPTIONS.items()}
 
 # raises a LigerprofError where a recipe cannot be carried out
 Inspector = Callable[[TrainingRecipe], None]

@@ -6,7 +6,8 @@ from typing import Any
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.categories import Device
-from ligerprof.recipe.training import TrainingRecipe, require_built
+from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.borders import Axis, Border, find_borders
 from ligerprof.runs.sweep.cells import Cell, CellStatus
@@ -132,7 +133,7 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, wa
 
 
 def _require_runnable(recipe: TrainingRecipe) -> None:
-    require_built(recipe, command="simulate" if recipe.device is Device.SIMULATED else "sweep")
+    require_supported(recipe, command="simulate" if recipe.device is Device.SIMULATED else "sweep")
 
 
 def _refuse_timed_jobs(plan: SweepPlan, settings: RunnerSettings) -> None:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ligerprof.errors import NotBuiltError, RecipeError
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 from ligerprof.units import MIB
 
@@ -65,7 +65,7 @@ def parse_allocator_settings(text: str | None) -> AllocatorSettings:
 
     Raises:
         RecipeError: not written as torch reads it, or out of the range that torch accepts.
-        NotBuiltError: a setting that changes device memory and is not modelled.
+        UnsupportedError: a setting that changes device memory and is not modelled.
     """
     settings = AllocatorSettings(text=text or "")
     for key, value in _entries(text or ""):
@@ -100,7 +100,7 @@ def _entries(text: str) -> list[tuple[str, str]]:
 def _refuse_unknown(key: str, value: str) -> None:
     if key in _HARMLESS or (key, value) == ("backend", "native"):
         return
-    raise NotBuiltError(
+    raise UnsupportedError(
         f"--alloc-conf: {key}:{value} is not modelled; known are max_split_size_mb, max_non_split_rounding_mb,"
         " roundup_power2_divisions, garbage_collection_threshold, expandable_segments. Leave it out."
     )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate, micro_batch
-from ligerprof.errors import NotBuiltError, RecipeError, UnknownModelError
+from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
@@ -226,7 +226,7 @@ def test_an_unknown_architecture_is_one_clear_line() -> None:
     [
         (
             {"engine": "deepspeed", "precision": "mixed", "zero": 2, "optimizer": "adamw-8bit"},
-            NotBuiltError,
+            UnsupportedError,
             "--optimizer adamw-8bit with --engine deepspeed has no closed",
         ),
         ({"model": "gpt2-xl", "lora": 8}, RecipeError, "gpt2-xl has none of them"),

@@ -10,7 +10,7 @@ from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import Judge, Limit, Reserved, find_limit, needed_bytes
 from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER
 from ligerprof.cli.options import recipe_options
-from ligerprof.errors import NotBuiltError
+from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import GIB
@@ -154,7 +154,7 @@ def test_a_plan_is_simulated_if_the_simulator_supports_it() -> None:
 
     def check(recipe: TrainingRecipe) -> Reserved:
         if recipe.engine == "deepspeed":
-            raise NotBuiltError("simulate: --engine deepspeed is not built yet.")
+            raise UnsupportedError("simulate: --engine deepspeed is not built yet.")
         return Reserved(first_bytes=0, steady_bytes=recipe.tokens, fits=bool(recipe.kernels))
 
     advice = advise(recipe, Judge(find_limit(recipe), check))
@@ -168,7 +168,7 @@ def test_a_plan_is_simulated_if_the_simulator_supports_it() -> None:
 
 
 def check_refused(_recipe: TrainingRecipe) -> Reserved:
-    raise NotBuiltError("not today")
+    raise UnsupportedError("not today")
 
 
 @pytest.mark.parametrize(

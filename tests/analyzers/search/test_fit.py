@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ligerprof.analyzers.search.budget import Judge, Limit, Reserved, Verdict, find_limit, needed_bytes
 from ligerprof.analyzers.search.fit import SEQ_STEP, Fit, find_border, fit
-from ligerprof.errors import NotBuiltError, RecipeError
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import GIB, MIB
@@ -54,7 +54,7 @@ def reserving(extra_bytes: Callable[[TrainingRecipe], int]) -> Callable[[Trainin
 
 
 def refuses(recipe: TrainingRecipe) -> Reserved:
-    raise NotBuiltError(f"simulate: {recipe.engine} is not built yet.")
+    raise UnsupportedError(f"simulate: {recipe.engine} is not built yet.")
 
 
 @given(st.integers(0, 3000), st.integers(1, 3000), st.one_of(st.none(), st.integers(1, 3000)))

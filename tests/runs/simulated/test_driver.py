@@ -10,7 +10,7 @@ import transformers.masking_utils as masking
 from torch import nn
 from torch.utils import _foreach_utils as foreach_utils
 
-from ligerprof.errors import NotBuiltError, RecipeError
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.gpus import GPUS
 from ligerprof.models import spec_from_config
 from ligerprof.models.catalog import CONFIGS
@@ -175,10 +175,10 @@ def test_a_model_too_large_ends_while_it_is_built() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"gpu": "mi300x"}, NotBuiltError),
-        ({"alloc_conf": "backend:cudaMallocAsync"}, NotBuiltError),
+        ({"gpu": "mi300x"}, UnsupportedError),
+        ({"alloc_conf": "backend:cudaMallocAsync"}, UnsupportedError),
         ({"memory_limit_bytes": 2**50}, RecipeError),
-        ({"attention": "flash"}, NotBuiltError),
+        ({"attention": "flash"}, UnsupportedError),
     ],
 )
 def test_what_is_not_modelled_is_refused(options: dict[str, Any], error: type[Exception]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ligerprof.errors import NotBuiltError, RecipeError
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
 from ligerprof.snapshots.writer import EventContext, TraceEvent, build_snapshot
@@ -206,7 +206,7 @@ def test_settings_are_read_as_torch_reads_them() -> None:
 
 @pytest.mark.parametrize("text", ["backend:cudaMallocAsync", "per_process_memory_fraction:0.5", "unheard_of:1"])
 def test_settings_that_are_not_modelled_are_refused(text: str) -> None:
-    with pytest.raises(NotBuiltError, match=text.split(":", maxsplit=1)[0]):
+    with pytest.raises(UnsupportedError, match=text.split(":", maxsplit=1)[0]):
         parse_allocator_settings(text)
 
 

@@ -1,0 +1,107 @@
+"""Which options do not go together, and which this version cannot run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ligerprof.errors import RecipeError, UnsupportedError
+from ligerprof.recipe.categories import Attention, Engine, Loss, Offload, Optimizer
+from ligerprof.recipe.options import options_of
+from ligerprof.recipe.training_options import TrainingOptions
+
+
+def typed(name: str, value: Any) -> str:
+    """An option with a value as it is typed, such as `--zero 3`, for errors and hints."""
+    return " ".join(options_of(TrainingOptions)[name].typed(value))
+
+
+_CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
+_FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
+_DEEPSPEED = typed("engine", Engine.DEEPSPEED)
+
+
+def require_compatible(options: TrainingOptions) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        RecipeError: the first conflict.
+    """
+    for wrong, message in (*_engine_conflicts(options), *_other_conflicts(options)):
+        if wrong:
+            raise RecipeError(message)
+
+
+def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    deepspeed, mixed = options.engine is Engine.DEEPSPEED, options.precision.is_mixed
+    precision, offload, optimizer = options.precision, options.offload, options.optimizer
+    yield mixed and not deepspeed, f"precision {precision} is DeepSpeed's. Add {_DEEPSPEED}, or choose amp."
+    yield deepspeed and not mixed, f"engine deepspeed trains in mixed or mixed-fp16, not {precision}."
+    for name, unused in (("zero", 0), ("offload", Offload.NONE), ("gpus", 1)):
+        value = getattr(options, name)
+        yield value != unused and not deepspeed, f"{typed(name, value)} needs {_DEEPSPEED}."
+    yield (
+        optimizer is Optimizer.DEEPSPEED_CPU_ADAM and offload is Offload.NONE,
+        f"{optimizer} works on an offloaded optimizer. Add {typed('offload', Offload.OPTIMIZER)} or all.",
+    )
+    yield (
+        offload.moves_parameters and options.zero != 3,
+        f"{typed('offload', offload)} moves parameters: it needs {typed('zero', 3)}.",
+    )
+    yield (
+        offload is Offload.OPTIMIZER and options.zero == 0,
+        f"{typed('offload', offload)} needs {typed('zero', '1, 2 or 3')}.",
+    )
+    yield (
+        (offload is Offload.NVME) != (options.nvme_path is not None),
+        f"{typed('offload', Offload.NVME)} and {_FLAGS['nvme_path']} go together.",
+    )
+    yield (
+        deepspeed and optimizer is Optimizer.NONE,
+        f"engine deepspeed needs an optimizer. Choose another {_FLAGS['optimizer']}.",
+    )
+    yield (
+        options.deepspeed_config is not None and not deepspeed,
+        f"{_FLAGS['deepspeed_config']} needs {_DEEPSPEED}.",
+    )
+
+
+def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    spec, nvme = options.spec, options.nvme_path
+    yield (
+        not spec.rotary and options.seq > spec.max_positions,
+        f"{spec.name} has {spec.max_positions} learned positions, seq is {options.seq}. Choose fewer tokens.",
+    )
+    yield (
+        options.lora is not None and options.qlora is not None,
+        f"{_FLAGS['lora']} and {_FLAGS['qlora']} exclude each other. Give one.",
+    )
+    yield (
+        options.reentrant and not options.checkpointing,
+        f"{_FLAGS['reentrant']} does not go with {_CHECKPOINTING.off_flag}.",
+    )
+    yield (
+        options.loss is not Loss.HF and bool({"ce", "flce"} & set(options.kernels)),
+        f"{typed('loss', options.loss)} and the kernel ce or flce replace the same loss. Choose one.",
+    )
+    yield (
+        nvme is not None and not Path(nvme).is_dir(),
+        f"{nvme}: no such folder. {_FLAGS['nvme_path']} names one.",
+    )
+
+
+def require_supported(options: TrainingOptions, *, command: str) -> None:
+    """Refuse what this version cannot run.
+
+    Args:
+        command: what was to run, which the error names; `simulate` is the simulator.
+
+    Raises:
+        UnsupportedError: names the first such option.
+    """
+    if options.engine is Engine.DEEPSPEED and command == "simulate":
+        raise UnsupportedError(
+            f"{command}: the simulator does not cover {_DEEPSPEED}. Use `ligerprof estimate`, or a GPU."
+        )
+    if options.attention is Attention.FLASH:
+        flash, sdpa = typed("attention", Attention.FLASH), Attention.SDPA
+        raise UnsupportedError(f"{command}: {flash} is not supported yet; use {sdpa}.")

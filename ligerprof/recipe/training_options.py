@@ -1,0 +1,153 @@
+"""What is trained and how: the options of a recipe that decide what a step allocates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ligerprof.gpus import GPUS, GpuSpec, find_gpu
+from ligerprof.kernels.selection import select_kernels
+from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
+from ligerprof.recipe.categories import Attention, Engine, FlceBudget, Loss, Offload, Optimizer, Precision
+from ligerprof.recipe.options import Group, Options, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(Options):
+    """Everything that decides what a training step allocates.
+
+    Attributes:
+        model: also a ModelSpec.
+        liger: kernel set, as `--liger` takes it.
+        optimizer: `default` becomes adamw-fused, or deepspeed-cpu-adam if the optimizer is offloaded.
+        clip: None becomes 1.0 with DeepSpeed.
+        deepspeed_config: a JSON file of DeepSpeed's, or its content.
+        spec: the description of `model`.
+        kernels: the kernels that `liger` selects for this model.
+    """
+
+    model: str | ModelSpec = option(
+        Group.MODEL,
+        "A name from `ligerprof models`, a config.json, or a model folder.",
+        default=DEFAULT_MODEL,
+        metavar="NAME|PATH",
+    )
+    batch: int = option(Group.MODEL, "Sequences per micro-batch and GPU.", default=4, minimum=1)
+    seq: int = option(Group.MODEL, "Tokens per sequence.", default=1024, minimum=1)
+    grad_accum: int = option(Group.MODEL, "Micro-batches accumulated before the optimizer steps.", default=1, minimum=1)
+    padding: float = option(
+        Group.MODEL,
+        "Share of tokens that are padding; 0 passes no mask.",
+        default=0.0,
+        minimum=0,
+        below=1,
+        requirement="a share from 0 up to but not 1",
+    )
+    liger: str = option(
+        Group.KERNELS,
+        "Fused kernels: none, all, no-flce, or names joined by '+' (see `ligerprof kernels`).",
+        default="none",
+        metavar="SET",
+    )
+    provider: str = option(
+        Group.KERNELS, "Whose kernels: ligerprof, torch, liger, …", default="ligerprof", metavar="NAME"
+    )
+    flce_budget: FlceBudget | int = option(
+        Group.KERNELS,
+        "Workspace of the fused loss.",
+        default=FlceBudget.BALANCED,
+        is_size=True,
+        metavar="lean|balanced|auto|SIZE",
+        minimum=1,
+        requirement="a positive size in bytes",
+    )
+    precision: Precision = option(
+        Group.TRAINING, "Dtypes of weights, gradients, moments and products.", default=Precision.AMP
+    )
+    checkpointing: bool = option(Group.TRAINING, "Recompute decoder layers in the backward pass.", default=True)
+    reentrant: bool = option(Group.TRAINING, "Use torch's older, reentrant checkpointing.", default=False)
+    optimizer: Optimizer = option(
+        Group.TRAINING,
+        "Optimizer and its implementation.",
+        default=Optimizer.DEFAULT,
+        default_text="adamw-fused; deepspeed-cpu-adam if the optimizer is offloaded",
+    )
+    galore_rank: int = option(Group.TRAINING, "Rank of GaLore's projections.", default=128, minimum=1)
+    clip: float | None = option(
+        Group.TRAINING,
+        "Largest gradient norm; 0 never clips.",
+        minimum=0,
+        requirement="a positive norm, or 0 to clip nothing",
+        default_text="none; 1.0 with deepspeed",
+    )
+    attention: Attention = option(Group.TRAINING, "Attention implementation.", default=Attention.SDPA)
+    loss: Loss = option(Group.TRAINING, "transformers' loss of today, or that of version 4.45.", default=Loss.HF)
+    lora: int | None = option(
+        Group.TRAINING, "Train LoRA adapters of rank R on the linear layers.", metavar="R", minimum=1
+    )
+    qlora: int | None = option(
+        Group.TRAINING, "Train LoRA adapters of rank R over 4-bit weights.", metavar="R", minimum=1
+    )
+    engine: Engine = option(Group.SEVERAL_GPUS, "Library that trains.", default=Engine.TORCH)
+    zero: int = option(Group.SEVERAL_GPUS, "ZeRO stage.", default=0, metavar="0-3", minimum=0, maximum=3)
+    offload: Offload = option(Group.SEVERAL_GPUS, "What DeepSpeed keeps in host memory.", default=Offload.NONE)
+    nvme_path: str | None = option(Group.SEVERAL_GPUS, "Folder on the disk that --offload nvme uses.", metavar="DIR")
+    deepspeed_config: str | Mapping[str, Any] | None = option(
+        Group.SEVERAL_GPUS, "DeepSpeed's JSON, for what no option here decides.", metavar="FILE"
+    )
+    gpus: int = option(Group.SEVERAL_GPUS, "GPUs that train together.", default=1, minimum=1)
+    gpu: str = option(Group.MEMORY, "GPU that a simulation or an estimate is for.", default="h200", words=tuple(GPUS))
+    memory_limit_bytes: int | None = option(
+        Group.MEMORY, "Limit on reserved bytes, such as 24GiB.", flag="--memory-limit", is_size=True, minimum=1
+    )
+    alloc_conf: str | None = option(Group.MEMORY, "PYTORCH_CUDA_ALLOC_CONF of the run.", has_commas=True)
+    spec: ModelSpec = field(init=False, repr=False)
+    kernels: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._settle("spec", self.model if isinstance(self.model, ModelSpec) else load_model(self.model))
+        self._settle("kernels", select_kernels(self.liger, self.spec))
+        if self.optimizer is Optimizer.DEFAULT:
+            on_gpu = self.offload is Offload.NONE
+            self._settle("optimizer", Optimizer.ADAMW_FUSED if on_gpu else Optimizer.DEEPSPEED_CPU_ADAM)
+        if self.clip is None and self.engine is Engine.DEEPSPEED:
+            self._settle("clip", 1.0)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch."""
+        return self.batch * self.seq
+
+    @property
+    def gpu_spec(self) -> GpuSpec:
+        """The GPU that a simulation or an estimate is for."""
+        return find_gpu(self.gpu)
+
+    @property
+    def autocast(self) -> str | None:
+        """The dtype that autocast computes in, `bfloat16` or `float16`, or None."""
+        return self.precision.autocast
+
+    @property
+    def weight_dtype(self) -> str:
+        """The dtype of the module's parameters, as torch names it."""
+        return self.precision.weight_dtype
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of matrix products, as torch names it."""
+        return self.precision.compute_dtype
+
+    @property
+    def summary(self) -> str:
+        """What is trained and how, in a line."""
+        return ", ".join(
+            (
+                self.spec.name,
+                f"{self.batch} x {self.seq} tokens",
+                self.precision,
+                "checkpointed" if self.checkpointing else "not checkpointed",
+                self.optimizer,
+                f"kernels {'+'.join(self.kernels)} ({self.provider})" if self.kernels else "no fused kernels",
+            )
+        )
