@@ -65,9 +65,6 @@ class RequestedBytes(SimulatedDevice):
         self.live_bytes -= block.requested_bytes
         super().release(block)
 
-    def touch(self, *sizes_bytes: int) -> None:
-        """Workspaces within one CUDA kernel are not counted."""
-
     def hold_for_good(self, name: str, size_bytes: int) -> None:
         """Libraries' workspaces are counted by step, not by call."""
 

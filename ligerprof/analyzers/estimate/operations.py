@@ -5,6 +5,8 @@ from ligerprof.analyzers.estimate.low_bit import nf4_scale_bytes
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.reductions import column_sum_scratch
+from ligerprof.torch_memory.scratch import highest_bytes
 
 
 def linear(
@@ -20,18 +22,22 @@ def linear(
     read_weight = context.autocast_weight(weight)
     read = context.autocast(value)
     inputs: tuple[Tensor, ...] = (read_weight, read)
+    elements = context.tokens * (weight.elements // (value.elements // context.tokens))
+    bias_sum_bytes = 0
     if bias is not None:
         inputs = (*inputs, context.autocast_weight(bias))
-    in_features = value.elements // context.tokens
+        if bias.trainable:
+            bias_sum_bytes = _column_sum_bytes(context, elements, bias.elements, read.width)
     saves = ((read,) if weight.trainable else ()) + ((read_weight,) if value.needs_gradient else ())
     output = context.tape.run(
         Operation(
-            elements=context.tokens * (weight.elements // in_features),
+            elements=elements,
             width=read.width,
             inputs=inputs,
             saves=saves,
             role=role,
             gradient_role=gradient_role,
+            reduction_scratch_bytes=bias_sum_bytes,
             gradient_is_view=True,
             is_product=True,
         )
@@ -40,6 +46,11 @@ def linear(
     if isinstance(read_weight, Value) and not weight.trainable:
         context.tape.release(read_weight)
     return output
+
+
+def _column_sum_bytes(context: Context, elements: int, columns: int, width: int) -> int:
+    """The workspaces of a sum over all rows of `columns`."""
+    return highest_bytes(column_sum_scratch(elements // columns, columns, width, context.recipe.gpu_spec))
 
 
 def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | None) -> Value:
@@ -165,14 +176,17 @@ def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
     """`weight * value` with one weight a column: keeps both."""
     width = max(value.width, weight.width)
     saves: tuple[Tensor, ...] = (value, weight) if weight.needs_gradient else (weight,)
+    # gradient times value, before it is summed over the tokens
+    product_bytes = value.elements * width if weight.needs_gradient else 0
+    sum_bytes = _column_sum_bytes(context, value.elements, weight.elements, width) if weight.needs_gradient else 0
     return context.tape.run(
         Operation(
             elements=value.elements,
             width=width,
             inputs=(value, weight),
             saves=saves,
-            # gradient times value, before it is summed over the tokens
-            backward_scratch_bytes=value.elements * width if weight.needs_gradient else 0,
+            backward_scratch_bytes=product_bytes,
+            reduction_scratch_bytes=product_bytes + sum_bytes,
         )
     )
 

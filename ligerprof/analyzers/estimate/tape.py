@@ -101,6 +101,8 @@ class Operation:
         view_of: the tensor whose memory the output shares; no memory is taken then.
         forward_scratch_bytes, backward_scratch_bytes: allocated beyond outputs and gradients,
             and freed again, while the operation or its gradient runs.
+        reduction_scratch_bytes: allocated and freed when the engine sums gradients to their tensors' shapes: after
+            the gradient function has returned, while its results and inputs are still there.
         role: who the output, what is kept, and the scratch of both passes count as.
         gradient_role: who the gradient of the output counts as, where another operation makes it.
         gradient_is_view: gradients are views (`mm(...).view`): a second one is not added in place.
@@ -120,6 +122,7 @@ class Operation:
     view_of: Value | None = None
     forward_scratch_bytes: int = 0
     backward_scratch_bytes: int = 0
+    reduction_scratch_bytes: int = 0
     role: Role = Role.ACTIVATIONS
     gradient_role: Role = Role.ACTIVATIONS
     scratch_role: Role | None = None
@@ -301,6 +304,12 @@ class Tape:
         arrived = [self._pending.pop(id(output), None) for output in node.outputs]
         incoming = [pending for pending in arrived if pending is not None]
         delivered = self._compute_gradients(node, incoming) if incoming else []
+        if self._stop_after_saves is not None:
+            # checkpointing's hooks hand out recomputed tensors for good, so they go with the gradient function
+            self._forget(node.saved)
+            node.saved.clear()
+        if incoming:
+            self.meter.touch(node.operation.reduction_scratch_bytes, node.operation.role)
         self._forget(pending.block for pending in incoming)
         self._forget(node.saved)
         for item, pending in delivered:
