@@ -24,7 +24,8 @@ def draw_spec(random: Random) -> ModelSpec:
     family = random.choice(sorted(ARCHITECTURES))
     kv_heads, head_dim = random.choice((1, 2, 4, 6, 8)), random.choice(_HEAD_DIMS)
     heads, layers = kv_heads * random.choice((1, 2, 3)), random.choice((2, 2, 3, 4))
-    hidden = 64 * random.randint(6, 24)
+    # transformers wants a multiple of the number of heads
+    hidden = 8 * heads * random.randint(-(-48 // heads), -(-192 // heads))
     config: dict[str, Any] = {
         "model_type": family,
         "vocab_size": random.choice(_VOCABULARIES),

@@ -59,6 +59,19 @@ class Dropout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Softcap:
+    """Where the number that caps scores or logits is found.
+
+    Attributes:
+        key: the config key; null leaves them uncapped.
+        default: the number if the config does not have the key.
+    """
+
+    key: str
+    default: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SlidingWindow:
     """Which layers attend to a window of tokens only.
 
@@ -105,7 +118,7 @@ class Attention:
         fp32_softmax: whether eager attention asks for the softmax in fp32.
         dropout: of the attention probabilities.
         output_dropout: of the output projection's result, within the attention module.
-        softcap: the config key that caps the scores.
+        softcap: of the scores.
     """
 
     name: str = "self_attn"
@@ -117,7 +130,7 @@ class Attention:
     window: SlidingWindow | None = None
     dropout: Dropout = Dropout(key="attention_dropout")
     output_dropout: Dropout | None = None
-    softcap: str | None = None
+    softcap: Softcap | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +187,7 @@ class Architecture:
         positions: the embedding of learned positions.
         embedding_dropout: of the sum of both embeddings.
         scales_embedding: whether the embedding's output is multiplied by a number.
-        final_softcap: the config key that caps the logits.
+        final_softcap: of the logits.
         tied_by_default: whether head and embedding share their weight if the config does not say.
         output_class: of the causal model's result, in transformers.modeling_outputs.
     """
@@ -193,7 +206,7 @@ class Architecture:
     layer_norms: LayerNorms = LayerNorms()
     embedding_dropout: Dropout | None = None
     scales_embedding: bool = False
-    final_softcap: str | None = None
+    final_softcap: Softcap | None = None
     tied_by_default: bool = False
     output_class: str = "CausalLMOutputWithPast"
 

@@ -12,6 +12,7 @@ from ligerprof.models.architecture import (
     Norm,
     NormWeight,
     SlidingWindow,
+    Softcap,
 )
 
 
@@ -90,7 +91,10 @@ _ROWS = (
             *_norm_tensors("pre_feedforward_layernorm", "post_feedforward_layernorm"),
         ),
         norm=_GEMMA_NORM,
-        attention=Attention(window=SlidingWindow(default=4096, alternates=True), softcap="attn_logit_softcapping"),
+        attention=Attention(
+            window=SlidingWindow(default=4096, alternates=True),
+            softcap=Softcap(key="attn_logit_softcapping", default=50.0),
+        ),
         mlp=Mlp(kind="geglu"),
         layer_norms=LayerNorms(
             after_attention="post_attention_layernorm",
@@ -98,7 +102,7 @@ _ROWS = (
             after_mlp="post_feedforward_layernorm",
         ),
         scales_embedding=True,
-        final_softcap="final_logit_softcapping",
+        final_softcap=Softcap(key="final_logit_softcapping", default=30.0),
         tied_by_default=True,
     ),
     Architecture(
@@ -140,8 +144,8 @@ ARCHITECTURES: dict[str, Architecture] = {row.model_type: row for row in _ROWS}
 # most models without a row are built like Llama; the softcaps are for messages
 _UNLISTED = replace(
     ARCHITECTURES["llama"],
-    attention=Attention(softcap="attn_logit_softcapping"),
-    final_softcap="final_logit_softcapping",
+    attention=Attention(softcap=Softcap(key="attn_logit_softcapping")),
+    final_softcap=Softcap(key="final_logit_softcapping"),
 )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import Architecture, Linear, Width
+from ligerprof.models.architecture import Architecture, Linear, Softcap, Width
 from ligerprof.models.architectures import ARCHITECTURES, find_architecture
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 
@@ -58,11 +58,16 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         vocab_size=sizes.vocab,
         max_positions=sizes.positions,
         tied_embeddings=sizes.tied,
-        final_softcap=config.get(row.final_softcap) if row.final_softcap else None,
-        attention_softcap=config.get(row.attention.softcap) if row.attention.softcap else None,
+        final_softcap=_softcap(config, row.final_softcap),
+        attention_softcap=_softcap(config, row.attention.softcap),
         parameters=tuple(_parameters(row, sizes, config)) if is_listed else (),
         closed_form_gap=gap,
     )
+
+
+def _softcap(config: Config, cap: Softcap | None) -> float | None:
+    value: float | None = None if cap is None else config.get(cap.key, cap.default)
+    return value
 
 
 def _parameters(row: Architecture, sizes: _Sizes, config: Config) -> Iterator[ParameterShape]:

@@ -15,9 +15,7 @@ from ligerprof.recipe.categories import Engine, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-
-# torch keeps one cuBLAS workspace a thread: one for forward, one for autograd's backward thread
-CUBLAS_THREADS = 2
+from ligerprof.torch_memory.cublas import thread_workspace_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,11 +79,12 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     highest = _Highest(meter)
     # gradients are whole from the second micro-batch on, and no later one differs from it
     for micro_step in range(min(recipe.grad_accum, 2)):
-        workspace_bytes = recipe.gpu_spec.cublas_workspace_bytes if first and micro_step == 0 else 0
+        takes_workspaces = first and micro_step == 0
+        forward_bytes, backward_bytes = workspace_sizes(recipe, weights) if takes_workspaces else (0, 0)
         micro_batch = MicroBatch(recipe, weights, kernels, meter, placement)
-        _run_phase(meter, micro_batch.forward, workspace_bytes)
+        _run_phase(meter, micro_batch.forward, forward_bytes)
         highest.note(Phase.FORWARD)
-        _run_phase(meter, micro_batch.backward, workspace_bytes)
+        _run_phase(meter, micro_batch.backward, backward_bytes)
         meter.add(placement.running, times=-1)
         meter.add(placement.last_reduction)
         meter.add(placement.last_reduction, times=-1)
@@ -99,6 +98,17 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
         places=highest.places,
         slack=highest.slack,
         planes_bytes=meter.planes_peak_bytes,
+    )
+
+
+def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> tuple[int, int]:
+    """Bytes that cuBLAS takes in the thread of the forward pass, and in autograd's, which also recomputes layers."""
+    names = (name.removesuffix(".bias") for name in weights if name.endswith(".bias"))
+    adds_bias = any(len(weights[f"{name}.weight"].shape) == 2 for name in names)
+    gpu = recipe.gpu_spec
+    return (
+        thread_workspace_bytes(gpu, adds_bias=adds_bias),
+        thread_workspace_bytes(gpu, adds_bias=adds_bias and recipe.checkpointing),
     )
 
 
@@ -123,7 +133,7 @@ class _Static:
     """What a placement puts on the meter, each part of the model with its share."""
 
     def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement) -> None:
-        self._recipe, self._placement = recipe, placement
+        self._recipe, self._weights, self._placement = recipe, weights, placement
         placed = [(weight_place(name, recipe.spec.layers), weight) for name, weight in weights.items()]
         trained = sums((place, weight.elements) for place, weight in placed if weight.trainable)
         self._parts = {
@@ -141,7 +151,7 @@ class _Static:
         if not first:
             self._add(meter, self._placement.states)
             meter.add_slack(self._placement.states_slack)
-            meter.add({Role.LIBRARY_WORKSPACE: self._recipe.gpu_spec.cublas_workspace_bytes}, times=CUBLAS_THREADS)
+            meter.add({Role.LIBRARY_WORKSPACE: sum(workspace_sizes(self._recipe, self._weights))})
 
     def update(self, meter: Meter, *, first: bool) -> None:
         """The optimizer's step: what ran is gone, and what the step itself makes comes and goes."""

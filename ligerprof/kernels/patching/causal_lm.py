@@ -128,7 +128,7 @@ def loss_after_head(kernel: Callable[..., Tensor]) -> LossRunner:
 
 
 def _with_softcap(options: LossOptions, row: Architecture, config: Any) -> LossOptions:
-    softcap = getattr(config, row.final_softcap, None) if row.final_softcap is not None else None
+    softcap = getattr(config, row.final_softcap.key, None) if row.final_softcap is not None else None
     return options if softcap is None else dataclasses.replace(options, softcap=softcap)
 
 

@@ -5,11 +5,9 @@ from typing import Any
 import torch
 
 from ligerprof.runs.simulated.internals.call import Call, Internal
+from ligerprof.torch_memory.cublas import LT_WORKSPACE_BYTES
 
 aten = torch.ops.aten
-
-# parseCUDABlasLtWorkspaceSize: 1024 KiB where CUBLASLT_WORKSPACE_SIZE is not set; measured on one H200 with torch 2.11
-_LT_WORKSPACE_BYTES = 1024 * 1024
 
 
 def _product(call: Call) -> Any:
@@ -27,7 +25,7 @@ def _product_and_bias(call: Call) -> Any:
     """A bias that is a vector goes through cuBLASLt, which takes a second workspace (getCUDABlasLtWorkspace)."""
     result = _product(call)
     if call.args[0].dim() == 1:
-        _hold(call, "cublaslt", _LT_WORKSPACE_BYTES)
+        _hold(call, "cublaslt", LT_WORKSPACE_BYTES)
     return result
 
 
