@@ -4,9 +4,9 @@
     python benchmarks/accuracy.py again benchmarks/results/accuracy-h200.jsonl
     python benchmarks/accuracy.py score benchmarks/results/accuracy-h200.jsonl
 
-`measure` needs a GPU and leaves none of its draws out: a step that runs out of memory, or that fails, is a row. `again`
-measures the rows with our kernels a second time, in place, after a kernel has changed.
-`score` needs none: it adds the simulated and the estimated figures to each row and prints a table.
+`measure` requires a GPU and keeps every draw: a step that fails or runs out of memory also has a row.
+`again` repeats, in place, the rows with ligerprof's kernels after a kernel has changed.
+`score` does not require a GPU: it adds the simulated and the estimated figures to each row and prints a table.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LARGEST_BYTES = 50 * GIB
 
 
 def draw_model(source: random.Random) -> str | dict[str, Any]:
-    """A named model, or a Llama whose sizes nobody chose."""
+    """A built-in model, or a Llama of random sizes."""
     if source.random() < 0.5:
         return source.choice(("llama3.2-1b", "llama3.2-1b", "llama3.2-3b", "gpt2-xl", "tiny"))
     kv_heads = source.choice((1, 2, 4, 8))

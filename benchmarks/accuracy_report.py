@@ -1,9 +1,9 @@
-"""How far estimators are from the measured steps: the tables and the figure of docs/accuracy.md.
+"""Compare estimators with the measured steps: the tables and the figure of docs/accuracy.md.
 
     python benchmarks/accuracy_report.py table
     python benchmarks/accuracy_report.py figure docs/figures/accuracy.png
 
-Reads what accuracy.py, zero.py and peers.py wrote; the closed form is asked anew.
+Reads the results of accuracy.py, zero.py and peers.py, and computes the analytic estimates again.
 """
 
 import argparse
@@ -19,22 +19,22 @@ from ligerprof.analyzers.estimate import estimate
 from ligerprof.recipe.training import TrainingRecipe
 
 PEERS = RESULTS.with_name("peers.json")
-# errors below this share of the peak are drawn at it
+# smaller errors, as shares of the peak, are drawn at this value
 FLOOR = 1e-6
-OURS = ("ligerprof, simulated", "ligerprof, closed form")
+OURS = ("ligerprof, simulated", "ligerprof, estimated")
 Errors = Mapping[str, list[float]]
 
 
 def plain_errors() -> dict[str, list[float]]:
     """Signed relative errors of every estimator on the steps without kernels, adapters or the old loss."""
     rows = [row for row in load_rows(RESULTS) if group_of(row["options"]) == "plain"]
-    told: dict[str, dict[str, Any]] = json.loads(PEERS.read_text())["plain"]
+    peers: dict[str, dict[str, Any]] = json.loads(PEERS.read_text())["plain"]
     found: dict[str, list[float]] = {name: [] for name in OURS}
     for row in rows:
         figures = {
             OURS[0]: row["simulated_peak_bytes"],
             OURS[1]: estimate(recipe_of(row["options"])).peak_bytes,
-            **told[str(row["number"])],
+            **peers[str(row["number"])],
         }
         for name, size_bytes in figures.items():
             if isinstance(size_bytes, int):
@@ -43,11 +43,11 @@ def plain_errors() -> dict[str, list[float]]:
 
 
 def zero_errors() -> dict[str, list[float]]:
-    """The same on steps under DeepSpeed."""
-    told: dict[str, dict[str, Any]] = json.loads(PEERS.read_text())["zero"]
+    """Signed relative errors of every estimator on the steps under DeepSpeed."""
+    peers: dict[str, dict[str, Any]] = json.loads(PEERS.read_text())["zero"]
     found: dict[str, list[float]] = {OURS[1]: []}
     for number, row in enumerate(load_rows(ZERO_RESULTS)):
-        figures = {OURS[1]: estimate(TrainingRecipe.from_json(row["recipe"])).peak_bytes, **told[str(number)]}
+        figures = {OURS[1]: estimate(TrainingRecipe.from_json(row["recipe"])).peak_bytes, **peers[str(number)]}
         for name, size_bytes in figures.items():
             if isinstance(size_bytes, int):
                 found.setdefault(name, []).append(size_bytes / row["peak_bytes"] - 1)
@@ -68,7 +68,7 @@ def _percent(ratio: float) -> str:
 
 
 def draw(target: Path) -> None:
-    """A mark a step and estimator, by how far off it is."""
+    """Draw the errors of every estimator, one mark per step."""
     from ligerprof.reports.figures.style import LineLook, new_figure, styled, write_figure, write_title
 
     errors = plain_errors()

@@ -1,4 +1,4 @@
-"""Run small models of many architectures of transformers, measured or simulated; none has code of its own here.
+"""Measure or simulate small models of transformers architectures for which ligerprof has no specific code.
 
 python benchmarks/architectures.py cuda benchmarks/results/architectures-h200.json        # on the GPU
 python benchmarks/architectures.py simulated benchmarks/results/architectures-h200.json   # adds to it, prints errors
@@ -21,7 +21,7 @@ SIZES = {
     "vocab_size": 32000,
     "max_position_embeddings": 4096,
 }
-# model_type: what its config needs beside the sizes
+# model_type: values that its config requires in addition to the sizes
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "cohere2": {},
     "falcon": {"new_decoder_architecture": False},

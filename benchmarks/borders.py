@@ -1,10 +1,10 @@
-"""Ask simulation and GPU whether a step fits, just below and just above the smallest limit that holds it.
+"""Compare simulation and GPU just below and just above the smallest memory limit at which a step runs.
 
     python benchmarks/borders.py draw --seed 3 --count 20 benchmarks/results/borders-h200.jsonl
     python benchmarks/borders.py measure benchmarks/results/borders-h200.jsonl
 
-`draw` needs no GPU: it draws recipes as accuracy.py does, finds each one's smallest limit by simulation, and writes two
-questions, 1.5 % below and 1.5 % above it. `measure` answers them on a GPU and prints how often both agree.
+`draw` does not require a GPU: it draws recipes as accuracy.py does, finds the smallest limit of each by simulation, and
+writes two cases, 1.5 % below and 1.5 % above it. `measure` runs them on a GPU and prints how often both agree.
 """
 
 import argparse

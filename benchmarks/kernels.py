@@ -32,7 +32,7 @@ from ligerprof.runs.bench.shapes import find_shapes
 LEAN, BALANCED, LARGE = "ligerprof:lean", "ligerprof", ("ligerprof:1GiB", "ligerprof:4GiB")
 EXACT = ("ligerprof:lean+fp32", "ligerprof:fp32")
 PEERS = ("torch", "torch-compile", "torch-linear-ce", "liger", "liger:fp32", "cce")
-# of the fused loss: everybody where goals are set, fewer elsewhere
+# of the fused loss: all providers for shapes with goals, fewer for the others
 FLCE_PROVIDERS = (BALANCED, LEAN, *LARGE, *EXACT, *PEERS)
 FLCE_OVERVIEW = (BALANCED, LEAN, LARGE[-1], "torch", "torch-compile", "liger", "cce")
 ELEMENTWISE = ("rms", "rope", "swiglu", "geglu", "layernorm", "add_rms")
@@ -96,13 +96,11 @@ def measure(results: Path, cells: Sequence[Cell], minutes: float) -> None:
 
 def subject_of(cell: Cell) -> Subject:
     (shape,) = find_shapes(cell.kernel, cell.shape)
-    return Subject(
-        kernel=cell.kernel, provider="everybody", shape=cell.shape, sizes=shape.sizes(cell.kernel), dtype="bf16"
-    )
+    return Subject(kernel=cell.kernel, provider="all", shape=cell.shape, sizes=shape.sizes(cell.kernel), dtype="bf16")
 
 
 class Measured:
-    """Records by what they measure."""
+    """Records, indexed by kernel, shape, provider and direction."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = list(records)
@@ -115,7 +113,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """One goal; `measured` is None where there is no record."""
+    """One goal; `measured` is None without a record."""
 
     name: str
     measured: float | None
@@ -220,7 +218,7 @@ def print_goals(results: Path) -> None:
         number = "-" if goal.measured is None else f"{goal.measured:.4g}"
         sign = "<=" if goal.at_most else ">="
         print(f"{goal.verdict:12s} {goal.name:68s} {number:>10s} {sign} {goal.wanted:.4g}")
-    ours = [r for r in records if isinstance(r, MissingRecord) and (is_ours(r) or r.subject.provider == "everybody")]
+    ours = [r for r in records if isinstance(r, MissingRecord) and (is_ours(r) or r.subject.provider == "all")]
     for record in ours:
         subject = record.subject
         print(f"MISSING      {subject.kernel} {subject.shape} {subject.provider}: {record.reason}")

@@ -1,8 +1,8 @@
-"""What other estimators say about the measured steps: packages are run themselves, papers' formulas are written here.
+"""Run other estimators on the measured steps: packages, and published formulas implemented here.
 
     python benchmarks/peers.py benchmarks/results/peers.json   # with accelerate, hf-vram-calc and deepspeed on the path
 
-Needs no GPU. Rows that are there already are kept; a figure that a peer cannot give is null, with its reason.
+Does not require a GPU. Existing rows are kept; a figure that a peer cannot compute is null, with the reason.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def parameters(recipe: TrainingRecipe) -> int:
 
 
 def study_16p(recipe: TrainingRecipe) -> int:
-    """The 2024 study of fused kernels: 16 bytes a parameter, checkpoints, three fp32 planes of logits."""
+    """The 2024 study of fused kernels: 16 bytes per parameter, checkpoints, three fp32 [T, V] logits tensors."""
     spec, tokens = recipe.spec, recipe.tokens
     checkpoints = 2 * tokens * spec.hidden_size * spec.layers
     return 16 * parameters(recipe) + checkpoints + 3 * 4 * tokens * spec.vocab_size
@@ -40,7 +40,7 @@ def ultrascale(recipe: TrainingRecipe) -> int:
 
     Weights, gradients, fp32 copy and moments are 16 N in mixed precision; activations of a layer are
     s b h (34 + 5 a s / h), after Korthikanti et al. (arXiv 2205.05198), the scores left out with fused
-    attention; with full recomputation 2 s b h a layer and one layer whole.
+    attention; with full recomputation 2 s b h per layer and one layer whole.
     """
     spec = recipe.spec
     states = 16 if recipe.weight_dtype == "float32" else 8
@@ -127,7 +127,7 @@ def mem_tracker(recipe: TrainingRecipe) -> int:
 
 
 class _Nothing:
-    """An observer that sees nothing."""
+    """An observer that records nothing."""
 
     @contextlib.contextmanager
     def phase(self, _phase: Any) -> Any:
@@ -144,7 +144,7 @@ PLAIN: dict[str, Callable[[TrainingRecipe], int]] = {
     "Transformer Math 101": transformer_math,
     "16 P, checkpoints, 3 planes": study_16p,
 }
-# runs the step on fake tensors, which takes seconds a row
+# runs the step on fake tensors, which takes seconds per row
 SLOW: dict[str, Callable[[TrainingRecipe], int]] = {"MemTracker": mem_tracker}
 ZERO: dict[str, Callable[[TrainingRecipe], int]] = {"DeepSpeed's estimators": deepspeed_states}
 PACKAGES = ("torch", "transformers", "accelerate", "hf-vram-calc", "deepspeed")
@@ -152,7 +152,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "hf-vram-calc", "deepspeed")
 
 @contextlib.contextmanager
 def patience() -> Iterator[None]:
-    """Give up after half a minute of the processor's time; seconds that other processes take do not count."""
+    """Give up after half a minute of CPU time; the time of other processes does not count."""
 
     def give_up(_number: int, _frame: Any) -> None:
         raise TimeoutError(f"no answer within {PATIENCE_SECONDS} seconds of processor time")

@@ -1,8 +1,8 @@
-"""Measure what ligerprof.record() costs a training step on a GPU: off, with Python's stacks, with C++'s too.
+"""Measure the overhead of ligerprof.record() on a training step on a GPU: off, with Python stacks, with C++ stacks too.
 
     python benchmarks/record_overhead.py benchmarks/results/record-overhead-h200.jsonl
 
-The three take turns, so that a clock that drifts meets them alike. One JSON line is appended.
+The three alternate, so that a drifting clock affects all alike. One JSON line is appended.
 """
 
 import argparse

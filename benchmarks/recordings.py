@@ -3,9 +3,9 @@
     python benchmarks/recordings.py build/recordings
     python benchmarks/recordings.py build/recordings --only small-lora small-graphs
 
-Needs a CUDA GPU. Each recording is a process of its own that uses torch's recorder alone, so nothing in its events is
-ours; all run side by side: what is allocated does not depend on it. The folder gets a file each, packed with xz, and
-peaks.json with the runs' own max_memory_allocated and max_memory_reserved.
+Requires a CUDA GPU. Each recording runs in a separate process that uses only torch's recorder, so its events contain
+nothing of ligerprof. Recordings run concurrently, which does not affect their allocations. The folder gets one
+xz-compressed file per recording, and peaks.json with max_memory_allocated and max_memory_reserved of each run.
 """
 
 import argparse
@@ -198,11 +198,11 @@ def record_all(folder: Path, names: list[str]) -> bool:
     }
     peaks: dict[str, Any] = {}
     for name, process in running.items():
-        told, complaints = process.communicate()
+        output, complaints = process.communicate()
         if process.returncode:
             print(f"FAILED {name}: {complaints.decode()[-1500:]}", file=sys.stderr, flush=True)
             continue
-        peaks[name] = json.loads(told.splitlines()[-1])
+        peaks[name] = json.loads(output.splitlines()[-1])
     (folder / "peaks.json").write_text(json.dumps(peaks, indent=2) + "\n")
     print(json.dumps(peaks))
     return len(peaks) == len(names)

@@ -1,4 +1,4 @@
-"""Simulate every measured step of tests/data/truth and print how far off the simulation is.
+"""Simulate every measured step of tests/data/truth and print the simulation's errors.
 
 Run from the repository root: python -m benchmarks.simulate_truth [--only WORD]
 """
@@ -48,7 +48,7 @@ def main() -> None:
         if only in step.name:
             try:
                 scores.append(score(step))
-            # a model that the installed transformers runs otherwise is a row less, not the end
+            # skip a model that the installed transformers does not run
             except Exception as error:
                 print(f"<!-- {step.name}: {error} -->")
     print("\n".join(table(scores)))

@@ -1,12 +1,12 @@
-"""Time `ligerprof explain` on a million allocator events, beside what else reads the same file.
+"""Time `ligerprof explain` and other readers on a snapshot of a million allocator events.
 
     python benchmarks/snapshot_speed.py
     python benchmarks/snapshot_speed.py --events 200000 --rounds 3 --keep million.pickle
 
-The file is made anew each time: a recording of tests/data/snapshots, repeated with fresh addresses until there are
-enough events. `--unshared` gives every event its own list of frames and its own texts, as torch leaves them. Every
-measurement is a process of its own, and they take turns, so that a busy machine is busy for all. pt-snap, where it is
-on the path, is measured once.
+The file is generated each time: a recording of tests/data/snapshots, repeated with new addresses until there are
+enough events. `--unshared` gives every event its own list of frames and its own strings, as torch writes them. Every
+measurement runs in a separate process, and they alternate, so that a busy machine affects all of them. pt-snap, if it
+is on the path, is measured once.
 """
 
 import argparse
@@ -44,7 +44,7 @@ START = "import gc, pickle, sys; gc.disable()"
 
 
 def repeated(recording: Path, events: int, *, unshared: bool) -> dict[str, Any]:
-    """The recording over and over, each time at other addresses and later."""
+    """The recording repeated, each time at other addresses and later."""
     snapshot = read_snapshot(recording)
     trace = snapshot.trace_of(0)
     copies = -(-events // len(trace))

@@ -1,10 +1,10 @@
-"""Time whole training steps of one model with nobody's, liger-kernel's and our kernels in turns, and count their peaks.
+"""Time training steps of one model without kernels, with liger-kernel's and with ligerprof's in turns; record peaks.
 
     python benchmarks/step_turns.py measure benchmarks/results/step-turns-h200.jsonl
     python benchmarks/step_turns.py table benchmarks/results/step-turns-h200.jsonl
 
-One process, one model, one optimizer: kernels are put in and taken out again, round by round, every other round the
-other way round, so that a clock that drifts meets all alike. `measure` needs a GPU and appends one JSON line a cell.
+One process, one model, one optimizer: each round patches the kernels in and out, every other round in reverse order, so
+that a drifting clock affects all alike. `measure` requires a GPU and appends one JSON line per cell.
 """
 
 import argparse
@@ -32,7 +32,7 @@ CELLS = (
     ("llama3.1-8b", 2, 4096),
 )
 LIGER = "liger-kernel, all"
-# what is asked of a recipe beyond the cell's own
+# options of each candidate in addition to the cell's
 CANDIDATES: dict[str, dict[str, Any]] = {
     "none": {"liger": "none"},
     LIGER: {"liger": "all", "provider": "liger"},
@@ -47,11 +47,11 @@ class Measured:
     """One candidate's figures.
 
     Attributes:
-        seconds: of each timed step.
+        seconds: time of each timed step.
         peak_bytes: highest max_memory_allocated of a steady step, model and optimizer included.
-        requested_peak_bytes: the same of what was asked for. The allocator rounds a block of hundreds of MiB up by as
-            much as one, or not, as the blocks before it happen to lie; this figure knows nothing of that.
-        flce_budget: as it was settled.
+        requested_peak_bytes: the peak of requested bytes. Unlike `peak_bytes` it does not depend on unsplit blocks,
+            which vary by up to 1 MiB with the layout of earlier blocks.
+        flce_budget: the resolved budget.
     """
 
     seconds: list[float]
@@ -73,7 +73,7 @@ def kernels_in(model: Any, recipe: TrainingRecipe) -> AbstractContextManager[Any
 
 
 class Unobserved:
-    """Lets a step run as it would by itself."""
+    """An observer that records nothing."""
 
     def phase(self, _phase: Any) -> AbstractContextManager[None]:
         return nullcontext()
@@ -151,7 +151,7 @@ def measure_cell(base: TrainingRecipe, *, rounds: int, steps: int) -> dict[str, 
             for name in names[::-1] if number % 2 else names:
                 try:
                     once = cell.run(candidate_recipe(base, name), steps)
-                except Exception as error:  # a stranger's kernels may fail in any way, and the others still count
+                except Exception as error:  # other providers' kernels may raise anything; the rest still count
                     missing[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                     continue
                 before = found.get(name)
@@ -190,7 +190,7 @@ def measure(results: Path, *, rounds: int, steps: int, only: str | None) -> None
 
 
 def table_rows(results: Path) -> Iterator[str]:
-    yield "| model | tokens | kernels | ms a step | 20 % to 80 % | tokens/s | times liger's | peak, MiB | requested |"
+    yield "| model | tokens | kernels | ms per step | 20 % to 80 % | tokens/s | times liger's | peak, MiB | requested |"
     yield "|---|---|---|---:|---:|---:|---:|---:|---:|"
     for line in results.read_text().splitlines():
         row = json.loads(line)
@@ -218,7 +218,7 @@ def _mib(size_bytes: int | None) -> str:
 
 
 def goal_lines(candidates: dict[str, dict[str, Any]], medians: dict[str, float]) -> Iterator[str]:
-    """Whether ours are as much faster than liger-kernel as they should be, in no more bytes."""
+    """Whether ligerprof's kernels reach the goal's speedup over liger-kernel without using more memory."""
     for name in candidates:
         if not name.startswith("ligerprof"):
             continue

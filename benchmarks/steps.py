@@ -1,9 +1,9 @@
-"""Measure a grid of training steps on a GPU, then put the simulation and the estimate beside each.
+"""Measure a grid of training steps on a GPU, then compare each with the simulation and the estimate.
 
     python benchmarks/steps.py measure benchmarks/results/steps-h200.jsonl
     python benchmarks/steps.py table benchmarks/results/steps-h200.jsonl > docs/results/steps-h200.md
 
-`measure` needs the GPU and writes one `ligerprof step --json` object a line. `table` needs none.
+`measure` requires a GPU and writes one `ligerprof step --json` object per line. `table` does not.
 """
 
 import argparse
@@ -53,7 +53,8 @@ def measure(results: Path) -> None:
 
 
 def table_rows(results: Path) -> Iterator[str]:
-    yield "| precision | checkpointing | kernels | measured, MiB | simulated | error | estimated | error | ms a step |"
+    columns = ("precision", "checkpointing", "kernels", "measured, MiB", "simulated", "error", "estimated", "error")
+    yield f"| {' | '.join(columns)} | ms per step |"
     yield "|---|---|---|---:|---:|---:|---:|---:|---:|"
     for line in results.read_text().splitlines():
         row = json.loads(line)

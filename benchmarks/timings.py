@@ -1,8 +1,8 @@
-"""How long estimates and simulated steps take as whole processes, imports included.
+"""Time estimates and simulated steps as whole processes, imports included.
 
     python benchmarks/timings.py benchmarks/results/timings.json
 
-Wall seconds depend on what else the machine does; the processor's seconds, user and system together, hardly do.
+Wall-clock time depends on other load of the machine; CPU time, user and system together, hardly does.
 """
 
 import json
@@ -36,7 +36,7 @@ REPEATS = 2
 
 
 def measure(words: tuple[str, ...]) -> dict[str, float]:
-    """Wall and processor seconds of the fastest of a few runs, and what that process told."""
+    """Wall-clock and CPU seconds of the fastest of a few runs."""
     runs = []
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as folder:

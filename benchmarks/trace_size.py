@@ -1,8 +1,8 @@
-"""How long `ligerprof trace` takes and what memory it needs on a large trace: a real step, repeated until it is large.
+"""Measure time and memory of `ligerprof trace` on a large trace, which repeats a real step.
 
     python benchmarks/trace_size.py > benchmarks/results/trace-size.json
 
-On a busy machine `seconds` is what others left; `cpu_seconds` is what the command used.
+On a busy machine `seconds` includes waiting; `cpu_seconds` does not.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def write_trace(path: Path, megabytes: int) -> int:
 
 
 def measure(path: Path) -> dict[str, Any]:
-    """Seconds and peak memory of the command as a process of its own."""
+    """Seconds and peak memory of the command in a separate process."""
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "ligerprof", "trace", str(path), "--json"], capture_output=True, check=True

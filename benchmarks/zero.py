@@ -1,11 +1,11 @@
-"""Measure ZeRO on several GPUs rank by rank, put the estimate beside it, and keep recordings small enough for tests.
+"""Measure ZeRO on several GPUs rank by rank, compare with the estimate, and make small recordings for tests.
 
     python benchmarks/zero.py measure benchmarks/results/zero-h200.jsonl
     python benchmarks/zero.py record build/recordings
     python benchmarks/zero.py table benchmarks/results/zero-h200.jsonl > docs/results/zero-h200.md
 
-`measure` and `record` need four GPUs (or `--gpus 1`, to try them); `table` needs none. Rows run side by side: what
-is allocated does not depend on it, how long a step takes does, so no row keeps a time.
+`measure` and `record` require four GPUs (or `--gpus 1`, to try them); `table` does not. Rows run concurrently, which
+affects their time but not their memory, so rows do not contain times.
 """
 
 import argparse
@@ -43,7 +43,7 @@ SMALL = {
 
 
 def step(options: Options, folder: Path, visible: str) -> dict[str, Any]:
-    """Run one step in a process of its own, on some of the GPUs."""
+    """Run one step in a separate process on some of the GPUs."""
     finished = subprocess.run(
         [sys.executable, "-m", "ligerprof", "step", "--json", "-o", str(folder), *options],
         capture_output=True,
@@ -147,7 +147,7 @@ def record_devices(config: Path, folder: Path, devices: int) -> list[dict[str, i
 
 
 class Unwatched:
-    """Lets a step run as it is."""
+    """An observer that records nothing."""
 
     def phase(self, _phase: Any) -> Any:
         from contextlib import nullcontext
@@ -166,7 +166,7 @@ def table_rows(results: Path) -> Iterator[str]:
     order = ("gpus", "zero", "offload", "liger")
     rows.sort(key=lambda row: [row["recipe"][key] for key in order])
     yield (
-        "| GPUs | ZeRO | offload | kernels | peak a rank, MiB | forward | backward | optimizer | estimated | error |"
+        "| GPUs | ZeRO | offload | kernels | peak per rank, MiB | forward | backward | optimizer | estimated | error |"
         " first step | estimated | error |"
     )
     yield "|---:|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
@@ -194,10 +194,10 @@ def table(results: Path) -> None:
     versions, recipe = first["versions"], first["recipe"]
     print("# ZeRO on several GPUs\n")
     print(
-        f"{recipe['model']}, {recipe['batch']} x {recipe['seq']} tokens a GPU, {recipe['precision']}, checkpointing, on"
-        f" {first['gpu']}s of one machine (torch {versions['torch']}, deepspeed {versions['deepspeed']}). Peaks are"
-        " max_memory_allocated of the steady step, rank 0 first; phases, errors and the first step are the highest"
-        " rank's.\n"
+        f"{recipe['model']}, {recipe['batch']} x {recipe['seq']} tokens per GPU, {recipe['precision']}, checkpointing,"
+        f" on {first['gpu']}s of one machine (torch {versions['torch']}, deepspeed {versions['deepspeed']}). Peaks are"
+        " `max_memory_allocated` of the steady step, rank 0 first. Phases, errors and the first step are those of the"
+        " rank with the highest peak.\n"
     )
     for row in table_rows(results):
         print(row)
