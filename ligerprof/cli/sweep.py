@@ -13,6 +13,7 @@ from ligerprof.cli.grid import grid_options
 from ligerprof.cli.options import RecipeCommand
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import LigerprofError
+from ligerprof.recipe.categories import Axis
 from ligerprof.runs.sweep.cells import CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, telling_options
@@ -28,7 +29,9 @@ class FailedCellsError(LigerprofError):
 @click.command(cls=RecipeCommand, name="sweep", short_help="Run a grid of steps; out of memory is a result.")
 @grid_options
 @folder_option("The sweep's folder; cells that are finished in it are not run again.", Path("runs/sweep"))
-@click.option("--find-limit", type=click.Choice(["batch", "seq"]), help="Search the largest that runs, for each line.")
+@click.option(
+    "--find-limit", type=click.Choice([str(axis) for axis in Axis]), help="Search the largest that runs, for each line."
+)
 @timeout_option
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Simulated cells at a time.")
 @click.option("--stop-at-oom", is_flag=True, help="Leave out sizes above one that was out of memory.")
@@ -45,7 +48,7 @@ def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) 
     from where it was stopped or killed.
     """
     here = on_this_machine(grid)
-    searches = ((how["find_limit"], here),) if how["find_limit"] else ()
+    searches = ((Axis(how["find_limit"]), here),) if how["find_limit"] else ()
     plan = make_plan((here,), searches=searches, skip_invalid=how["skip_invalid"])
     folder = SweepFolder(path=output)
     if dry_run:

@@ -1,12 +1,13 @@
 """The recipe: what is trained and how the step is run, in one frozen object for every command."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import RecipeError
 from ligerprof.models import spec_from_config
-from ligerprof.recipe.categories import Engine
+from ligerprof.recipe.categories import Axis, Engine
 from ligerprof.recipe.conflicts import require_compatible
 from ligerprof.recipe.deepspeed import deepspeed_config, read_deepspeed_config
 from ligerprof.recipe.options import options_of
@@ -35,6 +36,11 @@ class TrainingRecipe(RunOptions, TrainingOptions):
         """What is trained, without how the step is run."""
         values = {name: getattr(self, name) for name in options_of(TrainingOptions)}
         return TrainingOptions(**{**values, "model": self.spec})
+
+    def resized(self, axis: Axis, size: int) -> "TrainingRecipe":
+        """The recipe with another batch or sequence."""
+        changed: dict[str, Any] = {axis.value: size}
+        return dataclasses.replace(self, **changed)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` reads back, also after the model's folder is gone."""

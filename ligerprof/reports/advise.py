@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.search.advise import Advice, Step
-from ligerprof.analyzers.search.budget import ALLOWANCE
+from ligerprof.analyzers.search.budget import ALLOWANCE, Method
 from ligerprof.reports.fit import describe_verdict, wrap_command
 from ligerprof.reports.listing import add_listing_row
 from ligerprof.units import format_bytes, format_mib
@@ -40,7 +40,7 @@ def advice_notes(advice: Advice) -> tuple[str, ...]:
     """Why verdicts were not simulated, and what that means, one sentence each."""
     verdicts = (advice.verdict, advice.plan_verdict)
     reasons = dict.fromkeys(f"not simulated: {verdict.reason}" for verdict in verdicts if verdict.reason)
-    estimated = any(verdict.checked == "closed form" for verdict in verdicts)
+    estimated = any(verdict.checked is Method.ESTIMATED for verdict in verdicts)
     return (*reasons, *((ALLOWANCE,) if estimated else ()))
 
 

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.search.budget import Verdict
-from ligerprof.analyzers.search.fit import Fit, Point
+from ligerprof.analyzers.search.budget import Method, Verdict
+from ligerprof.analyzers.search.fit import Bound, Fit, Point
+from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import command_line
 from ligerprof.reports.terminal import PLAIN_WIDTH
 from ligerprof.units import format_bytes
@@ -33,27 +34,27 @@ def render_fit(fit: Fit) -> "RenderableType":
 def describe_verdict(verdict: Verdict) -> str:
     """Whether a recipe fits, the bytes it holds, and the method that determined this."""
     held = format_bytes(verdict.held_bytes)
-    if verdict.checked == "closed form":
+    if verdict.checked is Method.ESTIMATED:
         return f"{'fits' if verdict.fits else 'DOES NOT FIT'}: {held} allocated (estimated)"
     return f"fits: {held} reserved (simulated)" if verdict.fits else "DOES NOT FIT: out of memory (simulated)"
 
 
 def _answers(fit: Fit) -> Iterator[str]:
     yield f"{fit.recipe.batch} x {fit.recipe.seq} tokens {describe_verdict(fit.wanted)}."
-    yield f"Largest batch at {fit.recipe.seq} tokens: {_answer(fit.batch, 'batch')}"
-    yield f"Longest sequence at batch {fit.recipe.batch}: {_answer(fit.seq, 'seq')}"
+    yield f"Largest batch at {fit.recipe.seq} tokens: {_answer(fit.batch, Axis.BATCH)}"
+    yield f"Longest sequence at batch {fit.recipe.batch}: {_answer(fit.seq, Axis.SEQ)}"
 
 
-def _answer(point: Point | None, axis: str) -> str:
+def _answer(point: Point | None, axis: Axis) -> str:
     if point is None:
         return "none"
-    figure = point.batch if axis == "batch" else point.seq
-    end = ", the model's maximum" if point.bounded_by == "positions" else ""
+    figure = point.batch if axis is Axis.BATCH else point.seq
+    end = ", the model's maximum" if point.bounded_by is Bound.POSITIONS else ""
     return f"{figure}{end} ({format_bytes(point.verdict.held_bytes)} {_held(point.verdict)})"
 
 
 def _held(verdict: Verdict) -> str:
-    return f"{'reserved' if verdict.checked == 'simulated' else 'allocated'}, {verdict.method}"
+    return f"{'reserved' if verdict.checked is Method.SIMULATED else 'allocated'}, {verdict.method}"
 
 
 def _frontier_table(fit: Fit) -> "Table":

@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ligerprof.analyzers.estimate import estimated_peak_bytes
+from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.closed_form import estimated_peak_bytes
 from ligerprof.reports.listing import add_listing_row, listing_table
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.borders import Border
@@ -102,7 +103,7 @@ def border_words(border: Border, telling: Iterable[str]) -> str:
     """Which border of which line, such as `batch at 1024 tokens, all (ligerprof)`."""
     size, _, rest = describe(border.recipe, telling).partition(", ")
     batch, _, seq = size.partition(" x ")
-    return f"batch at {seq} tokens, {rest}" if border.axis == "batch" else f"sequence at batch {batch}, {rest}"
+    return f"batch at {seq} tokens, {rest}" if border.axis is Axis.BATCH else f"sequence at batch {batch}, {rest}"
 
 
 def end_words(cell: Cell) -> str:

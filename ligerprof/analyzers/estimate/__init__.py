@@ -1,6 +1,6 @@
 """What a training step will need, in closed form."""
 
-from ligerprof.analyzers.estimate.closed_form import estimate
+from ligerprof.analyzers.estimate.closed_form import estimate, estimated_peak_bytes
 from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 
@@ -9,6 +9,7 @@ __all__ = [
     "MemoryEstimate",
     "Term",
     "estimate",
+    "estimated_peak_bytes",
     "find_headroom",
     "headroom_note",
     "settle_flce_budget",

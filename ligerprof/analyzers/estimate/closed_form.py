@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernel
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StepPeaks, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
-from ligerprof.errors import UnknownModelError
+from ligerprof.errors import LigerprofError, UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Engine, Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
@@ -55,6 +55,14 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         assumed=(*_assumed(recipe), *([] if headroom is None else [headroom])),
         left_out=tuple(_left_out(recipe)),
     )
+
+
+def estimated_peak_bytes(recipe: TrainingRecipe) -> int | None:
+    """The estimated peak, or None if the estimate does not cover the architecture or an option."""
+    try:
+        return estimate(recipe).peak_bytes
+    except LigerprofError:
+        return None
 
 
 def _between(recipe: TrainingRecipe, peaks: StepPeaks) -> tuple[int, int]:

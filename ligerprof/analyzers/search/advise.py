@@ -2,18 +2,30 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.search.budget import Judge, Limit, Verdict, needed_bytes
+from ligerprof.analyzers.search.budget import Judge, Limit, Method, Verdict, needed_bytes
 from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER, Change
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.words import Word
 
-# applied: part of the plan; spare: would save memory but is not needed; useless: saves nothing here;
-# inapplicable: changes nothing here; unpriced: the analytic estimate does not cover it
-State = Literal["applied", "spare", "useless", "inapplicable", "unpriced"]
+
+class State(Word):
+    """What became of a change."""
+
+    # part of the plan
+    APPLIED = "applied"
+    # would save memory, and is not needed
+    SPARE = "spare"
+    # saves nothing here
+    USELESS = "useless"
+    # changes nothing here
+    INAPPLICABLE = "inapplicable"
+    # not covered by the analytic estimate
+    UNPRICED = "unpriced"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +86,7 @@ class Advice:
     @property
     def applied(self) -> tuple[Step, ...]:
         """The rungs that are part of the plan."""
-        return tuple(step for step in self.steps if step.state == "applied")
+        return tuple(step for step in self.steps if step.state is State.APPLIED)
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof advise --json`, without the command to run next."""
@@ -120,11 +132,11 @@ def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:
 
 def _cheapest(climb: "_Climb") -> "_Climb":
     """Climb again without the rungs that a later one made unnecessary, the most expensive first."""
-    applied = [step.change for step in climb.steps if step.state == "applied"]
+    applied = [step.change for step in climb.steps if step.state is State.APPLIED]
     for change in reversed([change for change in applied[:-1] if not change.free]):
         if not climb.verdict.fits:
             break
-        names = {step.change.name for step in climb.steps if step.state == "applied"}
+        names = {step.change.name for step in climb.steps if step.state is State.APPLIED}
         fewer = _Climb(climb.recipe, climb.judge, names - {change.name})
         climb = fewer if fewer.verdict.fits else climb
     return climb
@@ -146,33 +158,33 @@ class _Climb:
 
     def final(self, step: Step) -> Step:
         """Recompute the saving of an unused rung on top of the plan."""
-        if step.state not in ("spare", "useless"):
+        if step.state not in (State.SPARE, State.USELESS):
             return step
         outcome = _variants(step.change, self.plan)
-        return outcome if isinstance(outcome, Step) else self._priced(step.change, outcome[0][1], "spare")
+        return outcome if isinstance(outcome, Step) else self._priced(step.change, outcome[0][1], State.SPARE)
 
     def expansion(self) -> Step:
         """The expandable-segments rung: it reduces fragmentation, not allocated bytes."""
         if self.plan.alloc_conf != self.recipe.alloc_conf:
             return Step(
                 change=EXPANDABLE_SEGMENTS,
-                state="applied",
+                state=State.APPLIED,
                 saved_bytes=self._unexpanded_bytes - self.needed_bytes,
                 needed_bytes=self.needed_bytes,
             )
-        if self.verdict.checked == "closed form":
+        if self.verdict.checked is Method.ESTIMATED:
             reason = "fragmentation shows only in simulated steps"
-            return Step(change=EXPANDABLE_SEGMENTS, state="unpriced", reason=reason)
+            return Step(change=EXPANDABLE_SEGMENTS, state=State.UNPRICED, reason=reason)
         reason = "fragmentation is not the problem" if self.verdict.fits else "they do not make it fit"
-        return Step(change=EXPANDABLE_SEGMENTS, state="useless", reason=reason)
+        return Step(change=EXPANDABLE_SEGMENTS, state=State.USELESS, reason=reason)
 
     def _retry(self) -> None:
         """Retry rungs that saved nothing before: they may help now, and they cost less than the remaining rungs."""
         last = self.steps[-1]
-        while last.state == "applied" and not self.verdict.fits:
-            for useless in [step for step in self.steps if step.state == "useless"]:
+        while last.state is State.APPLIED and not self.verdict.fits:
+            for useless in [step for step in self.steps if step.state is State.USELESS]:
                 again = self._take(useless.change)
-                if again.state == "applied":
+                if again.state is State.APPLIED:
                     self.steps.remove(useless)
                     self.steps.append(again)
             if self.steps[-1] is last:
@@ -186,8 +198,8 @@ class _Climb:
         if isinstance(outcome, Step):
             return outcome
         plan, verdict, needed = _mildest((*self._settle(variant), needed) for variant, needed in outcome)
-        step = self._priced(change, needed, "applied")
-        if step.state == "applied":
+        step = self._priced(change, needed, State.APPLIED)
+        if step.state is State.APPLIED:
             self.plan, self.verdict, self.needed_bytes = plan, verdict, needed
         return step
 
@@ -196,7 +208,7 @@ class _Climb:
         if saved_bytes > 0:
             return Step(change=change, state=state, saved_bytes=saved_bytes, needed_bytes=needed)
         reason = "saves nothing here" if saved_bytes == 0 else "uses more than it saves here"
-        return Step(change=change, state="useless", saved_bytes=saved_bytes, needed_bytes=needed, reason=reason)
+        return Step(change=change, state=State.USELESS, saved_bytes=saved_bytes, needed_bytes=needed, reason=reason)
 
     def _settle(self, recipe: TrainingRecipe) -> tuple[TrainingRecipe, Verdict]:
         """Judge a recipe; if only fragmentation keeps it from fitting, add expandable segments."""
@@ -217,7 +229,7 @@ def _mildest(settled: Iterable[tuple[TrainingRecipe, Verdict, int]]) -> tuple[Tr
 
 
 def _spare(change: Change) -> Step:
-    return Step(change=change, state="spare")
+    return Step(change=change, state=State.SPARE)
 
 
 def _variants(change: Change, recipe: TrainingRecipe) -> tuple[tuple[TrainingRecipe, int], ...] | Step:
@@ -225,7 +237,7 @@ def _variants(change: Change, recipe: TrainingRecipe) -> tuple[tuple[TrainingRec
     try:
         outcome = change.outcome(recipe)
         if isinstance(outcome, str):
-            return Step(change=change, state="inapplicable", reason=outcome)
+            return Step(change=change, state=State.INAPPLICABLE, reason=outcome)
         return tuple((variant, needed_bytes(variant)) for variant in outcome)
     except LigerprofError as error:
-        return Step(change=change, state="unpriced", reason=str(error))
+        return Step(change=change, state=State.UNPRICED, reason=str(error))

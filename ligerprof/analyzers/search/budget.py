@@ -3,20 +3,26 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import KernelUnavailableError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.words import Word
 
 # "closed form" is the word for the analytic estimate in JSON
-Method = Literal["simulated", "closed form"]
-
 # the estimate contains no fitted figure, so it adds none for the allocator's fragmentation
 ALLOWANCE_BYTES = 0
 ALLOWANCE = (
     "the analytic estimate counts allocated bytes and adds no allowance for fragmentation: leave a few percent of room"
 )
+
+
+class Method(Word):
+    """How a verdict was reached; the words are those of the JSON."""
+
+    SIMULATED = "simulated"
+    ESTIMATED = "closed form"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +77,14 @@ class Verdict:
     @property
     def method(self) -> str:
         """The method in printed text: `simulated` or `estimated`."""
-        return "simulated" if self.checked == "simulated" else "estimated"
+        return "simulated" if self.checked is Method.SIMULATED else "estimated"
 
     def to_json(self) -> dict[str, Any]:
         """A `verdict` object of the JSON of fit and advise."""
         return {
             "fits": self.fits,
             "held_bytes": self.held_bytes,
-            "held": "reserved" if self.checked == "simulated" else "allocated",
+            "held": "reserved" if self.checked is Method.SIMULATED else "allocated",
             "checked": self.checked,
             "reason": self.reason,
         }
@@ -130,7 +136,7 @@ class Judge:
         """Judge by the analytic estimate alone."""
         held_bytes = needed_bytes(recipe)
         return Verdict(
-            fits=held_bytes <= self.limit.size_bytes, held_bytes=held_bytes, checked="closed form", reason=reason
+            fits=held_bytes <= self.limit.size_bytes, held_bytes=held_bytes, checked=Method.ESTIMATED, reason=reason
         )
 
     def _judge(self, recipe: TrainingRecipe) -> Verdict:
@@ -142,5 +148,5 @@ class Judge:
             return self.by_estimate(recipe, str(error))
         held_bytes = max(reserved.first_bytes, reserved.steady_bytes)
         return Verdict(
-            fits=reserved.fits and held_bytes <= self.limit.size_bytes, held_bytes=held_bytes, checked="simulated"
+            fits=reserved.fits and held_bytes <= self.limit.size_bytes, held_bytes=held_bytes, checked=Method.SIMULATED
         )

@@ -3,22 +3,30 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ligerprof.analyzers.search.advise import Advice, advise
-from ligerprof.analyzers.search.budget import ALLOWANCE, ALLOWANCE_BYTES, Judge, Limit, Verdict, needed_bytes
+from ligerprof.analyzers.search.budget import ALLOWANCE, ALLOWANCE_BYTES, Judge, Limit, Method, Verdict, needed_bytes
 from ligerprof.errors import UnknownModelError, UnsupportedError
+from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.words import Word
 
 # callback that receives a short status message
 Progress = Callable[[str], None]
-Axis = Literal["batch", "seq"]
 
 # resolution of the search over sequence lengths, in tokens
 SEQ_STEP = 64
 # multiples of the recipe's sequence length that the frontier covers
 _FRONTIER = (0.25, 0.5, 1, 2, 4, 8, 16)
+
+
+class Bound(Word):
+    """What limits a batch or a sequence: memory, or the positions that the model has."""
+
+    MEMORY = "memory"
+    POSITIONS = "positions"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,14 +35,14 @@ class Point:
 
     Attributes:
         axis: which of the two was maximized.
-        bounded_by: `memory`, or `positions` if the sequence has the model's maximum length.
+        bounded_by: the limit that the next larger pair exceeds.
     """
 
     batch: int
     seq: int
     axis: Axis
     verdict: Verdict
-    bounded_by: Literal["memory", "positions"]
+    bounded_by: Bound
 
     def to_json(self) -> dict[str, Any]:
         """A point in the JSON."""
@@ -75,7 +83,7 @@ class Fit:
         """How the answers were checked, one sentence each."""
         verdicts = [self.wanted, *(point.verdict for point in (self.batch, self.seq, *self.frontier) if point)]
         reasons = dict.fromkeys(f"not simulated: {item.reason}" for item in verdicts if item.reason)
-        estimated = any(item.checked == "closed form" for item in verdicts)
+        estimated = any(item.checked is Method.ESTIMATED for item in verdicts)
         return (*reasons, *((ALLOWANCE,) if estimated else ()))
 
     def to_json(self) -> dict[str, Any]:
@@ -177,7 +185,7 @@ class _Search:
             self._progress(f"the largest batch at {seq} tokens")
             base = dataclasses.replace(self._recipe, seq=seq)
             size = self._largest(lambda batch: dataclasses.replace(base, batch=batch), self._recipe.batch, None)
-            self._batches[seq] = self._point(dataclasses.replace(base, batch=size), "batch") if size else None
+            self._batches[seq] = self._point(dataclasses.replace(base, batch=size), Axis.BATCH) if size else None
         return self._batches[seq]
 
     def longest_seq(self) -> Point | None:
@@ -192,7 +200,7 @@ class _Search:
 
         most = (self.most_positions - offset) // SEQ_STEP
         count = self._largest(at, (wanted - offset) // SEQ_STEP, most)
-        return self._point(at(count), "seq", at_most=count == most) if count else None
+        return self._point(at(count), Axis.SEQ, at_most=count == most) if count else None
 
     def _point(self, recipe: TrainingRecipe, axis: Axis, *, at_most: bool = False) -> Point:
         return Point(
@@ -200,7 +208,7 @@ class _Search:
             seq=recipe.seq,
             axis=axis,
             verdict=self._judge.verdict(recipe),
-            bounded_by="positions" if at_most else "memory",
+            bounded_by=Bound.POSITIONS if at_most else Bound.MEMORY,
         )
 
     def _largest(self, at: Callable[[int], TrainingRecipe], wanted: int, most: int | None) -> int:
@@ -211,7 +219,7 @@ class _Search:
             # only the simulation covers this recipe: start from the wanted value
             guess = wanted
         count = find_border(lambda count: self._judge.verdict(at(count)).fits, start=max(guess, 1), most=most)
-        if count and self._judge.verdict(at(count)).checked == "simulated" and count != guess:
+        if count and self._judge.verdict(at(count)).checked is Method.SIMULATED and count != guess:
             self._aim_at(at(count))
         return count
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ligerprof.kernels.slots import KERNEL_NAMES
+from ligerprof.recipe.categories import Axis
 from ligerprof.reports.figures.curves import Quantity, value_of
 from ligerprof.reports.figures.series import Setting, describe_origin, describe_setting, split_series
 from ligerprof.reports.figures.style import RULE, new_figure, styled, write_title
@@ -63,7 +64,7 @@ def draw_ablation(setting: Setting) -> "Figure":
 
 def _bars(setting: Setting) -> list[_Bar]:
     """None, each kernel alone, then sets from the smallest to the largest; of one loss, today's where it ran."""
-    series = split_series(setting, "batch")
+    series = split_series(setting, Axis.BATCH)
     loss = next((one.cells[0].recipe.loss for one in reversed(series) if one.kernels == "none"), None)
     bars = [
         _Bar(label=one.label, cell=cell, reference=one.kernels == "none")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ligerprof.reports.closed_form import estimated_peak_bytes
+from ligerprof.analyzers.estimate import estimated_peak_bytes
 from ligerprof.reports.figures.style import RULE, LineLook, new_figure, styled, write_legend, write_title
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ligerprof.reports.figures.series import Axis, Series, Setting, describe_origin, describe_setting, split_series
+from ligerprof.recipe.categories import Axis
+from ligerprof.reports.figures.series import Series, Setting, describe_origin, describe_setting, split_series
 from ligerprof.reports.figures.style import (
     HALF_PAGE_INCHES,
     INK,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Quantity = Literal["peak", "throughput"]
-AXIS_TITLES: dict[Axis, str] = {"batch": "batch, sequences", "seq": "sequence, tokens"}
+AXIS_TITLES: dict[Axis, str] = {Axis.BATCH: "batch, sequences", Axis.SEQ: "sequence, tokens"}
 _HEADLINES: dict[Quantity, str] = {"peak": "peak", "throughput": "throughput"}
 _Y_TITLES: dict[Quantity, str] = {"peak": "peak allocated, GiB", "throughput": "tokens/s"}
 _AXES_INCHES = 2.0
@@ -85,7 +86,7 @@ def draw_curves(setting: Setting, axis: Axis, *quantities: Quantity) -> "Figure"
         headline = " and ".join(_HEADLINES[quantity] for quantity in quantities).capitalize()
         write_title(
             figure,
-            f"{headline} against {axis if axis == 'batch' else 'sequence'}, {describe_origin(setting)}",
+            f"{headline} against {axis if axis is Axis.BATCH else 'sequence'}, {describe_origin(setting)}",
             describe_setting(setting, along=(axis,)),
         )
         write_legend(figure, columns=2 * len(quantities))

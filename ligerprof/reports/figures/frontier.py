@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.search.fit import Fit
+from ligerprof.recipe.categories import Axis
 from ligerprof.reports.figures.curves import AXIS_TITLES
 from ligerprof.reports.figures.style import LineLook, mark_sizes, new_figure, styled, write_legend, write_title
 from ligerprof.units import format_bytes
@@ -26,8 +27,8 @@ def draw_frontier(fit: Fit) -> "Figure":
         _draw_points(axes, fit)
         look, words = (_FITS, "fits") if fit.wanted.fits else (_LOST, "does not fit")
         axes.plot([fit.recipe.seq], [fit.recipe.batch], label=f"{pair} {words}", zorder=5, **look.arguments())
-        axes.set_xlabel(AXIS_TITLES["seq"])
-        axes.set_ylabel(f"largest {AXIS_TITLES['batch']}")
+        axes.set_xlabel(AXIS_TITLES[Axis.SEQ])
+        axes.set_ylabel(f"largest {AXIS_TITLES[Axis.BATCH]}")
         write_title(figure, "The largest batch at each sequence", fit.recipe.summary)
         write_legend(figure, columns=1)
     return figure

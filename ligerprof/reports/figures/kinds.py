@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ligerprof.errors import LigerprofError
+from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.figures.ablation import draw_ablation, find_ablation
 from ligerprof.reports.figures.accuracy import draw_accuracy, find_predictions
@@ -15,8 +16,6 @@ from ligerprof.reports.figures.memory import Recording, draw_memory, has_step
 from ligerprof.reports.figures.planes import draw_planes
 from ligerprof.reports.figures.roles import draw_roles, find_bars
 from ligerprof.reports.figures.series import (
-    AXES,
-    Axis,
     Setting,
     describe_origin,
     describe_setting,
@@ -44,7 +43,7 @@ class PlotInput:
 
     sources: Sources = field(default_factory=Sources)
     recipe: TrainingRecipe | None = None
-    sizes: Mapping[Axis, Sequence[int]] = field(default_factory=lambda: {"batch": _BATCHES, "seq": _SEQUENCES})
+    sizes: Mapping[Axis, Sequence[int]] = field(default_factory=lambda: {Axis.BATCH: _BATCHES, Axis.SEQ: _SEQUENCES})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,14 +117,14 @@ def _ablation(given: PlotInput) -> Iterator[Drawn]:
 
 def _roles(given: PlotInput) -> Iterator[Drawn]:
     """Bars along batch and along sequence; where neither varies, of the kernel sets alone."""
-    drawn = [one for axis in AXES for one in _bars_along(given, axis)]
+    drawn = [one for axis in Axis for one in _bars_along(given, axis)]
     yield from drawn or _bars_along(given, None)
 
 
 def _bars_along(given: PlotInput, axis: Axis | None) -> Iterator[Drawn]:
     along = (axis,) if axis is not None else ()
     settings = split_settings(given.sources.cells, along=along)
-    found = [(setting, find_bars(setting, axis or "batch")) for setting in settings]
+    found = [(setting, find_bars(setting, axis or Axis.BATCH)) for setting in settings]
     chosen = [(setting, bars) for setting, bars in found if len({bar.group for bar in bars}) > (axis is not None)]
     names = name_settings([setting for setting, _ in chosen], along=along)
     for (setting, bars), words in zip(chosen, names, strict=True):
@@ -190,32 +189,32 @@ KINDS: Mapping[str, Kind] = {
     "batch": Kind(
         shows="Peak and throughput against batch, side by side, a page wide.",
         needs=_TIMED.format("batches"),
-        draw=_curves("batch", "peak", "throughput"),
+        draw=_curves(Axis.BATCH, "peak", "throughput"),
     ),
     "seq": Kind(
         shows="Peak and throughput against sequence, side by side, a page wide.",
         needs=_TIMED.format("sequences"),
-        draw=_curves("seq", "peak", "throughput"),
+        draw=_curves(Axis.SEQ, "peak", "throughput"),
     ),
     "peak-batch": Kind(
         shows="Peak against batch, a line a kernel set.",
         needs=_A_SWEEP.format("batches"),
-        draw=_curves("batch", "peak"),
+        draw=_curves(Axis.BATCH, "peak"),
     ),
     "peak-seq": Kind(
         shows="Peak against sequence, a line a kernel set.",
         needs=_A_SWEEP.format("sequences"),
-        draw=_curves("seq", "peak"),
+        draw=_curves(Axis.SEQ, "peak"),
     ),
     "throughput-batch": Kind(
         shows="Tokens a second against batch.",
         needs=_TIMED.format("batches"),
-        draw=_curves("batch", "throughput"),
+        draw=_curves(Axis.BATCH, "throughput"),
     ),
     "throughput-seq": Kind(
         shows="Tokens a second against sequence.",
         needs=_TIMED.format("sequences"),
-        draw=_curves("seq", "throughput"),
+        draw=_curves(Axis.SEQ, "throughput"),
     ),
     "ablation": Kind(
         shows="Kernels alone and together against none.",

@@ -1,14 +1,14 @@
 """What checkpoints and the loss's planes take as batch and sequence grow: two terms of the closed form, no run."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import RecipeError
+from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.figures.curves import AXIS_TITLES
-from ligerprof.reports.figures.series import AXES, Axis, Setting, describe_setting
+from ligerprof.reports.figures.series import Setting, describe_setting
 from ligerprof.reports.figures.style import (
     ROLE_LOOKS,
     RULE,
@@ -46,21 +46,21 @@ def draw_planes(recipe: TrainingRecipe, sizes: Mapping[Axis, Sequence[int]]) -> 
     if not recipe.checkpointing:
         raise RecipeError("planes: there are no checkpoints to hold the logits against. Drop --no-checkpointing.")
     with styled():
-        figure = new_figure(_PANEL_INCHES * len(AXES))
-        for axes, axis in zip(figure.subplots(len(AXES), 1), AXES, strict=True):
+        figure = new_figure(_PANEL_INCHES * len(Axis))
+        for axes, axis in zip(figure.subplots(len(Axis), 1), Axis, strict=True):
             _draw_panel(axes, recipe, axis, sizes[axis])
         setting = Setting(recipe=recipe, gpu="", cells=())
         write_title(
             figure,
             "Checkpoints and the loss's planes of tokens x vocabulary, ESTIMATED in closed form",
-            describe_setting(setting, along=AXES),
+            describe_setting(setting, along=tuple(Axis)),
         )
         write_legend(figure)
     return figure
 
 
 def _draw_panel(axes: "Axes", recipe: TrainingRecipe, axis: Axis, sizes: Sequence[int]) -> None:
-    found = [estimate(dataclasses.replace(recipe, **_at(axis, size))) for size in sizes]
+    found = [estimate(recipe.resized(axis, size)) for size in sizes]
     planes = [one.logits_bytes / GIB for one in found]
     checkpoints = [one.checkpoint_bytes / GIB for one in found]
     axes.plot(sizes, planes, label="logits and loss planes", **_PLANES.arguments())
@@ -69,14 +69,10 @@ def _draw_panel(axes: "Axes", recipe: TrainingRecipe, axis: Axis, sizes: Sequenc
         limit = recipe.memory_limit_bytes / GIB
         axes.axhline(limit, color=RULE, linewidth=0.9, linestyle=(0, (6, 3)), label=f"limit, {limit:.3g} GiB")
     mark_sizes(axes, sizes, width_inches=_AXES_INCHES)
-    constant = f"at sequence {recipe.seq}" if axis == "batch" else f"at batch {recipe.batch}"
+    constant = f"at sequence {recipe.seq}" if axis is Axis.BATCH else f"at batch {recipe.batch}"
     axes.set_xlabel(f"{AXIS_TITLES[axis]}, {constant}")
     axes.set_ylabel("GiB")
     # both grow with the tokens: on doubling axes they are straight, and their distance is their ratio
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-
-
-def _at(axis: Axis, size: int) -> dict[str, Any]:
-    return {axis: size}

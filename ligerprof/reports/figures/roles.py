@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ligerprof.reports.figures.series import Axis, Setting, split_series
+from ligerprof.recipe.categories import Axis
+from ligerprof.reports.figures.series import Setting, split_series
 from ligerprof.reports.figures.style import (
     POOLED_LOOK,
     ROLE_LOOKS,

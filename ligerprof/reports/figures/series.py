@@ -4,17 +4,15 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ligerprof.kernels.selection import select_kernels
-from ligerprof.recipe.categories import Device, Offload, Optimizer
+from ligerprof.recipe.categories import Axis, Device, Offload, Optimizer
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.reports.figures.style import LineLook
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 
-Axis = Literal["batch", "seq"]
-AXES: tuple[Axis, ...] = ("batch", "seq")
 _LOSS_TODAY = "hf"
 # what tells lines of one figure apart
 _OF_A_SERIES = ("liger", "provider", "flce_budget", "loss")

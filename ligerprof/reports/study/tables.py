@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ligerprof.analyzers.estimate import estimated_peak_bytes
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.closed_form import estimated_peak_bytes
 from ligerprof.reports.study.found import SIZES, Found, minutes_apart
 from ligerprof.reports.study.quantities import gib, in_table, peak_bytes, percent, role_bytes, value_of
 from ligerprof.reports.study.texts import Texts

@@ -10,9 +10,9 @@ from typing import Any
 
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, read_text
+from ligerprof.recipe.categories import Axis
 from ligerprof.runs.study.outline import Options, Rows, Section, Value, names_in
 from ligerprof.runs.study.schema import StudyFileError, build
-from ligerprof.runs.sweep.borders import Axis
 from ligerprof.runs.sweep.grid import Grid, expand
 
 if sys.version_info >= (3, 11):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from ligerprof.errors import RecipeError
+from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.runs.study.schema import StudyFileError, convert
-from ligerprof.runs.sweep.borders import Axis
 from ligerprof.units import parse_bytes
 
 Show = Literal["peak", "reserved", "peak and reserved", "tokens/s", "loss", "loss share", "loss in logits", "logits"]
@@ -87,7 +87,7 @@ class Value:
 
     find: Literal["figure", "largest", "smallest-oom", "limit", "spread", "end"]
     show: Show = "peak"
-    axis: Axis = "batch"
+    axis: Axis = Axis.BATCH
     where: Conditions = field(default_factory=Conditions)
     minus: Conditions | None = None
     against: Conditions = field(default_factory=Conditions)

@@ -1,21 +1,20 @@
 """Search the border between what runs and what is out of memory, by running the steps around it."""
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.budget import find_limit
 from ligerprof.analyzers.search.fit import SEQ_STEP
 from ligerprof.errors import LigerprofError, RecipeError
+from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.runner import Runner
 
-Axis = Literal["batch", "seq"]
-UNITS: dict[Axis, int] = {"batch": 1, "seq": SEQ_STEP}
+UNITS: dict[Axis, int] = {Axis.BATCH: 1, Axis.SEQ: SEQ_STEP}
 # the first stride away from a guess is this share of it
 _STRIDE_SHARE = 16
 
@@ -124,7 +123,7 @@ def _find_border(runner: Runner, recipe: TrainingRecipe, axis: Axis) -> Border:
     def fits(value: int) -> bool:
         nonlocal reason
         try:
-            probe = _at(recipe, axis, value)
+            probe = recipe.resized(axis, value)
         except RecipeError as error:
             # the model has no more positions
             reason = str(error)
@@ -154,12 +153,8 @@ def _runs(runner: Runner, recipe: TrainingRecipe) -> bool:
     return cell.status is CellStatus.DONE
 
 
-def _at(recipe: TrainingRecipe, axis: Axis, value: int) -> TrainingRecipe:
-    return dataclasses.replace(recipe, batch=value) if axis == "batch" else dataclasses.replace(recipe, seq=value)
-
-
 def _line(recipe: TrainingRecipe, axis: Axis) -> str:
-    return cell_key(_at(recipe, axis, 1))
+    return cell_key(recipe.resized(axis, 1))
 
 
 def _guess(recipe: TrainingRecipe, axis: Axis, known: tuple[int | None, int | None]) -> int:
@@ -168,7 +163,7 @@ def _guess(recipe: TrainingRecipe, axis: Axis, known: tuple[int | None, int | No
     try:
         limit_bytes = find_limit(recipe).size_bytes
         low, _ = bracket(
-            lambda value: estimate(_at(recipe, axis, value)).peak_bytes <= limit_bytes,
+            lambda value: estimate(recipe.resized(axis, value)).peak_bytes <= limit_bytes,
             own,
             UNITS[axis],
             known,

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ligerprof.errors import RecipeError
-from ligerprof.recipe.categories import Device
+from ligerprof.recipe.categories import Axis, Device
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
-from ligerprof.runs.sweep.borders import Axis, Border, find_borders
+from ligerprof.runs.sweep.borders import Border, find_borders
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, Refusal, expand
