@@ -23,10 +23,11 @@ def is_unshared(tensor: Tensor) -> bool:
 
     The answer is no for a tensor that checkpointing keeps as the result of a recomputed or selected operation, and for
     a result that its own operation keeps. It is yes for a tensor that is kept as an operation's input: that is the same
-    tensor. In a simulation the answer is always yes, since fake tensors keep more tensors alive than real ones do.
+    tensor. Fake tensors keep more tensors alive than real ones do, so that in a simulation the answer is yes for every
+    tensor that takes all of its memory.
     """
     if is_simulated():
-        return True
+        return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
     own = 1 if tensor._base is None else 2
     # torch's CUDA graphs use this count; the call itself holds one more reference
     return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == own + 1)

@@ -108,13 +108,41 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Rotary:
+    """How `apply_rotary_pos_emb` rotates query and key.
+
+    Attributes:
+        fp32_tables: whether cos and sin stay in fp32; the results are cast to the dtype of query and key.
+        share: the config key of the part of each head that is rotated; the code then joins both parts again.
+    """
+
+    fp32_tables: bool = False
+    share: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResidualDropout:
+    """Dropout modules of a decoder layer, before its additions.
+
+    Attributes:
+        after_attention: name of the module that takes attention's output.
+        after_mlp: name of the module that takes the MLP's output.
+    """
+
+    after_attention: str
+    after_mlp: str
+    dropout: Dropout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Attention:
     """How a layer attends. Module names are within the attention module.
 
     Attributes:
         qkv: the projections of query, key and value, or the one that makes all three.
+        slices: whether the result of one projection is cut by indexing and not by `split`.
         qk_norms: norms of query and key, per head or of the whole projection as their weights' widths have it.
-        rotary: whether query and key are rotated by `apply_rotary_pos_emb`.
+        rotary: how positions rotate query and key, None with learned positions.
         fp32_softmax: whether eager attention asks for the softmax in fp32.
         dropout: of the attention probabilities.
         output_dropout: of the output projection's result, within the attention module.
@@ -123,9 +151,10 @@ class Attention:
 
     name: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    slices: bool = False
     out: str = "o_proj"
     qk_norms: tuple[str, str] | None = None
-    rotary: bool = True
+    rotary: Rotary | None = Rotary()
     fp32_softmax: bool = True
     window: SlidingWindow | None = None
     dropout: Dropout = Dropout(key="attention_dropout")
@@ -138,7 +167,7 @@ class Mlp:
     """How a layer's MLP computes. Module names are within the MLP module.
 
     Attributes:
-        inputs: the projections of gate and up; without a gate, the one projection.
+        inputs: the projections of gate and up, or the one that makes both; without a gate, the one projection.
         activation: the attribute that holds a gated MLP's activation function.
         dropout: of the last projection's result, within the MLP module.
     """
@@ -186,6 +215,7 @@ class Architecture:
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
         embedding_dropout: of the sum of both embeddings.
+        residual_dropout: of what each sublayer adds.
         scales_embedding: whether the embedding's output is multiplied by a number.
         final_softcap: of the logits.
         tied_by_default: whether head and embedding share their weight if the config does not say.
@@ -205,6 +235,7 @@ class Architecture:
     mlp: Mlp = Mlp()
     layer_norms: LayerNorms = LayerNorms()
     embedding_dropout: Dropout | None = None
+    residual_dropout: ResidualDropout | None = None
     scales_embedding: bool = False
     final_softcap: Softcap | None = None
     tied_by_default: bool = False
@@ -219,7 +250,7 @@ class Architecture:
     def features(self) -> frozenset[Feature]:
         """What kernels could replace."""
         found: set[Feature] = {"loss", self.norm.feature}
-        if self.attention.rotary:
+        if self.attention.rotary is not None:
             found.add("rotary")
         if self.mlp.kind != "gelu":
             found.add(self.mlp.kind)

@@ -125,7 +125,7 @@ _ROWS = (
             name="attn",
             qkv=("c_attn",),
             out="c_proj",
-            rotary=False,
+            rotary=None,
             fp32_softmax=False,
             dropout=Dropout(key="attn_pdrop", default=0.1),
             output_dropout=Dropout(key="resid_pdrop", default=0.1),

@@ -76,8 +76,9 @@ class ModelSpec:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What kernels could replace."""
-        return self.architecture.features
+        """What kernels could replace; a rotation of a part of each head is not among it."""
+        found = self.architecture.features
+        return found if self.rotary_dim == self.head_dim else found - {"rotary"}
 
     @property
     def norm(self) -> NormKind:
@@ -92,7 +93,16 @@ class ModelSpec:
     @property
     def rotary(self) -> bool:
         """Whether positions enter by rotation; otherwise they are learned and added."""
-        return self.architecture.attention.rotary
+        return self.architecture.attention.rotary is not None
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of each head that are rotated."""
+        rotary, config = self.architecture.attention.rotary, _parsed(self.config_json)
+        if rotary is None or rotary.share is None:
+            return self.head_dim
+        settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        return int(self.head_dim * settings.get(rotary.share, config.get(rotary.share, 1.0)))
 
     @property
     def sliding_window(self) -> int | None:

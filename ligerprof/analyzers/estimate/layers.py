@@ -1,5 +1,7 @@
 """A decoder layer as the tensor operations of transformers' modeling code, by the architecture's row."""
 
+from dataclasses import replace
+
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.fused import add_and_norm, gated_linear, takes_gates
@@ -18,15 +20,16 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
     """One decoder layer on the residual stream `value`; the caller still holds its input."""
     tape, row = context.tape, context.spec.architecture
     name, norms = f"{row.layers}.{index}", row.layer_norms
+    residual_drop = None if row.residual_dropout is None else row.residual_dropout.dropout
     normed = _normed(context, value, name, norms.before_attention)
     added, probabilities = _attention(context, normed, f"{name}.{row.attention.name}")
     tape.release(normed)
-    added = _renormed(context, added, name, norms.after_attention)
+    added = _dropped(context, _renormed(context, added, name, norms.after_attention), residual_drop)
     middle, normed = _add_and_norm(context, value, added, name)
     fed = _mlp(context, normed, f"{name}.{row.mlp.name}")
     if not norms.held_in_mlp:
         tape.release(normed)
-    fed = _renormed(context, fed, name, norms.after_mlp)
+    fed = _dropped(context, _renormed(context, fed, name, norms.after_mlp), residual_drop)
     output = add(context, middle, fed, role=output_role)
     if norms.held_in_mlp:
         tape.release(normed)
@@ -72,8 +75,9 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
             renamed(context, item, norm(context, item, f"{name}.{norm_name}"))
             for item, norm_name in zip((query, key), row.qk_norms, strict=True)
         )
-    turned_query, turned_key = rotate_both(context, query, key) if row.rotary else (query, key)
-    if row.rotary:
+    turned_query, turned_key = query, key
+    if row.rotary is not None:
+        turned_query, turned_key = rotate_both(context, query, key)
         tape.release(query, key)
     attended, probabilities = attend(context, turned_query, turned_key, values)
     output = project(context, attended, f"{name}.{row.out}")
@@ -83,9 +87,15 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
 
 def _query_key_value(context: Context, value: Value, name: str) -> tuple[Value, ...]:
     """Query, key and value, and the tensor that holds all three if one projection makes them."""
-    names = context.spec.architecture.attention.qkv
-    projected = tuple(project(context, value, f"{name}.{item}") for item in names)
-    return projected if len(projected) > 1 else (*context.tape.split(projected[0], 3), projected[0])
+    row, spec = context.spec.architecture.attention, context.spec
+    projected = tuple(project(context, value, f"{name}.{item}") for item in row.qkv)
+    if len(projected) > 1:
+        return projected
+    (joint,) = projected
+    if not row.slices:
+        return (*context.tape.split(joint, 3), joint)
+    widths = (spec.head_dim * heads for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
+    return (*(context.tape.slice(joint, context.tokens * width) for width in widths), joint)
 
 
 def _dropped(context: Context, value: Value, rate: Dropout | None) -> Value:
@@ -97,9 +107,11 @@ def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Valu
     """apply_rotary_pos_emb, or the kernel in its place: each of the two has its share of the kernel's memory."""
     slot = find_slot("rotary").name
     if not context.is_fused(slot):
-        rotate = _rotate_as_reference if slot in context.kernels else _rotate
-        return rotate(context, query), rotate(context, key)
+        return _rotate_by_reference(context, query, key) if slot in context.kernels else _rotate(context, query, key)
     memory = kernel_memory(context, slot, query)
+    if len(context.spec.architecture.attention.qkv) == 1:
+        # slices of one tensor are not written in place
+        memory = replace(memory, output_bytes=query.size_bytes + key.size_bytes)
     turned = [
         call_kernel(
             context,
@@ -113,18 +125,58 @@ def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Valu
     return turned[0], turned[1]
 
 
-def _rotate_as_reference(context: Context, value: Value) -> Value:
-    """kernels/rope/reference.py: halves are chunks, whose gradients are joined, and the sum is cast back."""
-    wide = _rotate(context, value, turn_back_bytes=value.size_bytes // 2)
-    return renamed(context, wide, context.cast(wide, value.width))
+def _rotate_by_reference(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
+    """kernels/rope/reference.py: halves are chunks, whose gradients are joined, and each sum is cast back."""
+
+    def rotate(value: Value) -> Value:
+        wide = _turn(context, value, turn_back_bytes=value.size_bytes // 2)
+        return renamed(context, wide, context.cast(wide, value.width))
+
+    return rotate(query), rotate(key)
 
 
-def _rotate(context: Context, value: Value, turn_back_bytes: int | None = None) -> Value:
-    """`value * cos + rotate_half(value) * sin`; the tables have the residual stream's dtype.
+def _rotate(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
+    """apply_rotary_pos_emb as the architecture writes it."""
+    row = context.spec.architecture.attention.rotary
+    assert row is not None
+    if row.share is not None:
+        parts = [_cut_rotated(context, item) for item in (query, key)]
+        joined = [_join_rotated(context, *part) for part in parts]
+        return joined[0], joined[1]
+    turned = [_turn(context, item) for item in (query, key)]
+    if row.fp32_tables:
+        cast = [context.cast(wide, item.width) for wide, item in zip(turned, (query, key), strict=True)]
+        context.tape.release(*turned)
+        turned = cast
+    return turned[0], turned[1]
+
+
+def _cut_rotated(context: Context, value: Value) -> tuple[Value, Value]:
+    """The part of each head that is rotated, which is `value` itself if that is all of it, and the rest."""
+    tape, spec = context.tape, context.spec
+    elements = value.elements // spec.head_dim * spec.rotary_dim
+    rotated = tape.name(value) if elements == value.elements else tape.slice(value, elements)
+    return rotated, tape.slice(value, value.elements - elements)
+
+
+def _join_rotated(context: Context, part: Value, rest: Value) -> Value:
+    """The rotated part and the rest in one tensor again; their gradients are views of its gradient."""
+    turned = _turn(context, part)
+    joined = context.tape.run(
+        Operation(elements=turned.elements + rest.elements, width=turned.width, passes=(turned, rest))
+    )
+    context.tape.release(turned, part, rest)
+    return joined
+
+
+def _turn(context: Context, value: Value, turn_back_bytes: int | None = None) -> Value:
+    """`value * cos + rotate_half(value) * sin`; the tables are fp32 or have the residual stream's dtype.
 
     `turn_back_bytes` is what rotate_half's backward holds next to its result: by default a padded half of it.
     """
-    tape, width = context.tape, max(value.width, context.stream_bytes)
+    row = context.spec.architecture.attention.rotary
+    table_bytes = FP32_BYTES if row is not None and row.fp32_tables else context.stream_bytes
+    tape, width = context.tape, max(value.width, table_bytes)
     upright = _times_table(context, value, width)
     half_bytes = value.size_bytes // 2
     turned = tape.run(
@@ -167,12 +219,18 @@ def _gated_mlp(context: Context, value: Value, name: str) -> Value:
     tape, row = context.tape, context.spec.architecture.mlp
     down = f"{name}.{row.down}"
     if takes_gates(context, down):
-        gate, up = (project(context, value, f"{name}.{item}") for item in row.inputs)
+        gate, up, *joint = _gate_and_up(context, value, name)
         output = gated_linear(context, gate, up, down)
-        tape.release(gate, up)
+        tape.release(gate, up, *joint)
         return output
+    held: list[Value] = []
     if row.kind in context.kernels:
-        gate, up = (project(context, value, f"{name}.{item}") for item in row.inputs)
+        gate, up, *joint = _gate_and_up(context, value, name)
+        product = gated_product(context, gate, up, row.kind)
+        tape.release(gate, up, *joint)
+    elif len(row.inputs) == 1:
+        # the code keeps the gate in a variable, and with it the joint tensor
+        gate, up, *held = _gate_and_up(context, value, name)
         product = gated_product(context, gate, up, row.kind)
         tape.release(gate, up)
     else:
@@ -183,8 +241,14 @@ def _gated_mlp(context: Context, value: Value, name: str) -> Value:
         product = multiply(context, activated, up)
         tape.release(activated, up)
     output = project(context, product, down)
-    tape.release(product)
+    tape.release(product, *held)
     return output
+
+
+def _gate_and_up(context: Context, value: Value, name: str) -> tuple[Value, ...]:
+    """Gate and up, and the tensor that holds both if one projection makes them."""
+    projected = tuple(project(context, value, f"{name}.{item}") for item in context.spec.architecture.mlp.inputs)
+    return projected if len(projected) > 1 else (*context.tape.split(projected[0], 2), projected[0])
 
 
 def gated_product(context: Context, gate: Value, up: Value, slot: str) -> Value:

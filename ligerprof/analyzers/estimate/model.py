@@ -6,6 +6,7 @@ from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.embedding import embedding_gradient
 
 
@@ -53,9 +54,11 @@ def _look_up(context: Context, name: str, role: Role, *, sequences: int | None =
 
 def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
     """Bytes of the rotary tables cos and sin; none with learned positions."""
-    if not recipe.spec.rotary:
+    rotary = recipe.spec.architecture.attention.rotary
+    if rotary is None:
         return ()
-    size_bytes = recipe.seq * recipe.spec.head_dim * stream.width
+    width = FP32_BYTES if rotary.fp32_tables else stream.width
+    size_bytes = recipe.seq * recipe.spec.rotary_dim * width
     return (size_bytes, size_bytes)
 
 

@@ -198,6 +198,10 @@ class Tape:
             self._nodes.append(_Node(operation, outputs))
         return outputs
 
+    def slice(self, value: Value, elements: int) -> Value:
+        """`value[..., a:b]`: a view, whose gradient is copied into zeros as large as `value`."""
+        return self.run(Operation(elements=elements, width=value.width, inputs=(value,), view_of=value))
+
     def name(self, value: Value) -> Value:
         """Bind a tensor to one more Python variable."""
         if value.block is not None and not self._stopped:

@@ -34,7 +34,9 @@ def layer_forward(original: Forward, row: Architecture) -> Forward:
     norms, attention, mlp = row.layer_norms, row.attention.name, row.mlp.name
     assert norms.before_attention is not None
     assert norms.before_mlp is not None
-    before_attention, before_mlp = norms.before_attention, norms.before_mlp
+    before_attention, before_mlp, drops = norms.before_attention, norms.before_mlp, row.residual_dropout
+    after_attention = _named(norms.after_attention, drops.after_attention if drops else None)
+    after_mlp = _named(norms.after_mlp, drops.after_mlp if drops else None)
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -44,28 +46,35 @@ def layer_forward(original: Forward, row: Architecture) -> Forward:
         hidden_states, _ = getattr(self, attention)(
             hidden_states=getattr(self, before_attention)(hidden_states), **inputs
         )
-        if norms.after_attention is not None:
-            hidden_states = getattr(self, norms.after_attention)(hidden_states)
+        for name in after_attention:
+            hidden_states = getattr(self, name)(hidden_states)
         hidden_states, residual = getattr(self, before_mlp)(hidden_states, residual)
         hidden_states = getattr(self, mlp)(hidden_states)
-        if norms.after_mlp is not None:
-            hidden_states = getattr(self, norms.after_mlp)(hidden_states)
+        for name in after_mlp:
+            hidden_states = getattr(self, name)(hidden_states)
         output: Tensor = residual + hidden_states
         return output
 
     return forward
 
 
+def _named(*names: str | None) -> tuple[str, ...]:
+    return tuple(name for name in names if name is not None)
+
+
 def gated_forward(row: Mlp, kernel: Forward) -> Forward:
     """A gated MLP's forward; the product is left to the last linear layer if that one takes gates."""
-    gate, up = row.inputs
+    names = row.inputs
+
+    def gates(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+        if len(names) == 1:
+            return getattr(self, names[0])(x).chunk(2, dim=-1)  # type: ignore[no-any-return]
+        return getattr(self, names[0])(x), getattr(self, names[1])(x)
 
     def forward(self: Any, x: Tensor) -> Any:
         down = getattr(self, row.down)
         # in no variables, which would hold gate and up for as long as the last layer runs
-        if takes_gates(down):
-            return down(getattr(self, gate)(x), getattr(self, up)(x))
-        return down(kernel(getattr(self, gate)(x), getattr(self, up)(x)))
+        return down(*gates(self, x)) if takes_gates(down) else down(kernel(*gates(self, x)))
 
     return forward
 
