@@ -11,6 +11,8 @@ from ligerprof.models.architecture import (
     Mlp,
     Norm,
     NormWeight,
+    ResidualDropout,
+    Rotary,
     SlidingWindow,
     Softcap,
 )
@@ -104,6 +106,24 @@ _ROWS = (
         scales_embedding=True,
         final_softcap=Softcap(key="final_logit_softcapping", default=30.0),
         tied_by_default=True,
+    ),
+    Architecture(
+        model_type="phi3",
+        class_prefix="Phi3",
+        tensors=(
+            Linear(name="self_attn.o_proj", inputs="query", outputs=("hidden",)),
+            Linear(name="self_attn.qkv_proj", inputs="hidden", outputs=("query", "key", "key")),
+            Linear(name="mlp.gate_up_proj", inputs="hidden", outputs=("intermediate", "intermediate")),
+            Linear(name="mlp.down_proj", inputs="intermediate", outputs=("hidden",)),
+            *_TWO_NORMS,
+        ),
+        attention=Attention(
+            qkv=("qkv_proj",), slices=True, rotary=Rotary(share="partial_rotary_factor"), window=SlidingWindow()
+        ),
+        mlp=Mlp(inputs=("gate_up_proj",), activation="activation_fn"),
+        residual_dropout=ResidualDropout(
+            after_attention="resid_attn_dropout", after_mlp="resid_mlp_dropout", dropout=Dropout(key="resid_pdrop")
+        ),
     ),
     Architecture(
         model_type="gpt2",

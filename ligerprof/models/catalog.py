@@ -74,6 +74,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
     },
+    "phi3-mini": _llama(
+        3072,
+        8192,
+        32,
+        32,
+        32,
+        model_type="phi3",
+        architectures=["Phi3ForCausalLM"],
+        vocab_size=32064,
+        max_position_embeddings=4096,
+        rope_theta=10000.0,
+        sliding_window=2047,
+        bos_token_id=1,
+        eos_token_id=32000,
+        pad_token_id=32000,
+    ),
     # small enough for a CPU, and with no size that is a multiple of a kernel's block
     "tiny": _llama(96, 272, 2, 6, 2, vocab_size=1009, max_position_embeddings=512, tie_word_embeddings=True),
 }

@@ -28,6 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {**_DECODER, "hidden_act": "gelu_pytorch_tanh"},
     # a low cap, so that it bends the logits of random weights
     "gemma2": {**_DECODER, "final_logit_softcapping": 0.5, "sliding_window": 8},
+    "phi3": {**_DECODER, "resid_pdrop": 0.0, "sliding_window": 8},
     "gpt2": {
         "n_embd": 48,
         "n_layer": 2,

@@ -20,6 +20,7 @@ PARAMETERS = {
     "llama2-7b": 6_738_415_616,
     "gemma2-2b": 2_614_341_888,
     "gpt2-xl": 1_557_611_200,
+    "phi3-mini": 3_821_079_552,
 }
 SMALL_LLAMA = {
     "model_type": "llama",
