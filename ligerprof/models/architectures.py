@@ -126,6 +126,25 @@ _ROWS = (
         ),
     ),
     Architecture(
+        model_type="olmo2",
+        class_prefix="Olmo2",
+        tensors=(
+            *_CONFIGURED_ATTENTION,
+            NormWeight(name="self_attn.q_norm", width="query"),
+            NormWeight(name="self_attn.k_norm", width="key"),
+            *_PLAIN_MLP,
+            *_norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
+        ),
+        norm=Norm(casts_last=True),
+        attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(fp32_tables=True)),
+        layer_norms=LayerNorms(
+            before_attention=None,
+            after_attention="post_attention_layernorm",
+            before_mlp=None,
+            after_mlp="post_feedforward_layernorm",
+        ),
+    ),
+    Architecture(
         model_type="gpt2",
         class_prefix="GPT2",
         tensors=(

@@ -90,6 +90,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         eos_token_id=32000,
         pad_token_id=32000,
     ),
+    "olmo2-7b": _llama(
+        4096,
+        11008,
+        32,
+        32,
+        32,
+        model_type="olmo2",
+        architectures=["Olmo2ForCausalLM"],
+        vocab_size=100352,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-6,
+        eos_token_id=100257,
+        pad_token_id=100277,
+    ),
     # small enough for a CPU, and with no size that is a multiple of a kernel's block
     "tiny": _llama(96, 272, 2, 6, 2, vocab_size=1009, max_position_embeddings=512, tie_word_embeddings=True),
 }

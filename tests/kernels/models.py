@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # a low cap, so that it bends the logits of random weights
     "gemma2": {**_DECODER, "final_logit_softcapping": 0.5, "sliding_window": 8},
     "phi3": {**_DECODER, "resid_pdrop": 0.0, "sliding_window": 8},
+    "olmo2": _DECODER,
     "gpt2": {
         "n_embd": 48,
         "n_layer": 2,

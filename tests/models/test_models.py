@@ -21,6 +21,7 @@ PARAMETERS = {
     "gemma2-2b": 2_614_341_888,
     "gpt2-xl": 1_557_611_200,
     "phi3-mini": 3_821_079_552,
+    "olmo2-7b": 7_298_617_344,
 }
 SMALL_LLAMA = {
     "model_type": "llama",
