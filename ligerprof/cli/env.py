@@ -13,7 +13,7 @@ from ligerprof.reports.terminal import console
 def command(as_json: bool) -> None:
     """Show versions, GPUs and what is missing.
 
-    A report of a bug is the better for this command's output.
+    Include the output in bug reports.
     """
     environment = read_environment()
     if as_json:

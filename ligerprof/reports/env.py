@@ -1,4 +1,4 @@
-"""What there is to work with: versions of packages against their ranges, GPUs here, GPUs known."""
+"""The environment: package versions and their supported ranges, GPUs of this machine, known GPUs."""
 
 import platform
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PackageStatus = Literal["ok", "missing", "out of range"]
 _STYLES: dict[PackageStatus, str] = {"ok": "green", "missing": "yellow", "out of range": "red"}
-# what only those need who work on ligerprof itself
+# extras for the development of ligerprof itself
 _DEVELOPMENT_EXTRAS = ("test", "dev")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
@@ -29,9 +29,9 @@ class PackageState:
     """One package that ligerprof can use.
 
     Attributes:
-        installed: the version that is here, None where it is missing.
-        wanted: the versions that ought to work, such as `>=2.11`.
-        extra: the extra of ligerprof that brings it, None where every installation has it.
+        installed: the installed version, or None.
+        wanted: the supported versions, such as `>=2.11`.
+        extra: the extra of ligerprof that installs it; None for a required package.
     """
 
     name: str
@@ -43,11 +43,11 @@ class PackageState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuHere:
-    """One CUDA device that torch sees.
+    """One CUDA device that torch detects.
 
     Attributes:
         memory_bytes: torch's `total_memory`.
-        known_as: its name in the table of GPUs, None where it is not in there.
+        known_as: its name in the table of GPUs, or None.
     """
 
     index: int
@@ -63,9 +63,9 @@ class Environment:
     """Everything `ligerprof env` prints.
 
     Attributes:
-        packages: in the order of pyproject.toml; empty where ligerprof runs uninstalled.
-        cuda: the CUDA version torch was built for; None without a GPU, and on AMD's.
-        no_gpu_reason: why no GPU is seen, None where one is.
+        packages: in the order of pyproject.toml; empty if ligerprof is not installed.
+        cuda: the CUDA version of torch's build; None without a GPU and on AMD GPUs.
+        no_gpu_reason: why torch detects no GPU, or None.
     """
 
     python: str
@@ -77,7 +77,7 @@ class Environment:
 
 
 def read_environment() -> Environment:
-    """Look at what is installed and, where torch is, at the GPUs."""
+    """Read package versions and, if torch can be imported, the GPUs."""
     reason = no_gpu_reason()
     return Environment(
         python=platform.python_version(),
@@ -123,10 +123,10 @@ def _installed_version(name: str) -> str | None:
 
 
 def no_gpu_reason() -> str | None:
-    """Why torch can use no GPU here, or None where it can."""
+    """Why torch cannot use a GPU on this machine, or None if it can."""
     try:
         import torch
-    # a torch whose libraries do not load raises OSError
+    # OSError: torch's shared libraries fail to load
     except (ImportError, OSError) as error:
         return f"torch cannot be imported: {error}"
     if torch.version.cuda is None and torch.version.hip is None:
@@ -209,7 +209,7 @@ def _known_gpu_json(gpu: GpuSpec) -> dict[str, Any]:
 
 
 def render_environment(environment: Environment) -> "RenderableType":
-    """Lay it out for a terminal, at most 100 columns wide."""
+    """Lay out the environment for a terminal, at most 100 columns wide."""
     from rich.console import Group
     from rich.text import Text
 
@@ -217,11 +217,11 @@ def render_environment(environment: Environment) -> "RenderableType":
     return Group(
         Text(heading, style="bold"),
         *_packages_part(environment),
-        Text("GPUs here", style="bold"),
+        Text("GPUs of this machine", style="bold"),
         *_gpu_lines(environment),
-        Text("\nGPUs known, for --gpu", style="bold"),
+        Text("\nKnown GPUs, for --gpu", style="bold"),
         _known_gpus_table(),
-        Text("Figures that are not measured come from data sheets and from what torch was reported to print."),
+        Text("Figures that are not measured come from data sheets and public reports of torch's output."),
     )
 
 
@@ -229,7 +229,7 @@ def _packages_part(environment: Environment) -> "Iterator[RenderableType]":
     from rich.text import Text
 
     if not environment.packages:
-        yield Text("\nRun from a source tree that is not installed: its requirements are not known here.\n")
+        yield Text("\nligerprof runs from a source tree that is not installed; its requirements are unknown.\n")
         return
     table = listing_table("package", "installed", "wanted", "extra", "state")
     for package in environment.packages:
@@ -239,7 +239,7 @@ def _packages_part(environment: Environment) -> "Iterator[RenderableType]":
     extras = dict.fromkeys(package.extra for package in environment.packages if package.status == "missing")
     names = ",".join(extra for extra in extras if extra is not None)
     if names:
-        yield Text(f"What is missing comes with: pip install -c constraints.txt -e '.[{names}]'\n")
+        yield Text(f"To install missing packages: pip install -c constraints.txt -e '.[{names}]'\n")
 
 
 def _gpu_lines(environment: Environment) -> "Iterator[RenderableType]":

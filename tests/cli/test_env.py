@@ -44,7 +44,7 @@ def test_versions_are_those_of_the_installed_packages() -> None:
     packages = {package.name: package for package in environment.packages}
     for name in ("click", "torch", "transformers"):
         assert (packages[name].installed, packages[name].status) == (metadata.version(name), "ok")
-    # what only the tests and the linters need is not the user's business
+    # packages of the development extras are not listed
     assert not {"pytest", "mypy"} & set(packages)
     assert {packages[name].extra for name in ("deepspeed", "tensorboard", "torch-tb-profiler", "peft")} == {
         "deepspeed",
@@ -68,7 +68,7 @@ def test_every_optional_package_names_an_extra_that_exists() -> None:
         (None, "missing"),
     ],
 )
-def test_a_version_is_held_against_the_range(
+def test_a_version_is_compared_with_the_range(
     installed: str | None, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
@@ -81,7 +81,7 @@ def test_a_version_is_held_against_the_range(
     assert (torch.installed, torch.status) == (installed, status)
 
 
-def test_what_is_missing_comes_with_the_command_that_brings_it() -> None:
+def test_missing_packages_come_with_the_command_that_installs_them() -> None:
     assert "pip install -c constraints.txt -e '.[deepspeed,peers]'" in printed(make_environment())
 
 
@@ -89,7 +89,7 @@ def test_without_a_gpu_the_reason_is_given() -> None:
     assert "none: torch 2.13.0+cpu is built without CUDA. Steps are simulated." in printed(make_environment())
 
 
-def test_a_gpu_is_listed_with_the_name_that_simulates_it() -> None:
+def test_a_gpu_is_listed_with_its_name_for_the_gpu_option() -> None:
     here = GpuHere(
         index=0,
         title="NVIDIA H200",
@@ -103,11 +103,11 @@ def test_a_gpu_is_listed_with_the_name_that_simulates_it() -> None:
     assert "none:" not in text
 
 
-def test_an_uninstalled_tree_says_so() -> None:
+def test_an_uninstalled_source_tree_is_reported() -> None:
     assert "source tree that is not installed" in printed(make_environment(packages=()))
 
 
-def test_a_torch_that_does_not_load_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_fails_to_import_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     # None in sys.modules makes the import fail, as a missing package would
     monkeypatch.setitem(sys.modules, "torch", None)
     assert (read_environment().no_gpu_reason or "").startswith("torch cannot be imported")
@@ -120,7 +120,7 @@ def test_output_fits_the_page_and_lists_every_gpu() -> None:
     assert all(f" {name} " in result.stdout and gpu.title in result.stdout for name, gpu in GPUS.items())
 
 
-def test_json_tells_measured_gpus_from_the_others() -> None:
+def test_json_marks_measured_gpus() -> None:
     result = CliRunner().invoke(main, ["env", "--json"])
     known = {gpu["name"]: gpu for gpu in json.loads(result.stdout)["known_gpus"]}
     assert known["h200"]["measured"] is True
