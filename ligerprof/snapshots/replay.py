@@ -18,7 +18,6 @@ from ligerprof.snapshots.events import (
 )
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.rewind import rewind
-from ligerprof.snapshots.stamp import Stamp
 from ligerprof.snapshots.state import DeviceState, HeldBlock
 from ligerprof.snapshots.trace import DeviceTrace, Int64s
 from ligerprof.torch_memory.allocator.sizes import SizeRules
@@ -96,11 +95,6 @@ class Replay:
         """Indices of the blocks that are allocated at a moment, oldest first."""
         freed_later = (self.freed_by == _NOT_IN_TRACE) | (self.freed_by >= moment)
         return np.flatnonzero((self.allocated_by < moment) & freed_later).astype(np.int64)
-
-    def stamp_of(self, event: int) -> Stamp | None:
-        """The stamp on an event, None if it has none."""
-        text = self.trace[event].get("user_metadata") if event >= 0 else None
-        return Stamp.parse(text) if isinstance(text, str) else None
 
 
 def replay(snapshot: Snapshot, device: int) -> Replay:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from ligerprof.roles import Phase
 
 _MARK = "ligerprof"
+# int() refuses very long texts
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +36,9 @@ class Stamp:
     def parse(cls, text: str) -> "Stamp | None":
         """Read `user_metadata`; None if the text is not a stamp."""
         parts = text.split(";")
-        if len(parts) not in (5, 6) or parts[0] != _MARK or not parts[1].isdecimal():
+        if len(parts) not in (5, 6) or parts[0] != _MARK:
+            return None
+        if not parts[1].isdecimal() or len(parts[1]) > _MOST_DIGITS:
             return None
         try:
             phase = Phase(parts[2])

@@ -41,6 +41,8 @@ class EventPhases:
         stamped: whether phases and steps come from stamps.
         last_between_steps: the last event in or after an optimizer step that a forward pass follows, -1 if none.
         optimizer_starts: moments at which annotated optimizer steps began, even if they moved no memory.
+        stamps: the distinct stamps; None for events without one.
+        stamp_of: index into `stamps` of each event.
     """
 
     codes: Int64s
@@ -49,10 +51,16 @@ class EventPhases:
     stamped: bool
     last_between_steps: int
     optimizer_starts: Int64s
+    stamps: Sequence[Stamp | None]
+    stamp_of: Int64s
 
     def phase_at(self, event: int) -> Phase | None:
         """The phase of an event; None before the recording or if unknown."""
         return phase_of_code(int(self.codes[event]) if event >= 0 else _UNKNOWN)
+
+    def stamp_at(self, event: int) -> Stamp | None:
+        """The stamp of an event; None before the recording or if it has none."""
+        return self.stamps[self.stamp_of[event]] if event >= 0 else None
 
     def span_at(self, event: int) -> int:
         """The span of an event, -1 before the recording."""
@@ -98,7 +106,8 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
         annotations: the snapshot's `external_annotations`.
     """
     ranges = list(_annotated_ranges(replayed, annotations))
-    stamped = _from_stamps(replayed.trace)
+    stamp_of, stamps = _read_stamps(replayed.trace)
+    stamped = _from_stamps(stamp_of, stamps)
     if stamped is not None:
         codes, steps = stamped
     else:
@@ -116,23 +125,27 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
         stamped=stamped is not None,
         last_between_steps=int(followed[-1]) if len(followed) else _UNKNOWN,
         optimizer_starts=np.array([start for phase, start, _ in ranges if phase is Phase.OPTIMIZER], dtype=np.int64),
+        stamps=stamps,
+        stamp_of=stamp_of,
     )
 
 
-def _from_stamps(trace: DeviceTrace) -> tuple[Int64s, Int64s] | None:
-    """Phases and steps from stamps, extended over the events without one; None if no event has a stamp."""
+def _read_stamps(trace: DeviceTrace) -> tuple[Int64s, list[Stamp | None]]:
+    """Index of each event's stamp, and the stamps; each text is parsed once."""
     text_of, texts = trace.objects("user_metadata")
-    stamps = {text: Stamp.parse(text) for text in {text for text in texts if isinstance(text, str)}}
-    known = {
-        text: (_CODES[stamp.phase], stamp.step)
-        for text, stamp in stamps.items()
-        if stamp is not None and stamp.step < _STEP_LIMIT
-    }
-    if not known:
+    parsed = {text: Stamp.parse(text) for text in {text for text in texts if isinstance(text, str)}}
+    return text_of, [parsed[text] if isinstance(text, str) else None for text in texts]
+
+
+def _from_stamps(stamp_of: Int64s, stamps: Sequence[Stamp | None]) -> tuple[Int64s, Int64s] | None:
+    """Phases and steps from stamps, extended over the events without one; None if no event has a stamp."""
+    pairs = [
+        (_CODES[stamp.phase], stamp.step) if stamp is not None and stamp.step < _STEP_LIMIT else (_UNKNOWN, _UNKNOWN)
+        for stamp in stamps
+    ]
+    if all(code == _UNKNOWN for code, _ in pairs):
         return None
-    unknown = (_UNKNOWN, _UNKNOWN)
-    pairs = [known.get(text, unknown) if isinstance(text, str) else unknown for text in texts]
-    columns = np.array(pairs, dtype=np.int64)[text_of]
+    columns = np.array(pairs, dtype=np.int64)[stamp_of]
     return _filled_forward(columns[:, 0]), np.maximum(_filled_forward(columns[:, 1]), 0)
 
 

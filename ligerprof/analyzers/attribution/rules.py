@@ -36,10 +36,16 @@ class Rule:
             and block.features.issuperset(self.has)
             and block.features.isdisjoint(self.lacks)
             and all(
-                not pattern or re.search(pattern, text, re.MULTILINE)
+                not pattern or _occurs(pattern, text)
                 for pattern, text in ((self.stack, block.stack), (self.native, block.native), (self.node, block.node))
             )
         )
+
+
+# a recording has few stacks, and each is matched with the same patterns for thousands of blocks
+@lru_cache(maxsize=100_000)
+def _occurs(pattern: str, text: str) -> bool:
+    return re.search(pattern, text, re.MULTILINE) is not None
 
 
 _BUILD, _FORWARD, _BACKWARD = Phase.BUILD, Phase.FORWARD, Phase.BACKWARD

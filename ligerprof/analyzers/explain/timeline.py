@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution
+from ligerprof.analyzers.attribution.phases import EventPhases
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -117,7 +118,7 @@ def role_timeline(attribution: Attribution) -> RoleTimeline:
         peak_column=int(np.searchsorted(starts, peak, "right")) - 1,
         holders=holders,
         holdings=tuple(_holdings(spans, holders, holder_of)),
-        running=tuple(_running(attribution, moment) for moment in moments.tolist()),
+        running=tuple(_running(attribution.phases, moment - 1) for moment in moments.tolist()),
     )
 
 
@@ -204,10 +205,9 @@ def _largest(held: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, int, int],
     return tuple((holder, size, count) for holder, (size, count) in found)
 
 
-def _running(attribution: Attribution, moment: int) -> Running:
-    """What the event before a moment was part of."""
-    event, phases = moment - 1, attribution.phases
-    stamp = attribution.replayed.stamp_of(event)
+def _running(phases: EventPhases, event: int) -> Running:
+    """What an event was part of; -1 is before the recording."""
+    stamp = phases.stamp_at(event)
     return Running(
         step=int(phases.steps[event]) if event >= 0 else 0,
         phase=phases.phase_at(event),

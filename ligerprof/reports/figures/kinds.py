@@ -141,11 +141,9 @@ def _accuracy(given: PlotInput) -> Iterator[Drawn]:
 
 
 def _memory(given: PlotInput) -> Iterator[Drawn]:
-    from ligerprof.analyzers.explain.analysis import analyze
-
     recordings = []
     for title, source in zip(given.sources.titles, given.sources.snapshots, strict=True):
-        timeline = analyze(source.path).timeline
+        timeline = source.analysis.timeline
         if has_step(timeline):
             recordings.append(Recording(title=title, timeline=timeline))
     if recordings:
@@ -153,10 +151,8 @@ def _memory(given: PlotInput) -> Iterator[Drawn]:
 
 
 def _layers(given: PlotInput) -> Iterator[Drawn]:
-    from ligerprof.analyzers.explain.analysis import explain
-
     sources = given.sources
-    explained = [(title, one, explain(one.path)) for title, one in zip(sources.titles, sources.snapshots, strict=True)]
+    explained = [(title, one, one.analysis.peak) for title, one in zip(sources.titles, sources.snapshots, strict=True)]
     found = [(title, one, report) for title, one, report in explained if layer_breakdowns(report)]
     for number, (title, one, report) in enumerate(found, start=1):
         sentence = ", ".join(filter(None, (f"The peak layer by layer: {title}", one.origin)))

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ligerprof.errors import ResultFormatError
 from ligerprof.files import FileKind, starts_as_json
@@ -13,13 +15,16 @@ from ligerprof.runs.directory import RESULT, read_result
 from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, cell_from_json, read_cells
 from ligerprof.snapshots import SNAPSHOT_NAME
 
+if TYPE_CHECKING:
+    from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
+
 _LONGEST_LINE = 2**16
 _RESULTS = FileKind(error=ResultFormatError, hint="Give a file of sweep, step or bench.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotSource:
-    """A recording, not read yet.
+    """A recording, which is read when a figure needs it.
 
     Attributes:
         titles: what to call it, shorter ones first.
@@ -29,6 +34,17 @@ class SnapshotSource:
     path: Path
     titles: tuple[str, ...]
     origin: str = ""
+
+    @cached_property
+    def analysis(self) -> "SnapshotAnalysis":
+        """The recording, analyzed once for all figures.
+
+        Raises:
+            SnapshotFormatError: the file is not a snapshot.
+        """
+        from ligerprof.analyzers.explain.analysis import analyze
+
+        return analyze(self.path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

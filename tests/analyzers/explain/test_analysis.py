@@ -1,11 +1,13 @@
 import copy
 import pickle
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ligerprof.analyzers.explain import analysis
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.errors import LigerprofError, SnapshotFormatError
@@ -131,6 +133,32 @@ def two_devices() -> dict[str, Any]:
     values["segments"] += second["segments"]
     values["device_traces"] += second["device_traces"]
     return values
+
+
+def test_a_stamp_whose_step_has_too_many_digits_is_none() -> None:
+    values = program_with_stamps().snapshot()
+    values["device_traces"][0][0]["user_metadata"] = f"ligerprof;{'9' * 5000};forward;;"
+
+    assert explain(Snapshot.from_dict(values)).peak_bytes == 38 * MIB
+
+
+def test_all_results_come_from_one_replay_and_one_attribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Counter[str] = Counter()
+    for name in ("replay", "Attribution"):
+        original = getattr(analysis, name)
+
+        def counted(*given: Any, made_by: Any = original, name: str = name) -> Any:
+            made[name] += 1
+            return made_by(*given)
+
+        monkeypatch.setattr(analysis, name, counted)
+
+    analyzed = analysis.analyze(RECORDINGS / "stamped-oom.pickle.xz")
+
+    assert analyzed.peak.out_of_memory is analyzed.out_of_memory is not None
+    assert analyzed.timeline.allocated_bytes.max() == analyzed.peak.peak_bytes
+    assert analyzed.timeline is analyzed.timeline
+    assert made == {"replay": 1, "Attribution": 1}
 
 
 def test_highest_device_is_taken_and_the_others_are_named() -> None:

@@ -123,7 +123,7 @@ def test_outcome_tells_the_steady_step_phase_by_phase() -> None:
 def test_replaying_its_snapshot_gives_its_own_figures(options: dict[str, Any]) -> None:
     outcome = simulate_step(tiny(precision="amp", clip=1.0, **options))
     replayed = replay(Snapshot.from_dict(outcome.snapshot), 0)
-    stamps = [replayed.stamp_of(index) for index in range(len(replayed.trace))]
+    stamps = [Stamp.parse(event["user_metadata"]) for event in replayed.trace]
 
     assert replayed.complete
     assert replayed.verified
