@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.analyzers.estimate.lora import is_adapted
-from ligerprof.analyzers.estimate.low_bit import is_projected_parameter
 from ligerprof.errors import MissingDependencyError
+from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.low_bit import galore_projects
 
 # what the paper's experiments take; neither changes what is held
 _GALORE_GAP, _GALORE_SCALE = 200, 0.25
@@ -121,7 +122,11 @@ def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: f
 
 def _galore_groups(recipe: TrainingRecipe, trainable: list[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
     """What is not projected, then the matrices of decoder layers."""
-    matrices = [parameter for name, parameter in trainable if is_projected_parameter(name, parameter.dim())]
+    matrices = [
+        parameter
+        for name, parameter in trainable
+        if galore_projects(in_layer=is_in_layer(name), dimensions=parameter.dim())
+    ]
     chosen = {id(parameter) for parameter in matrices}
     others = [parameter for _, parameter in trainable if id(parameter) not in chosen]
     settings = {

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.estimate.low_bit import eight_bit_state_sizes, low_rank_elements, nf4_sizes
-from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.simulated.low_bit import EightBitAdamW, FourBitLinear
 from ligerprof.snapshots.reader import Snapshot
+from ligerprof.torch_memory.low_bit import GaloreTensor, eight_bit_state_sizes, nf4_sizes
 
 # positions and scalars that the closed form leaves out
 SMALL_BYTES = 64 * 1024
@@ -68,12 +67,12 @@ def test_8_bit_states_are_as_large_as_their_sizes_say() -> None:
         optimizer.step()
         states = [tensor for tensors in optimizer.state[parameter].values() for tensor in tensors]
         sizes = [tensor.numel() * tensor.element_size() for tensor in states]
-        assert sizes == list(eight_bit_state_sizes(Weight(elements, 4)))
+        assert sizes == list(eight_bit_state_sizes(elements))
 
 
 def test_a_rank_beyond_a_matrix_projects_nothing_away() -> None:
-    assert low_rank_elements(Weight(12, 4, shape=(3, 4)), 100) == 12
-    assert low_rank_elements(Weight(12, 4, shape=(3, 4)), 2) == 8
+    for rank, elements in ((100, 12), (2, 8)):
+        assert GaloreTensor(shape=(3, 4), elements=12, width=4, rank=rank).step_bytes == elements * 4
 
 
 @pytest.mark.gpu

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part
-from ligerprof.analyzers.estimate.placement import moment_count
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.optimizers import moment_count
 
 # deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
 _MOST_IN_MEMORY = 1_000_000_000
@@ -116,4 +116,4 @@ def _stage_3_on_disk(recipe: TrainingRecipe, elements: Elements, settings: Confi
 
 def _moments(recipe: TrainingRecipe, elements: int) -> Iterator[_Block]:
     """DeepSpeedCPUAdam's exp_avg and exp_avg_sq, made by its first step (ops/adam/cpu_adam.py)."""
-    yield from (_Block(FP32_BYTES * elements),) * moment_count(recipe)
+    yield from (_Block(FP32_BYTES * elements),) * moment_count(recipe.optimizer)

@@ -1,10 +1,10 @@
 """Tensor operations that decoders are made of, each with what autograd keeps and what its gradient needs."""
 
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.low_bit import nf4_scale_bytes
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.low_bit import nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
 from ligerprof.torch_memory.scratch import highest_bytes
 

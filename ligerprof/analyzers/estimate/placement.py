@@ -4,13 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ligerprof.analyzers.estimate.low_bit import (
-    EIGHT_BIT_TABLE_SIZES,
-    eight_bit_state_sizes,
-    galore_decomposition_bytes,
-    galore_state_sizes,
-    galore_update_bytes,
-)
 from ligerprof.analyzers.estimate.meter import Slack
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe.categories import Optimizer
@@ -19,11 +12,17 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.low_bit import (
+    EIGHT_BIT_TABLE_SIZES,
+    GaloreTensor,
+    eight_bit_state_sizes,
+    galore_projects,
+    galore_update_bytes,
+)
+from ligerprof.torch_memory.optimizers import state_sizes as parameter_state_sizes
+from ligerprof.torch_memory.optimizers import step_copies
 
 Bytes = Mapping[Role, int]
-# states as large as the trainable weights; those of low_bit.py are smaller
-_MOMENTS: Mapping[str, int] = {"adamw-fused": 2, "adamw-foreach": 2, "deepspeed-cpu-adam": 2, "sgd": 0, "none": 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,22 +67,17 @@ class Placement:
     gradients_at_update: int | None = None
 
 
-def moment_count(recipe: TrainingRecipe) -> int:
-    """Optimizer states as large as the trainable weights."""
-    return _MOMENTS[recipe.optimizer]
-
-
 def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
     """Weights, optimizer states and foreach AdamW's square roots, block by block."""
     weights = list(weights)
     trainable = [weight for weight in weights if weight.trainable]
     device = _EmptyDevice(recipe)
     stored = [size for weight in weights for size in weight.stored_sizes]
-    is_galore = recipe.optimizer is Optimizer.GALORE
     resident, _ = device.place(Role.PARAMETERS, stored)
     states, states_slack = device.place(Role.OPTIMIZER_STATES, list(state_sizes(recipe, trainable)))
     update, update_slack = device.place(Role.OPTIMIZER_TEMPORARIES, _update_sizes(recipe, trainable))
-    decomposition = {Role.OPTIMIZER_TEMPORARIES: galore_decomposition_bytes(trainable) if is_galore else 0}
+    decomposition_bytes = max((tensor.decomposition_bytes for tensor in _galore_tensors(recipe, trainable)), default=0)
+    decomposition = {Role.OPTIMIZER_TEMPORARIES: decomposition_bytes}
     return Placement(
         resident=resident,
         states=states,
@@ -95,25 +89,35 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
 
 def state_sizes(recipe: TrainingRecipe, trainable: Iterable[Weight]) -> Iterator[int]:
     """Bytes of each tensor that the optimizer keeps on the GPU."""
-    if recipe.optimizer is Optimizer.ADAMW_8BIT:
+    if recipe.optimizer is Optimizer.GALORE:
+        for tensor in _galore_tensors(recipe, trainable):
+            yield from tensor.state_sizes
+    elif recipe.optimizer is Optimizer.ADAMW_8BIT:
         yield from EIGHT_BIT_TABLE_SIZES
-    for weight in trainable:
-        if recipe.optimizer is Optimizer.ADAMW_8BIT:
-            yield from eight_bit_state_sizes(weight)
-        elif recipe.optimizer is Optimizer.GALORE:
-            yield from galore_state_sizes(recipe, weight)
-        else:
-            yield from (weight.size_bytes,) * moment_count(recipe)
-        if recipe.optimizer is Optimizer.ADAMW_FUSED:
-            # the step counter; other optimizers count on the host
-            yield FP32_BYTES
+        for weight in trainable:
+            yield from eight_bit_state_sizes(weight.elements)
+    else:
+        for weight in trainable:
+            yield from parameter_state_sizes(recipe.optimizer, weight.size_bytes)
 
 
 def _update_sizes(recipe: TrainingRecipe, trainable: list[Weight]) -> list[int]:
-    """What the step makes and drops: foreach AdamW the square roots of all second moments."""
-    if recipe.optimizer is Optimizer.ADAMW_FOREACH:
-        return [weight.size_bytes for weight in trainable]
-    return [galore_update_bytes(recipe, trainable)] if recipe.optimizer is Optimizer.GALORE else []
+    """Bytes of each tensor that the optimizer's step makes and drops."""
+    if recipe.optimizer is Optimizer.GALORE:
+        return [galore_update_bytes(_galore_tensors(recipe, trainable))]
+    return [weight.size_bytes for weight in trainable] * step_copies(recipe.optimizer)
+
+
+def _galore_tensors(recipe: TrainingRecipe, trainable: Iterable[Weight]) -> Iterator[GaloreTensor]:
+    """The weights as GaLore sees them; none with another optimizer."""
+    for weight in trainable if recipe.optimizer is Optimizer.GALORE else ():
+        projected = galore_projects(in_layer=weight.in_layer, dimensions=len(weight.shape))
+        yield GaloreTensor(
+            shape=weight.shape,
+            elements=weight.elements,
+            width=weight.width,
+            rank=recipe.galore_rank if projected else None,
+        )
 
 
 class _EmptyDevice:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from ligerprof.analyzers.estimate.lora import adapter_weights, is_adapted
-from ligerprof.analyzers.estimate.low_bit import nf4_sizes
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, INDEX_BYTES
+from ligerprof.torch_memory.low_bit import nf4_sizes
 
 
 def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:

@@ -3,13 +3,14 @@
 from collections.abc import Collection
 
 from ligerprof.analyzers.estimate.lora import adapter_rank
-from ligerprof.analyzers.estimate.placement import moment_count, state_sizes
+from ligerprof.analyzers.estimate.placement import state_sizes
 from ligerprof.analyzers.estimate.result import Term
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.estimate.zero import zero_copies
 from ligerprof.recipe.categories import Engine, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
+from ligerprof.torch_memory.optimizers import moment_count
 from ligerprof.units import format_bytes
 
 
@@ -33,13 +34,13 @@ def _states(recipe: TrainingRecipe, weights: Collection[Weight], trained_bytes: 
         size_bytes = sum(state_sizes(recipe, [weight for weight in weights if weight.trainable]))
         what = "8-bit moments" if recipe.optimizer is Optimizer.ADAMW_8BIT else f"moments of rank {recipe.galore_rank}"
         return size_bytes, f" + {what} {format_bytes(size_bytes)}"
-    return moment_count(recipe) * trained_bytes, ""
+    return moment_count(recipe.optimizer) * trained_bytes, ""
 
 
 def _static_formula(recipe: TrainingRecipe, weights: Collection[Weight], state_text: str) -> str:
     elements = sum(item.elements for item in recipe.spec.parameters)
     width = DTYPE_BYTES[recipe.weight_dtype]
-    copies = 1 if state_text else 1 + moment_count(recipe)
+    copies = 1 if state_text else 1 + moment_count(recipe.optimizer)
     if adapter_rank(recipe) is None:
         return f"{width * (1 + copies)} P{state_text}, P = {elements:,}"
     adapters = sum(weight.elements for weight in weights if weight.trainable)

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from ligerprof.analyzers.estimate.bucket import emptyings, scattered_elements
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredWhenNeeded
 from ligerprof.analyzers.estimate.partition import Elements, count_elements
-from ligerprof.analyzers.estimate.placement import Bytes, Placement, moment_count
+from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.places import explicit_layers
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.errors import UnsupportedError
 from ligerprof.models import ModelSpec, ParameterShape
 from ligerprof.models.module_names import is_in_layer, layer_index
-from ligerprof.recipe.categories import Offload, Optimizer
+from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
 AnyGathered = Gathered | GatheredWhenNeeded
 
@@ -55,7 +56,7 @@ def _stage_0(recipe: TrainingRecipe, elements: Elements) -> Placement:
     return Placement(
         resident={
             Role.PARAMETERS: HALF_BYTES * elements.whole,
-            Role.OPTIMIZER_STATES: FP32_BYTES * elements.trained + _moment_bytes(recipe, elements.trained),
+            Role.OPTIMIZER_STATES: FP32_BYTES * elements.trained + _state_bytes(recipe, elements.trained),
         },
         states={},
         updates=(_stepping(recipe, elements.trained),),
@@ -76,7 +77,7 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: Elements, *, first: bool) ->
     buckets = 2 if zero_settings(recipe)["overlap_comm"] else 1
     return Placement(
         resident=resident,
-        states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, trained)},
+        states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
         # the bucket that gradients are gathered in, made with the first of them
         reduction={Role.COMMUNICATION: buckets * _bucket_bytes(recipe)},
         bucket_copies={} if recipe.zero == 1 else _bucket_copies(recipe, _flat_copy(recipe, _fills(recipe).within)),
@@ -102,7 +103,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
             Role.GRADIENTS: 0 if offloaded else HALF_BYTES * trained,
             Role.COMMUNICATION: _bucket_bytes(recipe),
         },
-        states={Role.OPTIMIZER_STATES: 0 if offloaded else _moment_bytes(recipe, trained)},
+        states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
         running={Role.COMMUNICATION: at_loss_bytes},
         in_layers={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes},
         # this rank's part of what one call gathers, on its way from main memory to the other ranks
@@ -199,7 +200,7 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
     for emptying in emptyings(recipe):
         if emptying.waiting is None:
             continue
-        name, passed, freed = _moment(recipe.spec, order, emptying.waiting)
+        name, passed, freed = _arrival(recipe.spec, order, emptying.waiting)
         if freed and not recipe.checkpointing:
             # those layers have freed far more than this
             continue
@@ -209,7 +210,7 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
     return most
 
 
-def _moment(spec: ModelSpec, order: Mapping[str, int], waiting: ParameterShape) -> tuple[str, int, int]:
+def _arrival(spec: ModelSpec, order: Mapping[str, int], waiting: ParameterShape) -> tuple[str, int, int]:
     """When a parameter's gradient comes.
 
     Args:
@@ -241,8 +242,8 @@ def _layer_elements(recipe: TrainingRecipe) -> int:
     return sum(item.elements for item in recipe.spec.parameters if layer_index(item.name) == 0)
 
 
-def _moment_bytes(recipe: TrainingRecipe, share: int) -> int:
-    return moment_count(recipe) * FP32_BYTES * share
+def _state_bytes(recipe: TrainingRecipe, share: int) -> int:
+    return moment_count(recipe.optimizer) * FP32_BYTES * share
 
 
 def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool) -> Iterator[Bytes]:
@@ -257,14 +258,14 @@ def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool) -> I
         flat_bytes = (HALF_BYTES + FP32_BYTES) * elements
         yield Counter(made) + Counter({Role.GRADIENTS: kept_bytes * elements, Role.OPTIMIZER_TEMPORARIES: flat_bytes})
         if first:
-            made = Counter(made) + Counter({Role.OPTIMIZER_STATES: _moment_bytes(recipe, elements)})
+            made = Counter(made) + Counter({Role.OPTIMIZER_STATES: _state_bytes(recipe, elements)})
         yield Counter(made) + Counter(_stepping(recipe, elements))
 
 
 def _stepping(recipe: TrainingRecipe, elements: int) -> Bytes:
     """fp32 gradients; foreach AdamW takes square roots besides."""
-    square_roots = FP32_BYTES if recipe.optimizer is Optimizer.ADAMW_FOREACH else 0
-    return {Role.OPTIMIZER_TEMPORARIES: (FP32_BYTES + square_roots) * elements}
+    copies = 1 + step_copies(recipe.optimizer)
+    return {Role.OPTIMIZER_TEMPORARIES: copies * FP32_BYTES * elements}
 
 
 def zero_copies(recipe: TrainingRecipe) -> tuple[tuple[int, bool], ...]:
@@ -272,6 +273,6 @@ def zero_copies(recipe: TrainingRecipe) -> tuple[tuple[int, bool], ...]:
     on_gpu = recipe.offload is Offload.NONE
     return (
         (0 if recipe.offload.moves_parameters else HALF_BYTES, recipe.zero < 3),
-        (FP32_BYTES * (1 + moment_count(recipe)) if on_gpu else 0, recipe.zero == 0),
+        (FP32_BYTES * (1 + moment_count(recipe.optimizer)) if on_gpu else 0, recipe.zero == 0),
         (HALF_BYTES if on_gpu else 0, recipe.zero < 2),
     )

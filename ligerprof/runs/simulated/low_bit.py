@@ -10,7 +10,8 @@ import torch
 from peft.tuners.lora.layer import Linear as AdaptedLinear
 from torch import Tensor, nn
 
-from ligerprof.analyzers.estimate.low_bit import EIGHT_BIT_SMALLEST, EIGHT_BIT_TABLE_SIZES, eight_bit_blocks, nf4_sizes
+from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.low_bit import EIGHT_BIT_TABLE_SIZES, eight_bit_blocks, has_eight_bit_moments, nf4_sizes
 
 
 class FourBitLinear(nn.Linear):
@@ -116,11 +117,11 @@ class EightBitAdamW(torch.optim.Optimizer):
                     self._make_states(parameter)
 
     def _make_states(self, parameter: Tensor) -> None:
-        if parameter.numel() < EIGHT_BIT_SMALLEST:
+        if not has_eight_bit_moments(parameter.numel()):
             self.state[parameter]["moments"] = [torch.zeros_like(parameter, dtype=torch.float32) for _ in range(2)]
             return
         if not self._tables:
-            self._tables = [torch.zeros(size // 4, device=parameter.device) for size in EIGHT_BIT_TABLE_SIZES]
+            self._tables = [torch.zeros(size // FP32_BYTES, device=parameter.device) for size in EIGHT_BIT_TABLE_SIZES]
         self.state[parameter]["moments"] = [torch.zeros_like(parameter, dtype=torch.uint8) for _ in range(2)]
         blocks = eight_bit_blocks(parameter.numel())
         self.state[parameter]["scales"] = [torch.zeros(blocks, device=parameter.device) for _ in range(2)]
