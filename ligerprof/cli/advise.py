@@ -1,4 +1,4 @@
-"""`ligerprof advise`: the cheapest changes that bring a recipe below a limit, each with what it saves and costs."""
+"""`ligerprof advise`: the cheapest changes that bring a recipe below a limit, each with its saving and cost."""
 
 import click
 
@@ -14,15 +14,15 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
 
-@click.command(cls=RecipeCommand, name="advise", short_help="List the cheapest changes until a recipe fits.")
+@click.command(cls=RecipeCommand, name="advise", short_help="List the cheapest changes that make a recipe fit.")
 @recipe_options
 @simulate_option
 @json_option
 def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
-    """Tell what to change so that a recipe fits --memory-limit, or what --gpu leaves to torch.
+    """Suggest changes so that a recipe fits --memory-limit, or the memory of --gpu less the CUDA context.
 
-    Climbs a ladder of changes, the cheapest first, until the recipe fits; prints what each saves by the
-    closed form and what it costs, and the command to run next. The exit code is 3 where nothing gets there.
+    Tries a ladder of changes, the cheapest first, until the recipe fits. Prints the estimated saving and
+    the cost of each, and the command to run next. The exit code is 3 if the whole ladder does not suffice.
     """
     judge = make_judge(recipe, simulate=simulate)
     advice = advise(recipe, judge)

@@ -1,4 +1,4 @@
-"""How fit and advise have recipes checked: by the simulated step, unless the user wants the closed form alone."""
+"""How fit and advise check recipes: by a simulated step, or with --no-simulate by the analytic estimate alone."""
 
 import click
 
@@ -11,7 +11,7 @@ simulate_option = click.option(
     "--simulate/--no-simulate",
     default=True,
     show_default=True,
-    help="Check answers by simulated steps (seconds each), or trust the closed form.",
+    help="Check answers by simulated steps (seconds each), or use only the analytic estimate.",
 )
 
 

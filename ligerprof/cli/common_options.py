@@ -13,33 +13,33 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
-force_option = click.option("--force", is_flag=True, help="Overwrite what exists.")
+force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
 timeout_option = click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of one cell."
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time limit per cell."
 )
-dry_run_option = click.option("--dry-run", is_flag=True, help="Print the cells and their estimates, and run nothing.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print cells and estimates without running the cells.")
 top_option = click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to show.")
 
 
 def folder_option(text: str, default: Path | None = None) -> Callable[[Command], Command]:
-    """Where a command writes; passes `output: Path`, None where it is not given and has no default."""
+    """The output directory; passes `output: Path`, or None without a default."""
     kind = click.Path(path_type=Path, file_okay=False)
     return click.option("-o", "--output", type=kind, default=default, show_default=default is not None, help=text)
 
 
 def size_option(flag: str, name: str, text: str) -> Callable[[Command], Command]:
-    """An option that takes a size such as 24GiB and passes int bytes, or None."""
+    """An option for a size such as 24GiB; passes int bytes, or None."""
     return click.option(flag, name, callback=_read_size, metavar="SIZE", help=text)
 
 
 def trace_option(*, default: bool) -> Callable[[Command], Command]:
-    """Whether a measured step is profiled once more for TensorBoard; passes `trace: bool`."""
+    """Whether to profile a measured step for TensorBoard; passes `trace: bool`."""
     text = "Profile two more steps on a GPU for TensorBoard."
     return click.option("--trace/--no-trace", default=default, show_default=True, help=text)
 
 
 def or_usage_error(parse: Callable[[str], Value], text: str) -> Value:
-    """Parse what an option was given; what the parser refuses is an error of usage."""
+    """Parse an option's value; a value that the parser refuses is a usage error."""
     try:
         return parse(text)
     except RecipeError as error:

@@ -11,10 +11,10 @@ from ligerprof.cli.output import print_json
 from ligerprof.errors import ResultFormatError
 from ligerprof.files import FileKind, read_json, starts_as_json
 
-_RESULT = FileKind(error=ResultFormatError, hint="Give what step, estimate or explain wrote.")
+_RESULT = FileKind(error=ResultFormatError, hint="Use the output of step, estimate or explain.")
 
 
-@click.command(name="compare", short_help="Put estimates, runs and snapshots side by side.")
+@click.command(name="compare", short_help="Compare estimates, runs and snapshots.")
 @click.argument("sources", metavar="RUN|FILE…", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--reference",
@@ -22,15 +22,15 @@ _RESULT = FileKind(error=ResultFormatError, hint="Give what step, estimate or ex
     default=1,
     show_default=True,
     metavar="N",
-    help="The column that errors are taken against, counted from 1.",
+    help="Column that the others are compared with, counted from 1.",
 )
 @json_option
 def command(sources: tuple[Path, ...], reference: int, as_json: bool) -> None:
-    """Put estimates, runs and snapshots side by side: peak, phases and roles, with the error in percent.
+    """Compare estimates, runs and snapshots: peak, phases and roles, with the error in percent.
 
-    Each source is a directory that `ligerprof step` wrote, a file that `step`, `estimate` or
-    `explain` printed with --json, or a memory snapshot. One source alone is held against the
-    estimate or the simulation that it holds.
+    Each source is a run directory of `ligerprof step`, the --json output of `step`, `estimate` or
+    `explain`, or a memory snapshot. A single source is compared with the estimate or the simulation
+    that it contains.
     """
     comparison = _compare(sources, reference)
     if as_json:

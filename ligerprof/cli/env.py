@@ -1,4 +1,4 @@
-"""`ligerprof env`: versions, GPUs and what is missing."""
+"""`ligerprof env`: package versions and GPUs."""
 
 import click
 
@@ -11,7 +11,7 @@ from ligerprof.reports.terminal import console
 @click.command()
 @json_option
 def command(as_json: bool) -> None:
-    """Show versions, GPUs and what is missing.
+    """Show package versions and GPUs.
 
     Include the output in bug reports.
     """

@@ -1,4 +1,4 @@
-"""`ligerprof estimate`: a training step's memory in closed form, the simulated step beside it on request."""
+"""`ligerprof estimate`: the analytic estimate of a training step's memory, optionally with the simulated step."""
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 _SIMULATED = "simulated"
 
 
-@click.command(cls=RecipeCommand, name="estimate", short_help="Predict the peak from a closed form, in milliseconds.")
+@click.command(cls=RecipeCommand, name="estimate", short_help="Predict the peak analytically, in milliseconds.")
 @recipe_options
 @click.option(
     "--by",
     type=click.Choice(("role", "layer")),
     default="role",
     show_default=True,
-    help="Show who holds the peak by role, or by part of the model as well.",
+    help="Break the peak down by role, or also by part of the model.",
 )
-@click.option("--simulate", is_flag=True, help="Run the simulated step as well, and show both.")
+@click.option("--simulate", is_flag=True, help="Also simulate the step and compare.")
 @json_option
 def command(recipe: TrainingRecipe, by: str, simulate: bool, as_json: bool) -> None:
-    """Predict the peak of a training step from a closed form, in milliseconds and without torch.
+    """Predict the peak of a training step analytically, in milliseconds and without torch.
 
-    With --memory-limit the exit code is 3 where the prediction is over the limit.
+    With --memory-limit the exit code is 3 if the prediction is over the limit.
     """
     estimated = estimate(recipe)
     simulated = _simulate(recipe) if simulate else None
@@ -92,11 +92,11 @@ def _print(
 ) -> None:
     from ligerprof.reports.terminal import PhasesColumn, RolesColumn, console
 
-    beside = None
+    columns = None
     if simulated is not None:
         outcome, peak = simulated
-        beside = (
+        columns = (
             PhasesColumn(title=_SIMULATED, phases=outcome.phases, peak_bytes=outcome.peak_bytes),
             RolesColumn(title=_SIMULATED, roles=peak.roles),
         )
-    console().print(render_estimate(recipe, estimated, beside))
+    console().print(render_estimate(recipe, estimated, columns))

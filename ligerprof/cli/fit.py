@@ -1,4 +1,4 @@
-"""`ligerprof fit`: the largest batch and sequence that a limit allows, and the settings that make a wanted pair fit."""
+"""`ligerprof fit`: the largest batch and sequence that fit a limit, and settings that make a wanted pair fit."""
 
 from pathlib import Path
 
@@ -26,11 +26,11 @@ from ligerprof.units import format_bytes
 @force_option
 @json_option
 def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: bool, as_json: bool) -> None:
-    """Find what fits --memory-limit, or what --gpu leaves to torch.
+    """Find what fits --memory-limit, or the memory of --gpu less the CUDA context.
 
-    Prints the largest batch at --seq, the longest sequence at --batch, the frontier between them, and,
-    where --batch and --seq do not fit together, the cheapest settings that make them. The exit code is 3
-    where the recipe fits with no batch and with no sequence.
+    Prints the largest batch at --seq, the longest sequence at --batch, and the frontier between them. If
+    --batch and --seq do not fit together, also prints the cheapest settings that make them fit. The exit
+    code is 3 if the recipe fits with no batch and no sequence.
     """
     if figure is not None:
         _check_target(figure, force=force)
@@ -47,12 +47,12 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
     if found.batch is None and found.seq is None:
         raise DoesNotFitError(
             f"no batch and no sequence of this recipe fits {format_bytes(found.limit.size_bytes)}."
-            " `ligerprof advise` tells what to change."
+            " Run `ligerprof advise` for changes that help."
         )
 
 
 def _check_target(figure: Path, *, force: bool) -> None:
-    """Refuse a file that cannot be drawn to, before anything is searched."""
+    """Refuse an unusable figure file before the search starts."""
     from ligerprof.reports.figures.style import check_format
 
     check_format(figure.suffix)

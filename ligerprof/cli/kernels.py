@@ -1,4 +1,4 @@
-"""`ligerprof kernels`: the fused kernels and what can run here."""
+"""`ligerprof kernels`: the fused kernels and where they can run."""
 
 import click
 
@@ -11,13 +11,12 @@ from ligerprof.reports.terminal import console
 
 
 @click.command()
-@click.option("--model", metavar="NAME|PATH", help="Say which of them apply to this model, too.")
+@click.option("--model", metavar="NAME|PATH", help="Also show which kernels apply to this model.")
 @json_option
 def command(model: str | None, as_json: bool) -> None:
-    """List the fused kernels and what can run here.
+    """List the fused kernels and where they can run.
 
-    Kernels of installed plug-ins are listed with the built-in ones, and broken plug-ins with
-    the reason.
+    The list includes kernels of installed plug-ins, and broken plug-ins with the error.
     """
     listing = list_states(load_registry(), load_model(model) if model is not None else None)
     if as_json:

@@ -1,4 +1,4 @@
-"""The root command: names every subcommand, loads one when it is used, and turns errors into one line."""
+"""The root command: lists the subcommands, loads each on use, and prints expected errors as one line."""
 
 from importlib import import_module
 from typing import Any
@@ -8,24 +8,24 @@ import click
 from ligerprof import __version__
 from ligerprof.errors import LigerprofError
 
-# name: (module that holds `command`, what `ligerprof --help` says)
+# name: (module of `command`, summary in `ligerprof --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
     "step": ("ligerprof.cli.step", "Run one profiled training step, on the GPU or simulated."),
     "explain": ("ligerprof.cli.explain", "Show what the memory at a snapshot's peak belongs to."),
-    "estimate": ("ligerprof.cli.estimate", "Predict the peak from a closed form, in milliseconds."),
+    "estimate": ("ligerprof.cli.estimate", "Predict the peak analytically, in milliseconds."),
     "fit": ("ligerprof.cli.fit", "Find the largest batch and sequence that fit a limit."),
-    "advise": ("ligerprof.cli.advise", "List the cheapest changes until a recipe fits."),
-    "compare": ("ligerprof.cli.compare", "Put estimates, runs and snapshots side by side."),
+    "advise": ("ligerprof.cli.advise", "List the cheapest changes that make a recipe fit."),
+    "compare": ("ligerprof.cli.compare", "Compare estimates, runs and snapshots."),
     "diff": ("ligerprof.cli.diff", "Show what grew and shrank between two peaks."),
     "sweep": ("ligerprof.cli.sweep", "Run a grid of steps; out of memory is a result."),
     "study": ("ligerprof.cli.study", "Run the grids of a study file and report them."),
     "plot": ("ligerprof.cli.plot", "Draw figures from sweeps, runs, recordings and bench records."),
     "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
-    "trace": ("ligerprof.cli.trace", "Show launches, busy share and gaps of a profiler trace."),
+    "trace": ("ligerprof.cli.trace", "Show busy time, gaps and launches of a profiler trace."),
     "view": ("ligerprof.cli.view", "Open a run in TensorBoard with the profiler plugin."),
-    "models": ("ligerprof.cli.models", "List the models known by name."),
-    "kernels": ("ligerprof.cli.kernels", "List the fused kernels and what can run here."),
-    "env": ("ligerprof.cli.env", "Show versions, GPUs and what is missing."),
+    "models": ("ligerprof.cli.models", "List the built-in models."),
+    "kernels": ("ligerprof.cli.kernels", "List the fused kernels and where they can run."),
+    "env": ("ligerprof.cli.env", "Show package versions and GPUs."),
 }
 
 
@@ -37,14 +37,14 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Import the module of `cmd_name`; None lets click say that there is no such command."""
+        """Import the module of `cmd_name`; for None, click reports an unknown command."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        """Write the table without importing any of it."""
+        """Write the table without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, short_help) for name, (_, short_help) in COMMANDS.items()])
 

@@ -1,4 +1,4 @@
-"""`ligerprof models`: the models known by name."""
+"""`ligerprof models`: the built-in models."""
 
 import click
 
@@ -12,9 +12,9 @@ from ligerprof.reports.terminal import console
 @click.command()
 @json_option
 def command(as_json: bool) -> None:
-    """List the models known by name.
+    """List the built-in models.
 
-    Wherever a name is taken, the path of a config.json or of a model folder is taken too.
+    Options that take a model name also accept the path of a config.json or of a model folder.
     """
     specs = [load_model(name) for name in CONFIGS]
     if as_json:

@@ -1,4 +1,4 @@
-"""How commands write: results to stdout, all else to stderr."""
+"""Output of commands: results to stdout, everything else to stderr."""
 
 import json
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ import click
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """Print one JSON object to stdout, nothing else."""
+    """Print one JSON object to stdout."""
     click.echo(json.dumps(result, indent=2))
 
 
 def say(text: str) -> None:
-    """Tell the user what is going on, on stderr."""
+    """Print a status message to stderr."""
     click.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""`ligerprof trace`: what the GPU did in a profiler trace, and why it waited."""
+"""`ligerprof trace`: busy time, kernels and idle gaps of a profiler trace."""
 
 from pathlib import Path
 
@@ -14,21 +14,21 @@ from ligerprof.runs.directory import find_trace
 _MOST_TRACES = 2
 
 
-@click.command(name="trace", short_help="Show launches, busy share and gaps of a profiler trace.")
+@click.command(name="trace", short_help="Show busy time, gaps and launches of a profiler trace.")
 @click.argument(
     "traces", metavar="TRACE|RUN [TRACE|RUN]", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
 )
 @top_option
 @json_option
 def command(traces: tuple[Path, ...], top: int, as_json: bool) -> None:
-    """Show how busy the GPU was in a profiled step, with what, and what it waited for.
+    """Show how busy the GPU was in a profiled step, which kernels ran, and what the GPU waited for.
 
-    TRACE is a Chrome trace of torch.profiler, plain or compressed with gzip or xz; RUN is a
-    directory that `ligerprof step` wrote, or any folder with *.pt.trace.json files: its newest
-    is taken. Two are put side by side.
+    TRACE is a Chrome trace of torch.profiler, plain or compressed with gzip or xz. RUN is a run
+    directory of `ligerprof step` or a folder with *.pt.trace.json files; the newest is read. Two
+    traces are compared.
     """
     if len(traces) > _MOST_TRACES:
-        raise click.UsageError(f"{len(traces)} traces given. Give one, or two to put side by side.")
+        raise click.UsageError(f"{len(traces)} traces given. Give one, or two to compare.")
     reports = [analyze_trace(find_trace(path) if path.is_dir() else path) for path in traces]
     found = reports[0] if len(reports) == 1 else TraceDifference(before=reports[0], after=reports[1])
     if as_json:
