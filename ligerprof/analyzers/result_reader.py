@@ -9,6 +9,7 @@ from typing import Any
 
 from ligerprof.errors import ResultFormatError
 from ligerprof.roles import Backend, MemoryBreakdown, Phase, Role
+from ligerprof.serialization import select
 
 _OF_A_STEP = (Backend.SIMULATED, Backend.MEASURED)
 # bound of a byte count; str() raises for integers of many thousand digits
@@ -39,13 +40,7 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `columns` in the comparison's JSON."""
-        return {
-            "source": self.source,
-            "backend": self.backend,
-            "peak_bytes": self.peak_bytes,
-            "phases": {phase.value: size_bytes for phase, size_bytes in self.phases.items()},
-            "roles": self.roles.to_json(),
-        }
+        return select(self, "source", "backend", "peak_bytes", "phases", "roles")
 
 
 class ResultReader:

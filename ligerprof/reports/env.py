@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ligerprof import __version__
 from ligerprof.gpus import GPUS, GpuSpec
 from ligerprof.reports.listing import add_listing_row, listing_table
+from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -162,50 +163,20 @@ def _gpu_here(index: int) -> GpuHere:
 
 def environment_json(environment: Environment) -> dict[str, Any]:
     """The object of `ligerprof env --json`."""
-    return {
-        "schema": 1,
-        "kind": "env",
-        "ligerprof": __version__,
-        "python": environment.python,
-        "system": environment.system,
-        "cuda": environment.cuda,
-        "packages": [
-            {
-                "name": package.name,
-                "installed": package.installed,
-                "wanted": package.wanted,
-                "extra": package.extra,
-                "status": package.status,
-            }
-            for package in environment.packages
-        ],
-        "gpus": [
-            {
-                "index": gpu.index,
-                "title": gpu.title,
-                "memory_bytes": gpu.memory_bytes,
-                "sm_count": gpu.sm_count,
-                "compute_capability": list(gpu.compute_capability),
-                "known_as": gpu.known_as,
-            }
-            for gpu in environment.gpus
-        ],
-        "no_gpu_reason": environment.no_gpu_reason,
-        "known_gpus": [_known_gpu_json(gpu) for gpu in GPUS.values()],
-    }
+    return document(
+        "env",
+        {"ligerprof": __version__},
+        select(environment, "python", "system", "cuda", "packages", "gpus", "no_gpu_reason"),
+        {"known_gpus": [_known_gpu_json(gpu) for gpu in GPUS.values()]},
+    )
 
 
 def _known_gpu_json(gpu: GpuSpec) -> dict[str, Any]:
-    return {
-        "name": gpu.name,
-        "title": gpu.title,
-        "memory_bytes": gpu.memory_bytes,
-        "context_bytes": gpu.context_bytes,
-        "sm_count": gpu.sm_count,
-        "compute_capability": list(gpu.compute_capability),
-        "cublas_workspace_bytes": gpu.cublas_workspace_bytes,
-        "measured": gpu.measured,
-    }
+    return select(
+        gpu,
+        *("name", "title", "memory_bytes", "context_bytes", "sm_count", "compute_capability"),
+        *("cublas_workspace_bytes", "measured"),
+    )
 
 
 def render_environment(environment: Environment) -> "RenderableType":

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ligerprof.models import ModelSpec
 from ligerprof.reports.listing import add_listing_row, listing_table
+from ligerprof.serialization import select
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,20 +26,18 @@ def models_table(specs: Sequence[ModelSpec]) -> "Table":
 
 
 def _model_json(spec: ModelSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "architecture": spec.model_type,
-        "parameters": spec.parameter_count,
-        "layers": spec.layers,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "heads": spec.heads,
-        "kv_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "vocab_size": spec.vocab_size,
-        "max_positions": spec.max_positions,
-        "tied_embeddings": spec.tied_embeddings,
-    }
+    return select(
+        spec,
+        *(
+            "name",
+            "architecture=model_type",
+            "parameters=parameter_count",
+            "layers",
+            "hidden_size",
+            "intermediate_size",
+        ),
+        *("heads", "kv_heads", "head_dim", "vocab_size", "max_positions", "tied_embeddings"),
+    )
 
 
 def _cells(spec: ModelSpec) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Run one profiled step of a recipe, say who held its peak, and leave a run directory."""
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,9 +14,10 @@ from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import STEP_PHASES, Backend
+from ligerprof.roles import STEP_PHASES, Backend, Phase
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
 from ligerprof.runs.outcome import Progress, StepOutcome
+from ligerprof.serialization import document, select
 from ligerprof.snapshots.reader import Snapshot
 
 
@@ -63,33 +65,16 @@ class StepReport:
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof step --json` and of result.json."""
         outcome = self.outcome
-        return {
-            "schema": 1,
-            "kind": "step",
-            "backend": outcome.backend,
-            "gpu": outcome.gpu,
-            "peak_bytes": outcome.peak_bytes,
-            "peak_phase": self.peak.peak_phase.value if self.peak.peak_phase else None,
-            "reserved_bytes": outcome.reserved_bytes,
-            "first_step_peak_bytes": outcome.first_step_peak_bytes,
-            "first_step_reserved_bytes": outcome.first_step_reserved_bytes,
-            "phases": {phase.value: outcome.phases.get(phase, 0) for phase in STEP_PHASES},
-            "after_phase": {phase.value: outcome.after_phase.get(phase, 0) for phase in STEP_PHASES},
-            "roles": self.peak.roles.to_json(),
-            "step_seconds": self.step_seconds,
-            "step_seconds_all": list(outcome.step_seconds),
-            "tokens_per_second": self.tokens_per_second,
-            "host_bytes": outcome.host_bytes,
-            "ranks": _ranks_json(outcome),
-            "oom": _oom_json(outcome),
-            "estimate": self.estimate.to_json() if self.estimate else None,
-            "error_ratio": self.error_ratio,
-            "run": str(self.run.path),
-            "recipe": self.recipe.to_json(),
-            "versions": dict(outcome.versions),
-            "finished": self.finished.isoformat(timespec="seconds"),
-            "notes": list(self.notes),
-        }
+        return document(
+            "step",
+            select(self, "outcome.backend", "outcome.gpu", "outcome.peak_bytes", "peak.peak_phase"),
+            select(outcome, "reserved_bytes", "first_step_peak_bytes", "first_step_reserved_bytes"),
+            {"phases": _of_phases(outcome.phases), "after_phase": _of_phases(outcome.after_phase)},
+            select(self, "peak.roles", "step_seconds", "step_seconds_all=outcome.step_seconds", "tokens_per_second"),
+            {"host_bytes": outcome.host_bytes, "ranks": _ranks_json(outcome)},
+            select(self, "outcome.oom", "estimate", "error_ratio", "run=run.path", "recipe", "outcome.versions"),
+            {"finished": self.finished.isoformat(timespec="seconds"), "notes": list(self.notes)},
+        )
 
 
 def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, trace: bool = True) -> StepReport:
@@ -178,30 +163,19 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
     )
 
 
+def _of_phases(sizes: Mapping[Phase, int]) -> dict[str, int]:
+    """Bytes of every phase of a step, 0 for one that did not run."""
+    return {phase.value: sizes.get(phase, 0) for phase in STEP_PHASES}
+
+
 def _ranks_json(outcome: StepOutcome) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank,
-            "gpu": of_rank.gpu,
-            "peak_bytes": of_rank.peak_bytes,
-            "reserved_bytes": of_rank.reserved_bytes,
-            "phases": {phase.value: of_rank.phases.get(phase, 0) for phase in STEP_PHASES},
+            **select(of_rank, "gpu", "peak_bytes", "reserved_bytes"),
+            "phases": _of_phases(of_rank.phases),
             "host_bytes": of_rank.host_bytes,
             "step_seconds": statistics.median(of_rank.step_seconds) if of_rank.step_seconds else None,
         }
         for rank, of_rank in outcome.ranks.items()
     ]
-
-
-def _oom_json(outcome: StepOutcome) -> dict[str, Any] | None:
-    oom = outcome.oom
-    if oom is None:
-        return None
-    return {
-        "requested_bytes": oom.requested_bytes,
-        "allocated_bytes": oom.allocated_bytes,
-        "reserved_bytes": oom.reserved_bytes,
-        "limit_bytes": oom.limit_bytes,
-        "phase": oom.phase.value,
-        "step": oom.step,
-    }

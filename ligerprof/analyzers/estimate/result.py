@@ -6,6 +6,7 @@ from typing import Any
 
 from ligerprof.analyzers.estimate.places import PlaceBytes
 from ligerprof.roles import MemoryBreakdown, Phase
+from ligerprof.serialization import document, select
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +24,7 @@ class Term:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `terms` in the estimate's JSON."""
-        return {"name": self.name, "formula": self.formula, "bytes": self.size_bytes}
+        return select(self, "name", "formula", "bytes=size_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,22 +67,9 @@ class MemoryEstimate:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof estimate --json`."""
-        return {
-            "schema": 1,
-            "kind": "estimate",
-            "peak_bytes": self.peak_bytes,
-            "peak_phase": self.peak_phase.value,
-            "phases": {phase.value: size_bytes for phase, size_bytes in self.phases.items()},
-            "static_bytes": self.static_bytes,
-            "checkpoint_bytes": self.checkpoint_bytes,
-            "logits_bytes": self.logits_bytes,
-            "roles": self.roles.to_json(),
-            "layers": [place.to_json() for place in self.layers],
-            "lowest_bytes": self.lowest_bytes,
-            "highest_bytes": self.highest_bytes,
-            "first_step_peak_bytes": self.first_step_peak_bytes,
-            "host_bytes": self.host_bytes,
-            "terms": [term.to_json() for term in self.terms],
-            "assumed": list(self.assumed),
-            "left_out": list(self.left_out),
-        }
+        return document(
+            "estimate",
+            select(self, "peak_bytes", "peak_phase", "phases", "static_bytes", "checkpoint_bytes", "logits_bytes"),
+            select(self, "roles", "layers", "lowest_bytes", "highest_bytes", "first_step_peak_bytes", "host_bytes"),
+            select(self, "terms", "assumed", "left_out"),
+        )

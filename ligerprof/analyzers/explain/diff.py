@@ -8,6 +8,7 @@ from typing import Any
 
 from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
 from ligerprof.roles import STEP_PHASES, Role
+from ligerprof.serialization import document, select
 
 # as in `modeling_llama.py:1214 forward`; the line changes between versions
 _LINE = re.compile(r":\d+ ")
@@ -51,18 +52,11 @@ class GroupChange:
 
     def to_json(self) -> dict[str, Any]:
         """One entry of `blocks`."""
-        return {
-            "role": self.place.role.value,
-            "module": self.place.module,
-            "layer": self.place.layer,
-            "before_bytes": self.before_bytes,
-            "after_bytes": self.after_bytes,
-            "difference_bytes": self.difference_bytes,
-            "before_count": self.before_count,
-            "after_count": self.after_count,
-            "frames_before": list(self.frames_before),
-            "frames_after": list(self.frames_after),
-        }
+        return select(
+            self,
+            *("place.role", "place.module", "place.layer", "before_bytes", "after_bytes", "difference_bytes"),
+            *("before_count", "after_count", "frames_before", "frames_after"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,22 +85,21 @@ class PeakDiff:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof diff --json`."""
-        return {
-            "schema": 1,
-            "kind": "diff",
-            "before": _peak_json(self.before),
-            "after": _peak_json(self.after),
-            "difference_bytes": self.difference_bytes,
-            "reserved_difference_bytes": self.after.reserved_bytes - self.before.reserved_bytes,
-            "roles": {role.value: _change_json(self.before.roles[role], self.after.roles[role]) for role in Role},
-            "phases": {
-                phase.value: _change_json(self.before.phases[phase], self.after.phases[phase])
-                for phase in STEP_PHASES
-                if phase in self.before.phases and phase in self.after.phases
+        return document(
+            "diff",
+            {"before": _peak_json(self.before), "after": _peak_json(self.after)},
+            {
+                "difference_bytes": self.difference_bytes,
+                "reserved_difference_bytes": self.after.reserved_bytes - self.before.reserved_bytes,
+                "roles": {role.value: _change_json(self.before.roles[role], self.after.roles[role]) for role in Role},
+                "phases": {
+                    phase.value: _change_json(self.before.phases[phase], self.after.phases[phase])
+                    for phase in STEP_PHASES
+                    if phase in self.before.phases and phase in self.after.phases
+                },
             },
-            "blocks": [group.to_json() for group in self.groups],
-            "notes": list(self.notes),
-        }
+            select(self, "blocks=groups", "notes"),
+        )
 
 
 def diff_peaks(before: PeakReport, after: PeakReport) -> PeakDiff:
@@ -201,13 +194,7 @@ def _notes(before: PeakReport, after: PeakReport, *, with_modules: bool) -> Iter
 
 
 def _peak_json(report: PeakReport) -> dict[str, Any]:
-    return {
-        "device": report.device,
-        "peak_bytes": report.peak_bytes,
-        "reserved_bytes": report.reserved_bytes,
-        "complete": report.complete,
-        "peak_phase": report.peak_phase.value if report.peak_phase else None,
-    }
+    return select(report, "device", "peak_bytes", "reserved_bytes", "complete", "peak_phase")
 
 
 def _change_json(before_bytes: int, after_bytes: int) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ligerprof.analyzers.attribution.blocks import Owner
 from ligerprof.roles import Role
@@ -26,11 +25,6 @@ class PinnedSegment:
     free_bytes: int
     roles: Mapping[Role, int]
 
-    def to_json(self) -> dict[str, Any]:
-        """An entry of `pins` in the JSON."""
-        roles = {role.value: size_bytes for role, size_bytes in self.roles.items()}
-        return {"segment_bytes": self.segment_bytes, "free_bytes": self.free_bytes, "roles": roles}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedAllocation:
@@ -52,12 +46,6 @@ class FailedAllocation:
     device_free_bytes: int | None
     fragmented: bool
     pins: tuple[PinnedSegment, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The object `oom` of the JSON."""
-        keys = ("requested_bytes", "allocated_bytes", "reserved_bytes", "reserved_free_bytes", "largest_free_bytes")
-        figures = {key: getattr(self, key) for key in (*keys, "device_free_bytes", "fragmented")}
-        return {**figures, "pins": [pin.to_json() for pin in self.pins]}
 
 
 def judge_failure(replayed: Replay, oom: OutOfMemoryEvent, owners: Sequence[Owner]) -> FailedAllocation:

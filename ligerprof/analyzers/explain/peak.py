@@ -10,6 +10,7 @@ from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.steps import Growth, PhasePeaks
 from ligerprof.analyzers.explain.what_if import WhatIf
 from ligerprof.roles import MemoryBreakdown, Phase, Role
+from ligerprof.serialization import document, select
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,15 +36,7 @@ class BlockGroup:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `blocks` in the JSON."""
-        return {
-            "role": self.role.value,
-            "bytes": self.size_bytes,
-            "count": self.count,
-            "module": self.module,
-            "frame": self.frame,
-            "phase": self.phase.value,
-            "layer": self.layer,
-        }
+        return select(self, "role", "bytes=size_bytes", "count", "module", "frame", "phase", "layer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,23 +74,13 @@ class PeakReport:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof explain --json`."""
-        return {
-            "schema": 1,
-            "kind": "peak",
-            "device": self.device,
-            "peak_bytes": self.peak_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "complete": self.complete,
-            "peak_phase": self.peak_phase.value if self.peak_phase else None,
-            "phases": {phase.value: size_bytes for phase, size_bytes in self.phases.items()},
-            "roles": self.roles.to_json(),
-            "blocks": [block.to_json() for block in self.blocks],
-            "notes": list(self.notes),
-            "steps": [peaks.to_json() for peaks in self.steps],
-            "oom": self.out_of_memory.to_json() if self.out_of_memory else None,
-            "what_if": [what_if.to_json() for what_if in self.what_if],
-            "growth": self.growth.to_json() if self.growth else None,
-        }
+        return document(
+            "peak",
+            select(
+                self, "device", "peak_bytes", "reserved_bytes", "complete", "peak_phase", "phases", "roles", "blocks"
+            ),
+            select(self, "notes", "steps", "oom=out_of_memory", "what_if", "growth"),
+        )
 
 
 def group_blocks(owners: Iterable[Owner]) -> tuple[BlockGroup, ...]:

@@ -51,15 +51,6 @@ class Growth:
     role: Role
     who: str
 
-    def to_json(self) -> dict[str, Any]:
-        """The object `growth` of the JSON."""
-        return {
-            "per_step_bytes": self.per_step_bytes,
-            "steps": self.steps,
-            "role": self.role.value,
-            "who": self.who,
-        }
-
 
 def step_peaks(phases: EventPhases, replayed: Replay) -> tuple[PhasePeaks, ...]:
     """The highest allocated bytes in each phase of each step."""

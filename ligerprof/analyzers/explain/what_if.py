@@ -10,6 +10,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Owner
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.roles import Role
+from ligerprof.serialization import select
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -42,13 +43,8 @@ class WhatIf:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `what_if` in the JSON."""
-        return {
-            "without": [role.value for role in self.without],
-            "peak_bytes": self.peak_bytes,
-            "saved_bytes": self.saved_bytes,
-            "change": self.change,
-            "command": f"ligerprof step {self.option}",
-        }
+        figures = select(self, "without", "peak_bytes", "saved_bytes", "change")
+        return {**figures, "command": f"ligerprof step {self.option}"}
 
 
 class _Change(NamedTuple):

@@ -10,6 +10,7 @@ from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER, Chan
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.serialization import document, select
 from ligerprof.words import Word
 
 
@@ -47,14 +48,7 @@ class Step:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `steps` in the JSON."""
-        return {
-            "name": self.change.name,
-            "state": self.state,
-            "saved_bytes": self.saved_bytes,
-            "needed_bytes": self.needed_bytes,
-            "cost": self.change.cost,
-            "reason": self.reason,
-        }
+        return select(self, "change.name", "state", "saved_bytes", "needed_bytes", "change.cost", "reason")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,23 +84,18 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof advise --json`, without the command to run next."""
-        return {
-            "schema": 1,
-            "kind": "advise",
-            "limit_bytes": self.limit.size_bytes,
-            "limit_source": self.limit.source,
-            "needed_bytes": self.needed_bytes,
-            "verdict": self.verdict.to_json(),
-            "steps": [step.to_json() for step in self.steps],
-            "fits": self.plan_verdict.fits,
-            "plan": {
-                "needed_bytes": self.plan_needed_bytes,
-                "verdict": self.plan_verdict.to_json(),
-                "host_bytes": self.host_bytes,
-                "flags": list(recipe_flags(self.plan)),
-                "recipe": self.plan.to_json(),
-            },
+        plan = {
+            **select(self, "needed_bytes=plan_needed_bytes", "verdict=plan_verdict", "host_bytes"),
+            "flags": list(recipe_flags(self.plan)),
+            "recipe": self.plan.to_json(),
         }
+        return document(
+            "advise",
+            select(
+                self, "limit_bytes=limit.size_bytes", "limit_source=limit.source", "needed_bytes", "verdict", "steps"
+            ),
+            {"fits": self.plan_verdict.fits, "plan": plan},
+        )
 
 
 def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:

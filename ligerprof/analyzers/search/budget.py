@@ -8,6 +8,7 @@ from typing import Any
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import KernelUnavailableError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.serialization import select
 from ligerprof.words import Word
 
 # "closed form" is the word for the analytic estimate in JSON
@@ -79,15 +80,14 @@ class Verdict:
         """The method in printed text: `simulated` or `estimated`."""
         return "simulated" if self.checked is Method.SIMULATED else "estimated"
 
+    @property
+    def held(self) -> str:
+        """What `held_bytes` counts: `reserved` or `allocated` bytes."""
+        return "reserved" if self.checked is Method.SIMULATED else "allocated"
+
     def to_json(self) -> dict[str, Any]:
         """A `verdict` object of the JSON of fit and advise."""
-        return {
-            "fits": self.fits,
-            "held_bytes": self.held_bytes,
-            "held": "reserved" if self.checked is Method.SIMULATED else "allocated",
-            "checked": self.checked,
-            "reason": self.reason,
-        }
+        return select(self, "fits", "held_bytes", "held", "checked", "reason")
 
 
 def find_limit(recipe: TrainingRecipe) -> Limit:

@@ -11,6 +11,7 @@ from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.serialization import document, select
 from ligerprof.words import Word
 
 # callback that receives a short status message
@@ -88,26 +89,21 @@ class Fit:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof fit --json`."""
-        return {
-            "schema": 1,
-            "kind": "fit",
-            "limit_bytes": self.limit.size_bytes,
-            "limit_source": self.limit.source,
-            "allowance_bytes": ALLOWANCE_BYTES,
-            "wanted": {"batch": self.recipe.batch, "seq": self.recipe.seq, **self.wanted.to_json()},
-            "batch": self.batch.batch if self.batch else None,
-            "seq": self.seq.seq if self.seq else None,
-            "seq_step": SEQ_STEP,
-            "borders": {
-                "batch": self.batch.to_json() if self.batch else None,
-                "seq": self.seq.to_json() if self.seq else None,
+        return document(
+            "fit",
+            select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source"),
+            {
+                "allowance_bytes": ALLOWANCE_BYTES,
+                "wanted": {"batch": self.recipe.batch, "seq": self.recipe.seq, **self.wanted.to_json()},
+                "batch": self.batch.batch if self.batch else None,
+                "seq": self.seq.seq if self.seq else None,
+                "seq_step": SEQ_STEP,
+                "borders": select(self, "batch", "seq"),
             },
-            "frontier": [point.to_json() for point in self.frontier],
-            "settings": _settings_json(self.settings),
-            "settings_gap": self.settings_gap,
-            "recipe": self.recipe.to_json(),
-            "notes": list(self.notes),
-        }
+            select(self, "frontier"),
+            {"settings": _settings_json(self.settings)},
+            select(self, "settings_gap", "recipe", "notes"),
+        )
 
 
 def _settings_json(advice: Advice | None) -> dict[str, Any] | None:

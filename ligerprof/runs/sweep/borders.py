@@ -13,6 +13,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.runner import Runner
+from ligerprof.serialization import select
 
 UNITS: dict[Axis, int] = {Axis.BATCH: 1, Axis.SEQ: SEQ_STEP}
 # the first stride away from a guess is this share of it
@@ -42,13 +43,7 @@ class Border:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `borders` in the sweep's JSON."""
-        return {
-            "axis": self.axis,
-            "largest": self.largest,
-            "smallest_oom": self.smallest_oom,
-            "reason": self.reason,
-            "recipe": self.recipe.to_json(),
-        }
+        return select(self, "axis", "largest", "smallest_oom", "reason", "recipe")
 
 
 def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) -> tuple[Border, ...]:
