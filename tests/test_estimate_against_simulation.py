@@ -57,11 +57,6 @@ def check(recipe: TrainingRecipe) -> None:
     )
 
 
-# cuBLASLt's workspaces are not in the estimate yet
-known_failure = pytest.mark.xfail(strict=True, raises=AssertionError)
-
-
-@known_failure
 @pytest.mark.parametrize(
     "part",
     [

@@ -78,12 +78,17 @@ class SlidingWindow:
     Attributes:
         key: the config key of the window's size in tokens; null turns the window off.
         default: the size if the config does not have the key.
-        alternates: whether every second layer attends to all tokens instead.
+        switch: the config key that turns the window on; None if it always is.
+        from_layer: the config key of the first layer with a window, and its default; None if every second layer
+            has one or, unless `mixes` is set, every layer.
+        mixes: whether some layers may attend to all tokens, so that two masks are made.
     """
 
     key: str = "sliding_window"
     default: int | None = None
-    alternates: bool = False
+    switch: str | None = None
+    from_layer: tuple[str, int] | None = None
+    mixes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,6 +43,9 @@ _CONFIGURED_ATTENTION = _attention_tensors(qkv_bias="attention_bias", out_bias="
 _TWO_NORMS = _norm_tensors("input_layernorm", "post_attention_layernorm")
 # transformers builds Mistral's and Qwen's MLPs without biases, whatever the config says
 _PLAIN_MLP = _mlp_tensors()
+_QWEN_WINDOW = SlidingWindow(
+    default=4096, switch="use_sliding_window", from_layer=("max_window_layers", 28), mixes=True
+)
 _GEMMA_NORM = Norm(eps="eps", offset=1.0, casts_last=True)
 
 _ROWS = (
@@ -61,6 +64,7 @@ _ROWS = (
         model_type="qwen2",
         class_prefix="Qwen2",
         tensors=(*_attention_tensors(qkv_bias=True), *_PLAIN_MLP, *_TWO_NORMS),
+        attention=Attention(window=_QWEN_WINDOW),
     ),
     Architecture(
         model_type="qwen3",
@@ -72,7 +76,7 @@ _ROWS = (
             *_PLAIN_MLP,
             *_TWO_NORMS,
         ),
-        attention=Attention(qk_norms=("q_norm", "k_norm")),
+        attention=Attention(qk_norms=("q_norm", "k_norm"), window=_QWEN_WINDOW),
     ),
     Architecture(
         model_type="gemma",
@@ -94,7 +98,7 @@ _ROWS = (
         ),
         norm=_GEMMA_NORM,
         attention=Attention(
-            window=SlidingWindow(default=4096, alternates=True),
+            window=SlidingWindow(default=4096, mixes=True),
             softcap=Softcap(key="attn_logit_softcapping", default=50.0),
         ),
         mlp=Mlp(kind="geglu"),

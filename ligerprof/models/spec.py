@@ -106,12 +106,30 @@ class ModelSpec:
 
     @property
     def sliding_window(self) -> int | None:
-        """Tokens of the attention window, None without one."""
+        """Tokens of the attention window, None if no layer has one."""
         window = self.architecture.attention.window
-        if window is None:
+        config = _parsed(self.config_json)
+        if window is None or (window.switch is not None and not config.get(window.switch, False)):
             return None
-        size: int | None = _parsed(self.config_json).get(window.key, window.default)
-        return size
+        size: int | None = config.get(window.key, window.default)
+        return size if self._first_windowed_layer < self.layers else None
+
+    @property
+    def mixes_windows(self) -> bool:
+        """Whether some layers have a window and others do not."""
+        window = self.architecture.attention.window
+        if self.sliding_window is None or window is None or not window.mixes:
+            return False
+        return window.from_layer is None or self._first_windowed_layer > 0
+
+    @property
+    def _first_windowed_layer(self) -> int:
+        window = self.architecture.attention.window
+        if window is None or window.from_layer is None:
+            return 0
+        key, default = window.from_layer
+        first: int = _parsed(self.config_json).get(key, default)
+        return first
 
     def dropout_rate(self, dropout: Dropout | None) -> float:
         """The probability that the config has for a dropout; 0 for None."""

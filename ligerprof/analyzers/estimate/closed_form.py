@@ -6,6 +6,7 @@ from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.host import host_bytes
+from ligerprof.analyzers.estimate.model import slides
 from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernel
@@ -104,6 +105,8 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         if recipe.spec.attention_softcap is not None:
             yield "SDPA leaves out the softcap of the scores, as transformers 5.17 runs it; later ones insist on eager"
         yield f"scaled_dot_product_attention takes {attention_kernel(recipe).label} kernel on {gpu.title}"
+        if recipe.spec.mixes_windows and slides(recipe) and not recipe.padding:
+            yield "every layer masks its scores, also those whose window holds all tokens"
     if not gpu.measured:
         yield f"{gpu.title}: library workspaces as torch's source has them; no one measured this GPU"
     if recipe.memory_limit_bytes is not None:

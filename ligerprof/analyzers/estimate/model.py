@@ -64,16 +64,14 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
 
 def mask_elements(recipe: TrainingRecipe) -> int:
     """Elements of all attention masks: eager attention always has one, SDPA only if its causal flag is not enough."""
-    window = recipe.spec.architecture.attention.window
-    kinds = 2 if window is not None and window.alternates else 1
-    square = recipe.seq**2
+    kinds, square = 2 if recipe.spec.mixes_windows else 1, recipe.seq**2
     if is_eager(recipe) or recipe.padding:
         return kinds * recipe.batch * square
     # a window alone is the same for every sequence: `sdpa_mask` expands one
-    return kinds * square if _slides(recipe) else 0
+    return square if slides(recipe) else 0
 
 
-def _slides(recipe: TrainingRecipe) -> bool:
+def slides(recipe: TrainingRecipe) -> bool:
     """Whether a sequence fills the window (`_ignore_causal_mask_sdpa` in masking_utils.py)."""
     window = recipe.spec.sliding_window
     return window is not None and recipe.seq >= window
