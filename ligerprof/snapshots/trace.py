@@ -12,7 +12,7 @@ Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 _NUMBER_LIMIT = 2**63
-NO_NUMBER = -1
+_NO_NUMBER = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -89,10 +89,10 @@ class DeviceTrace(Sequence[Event]):
         column = np.zeros(len(self), dtype=np.int64)
         if key in self._table.columns:
             cells = self._table.columns[key][self._rows[self._in_table]]
-            column[self._in_table] = np.maximum(cells, NO_NUMBER)
+            column[self._in_table] = np.maximum(cells, _NO_NUMBER)
         values = (event.get(key, 0) for event in self._dicts())
         column[~self._in_table] = [
-            value if type(value) is int and 0 <= value < _NUMBER_LIMIT else NO_NUMBER for value in values
+            value if type(value) is int and 0 <= value < _NUMBER_LIMIT else _NO_NUMBER for value in values
         ]
         return column
 

@@ -1,4 +1,4 @@
-"""Who holds the peak, as stacked bars side by side: roles that matter in any of them, the others in one piece."""
+"""Roles at the peak as stacked bars: roles that matter in any bar are shown, the others pooled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# a role that holds less than this share of every bar is not told apart from the paper's grain
+# a role with a smaller share of every bar would not be visible
 _SMALLEST_SHARE = 0.015
 _BAR_INCHES = 0.21
 _MOST_GROUPS = 3
-# right of the longest bar, for its sum
+# space to the right of the longest bar, for its sum
 _ROOM = 1.16
 
 
@@ -38,8 +38,8 @@ class RolesBar:
     """One bar.
 
     Attributes:
-        title: stands beside the bar.
-        group: bars that follow each other with one group stand together, the group's name beside the first.
+        title: shown next to the bar.
+        group: adjacent bars of one group are drawn together, with the group's name next to the first.
     """
 
     title: str
@@ -49,7 +49,7 @@ class RolesBar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """One role, or the pooled rest, in every bar.
+    """One role, or the pooled roles, in every bar.
 
     Attributes:
         sizes_bytes: in the order of the bars.
@@ -61,12 +61,12 @@ class Piece:
 
 
 def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float | None = None) -> "Figure":
-    """One stacked bar each, in GiB, the first at the top.
+    """Draw one stacked bar for each, in GiB, the first at the top.
 
     Args:
         bars: at least one.
-        sentences: what the figure shows, as its title.
-        width_inches: half a page where not given.
+        sentences: the title.
+        width_inches: half a page by default.
     """
     with styled():
         figure = new_figure(0.55 + _BAR_INCHES * _rows(bars)[-1])
@@ -81,7 +81,7 @@ def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float | 
 
 
 def find_bars(setting: Setting, axis: Axis) -> tuple[RolesBar, ...]:
-    """The sets that ran at each of up to three sizes at which none ran, too; those sets alone where none never ran."""
+    """Bars of the kernel sets that ran at up to three sizes, chosen among those at which the set `none` ran."""
     series = split_series(setting, axis)
     found = {
         one.label: {getattr(cell.recipe, axis): cell for cell in one.cells if cell.status is CellStatus.DONE}
@@ -100,21 +100,21 @@ def find_bars(setting: Setting, axis: Axis) -> tuple[RolesBar, ...]:
 
 
 def pieces_of(breakdowns: Sequence[MemoryBreakdown]) -> tuple[Piece, ...]:
-    """The roles that matter in any breakdown, in the order of the vocabulary; the others pooled, and counted."""
+    """The roles that matter in any breakdown, in the order of Role; the others are pooled and counted."""
     totals = np.array([max(breakdown.total_bytes, 1) for breakdown in breakdowns])
     sizes = {role: np.array([breakdown[role] for breakdown in breakdowns]) for role in Role}
-    told = [role for role in Role if (sizes[role] / totals >= _SMALLEST_SHARE).any()]
-    pooled = [role for role in Role if role not in told and sizes[role].any()]
-    pieces = [Piece(label=role.value, look=ROLE_LOOKS[role], sizes_bytes=tuple(sizes[role].tolist())) for role in told]
+    shown = [role for role in Role if (sizes[role] / totals >= _SMALLEST_SHARE).any()]
+    pooled = [role for role in Role if role not in shown and sizes[role].any()]
+    pieces = [Piece(label=role.value, look=ROLE_LOOKS[role], sizes_bytes=tuple(sizes[role].tolist())) for role in shown]
     if pooled:
-        rest = sum((sizes[role] for role in pooled), start=np.zeros(len(breakdowns), dtype=np.int64))
+        others = sum((sizes[role] for role in pooled), start=np.zeros(len(breakdowns), dtype=np.int64))
         label = pooled[0].value if len(pooled) == 1 else f"{len(pooled)} more roles"
-        pieces.append(Piece(label=label, look=POOLED_LOOK, sizes_bytes=tuple(rest.tolist())))
+        pieces.append(Piece(label=label, look=POOLED_LOOK, sizes_bytes=tuple(others.tolist())))
     return tuple(pieces)
 
 
 def _rows(bars: Sequence[RolesBar]) -> list[float]:
-    """Where each bar stands, in bars from the top, with some room between groups; the last is where they end."""
+    """The position of each bar, in bars from the top, with space between groups; the last entry is the end."""
     places, place = [], 0.0
     for number, bar in enumerate(bars):
         place += 1.0 if number == 0 or bar.group == bars[number - 1].group else 1.6

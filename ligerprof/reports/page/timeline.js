@@ -9,7 +9,7 @@
   const range = root.querySelector(".range");
   const pen = canvas.getContext("2d");
 
-  // sizes travel as differences from one column to the next
+  // columns are stored as differences from one value to the next
   const running = (steps) => {
     const sums = new Float64Array(steps.length);
     for (let i = 0, sum = 0; i < steps.length; i++) sums[i] = sum += steps[i];
@@ -51,7 +51,7 @@
   const toX = (moment, area) => area.left + ((moment - view[0]) / (view[1] - view[0])) * (area.right - area.left);
   const toMoment = (x, area) => view[0] + ((x - area.left) / (area.right - area.left)) * (view[1] - view[0]);
 
-  // one column a pixel: of those that share it, the highest
+  // one column per pixel: the highest of those that share it
   const pixels = (area) => {
     const found = [];
     for (let x = Math.ceil(area.left); x < area.right; x++) {
@@ -119,7 +119,7 @@
   };
   const drawScale = (area, toY) => {
     pen.font = "11px system-ui, sans-serif";
-    // 1, 2, 5, 10, … in the unit that the figures are written in
+    // 1, 2, 5, 10, … in the unit of the labels
     const [unit, name] = layout.top >= 2 * 2 ** 30 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"];
     let step = unit / 100;
     for (let turn = 0; layout.top / step > 5; turn++) step *= turn % 3 === 1 ? 2.5 : 2;
@@ -184,7 +184,7 @@
     const list = role.holdings, index = at(list.map((entry) => entry[0]), column);
     return list.length && list[index][0] <= column ? list[index].slice(1) : [];
   };
-  const tell = (column, role) => {
+  const describe = (column, role) => {
     tip.replaceChildren();
     const [step, phase, place] = data.running[data.ran[column]];
     line("head", `${size(shown(column))} allocated, ${size(reserved[column])} reserved`);
@@ -214,7 +214,7 @@
       if (level >= 0 && level < role.bytes[column]) under = role;
       level -= role.bytes[column];
     }
-    tell(column, under);
+    describe(column, under);
     tip.hidden = false;
     const room = root.clientWidth - tip.offsetWidth - 8;
     tip.style.left = Math.max(0, Math.min(x + 14, x + 14 > room ? x - tip.offsetWidth - 14 : room)) + "px";

@@ -16,8 +16,8 @@ from tests.paths import RECORDINGS
 MIB = 2**20
 WEIGHTS = 1_235_814_400 * 2
 TOKENS = 4 * 1024
-PLANE = TOKENS * 128256 * 4
-SHIFTED_PLANE = (TOKENS - 4) * 128256 * 4
+LOGITS = TOKENS * 128256 * 4
+SHIFTED_LOGITS = (TOKENS - 4) * 128256 * 4
 LAYER_WEIGHTS = 60_821_504 * 2
 CHECKPOINTS = 16 * TOKENS * 2048 * 2
 
@@ -49,23 +49,23 @@ EXPECTED = {
         Role.OPTIMIZER_STATES: 2 * WEIGHTS,
         Role.CHECKPOINTS: CHECKPOINTS,
         # log-probabilities, and the gradients that nll_loss and log_softmax make
-        Role.CE_TEMPORARIES: 3 * PLANE,
+        Role.CE_TEMPORARIES: 3 * LOGITS,
         Role.LIBRARY_WORKSPACE: 64 * MIB,
     },
     "hf-4.45-ckpt-4x1024": {
         Role.PARAMETERS: WEIGHTS,
         Role.OPTIMIZER_STATES: 2 * WEIGHTS,
         Role.CHECKPOINTS: CHECKPOINTS,
-        Role.LOGITS: PLANE,
-        Role.SHIFT_LOGITS: SHIFTED_PLANE,
-        Role.CE_TEMPORARIES: SHIFTED_PLANE,
+        Role.LOGITS: LOGITS,
+        Role.SHIFT_LOGITS: SHIFTED_LOGITS,
+        Role.CE_TEMPORARIES: SHIFTED_LOGITS,
         Role.LIBRARY_WORKSPACE: 64 * MIB,
     },
     "hf-nockpt-8x1024": {
         Role.PARAMETERS: WEIGHTS,
         Role.OPTIMIZER_STATES: 2 * WEIGHTS,
         Role.CHECKPOINTS: 0,
-        Role.CE_TEMPORARIES: 6 * PLANE,
+        Role.CE_TEMPORARIES: 6 * LOGITS,
         Role.LIBRARY_WORKSPACE: 64 * MIB,
     },
     "liger-flce-ckpt-4x1024": {
@@ -82,7 +82,7 @@ EXPECTED = {
         Role.GRADIENTS: 0,
         Role.OPTIMIZER_STATES: 0,
         Role.CHECKPOINTS: CHECKPOINTS,
-        Role.CE_TEMPORARIES: 3 * PLANE,
+        Role.CE_TEMPORARIES: 3 * LOGITS,
         Role.LIBRARY_WORKSPACE: 64 * MIB,
     },
     "stamped-amp-ckpt-4x1024": {
@@ -91,8 +91,8 @@ EXPECTED = {
         # all but the norms' weights
         Role.WEIGHT_CASTS: WEIGHTS - 33 * 2048 * 2,
         Role.CHECKPOINTS: 2 * CHECKPOINTS,
-        Role.LOGITS: PLANE + PLANE // 2,
-        Role.CE_TEMPORARIES: PLANE,
+        Role.LOGITS: LOGITS + LOGITS // 2,
+        Role.CE_TEMPORARIES: LOGITS,
         Role.LIBRARY_WORKSPACE: 64 * MIB,
     },
     "small-expandable": SMALL,

@@ -1,4 +1,4 @@
-"""Who holds the peak of training as users record it, without our stamps, by what the model's shape says it must be."""
+"""Roles of recordings as users make them, without stamps, against the sizes that the model's shape implies."""
 
 import json
 from typing import Any
