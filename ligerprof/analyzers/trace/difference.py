@@ -9,6 +9,7 @@ from ligerprof.analyzers.trace.host import HostLayer
 from ligerprof.analyzers.trace.kernel_classes import KernelClass
 from ligerprof.analyzers.trace.phases import WorkPhase
 from ligerprof.analyzers.trace.report import KernelTime, TraceReport, WorkTime
+from ligerprof.serialization import select
 
 Key = TypeVar("Key")
 
@@ -35,11 +36,7 @@ class KernelChange:
     def to_json(self) -> dict[str, Any]:
         """One entry of `kernels_by_change`."""
         return {
-            "name": self.kernel.name,
-            "class": self.kernel.kind.value,
-            "before_count": self.before_count,
-            "after_count": self.after_count,
-            "before_seconds": self.before_seconds,
+            **select(self, "kernel.name", "class=kernel.kind", "before_count", "after_count", "before_seconds"),
             "after_seconds": self.after_seconds,
             "difference_seconds": round(self.difference_seconds, 9),
         }

@@ -8,6 +8,7 @@ from ligerprof.analyzers.trace.gaps import GapCause
 from ligerprof.analyzers.trace.host import HostLayer
 from ligerprof.analyzers.trace.kernel_classes import KernelClass
 from ligerprof.analyzers.trace.phases import WorkPhase
+from ligerprof.serialization import document, select, to_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,16 +26,6 @@ class GapGroup:
     count: int
     seconds: float
 
-    def to_json(self) -> dict[str, Any]:
-        """One entry of `gaps`."""
-        return {
-            "cause": self.cause.value,
-            "from_seconds": self.from_seconds,
-            "below_seconds": self.below_seconds,
-            "count": self.count,
-            "seconds": self.seconds,
-        }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargeGap:
@@ -51,16 +42,6 @@ class LargeGap:
     cause: GapCause
     next_kernel: str
     operator: str
-
-    def to_json(self) -> dict[str, Any]:
-        """One entry of `largest_gaps`."""
-        return {
-            "start_seconds": self.start_seconds,
-            "seconds": self.seconds,
-            "cause": self.cause.value,
-            "next_kernel": self.next_kernel,
-            "operator": self.operator,
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,16 +70,11 @@ class DeviceUse:
     def to_json(self, window_seconds: float) -> dict[str, Any]:
         """One entry of `devices`."""
         return {
-            "device": self.device,
-            "streams": self.streams,
-            "kernels": self.kernels,
-            "copies": self.copies,
-            "busy_seconds": self.busy_seconds,
+            **select(self, "device", "streams", "kernels", "copies", "busy_seconds"),
             "busy_share": self.busy_seconds / window_seconds,
             "occupied_seconds": self.occupied_seconds,
             "occupied_share": self.occupied_seconds / window_seconds,
-            "gaps": [gap.to_json() for gap in self.gaps],
-            "largest_gaps": [gap.to_json() for gap in self.largest_gaps],
+            **select(self, "gaps", "largest_gaps"),
         }
 
     def gap_seconds(self, cause: GapCause) -> float:
@@ -129,17 +105,14 @@ class KernelTime:
     seconds: float
     longest_seconds: float
 
+    @property
+    def mean_seconds(self) -> float:
+        """Average duration of a run."""
+        return self.seconds / self.count
+
     def to_json(self) -> dict[str, Any]:
         """One entry of `top_kernels`."""
-        return {
-            "name": self.name,
-            "class": self.kind.value,
-            "operator": self.operator,
-            "count": self.count,
-            "seconds": self.seconds,
-            "mean_seconds": self.seconds / self.count,
-            "longest_seconds": self.longest_seconds,
-        }
+        return select(self, "name", "class=kind", "operator", "count", "seconds", "mean_seconds", "longest_seconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,31 +183,25 @@ class TraceReport:
         Args:
             top: number of kernels to list; None lists all.
         """
-        busiest = self.busiest
-        return {
-            "schema": 1,
-            "kind": "trace",
-            "source": self.source,
-            "window_seconds": self.window_seconds,
-            "steps": list(self.steps),
-            "kernels": self.kernel_count,
-            "gpu_busy_seconds": busiest.busy_seconds,
-            "gpu_busy_share": self.busy_share,
-            "gpu_occupied_share": busiest.occupied_seconds / self.window_seconds,
-            "devices": [device.to_json(self.window_seconds) for device in self.devices],
-            "launches": {
-                "count": self.launches.count,
-                "seconds": self.launches.seconds,
-                "median_delay_seconds": self.launches.median_delay_seconds,
+        return document(
+            "trace",
+            select(self, "source", "window_seconds", "steps", "kernels=kernel_count"),
+            select(self, "gpu_busy_seconds=busiest.busy_seconds", "gpu_busy_share=busy_share"),
+            {
+                "gpu_occupied_share": self.busiest.occupied_seconds / self.window_seconds,
+                "devices": [device.to_json(self.window_seconds) for device in self.devices],
             },
-            "classes": {kind.value: _work_json(self.classes.get(kind)) for kind in KernelClass},
-            "phases": None
-            if self.phases is None
-            else {phase.value: _work_json(self.phases.get(phase)) for phase in WorkPhase},
-            "top_kernels": [kernel.to_json() for kernel in self.kernels[:top]],
-            "host": None if self.host is None else self._host_json(self.host),
-            "notes": list(self.notes),
-        }
+            select(self, "launches"),
+            {
+                "classes": {kind.value: _work_json(self.classes.get(kind)) for kind in KernelClass},
+                "phases": None
+                if self.phases is None
+                else {phase.value: _work_json(self.phases.get(phase)) for phase in WorkPhase},
+                "top_kernels": to_json(self.kernels[:top]),
+                "host": None if self.host is None else self._host_json(self.host),
+            },
+            select(self, "notes"),
+        )
 
     def _host_json(self, host: Mapping[HostLayer, float]) -> dict[str, Any]:
         count = self.kernel_count
