@@ -18,7 +18,7 @@ class KernelShape:
         parameter_bytes: bytes an element of the weights it is given.
         compute_bytes: bytes an element of what matrix products work on, where autocast casts for them;
             None is `activation_bytes`.
-        head_trainable: whether the kernel's weight wants a gradient.
+        weight_requires_grad: whether the weight that the kernel reads requires a gradient.
         sm_count: multiprocessors of the GPU; some partial sums are sized by it.
         flce_budget: `lean`, `balanced`, or bytes of workspace, for the fused loss.
     """
@@ -34,7 +34,7 @@ class KernelShape:
     activation_bytes: int
     parameter_bytes: int
     compute_bytes: int | None = None
-    head_trainable: bool = True
+    weight_requires_grad: bool = True
     sm_count: int = 132
     flce_budget: str | int = "balanced"
 

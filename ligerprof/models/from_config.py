@@ -43,7 +43,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     sizes = _read_sizes(config, name, row.tied_by_default)
     gap = None
     if not is_listed:
-        gap = f"no closed form for model_type {model_type!r} (there is one for {', '.join(ARCHITECTURES)})"
+        gap = f"no analytic estimate for model_type {model_type!r} (there is one for {', '.join(ARCHITECTURES)})"
     return ModelSpec(
         name=name,
         model_type=model_type,
@@ -61,7 +61,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         final_softcap=_softcap(config, row.final_softcap),
         attention_softcap=_softcap(config, row.attention.softcap),
         parameters=tuple(_parameters(row, sizes, config)) if is_listed else (),
-        closed_form_gap=gap,
+        no_estimate_reason=gap,
     )
 
 

@@ -39,10 +39,10 @@ class ModelSpec:
         model_type: transformers' name of the architecture.
         config_json: the whole transformers config as canonical JSON, to build the real model from.
         weights_path: a folder that holds weights to load, or None for random ones.
-        parameters: every parameter tensor in transformers' order; empty where `closed_form_gap` is set.
+        parameters: every parameter tensor in transformers' order; empty where `no_estimate_reason` is set.
         final_softcap: what caps the logits, or None.
         attention_softcap: what caps the attention scores, or None.
-        closed_form_gap: why there is no closed form for this architecture, or None.
+        no_estimate_reason: why the estimate does not cover this architecture, or None.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ModelSpec:
     final_softcap: float | None = None
     attention_softcap: float | None = None
     parameters: tuple[ParameterShape, ...] = field(default=(), repr=False)
-    closed_form_gap: str | None = None
+    no_estimate_reason: str | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -142,8 +142,8 @@ class ModelSpec:
         Raises:
             UnknownModelError: the architecture's tensors are not described here.
         """
-        if self.closed_form_gap is not None:
-            raise UnknownModelError(f"{self.name}: {self.closed_form_gap}")
+        if self.no_estimate_reason is not None:
+            raise UnknownModelError(f"{self.name}: {self.no_estimate_reason}")
         return sum(parameter.elements for parameter in self.parameters)
 
 

@@ -92,7 +92,9 @@ def make_context(slot: str, shape: KernelShape) -> Context:
         "lm_head.weight": (shape.vocab, shape.hidden),
     }
     weights = {
-        name: Weight(size[0] * (size[1] if size[1:] else 1), shape.parameter_bytes, trainable=shape.head_trainable)
+        name: Weight(
+            size[0] * (size[1] if size[1:] else 1), shape.parameter_bytes, trainable=shape.weight_requires_grad
+        )
         for name, size in parameters.items()
     }
     kernels = {slot: find_kernel(slot, "torch")}

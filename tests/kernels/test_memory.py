@@ -105,7 +105,7 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
         return torch.randn(size, dtype=dtype, device=device).requires_grad_(grad)
 
     def weight(*size: int) -> Tensor:
-        return data(*size, dtype=parameter, grad=shape.head_trainable)
+        return data(*size, dtype=parameter, grad=shape.weight_requires_grad)
 
     options = LossOptions(shift=True, budget=shape.flce_budget, in_place=True)
     states, gates = (shape.sequences, seq, shape.hidden), (shape.sequences, seq, shape.intermediate)
@@ -162,7 +162,7 @@ SHAPES = {
     "llama-1b-bf16": LLAMA_1B,
     "one-sequence": dataclasses.replace(LLAMA_1B, tokens=777, sequences=1),
     "fp32": dataclasses.replace(LLAMA_1B, activation_bytes=4, parameter_bytes=4),
-    "frozen": dataclasses.replace(LLAMA_1B, head_trainable=False),
+    "frozen": dataclasses.replace(LLAMA_1B, weight_requires_grad=False),
     "lean": dataclasses.replace(LLAMA_1B, flce_budget="lean"),
     "bytes": dataclasses.replace(LLAMA_1B, flce_budget=700_000_000),
     "odd-vocabulary": dataclasses.replace(LLAMA_1B, vocab=50257, hidden=1600),
@@ -185,10 +185,10 @@ def test_stated_bytes_of_mixed_dtypes(slot: str, name: str, monkeypatch: pytest.
     check(slot, MIXED[name], monkeypatch)
 
 
-@pytest.mark.parametrize("head_trainable", [True, False], ids=["trainable", "frozen"])
+@pytest.mark.parametrize("weight_requires_grad", [True, False], ids=["trainable", "frozen"])
 @pytest.mark.parametrize("slot", ["flce", "ce", "add_rms"])
-def test_stated_bytes_under_autocast(slot: str, head_trainable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(slot, dataclasses.replace(AUTOCAST, head_trainable=head_trainable), monkeypatch)
+def test_stated_bytes_under_autocast(slot: str, weight_requires_grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(slot, dataclasses.replace(AUTOCAST, weight_requires_grad=weight_requires_grad), monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,9 @@ def test_stated_bytes_under_autocast(slot: str, head_trainable: bool, monkeypatc
         *(pytest.param(slot, SHAPES[name], id=f"{slot}-{name}") for slot in KERNEL_NAMES for name in SHAPES),
         *(pytest.param(slot, shape, id=f"{slot}-{name}") for slot in ("rms", "rope") for name, shape in MIXED.items()),
         *(
-            pytest.param(slot, dataclasses.replace(AUTOCAST, head_trainable=trainable), id=f"{slot}-amp-{trainable}")
+            pytest.param(
+                slot, dataclasses.replace(AUTOCAST, weight_requires_grad=trainable), id=f"{slot}-amp-{trainable}"
+            )
             for slot in ("ce", "flce")
             for trainable in (True, False)
         ),
@@ -215,13 +217,13 @@ def test_the_estimate_counts_plain_torch_as_a_simulated_gpu_runs_it(slot: str, s
     assert count_plain_torch(slot, shape) == pytest.approx(dataclasses.astuple(measured), abs=small_bytes)
 
 
-@pytest.mark.parametrize("head_trainable", [True, False], ids=["trainable", "frozen"])
+@pytest.mark.parametrize("weight_requires_grad", [True, False], ids=["trainable", "frozen"])
 @pytest.mark.parametrize("slot", ["swiglu_linear", "geglu_linear"])
 def test_stated_bytes_of_gates_that_autocast_made(
-    slot: str, head_trainable: bool, monkeypatch: pytest.MonkeyPatch
+    slot: str, weight_requires_grad: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gates in 16 bit, the weight in 32."""
-    shape = dataclasses.replace(LLAMA_1B, parameter_bytes=4, head_trainable=head_trainable)
+    shape = dataclasses.replace(LLAMA_1B, parameter_bytes=4, weight_requires_grad=weight_requires_grad)
     with launches_left_out(monkeypatch):
         adapt, inputs = problem(slot, shape, "cpu")
         with torch.autocast("cpu", torch.bfloat16):

@@ -117,10 +117,10 @@ def test_weights_are_loaded_where_the_folder_holds_some(tmp_path: Path, weights:
     assert load_model(str(tmp_path)).weights_path == str(tmp_path)
 
 
-def test_an_architecture_without_a_closed_form_still_has_sizes(tmp_path: Path) -> None:
+def test_an_architecture_without_a_row_still_has_sizes(tmp_path: Path) -> None:
     spec = spec_from_config({**SMALL_LLAMA, "model_type": "mamba9"}, name="small-mamba")
     assert (spec.layers, spec.hidden_size, spec.parameters) == (2, 48, ())
-    with pytest.raises(UnknownModelError, match=r"small-mamba: no closed form for model_type 'mamba9'"):
+    with pytest.raises(UnknownModelError, match=r"small-mamba: no analytic estimate for model_type 'mamba9'"):
         _ = spec.parameter_count
 
 

@@ -81,9 +81,9 @@ def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iter
 
 
 def _require_closed_form(recipe: TrainingRecipe) -> None:
-    if recipe.spec.closed_form_gap is not None:
+    if recipe.spec.no_estimate_reason is not None:
         raise UnknownModelError(
-            f"{recipe.spec.name}: {recipe.spec.closed_form_gap}. Use `ligerprof step --device simulated`."
+            f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."
         )
 
 

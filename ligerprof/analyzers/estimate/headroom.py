@@ -47,9 +47,9 @@ def find_headroom(recipe: TrainingRecipe) -> Headroom:
         UnknownModelError: an architecture that has no closed form.
         KernelUnavailableError: a kernel that the provider does not have.
     """
-    if recipe.spec.closed_form_gap is not None:
+    if recipe.spec.no_estimate_reason is not None:
         raise UnknownModelError(
-            f"{recipe.spec.name}: {recipe.spec.closed_form_gap}, on which --flce-budget auto rests. Give bytes."
+            f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}, on which --flce-budget auto rests. Give bytes."
         )
     kernels = find_kernel_set(recipe.kernels, recipe.provider)
     lean_peak_bytes = _peak_bytes(recipe, kernels, FlceBudget.LEAN)

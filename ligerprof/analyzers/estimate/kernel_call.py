@@ -33,7 +33,7 @@ def kernel_memory(context: Context, slot: str, value: Value, weight: Weight | No
         activation_bytes=value.width,
         parameter_bytes=weight.width if weight is not None else context.stream_bytes,
         compute_bytes=context.half_bytes,
-        head_trainable=weight is not None and weight.trainable,
+        weight_requires_grad=weight is not None and weight.trainable,
         sm_count=recipe.gpu_spec.sm_count,
         flce_budget=recipe.flce_budget,
     )

@@ -29,9 +29,9 @@ def _linear_memory(shape: KernelShape) -> KernelMemory:
     """
     weight_elements = shape.hidden * shape.intermediate
     cast_bytes = weight_elements * shape.activation_bytes if shape.parameter_bytes != shape.activation_bytes else 0
-    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
+    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.weight_requires_grad else 0
     backward_bytes = _gate_bytes(shape)
-    if shape.head_trainable:
+    if shape.weight_requires_grad:
         narrow_bytes = weight_elements * shape.activation_bytes
         backward_bytes = max(backward_bytes + narrow_bytes, cast_bytes and cast_bytes + weight_gradient_bytes)
     return KernelMemory(

@@ -20,9 +20,9 @@ def _memory(shape: KernelShape) -> KernelMemory:
         vocab=shape.vocab,
         element_bytes=product_bytes,
         budget=shape.flce_budget,
-        gradient_bytes=shape.parameter_bytes if shape.head_trainable else 0,
+        gradient_bytes=shape.parameter_bytes if shape.weight_requires_grad else 0,
     )
-    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
+    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.weight_requires_grad else 0
     return KernelMemory(
         output_bytes=FP32_BYTES,
         saved_bytes=FP32_BYTES,

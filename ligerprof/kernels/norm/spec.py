@@ -30,7 +30,7 @@ def _memory(shape: KernelShape, *, parameters: tuple[str, ...], statistics: int)
     """
     output_bytes = shape.tokens * shape.hidden * shape.activation_bytes
     programs = backward_programs(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
-    elements = len(parameters) * shape.hidden if shape.head_trainable else 0
+    elements = len(parameters) * shape.hidden if shape.weight_requires_grad else 0
     return KernelMemory(
         kept_inputs=("x", *parameters),
         output_bytes=output_bytes,

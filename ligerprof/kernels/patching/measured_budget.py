@@ -52,7 +52,7 @@ class MeasuredBudget:
             vocab=shape.vocab,
             element_bytes=shape.product_bytes,
             budget="lean",
-            gradient_bytes=shape.parameter_bytes if shape.head_trainable else 0,
+            gradient_bytes=shape.parameter_bytes if shape.weight_requires_grad else 0,
         ).workspace_bytes
         assert self._spec.memory is not None, "plain torch has no workspace to size"
         memory = self._spec.memory(shape)
@@ -80,6 +80,6 @@ def _shape(hidden: "Tensor", weight: "Tensor", product_bytes: int) -> KernelShap
         activation_bytes=hidden.element_size(),
         parameter_bytes=weight.element_size(),
         compute_bytes=product_bytes,
-        head_trainable=weight.requires_grad,
+        weight_requires_grad=weight.requires_grad,
         flce_budget="lean",
     )

@@ -216,7 +216,9 @@ def test_every_named_model_answers_at_once(model: str) -> None:
 
 def test_an_unknown_architecture_is_one_clear_line() -> None:
     config = {**CONFIGS["tiny"], "model_type": "mamba9"}
-    with pytest.raises(UnknownModelError, match=r"no closed form for model_type 'mamba9'.*--device simulated") as error:
+    with pytest.raises(
+        UnknownModelError, match=r"no analytic estimate for model_type 'mamba9'.*--device simulated"
+    ) as error:
         estimate(TrainingRecipe(model=spec_from_config(config, name="strange")))
     assert "\n" not in str(error.value)
 

@@ -41,7 +41,7 @@ BYTES = {
     "llama-1b": LLAMA_1B,
     "one-sequence": dataclasses.replace(LLAMA_1B, tokens=1024, sequences=1),
     "fp32": dataclasses.replace(LLAMA_1B, activation_bytes=4, parameter_bytes=4),
-    "frozen": dataclasses.replace(LLAMA_1B, head_trainable=False),
+    "frozen": dataclasses.replace(LLAMA_1B, weight_requires_grad=False),
 }
 
 

@@ -34,8 +34,8 @@ def _memory(shape: KernelShape) -> KernelMemory:
     kept_bytes = shape.tokens * INDEX_BYTES + counted * (INT32_BYTES + FP32_BYTES) + averages_bytes
     # a mask of labels and 64-bit positions come before the sums, the losses after them
     positions_bytes = shape.tokens + counted * (INDEX_BYTES - FP32_BYTES) - averages_bytes - FP32_BYTES
-    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
-    narrow = shape.parameter_bytes != shape.product_bytes and shape.head_trainable
+    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.weight_requires_grad else 0
+    narrow = shape.parameter_bytes != shape.product_bytes and shape.weight_requires_grad
     return KernelMemory(
         kept_inputs=("hidden",) if shape.activation_bytes == shape.product_bytes else (),
         output_bytes=FP32_BYTES,

@@ -44,7 +44,7 @@ def _rms(shape: KernelShape) -> KernelMemory:
         kept_inputs=("x", "weight"),
         output_bytes=shape.tokens * shape.hidden * shape.activation_bytes,
         saved_bytes=shape.tokens * FP32_BYTES,
-        backward_gradient_bytes=shape.hidden * shape.parameter_bytes if shape.head_trainable else 0,
+        backward_gradient_bytes=shape.hidden * shape.parameter_bytes if shape.weight_requires_grad else 0,
         backward_temporary_bytes=_sums_bytes(shape, slabs=1),
     )
 
@@ -55,14 +55,15 @@ def _layernorm(shape: KernelShape) -> KernelMemory:
         kept_inputs=("x", "weight", "bias"),
         output_bytes=plane_bytes,
         saved_bytes=2 * shape.tokens * FP32_BYTES,
-        backward_gradient_bytes=plane_bytes + (2 * shape.hidden * shape.parameter_bytes if shape.head_trainable else 0),
+        backward_gradient_bytes=plane_bytes
+        + (2 * shape.hidden * shape.parameter_bytes if shape.weight_requires_grad else 0),
         backward_temporary_bytes=_sums_bytes(shape, slabs=2),
     )
 
 
 def _sums_bytes(shape: KernelShape, *, slabs: int) -> int:
     """Rows of sums, and their fp32 total where the weight is narrower."""
-    if not shape.head_trainable:
+    if not shape.weight_requires_grad:
         return 0
     row_bytes = shape.hidden * FP32_BYTES
     total_bytes = row_bytes if shape.parameter_bytes != FP32_BYTES else 0
@@ -107,11 +108,11 @@ def _flce(shape: KernelShape) -> KernelMemory:
     workspace_bytes = chunk * shape.vocab * shape.product_bytes
     if shape.parameter_bytes != shape.product_bytes:
         workspace_bytes += 2 * weight_elements * shape.product_bytes
-    if shape.product_bytes == FP32_BYTES and shape.head_trainable:
+    if shape.product_bytes == FP32_BYTES and shape.weight_requires_grad:
         # products in fp32 take the path that adds each chunk's gradient of the weight as a tensor of its own
         workspace_bytes += weight_elements * FP32_BYTES
     losses_bytes = shape.tokens * (FP32_BYTES + 1)
-    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.head_trainable else 0
+    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.weight_requires_grad else 0
     single = shape.sequences == 1
     kept_labels_bytes = (shape.tokens + shape.sequences if single else shape.tokens) * INDEX_BYTES
     return KernelMemory(
