@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ligerprof.runs.bench.floors import Direction
+from ligerprof.runs.bench.operations import OPERATIONS
 from ligerprof.runs.bench.records import (
     ErrorRecord,
     Finding,
@@ -96,7 +97,8 @@ def measure(results: Path, cells: Sequence[Cell], minutes: float) -> None:
 
 def subject_of(cell: Cell) -> Subject:
     (shape,) = find_shapes(cell.kernel, cell.shape)
-    return Subject(kernel=cell.kernel, provider="all", shape=cell.shape, sizes=shape.sizes(cell.kernel), dtype="bf16")
+    sizes = OPERATIONS[cell.kernel].sizes(shape)
+    return Subject(kernel=cell.kernel, provider="all", shape=cell.shape, sizes=sizes, dtype="bf16")
 
 
 class Measured:

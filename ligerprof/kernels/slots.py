@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ligerprof.models.architecture import Feature
 
@@ -19,6 +20,7 @@ class Slot:
         with_residual_add: name of the kernel that includes the addition before the operation.
         with_next_linear: name of the kernel that includes the linear layer after the operation.
         benched: names of its kernels that `ligerprof bench` measures (runs/bench/operations.py).
+        varied: what bench's `paper` shapes vary: hidden size (H), tokens (T) or vocabulary (V).
     """
 
     name: str
@@ -30,6 +32,7 @@ class Slot:
     with_residual_add: str | None = None
     with_next_linear: str | None = None
     benched: tuple[str, ...]
+    varied: Literal["H", "T", "V"] = "H"
 
     @property
     def fused_variants(self) -> tuple[str, ...]:
@@ -63,6 +66,7 @@ _ROWS = (
         filler=f"{_FILL}:fill_gated",
         with_next_linear="swiglu_linear",
         benched=("swiglu",),
+        varied="T",
     ),
     Slot(
         name="geglu",
@@ -71,6 +75,7 @@ _ROWS = (
         filler=f"{_FILL}:fill_gated",
         with_next_linear="geglu_linear",
         benched=("geglu",),
+        varied="T",
     ),
     Slot(
         name="layernorm",
@@ -87,6 +92,7 @@ _ROWS = (
         in_all=False,
         in_no_flce=False,
         benched=("ce",),
+        varied="V",
     ),
     Slot(
         name="flce",
@@ -95,6 +101,7 @@ _ROWS = (
         filler=f"{_FILL}:fill_flce",
         in_no_flce=False,
         benched=("flce",),
+        varied="V",
     ),
 )
 

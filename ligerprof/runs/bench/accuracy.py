@@ -126,7 +126,7 @@ def measure_errors(
                 kernel=operation.name,
                 provider=provided.name,
                 shape=shape.name,
-                sizes=reduced.sizes(operation.name),
+                sizes=operation.sizes(reduced),
                 dtype=dtype,
             )
             try:

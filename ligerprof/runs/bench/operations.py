@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ligerprof.kernels.options import LossOptions
-from ligerprof.runs.bench.shapes import BenchShape
+from ligerprof.runs.bench.floors import Moved
+from ligerprof.runs.bench.shapes import BENCH_KERNELS, BenchShape
 
 Kernel = Callable[..., Any]
 Tensors = dict[str, Tensor]
@@ -58,6 +59,8 @@ class Operation:
         output_sizes: sizes of the outputs; the gradient that backward is given is contiguous in them.
         call: runs a kernel, which has the signature of its slot, on the inputs.
         exact: the formula itself, without casts.
+        sizes: the sizes it depends on, such as `4096x2048x128256`.
+        moved: what any implementation must move; None for the fused loss, which is bound by products.
     """
 
     name: str
@@ -67,6 +70,8 @@ class Operation:
     output_sizes: Callable[[BenchShape], tuple[tuple[int, ...], ...]]
     call: Callable[[Kernel, Tensors, LossOptions], Outputs]
     exact: Callable[[Tensors], Outputs]
+    sizes: Callable[[BenchShape], str]
+    moved: Moved | None
 
     @property
     def result_names(self) -> tuple[str, ...]:
@@ -218,6 +223,22 @@ def _rope_sizes(shape: BenchShape) -> tuple[tuple[int, ...], ...]:
     return tuple((shape.sequences, heads, shape.seq_len, shape.head_dim) for heads in (shape.heads, shape.kv_heads))
 
 
+def _norm_text(shape: BenchShape) -> str:
+    return f"{shape.tokens}x{shape.hidden}"
+
+
+def _hidden_elements(shape: BenchShape) -> int:
+    return shape.tokens * shape.hidden
+
+
+def _rotated_elements(shape: BenchShape) -> int:
+    return shape.tokens * (shape.heads + shape.kv_heads) * shape.head_dim
+
+
+# x in, y out; dy and x in, dx out
+_NORM_MOVED = Moved(elements=_hidden_elements, forward=2, backward=3, full=5)
+
+
 def _gated(name: str, exact: Callable[[Tensors], Outputs]) -> Operation:
     return Operation(
         name=name,
@@ -227,10 +248,13 @@ def _gated(name: str, exact: Callable[[Tensors], Outputs]) -> Operation:
         output_sizes=_gated_sizes,
         call=_call_gated,
         exact=exact,
+        sizes=lambda shape: f"{shape.tokens}x{shape.intermediate}",
+        # gate and up in, product out; its gradient, gate and up in, two gradients out
+        moved=Moved(elements=lambda shape: shape.tokens * shape.intermediate, forward=3, backward=5, full=8),
     )
 
 
-OPERATIONS: Mapping[str, Operation] = {
+_OPERATIONS = {
     operation.name: operation
     for operation in (
         Operation(
@@ -241,6 +265,8 @@ OPERATIONS: Mapping[str, Operation] = {
             output_sizes=_scalar_sizes,
             call=_call_flce,
             exact=_exact_flce,
+            sizes=lambda shape: f"{shape.tokens}x{shape.hidden}x{shape.vocab}",
+            moved=None,
         ),
         Operation(
             name="ce",
@@ -250,6 +276,9 @@ OPERATIONS: Mapping[str, Operation] = {
             output_sizes=_scalar_sizes,
             call=_call_ce,
             exact=_exact_ce,
+            sizes=lambda shape: f"{shape.tokens}x{shape.vocab}",
+            # logits in, their gradient out, in whichever pass
+            moved=Moved(elements=lambda shape: shape.tokens * shape.vocab, forward=None, backward=None, full=2),
         ),
         Operation(
             name="rms",
@@ -259,6 +288,8 @@ OPERATIONS: Mapping[str, Operation] = {
             output_sizes=_hidden_sizes,
             call=_call_rms,
             exact=_exact_rms,
+            sizes=_norm_text,
+            moved=_NORM_MOVED,
         ),
         Operation(
             name="add_rms",
@@ -268,6 +299,9 @@ OPERATIONS: Mapping[str, Operation] = {
             output_sizes=lambda shape: _hidden_sizes(shape) * 2,
             call=_call_add_rms,
             exact=_exact_add_rms,
+            sizes=_norm_text,
+            # x and residual in, sum and y out; dy, dsum and sum in, one gradient for both out
+            moved=Moved(elements=_hidden_elements, forward=4, backward=4, full=8),
         ),
         Operation(
             name="layernorm",
@@ -277,6 +311,8 @@ OPERATIONS: Mapping[str, Operation] = {
             output_sizes=_hidden_sizes,
             call=_call_layernorm,
             exact=_exact_layernorm,
+            sizes=_norm_text,
+            moved=_NORM_MOVED,
         ),
         Operation(
             name="rope",
@@ -286,8 +322,13 @@ OPERATIONS: Mapping[str, Operation] = {
             output_sizes=_rope_sizes,
             call=_call_rope,
             exact=_exact_rope,
+            sizes=lambda shape: f"{shape.sequences}x{shape.seq_len}x({shape.heads}+{shape.kv_heads})x{shape.head_dim}",
+            # queries and keys in and out, either way
+            moved=Moved(elements=_rotated_elements, forward=2, backward=2, full=4),
         ),
         _gated("swiglu", _exact_swiglu),
         _gated("geglu", _exact_geglu),
     )
 }
+
+OPERATIONS: Mapping[str, Operation] = {name: _OPERATIONS[name] for name in BENCH_KERNELS}

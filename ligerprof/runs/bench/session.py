@@ -56,7 +56,7 @@ def run_bench(plan: BenchPlan, machine: Machine, progress: Progress) -> Iterator
 
 def _run_kernel(operation: Operation, plan: BenchPlan, machine: Machine, progress: Progress) -> Iterator[Record]:
     for shape in find_shapes(operation.name, plan.shapes):
-        progress(f"{operation.name} {shape.name}: {shape.sizes(operation.name)} {plan.dtype}")
+        progress(f"{operation.name} {shape.name}: {operation.sizes(shape)} {plan.dtype}")
         yield from _Bench(operation, shape, plan, machine).run()
         machine.release()
     if plan.host:
@@ -190,7 +190,7 @@ class _Bench:
             if direction is not Direction.FULL:
                 return _Floor()
             return _Floor(kind="products", run=three_products(tensors.inputs["hidden"], tensors.inputs["weight"]))
-        moved_bytes = fewest_bytes(self._operation.name, self._shape, self._dtype.itemsize, direction)
+        moved_bytes = fewest_bytes(self._operation.moved, self._shape, self._dtype.itemsize, direction)
         if moved_bytes is None:
             return _Floor()
         copy, large_copy = (self._machine.copy(count) for count in (moved_bytes, _LARGE_COPY_BYTES))
@@ -207,7 +207,7 @@ class _Bench:
             kernel=self._operation.name,
             provider=provider,
             shape=self._shape.name,
-            sizes=self._shape.sizes(self._operation.name),
+            sizes=self._operation.sizes(self._shape),
             dtype=self._plan.dtype,
         )
 

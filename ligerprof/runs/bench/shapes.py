@@ -2,24 +2,27 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ligerprof.errors import RecipeError
+from ligerprof.kernels.slots import SLOTS
 from ligerprof.models import load_model
 
-BENCH_KERNELS = ("flce", "ce", "rms", "add_rms", "layernorm", "rope", "swiglu", "geglu")
+_SLOTS = {name: slot for slot in SLOTS.values() for name in slot.benched}
+BENCH_KERNELS = tuple(_SLOTS)
 
 _SEQ_LEN = 2048
 _MODEL_TOKENS = 8192
 _LLAMAS = ("llama3.2-1b", "llama3.2-3b", "llama3.1-8b", "llama3.1-70b")
 _ALIASES = {"A": "llama3.2-1b@4096", "B": "llama3.2-1b@16384", "C": "llama3.1-8b@8192"}
-_PAPER_VOCABULARIES = (40960, 81920, 122880, 163840)
-_PAPER_LENGTHS = (4096, 8192, 12288, 16384)
-_PAPER_HIDDEN_SIZES = (4096, 8192, 12288, 16384)
+_PAPER_SIZES = {
+    "V": (40960, 81920, 122880, 163840),
+    "T": (4096, 8192, 12288, 16384),
+    "H": (4096, 8192, 12288, 16384),
+}
 # the paper's gated layers are Llama 2 7B's
 _PAPER_GATED_MODEL = "llama2-7b"
-_GATED = ("swiglu", "geglu")
 _VARIED = re.compile(r"([VTH])=([1-9][0-9]{0,8})")
 # eight key heads for thirty-two query heads of 128, as in Llama 3
 _QUERIES_A_KEY = 4
@@ -49,29 +52,6 @@ class BenchShape:
         """Rows of the hidden states: all sequences' tokens."""
         return self.sequences * self.seq_len
 
-    def sizes(self, kernel: str) -> str:
-        """The sizes that `kernel` depends on, such as `4096x2048x128256`."""
-        return _SIZES[kernel](self)
-
-
-def _norm_sizes(shape: BenchShape) -> str:
-    return f"{shape.tokens}x{shape.hidden}"
-
-
-def _gated_sizes(shape: BenchShape) -> str:
-    return f"{shape.tokens}x{shape.intermediate}"
-
-
-_SIZES: dict[str, Callable[[BenchShape], str]] = {
-    "flce": lambda shape: f"{shape.tokens}x{shape.hidden}x{shape.vocab}",
-    "ce": lambda shape: f"{shape.tokens}x{shape.vocab}",
-    "rms": _norm_sizes,
-    "add_rms": _norm_sizes,
-    "layernorm": _norm_sizes,
-    "rope": lambda shape: f"{shape.sequences}x{shape.seq_len}x({shape.heads}+{shape.kv_heads})x{shape.head_dim}",
-    "swiglu": _gated_sizes,
-    "geglu": _gated_sizes,
-}
 
 # small enough that the device waits for the host
 TINY = BenchShape(
@@ -152,7 +132,7 @@ def _varied(kernel: str, letter: str, size: int) -> BenchShape:
     if letter == "V":
         return dataclasses.replace(base, name=name, vocab=size)
     if letter == "T":
-        model = _named(_PAPER_GATED_MODEL) if kernel in _GATED else base
+        model = _named(_PAPER_GATED_MODEL) if _SLOTS[kernel].varied == "T" else base
         return dataclasses.replace(model, name=name, sequences=1, seq_len=size)
     heads = size // base.head_dim
     if heads * base.head_dim != size or heads % _QUERIES_A_KEY:
@@ -162,9 +142,5 @@ def _varied(kernel: str, letter: str, size: int) -> BenchShape:
 
 def _paper_shapes(kernel: str) -> list[BenchShape]:
     """What the Liger paper varies for this kernel."""
-    letter, sizes = "H", _PAPER_HIDDEN_SIZES
-    if kernel in ("flce", "ce"):
-        letter, sizes = "V", _PAPER_VOCABULARIES
-    elif kernel in _GATED:
-        letter, sizes = "T", _PAPER_LENGTHS
-    return [_varied(kernel, letter, size) for size in sizes]
+    letter = _SLOTS[kernel].varied
+    return [_varied(kernel, letter, size) for size in _PAPER_SIZES[letter]]

@@ -2,6 +2,7 @@ import pytest
 
 from ligerprof.errors import RecipeError, UnknownModelError
 from ligerprof.runs.bench.floors import Direction, fewest_bytes
+from ligerprof.runs.bench.operations import OPERATIONS
 from ligerprof.runs.bench.shapes import BENCH_KERNELS, find_kernels, find_shapes
 
 MB = 10**6
@@ -12,14 +13,14 @@ MB = 10**6
 def test_every_kernel_has_every_shape_under_one_name(kernel: str, name: str) -> None:
     shapes = find_shapes(kernel, name)
     assert len({shape.name for shape in shapes}) == len(shapes) >= 1
-    assert all(shape.sizes(kernel) for shape in shapes)
+    assert all(OPERATIONS[kernel].sizes(shape) for shape in shapes)
     assert all(shape.heads % shape.kv_heads == 0 for shape in shapes)
     # a set's shapes can be asked for one by one
     assert shapes == tuple(one for shape in shapes for one in find_shapes(kernel, shape.name))
 
 
 def test_the_studied_shapes() -> None:
-    assert [shape.sizes("flce") for shape in find_shapes("flce", "study")] == [
+    assert [OPERATIONS["flce"].sizes(shape) for shape in find_shapes("flce", "study")] == [
         "4096x2048x128256",
         "16384x2048x128256",
         "8192x4096x128256",
@@ -72,15 +73,15 @@ def test_kernels_by_name() -> None:
 )
 def test_fewest_bytes_of_the_studied_shape(kernel: str, forward_mb: int, backward_mb: int) -> None:
     (shape,) = find_shapes(kernel, "study")
-    moved = {direction: fewest_bytes(kernel, shape, 2, direction) for direction in Direction}
+    moved = {direction: fewest_bytes(OPERATIONS[kernel].moved, shape, 2, direction) for direction in Direction}
     assert moved[Direction.FORWARD] == pytest.approx(forward_mb * MB, rel=0.005)
     assert moved[Direction.BACKWARD] == pytest.approx(backward_mb * MB, rel=0.005)
     assert moved[Direction.FULL] == (moved[Direction.FORWARD] or 0) + (moved[Direction.BACKWARD] or 0)
-    assert fewest_bytes(kernel, shape, 4, Direction.FULL) == 2 * (moved[Direction.FULL] or 0)
+    assert fewest_bytes(OPERATIONS[kernel].moved, shape, 4, Direction.FULL) == 2 * (moved[Direction.FULL] or 0)
 
 
 def test_losses_have_a_floor_only_as_a_whole() -> None:
     (shape,) = find_shapes("ce", "C")
-    assert fewest_bytes("ce", shape, 2, Direction.FULL) == 2 * 8192 * 128256 * 2
+    assert fewest_bytes(OPERATIONS["ce"].moved, shape, 2, Direction.FULL) == 2 * 8192 * 128256 * 2
     for kernel, direction in (("ce", Direction.FORWARD), ("ce", Direction.BACKWARD), ("flce", Direction.FULL)):
-        assert fewest_bytes(kernel, shape, 2, direction) is None
+        assert fewest_bytes(OPERATIONS[kernel].moved, shape, 2, direction) is None
