@@ -107,3 +107,12 @@ def llama_of_4_layers(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
 )
 def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, Any]) -> None:
     check(TrainingRecipe(model=model, batch=2, checkpointing=False, alloc_conf="expandable_segments:True", **options))
+
+
+@pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointed", "whole"])
+@pytest.mark.parametrize("liger", ["none", "all"])
+@pytest.mark.parametrize("name", ["phi3-mini", "olmo2-7b"])
+def test_fused_projections_and_norms_after_the_sublayer(name: str, liger: str, checkpointing: bool) -> None:
+    model = spec_from_config({**CONFIGS[name], "num_hidden_layers": 2}, name=f"{name}-2")
+    options: dict[str, Any] = {"batch": 2, "seq": 512, "liger": liger, "checkpointing": checkpointing}
+    check(TrainingRecipe(model=model, alloc_conf="expandable_segments:True", **options))

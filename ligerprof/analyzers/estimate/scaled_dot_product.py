@@ -6,6 +6,7 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.model import mask_elements
 from ligerprof.analyzers.estimate.operations import dropout, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.kernels.slots import find_slot
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory import softmax
@@ -56,14 +57,15 @@ def scaled_dot_product(context: Context, query: Value, key: Value, value: Value)
     kernel = choose_kernel(problem, context.recipe.gpu_spec)
     attended = attend(_Operations(context, problem), kernel, problem, inputs, context.mask)
     tape.release(*inputs)
-    output = in_order_of_tokens(context, attended) if _splits_heads(kernel, problem) else tape.name(attended)
+    output = in_order_of_tokens(context, attended) if _splits_heads(context, kernel, problem) else tape.name(attended)
     tape.release(attended, *(() if problem.grouped else (keys, values)))
     return output
 
 
-def _splits_heads(kernel: AttentionKernel, problem: AttentionProblem) -> bool:
-    """Whether the output is not laid out as the query, so that `transpose(1, 2).contiguous()` copies it."""
-    if kernel is AttentionKernel.MATH:
+def _splits_heads(context: Context, kernel: AttentionKernel, problem: AttentionProblem) -> bool:
+    """Whether the output's heads lie apart, so that `transpose(1, 2).contiguous()` copies it."""
+    # cuDNN's and flash attention's output is laid out as the query
+    if kernel is AttentionKernel.MATH or (kernel is not AttentionKernel.EFFICIENT and _joins_rotated(context)):
         return problem.heads > 1
     return kernel is AttentionKernel.FLASH and fused.flash_padding(problem.head_dim) > 0
 
@@ -83,7 +85,9 @@ def repeat_heads(context: Context, item: Value) -> Value:
 
 def score_product(context: Context, query: Value, key: Value) -> Value:
     """Query times key as one batch of matrices."""
-    copied, copied_key = _heads_apart(context, query), _repeated_apart(context, key)
+    joined = _joins_rotated(context)
+    copied = context.tape.name(query) if joined else _heads_apart(context, query)
+    copied_key = context.tape.name(key) if joined else _repeated_apart(context, key)
     product = context.tape.run(
         Operation(
             elements=context.tokens * context.recipe.seq * context.spec.heads,
@@ -157,6 +161,12 @@ def _dtype(context: Context, width: int) -> str:
 def _has_heads_between(context: Context) -> bool:
     """Whether the heads of one sequence lie between its tokens, so that one batch of matrices needs a copy."""
     return context.recipe.batch > 1 and context.spec.heads > 1
+
+
+def _joins_rotated(context: Context) -> bool:
+    """Whether the model joins the rotated part of each head with the rest: its heads lie apart then."""
+    rotary = context.spec.architecture.attention.rotary
+    return rotary is not None and rotary.share is not None and find_slot("rotary").name not in context.kernels
 
 
 def _heads_apart(context: Context, item: Value) -> Value:
