@@ -1,8 +1,8 @@
 import io
 from pathlib import Path
 
-from ligerprof.analyzers.search.advise import Advice, Step
-from ligerprof.analyzers.search.budget import Limit, Verdict
+from ligerprof.analyzers.search.advise import Advice, State, Step
+from ligerprof.analyzers.search.budget import Limit, Method, Verdict
 from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.advise import render_advice
@@ -19,24 +19,26 @@ def test_every_state_of_a_rung_is_printed() -> None:
         recipe=TrainingRecipe(),
         limit=Limit(size_bytes=24 * GIB, source="--memory-limit"),
         needed_bytes=40 * GIB,
-        verdict=Verdict(fits=False, held_bytes=24 * GIB, checked="simulated"),
+        verdict=Verdict(fits=False, held_bytes=24 * GIB, checked=Method.SIMULATED),
         steps=(
-            Step(change=changes["kernels"], state="applied", saved_bytes=6 * GIB, needed_bytes=34 * GIB),
-            Step(change=changes["zero-2"], state="inapplicable", reason="needs several GPUs"),
-            Step(change=changes["galore"], state="unpriced", reason="not estimated [yet]"),
-            Step(change=changes["offload-all"], state="applied", saved_bytes=14 * GIB, needed_bytes=20 * GIB),
+            Step(change=changes["kernels"], state=State.APPLIED, saved_bytes=6 * GIB, needed_bytes=34 * GIB),
+            Step(change=changes["zero-2"], state=State.INAPPLICABLE, reason="needs several GPUs"),
+            Step(change=changes["galore"], state=State.UNPRICED, reason="not estimated [yet]"),
+            Step(change=changes["offload-all"], state=State.APPLIED, saved_bytes=14 * GIB, needed_bytes=20 * GIB),
             Step(
                 change=changes["accumulation"],
-                state="useless",
+                state=State.USELESS,
                 saved_bytes=-GIB,
                 needed_bytes=21 * GIB,
                 reason="uses more than it saves here",
             ),
-            Step(change=EXPANDABLE_SEGMENTS, state="spare", saved_bytes=GIB, needed_bytes=19 * GIB),
+            Step(change=EXPANDABLE_SEGMENTS, state=State.SPARE, saved_bytes=GIB, needed_bytes=19 * GIB),
         ),
         plan=TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="all", liger="all"),
         plan_needed_bytes=20 * GIB,
-        plan_verdict=Verdict(fits=True, held_bytes=20 * GIB, checked="closed form", reason="simulate: not DeepSpeed"),
+        plan_verdict=Verdict(
+            fits=True, held_bytes=20 * GIB, checked=Method.ESTIMATED, reason="simulate: not DeepSpeed"
+        ),
         host_bytes=100 * GIB,
     )
     printed = io.StringIO()
