@@ -16,7 +16,7 @@ from ligerprof.cli.output import print_json, say
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Where to listen; 0 takes any free port. Default: 6006, or a free one where that is taken.",
+    help="Port to listen on; 0: any free one. Default: 6006, or one of the next if that is taken.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @json_option
@@ -27,7 +27,7 @@ def command(run: Path, port: int | None, host: str, as_json: bool) -> None:
     """
     from ligerprof.runs.viewer import serve
 
-    # whoever stops us stops the server, too
+    # SIGTERM ends the server as Ctrl-C does
     signal.signal(signal.SIGTERM, _end)
     try:
         with serve(run, host=host, port=port) as serving:

@@ -1,13 +1,13 @@
-"""Serve a run with TensorBoard: what must be there, which port, and that it ends when we do."""
+"""Serve a run with TensorBoard for as long as this process runs."""
 
 import importlib.util
+import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,10 @@ DEFAULT_PORT = 6006
 _PACKAGES = ("tensorboard", "torch_tb_profiler")
 _SUMMARIES = "events.out.tfevents.*"
 _PROFILER_TAB = "#pytorch_profiler"
-_START_SECONDS = 60.0
+# such as `TensorBoard 2.21.0 at http://127.0.0.1:6006/ (Press CTRL+C to quit)`
+_ADDRESS = re.compile(r" at http://\S*:(\d+)/")
+# it imports its plugins first, which takes a while on a busy machine
+_START_SECONDS = 300.0
 _STOP_SECONDS = 5.0
 _LONGEST_REASON = 300
 
@@ -32,10 +35,10 @@ class ViewerError(LigerprofError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """A TensorBoard that answers.
+    """A running TensorBoard.
 
     Attributes:
-        address: where a browser finds it; of the profiler's tab where the folder holds a trace.
+        address: its URL; of the profiler's tab if the folder holds a trace.
         process: the server.
     """
 
@@ -54,35 +57,34 @@ class Serving:
 
 @contextmanager
 def serve(run: Path, *, host: str, port: int | None) -> Iterator[Serving]:
-    """Run TensorBoard with the PyTorch profiler plugin; it has answered once when this is entered, and ends with it.
+    """Run TensorBoard with the PyTorch profiler plugin; it listens when this is entered, and is ended at exit.
 
     Args:
         run: a run directory, a folder of them, or any folder with traces or summaries.
-        port: 0 takes any free one; None takes TensorBoard's own, or any free one where that is taken.
+        port: 0: any free one; None: TensorBoard's own, or one of the next if that is taken.
 
     Raises:
         MissingDependencyError: TensorBoard or the plugin is not installed.
-        ViewerError: nothing to show, a taken port, or TensorBoard does not come up.
+        ViewerError: nothing to show, an address that cannot be listened on, or TensorBoard does not start.
     """
     _require_packages()
     folder = log_folder(run)
-    port = _choose_port(host, port)
+    _require_address(host, port)
     with tempfile.TemporaryFile() as log, _started(folder, host, port, log) as process:
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-        _await_answer(process, address, log)
+        chosen = _await_port(process, log)
         tab = _PROFILER_TAB if _holds(folder, TRACES) else ""
-        yield Serving(address=f"{address}{tab}", process=process)
+        yield Serving(address=f"http://{f'[{host}]' if ':' in host else host}:{chosen}/{tab}", process=process)
 
 
 def log_folder(run: Path) -> Path:
-    """The folder that TensorBoard is given: a run's tensorboard/, or all runs below.
+    """The folder to pass to TensorBoard: a run's tensorboard/, or `run` itself.
 
     Raises:
-        ViewerError: neither a trace nor a summary in it.
+        ViewerError: it holds neither a trace nor a summary.
     """
     folder = run / TENSORBOARD if (run / TENSORBOARD).is_dir() else run
     if not (_holds(folder, TRACES) or _holds(folder, _SUMMARIES)):
-        raise ViewerError(f"{run}: nothing for TensorBoard in it. Give a directory that `ligerprof step` wrote.")
+        raise ViewerError(f"{run}: it holds nothing for TensorBoard. Give a directory that `ligerprof step` wrote.")
     return folder
 
 
@@ -97,25 +99,22 @@ def _require_packages() -> None:
         raise MissingDependencyError(f"{names} is not installed. Try: pip install 'ligerprof[tensorboard]'.")
 
 
-def _choose_port(host: str, port: int | None) -> int:
-    wanted = [port] if port is not None else [DEFAULT_PORT, 0]
-    for candidate in wanted:
-        try:
-            family, kind, protocol, _, where = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind, protocol) as probe:
-                # as TensorBoard listens: a port that a server has just left is free
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(where)
-                free: int = probe.getsockname()[1]
-                return free
-        except OSError as error:
-            reason = error.strerror
-    raise ViewerError(f"{host}:{port if port is not None else DEFAULT_PORT}: {reason}. Try another --port or --host.")
+def _require_address(host: str, port: int | None) -> None:
+    """Refuse an address that cannot be listened on; which port is used in the end, TensorBoard says."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # as TensorBoard listens: a port that a server has just left is free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        place = f"{host}:{DEFAULT_PORT if port is None else port}"
+        raise ViewerError(f"{place}: {error.strerror}. Try another --port or --host.") from None
 
 
 @contextmanager
-def _started(folder: Path, host: str, port: int, log: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
-    arguments = ["--logdir", str(folder), "--host", host, "--port", str(port)]
+def _started(folder: Path, host: str, port: int | None, log: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
+    arguments = ["--logdir", str(folder), "--host", host, *([] if port is None else ["--port", str(port)])]
     process = subprocess.Popen([sys.executable, "-m", "tensorboard.main", *arguments], stdout=log, stderr=log)
     try:
         yield process
@@ -128,20 +127,18 @@ def _started(folder: Path, host: str, port: int, log: IO[bytes]) -> Iterator["su
             process.wait()
 
 
-def _await_answer(process: "subprocess.Popen[bytes]", address: str, log: IO[bytes]) -> None:
-    # no proxy stands between us and our own server
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _await_port(process: "subprocess.Popen[bytes]", log: IO[bytes]) -> int:
+    """The port that TensorBoard listens on, once it does: it prints the address then."""
     give_up = time.monotonic() + _START_SECONDS
     while process.poll() is None and time.monotonic() < give_up:
-        try:
-            with opener.open(address, timeout=_STOP_SECONDS):
-                return
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.1)
-    raise ViewerError(f"TensorBoard does not answer at {address}: {_last_line(log)}")
+        if (found := _ADDRESS.search(_read(log))) is not None:
+            return int(found.group(1))
+        time.sleep(0.1)
+    lines = [line.strip()[:_LONGEST_REASON] for line in _read(log).splitlines() if line.strip()]
+    raise ViewerError(f"TensorBoard does not start: {lines[-1] if lines else 'it printed nothing'}")
 
 
-def _last_line(log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = log.read().decode("utf-8", "replace").split("\n")
-    return next((line.strip()[:_LONGEST_REASON] for line in reversed(lines) if line.strip()), "it said nothing")
+def _read(log: IO[bytes]) -> str:
+    """What was written so far; the position, which the writing process shares, stays at the end."""
+    size = os.fstat(log.fileno()).st_size
+    return os.pread(log.fileno(), size, 0).decode("utf-8", "replace")

@@ -18,6 +18,8 @@ from ligerprof.cli.main import main
 from tests.analyzers.trace.entries import RECORDING
 
 SERVING = "serving "
+# limits of what takes seconds on a quiet machine; they only end a test that would hang
+PATIENCE_SECONDS = 240
 PLUGIN = "data/plugin/pytorch_profiler"
 CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
 
@@ -52,7 +54,7 @@ def address_in(line: str) -> str:
 
 def fetch(url: str) -> Any:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=30) as answer:
+    with opener.open(url, timeout=PATIENCE_SECONDS) as answer:
         return json.load(answer)
 
 
@@ -61,7 +63,7 @@ def children_of(process: int) -> list[str]:
 
 
 def wait_for_end(process: int) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_SECONDS
     while Path(f"/proc/{process}").exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert not Path(f"/proc/{process}").exists()
@@ -75,19 +77,19 @@ def address(run_with_trace: Path) -> Iterator[str]:
         yield address_in(line)
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
         assert process.stdout is not None
         assert process.stdout.read() == ""
 
 
 def await_run(address: str) -> str:
     """The plugin reads traces in the background; the name of the run once it has."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         listing = fetch(f"{address}{PLUGIN}/runs")
         if listing["runs"] and not listing["loading"]:
             return str(listing["runs"][0])
-        time.sleep(0.2)
+        time.sleep(0.5)
     raise AssertionError("the plugin lists no run")
 
 
@@ -129,7 +131,7 @@ def test_a_browser_shows_the_plugins_views(address: str, tmp_path: Path) -> None
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
     )
     for text in ("Runs", "Views", "Overview", "host_1"):
         assert f">{text}<" in shown.stdout
@@ -144,7 +146,7 @@ def test_json_tells_the_address_while_it_serves(run_with_trace: Path) -> None:
     values = json.loads(text)
     assert (values["schema"], values["kind"], values["run"]) == (1, "view", str(run_with_trace))
     assert values["address"].startswith("http://127.0.0.1:")
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=lambda stop: stop.name)
@@ -156,7 +158,7 @@ def test_the_server_ends_with_the_command(stop: signal.Signals, run_with_trace: 
 
     process.send_signal(stop)
 
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
     wait_for_end(int(server))
 
 
@@ -173,7 +175,7 @@ def test_a_run_without_a_trace_is_shown_without_the_profilers_tab(tmp_path: Path
 
     assert line.startswith(f"{SERVING}{tmp_path} at http://127.0.0.1:")
     assert line.endswith("/ (Ctrl-C ends it)\n")
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_taken_port_is_one_line(run_with_trace: Path) -> None:
@@ -194,7 +196,7 @@ def test_a_host_of_somebody_else_is_one_line(run_with_trace: Path) -> None:
 def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
     code, said = view(tmp_path)
     assert (code, said.count("\n")) == (1, 1)
-    assert "nothing for TensorBoard in it" in said
+    assert "it holds nothing for TensorBoard" in said
 
 
 @pytest.mark.parametrize("missing", ["tensorboard", "torch_tb_profiler"])
