@@ -20,6 +20,7 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
+from ligerprof.runs.step import choose_backend
 from ligerprof.runs.study.file import Part, Study, load_study
 from ligerprof.runs.sweep.cells import RESULTS_NAME
 from ligerprof.runs.sweep.folder import SweepFolder
@@ -101,25 +102,23 @@ def _write_report(study: Study, folder: SweepFolder, earlier: tuple[Path, ...], 
 
 
 def _plan(study: Study, how: dict[str, Any]) -> SweepPlan:
-    """The cells of the parts that can run here; in a dry run, of all parts."""
+    """The cells of the parts that can run here; in a dry run without a device, of all parts."""
     parts = study.select(how["only"].split(",") if how["only"] else ())
-    wanted = Device(how["device"])
-    device = Device.CUDA if how["dry_run"] and wanted is Device.AUTO else _device(wanted)
     providers = study.choose_providers(how["provider"].split(",")) if how["provider"] else study.providers
-    if device is Device.SIMULATED:
+    device = Device(how["device"])
+    if how["dry_run"] and device is Device.AUTO:
+        device = Device.CUDA
+    elif choose_backend(TrainingRecipe(device=device)) is Backend.SIMULATED:
+        device = Device.SIMULATED
         parts = _simulated_parts(study, parts)
-    grids = {
-        part.name: study.grid(part, device=device, memory_limit_bytes=how["memory_limit_bytes"], providers=providers)
+    else:
+        device = Device.CUDA
+    grids = [
+        study.grid(part, device=device, memory_limit_bytes=how["memory_limit_bytes"], providers=providers)
         for part in parts
-    }
-    searches = tuple((part.find_limit, grids[part.name]) for part in parts if part.find_limit is not None)
-    return make_plan(tuple(grids.values()), searches=searches)
-
-
-def _device(device: Device) -> Device:
-    from ligerprof.runs.step import choose_backend
-
-    return Device.CUDA if choose_backend(TrainingRecipe(device=device)) is Backend.MEASURED else Device.SIMULATED
+    ]
+    searches = tuple((part.find_limit, grid) for part, grid in zip(parts, grids, strict=True) if part.find_limit)
+    return make_plan(tuple(grids), searches=searches)
 
 
 def _simulated_parts(study: Study, parts: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -128,15 +127,15 @@ def _simulated_parts(study: Study, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     Raises:
         UnsupportedError: it covers none.
     """
-    covered = tuple(
+    zero = [
         part
         for part in parts
-        if Engine.DEEPSPEED not in study.grid(part, device=Device.SIMULATED).options.get("engine", ())
-    )
-    left_out = ", ".join(part.name for part in parts if part not in covered)
+        if Engine.DEEPSPEED in study.grid(part, device=Device.SIMULATED).options.get("engine", ())
+    ]
+    left_out = ", ".join(part.name for part in zero)
     why = "the simulator does not cover ZeRO; `ligerprof study --dry-run` shows the estimates"
-    if not covered:
+    if len(zero) == len(parts):
         raise UnsupportedError(f"study: {left_out}: a CUDA device is needed, as {why}.")
-    if left_out:
+    if zero:
         say(f"left out without a GPU: {left_out} ({why})")
-    return covered
+    return tuple(part for part in parts if part not in zero)

@@ -57,9 +57,9 @@ class _Report:
         yield from _paragraphs(self._legend())
         for section in study.sections:
             yield from self._section(section)
-        lines = gaps_section(self._found, self._gaps, self._command)
-        if lines:
-            yield from (f"## {_GAPS}", "", "The study's parts ask for these steps, and no row holds them:", "", *lines)
+        if self._gaps:
+            yield from (f"## {_GAPS}", "", "The study's parts ask for these steps, and no row holds them:", "")
+            yield from gaps_section(self._found, self._gaps, self._command)
 
     def _origin(self) -> str:
         found = self._found

@@ -1,7 +1,6 @@
 """What a study's parts ask for and the rows do not hold yet, and the command that runs it."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.study.found import Found
@@ -12,22 +11,8 @@ from ligerprof.runs.sweep.grid import cell_key, expand
 from ligerprof.runs.sweep.runner import is_beyond
 from ligerprof.units import size_text
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gap:
-    """What a part lacks for one kernel set.
-
-    Attributes:
-        part: its name.
-        kernels: as the tables name them.
-        measured: how many of its steps have rows, such as `1 of 8`; empty for the search of a border.
-        missing: the steps, or the interval that the search has still to narrow.
-    """
-
-    part: str
-    kernels: str
-    measured: str
-    missing: str
+# part, kernel set, how many of its steps have rows, and what is missing
+Gap = tuple[str, str, str, str]
 
 
 def find_gaps(found: Found) -> tuple[Gap, ...]:
@@ -38,23 +23,20 @@ def find_gaps(found: Found) -> tuple[Gap, ...]:
 def gaps_in_words(gaps: Iterable[Gap]) -> str:
     """The parts with the kernels for which they lack something, such as `paper (none; all)`."""
     kernels: dict[str, list[str]] = {}
-    for gap in gaps:
-        kernels.setdefault(gap.part, []).append(gap.kernels)
+    for part, name, *_ in gaps:
+        kernels.setdefault(part, []).append(name)
     return ", ".join(f"{part} ({'; '.join(names)})" for part, names in kernels.items())
 
 
-def gaps_section(found: Found, gaps: Iterable[Gap], command: str) -> list[str]:
-    """A row per part and kernel set, and the command.
+def gaps_section(found: Found, gaps: Sequence[Gap], command: str) -> list[str]:
+    """A row per part and kernel set, and the command that runs what is missing.
 
     Args:
         command: that runs this study, such as `ligerprof study`.
     """
-    rows = [[gap.part, gap.kernels, gap.measured, gap.missing] for gap in gaps]
-    if not rows:
-        return []
-    parts = ",".join(dict.fromkeys(gap.part for gap in gaps))
+    parts = ",".join(dict.fromkeys(part for part, *_ in gaps))
     return [
-        *markdown_table(["part", "kernels", "measured", "not measured yet, batch x sequence"], rows),
+        *markdown_table(["part", "kernels", "measured", "not measured yet, batch x sequence"], gaps),
         "In a folder whose `results.jsonl` holds the rows of this report, this runs what is missing:",
         "",
         "```",
@@ -87,7 +69,7 @@ def _steps(part: Part, found: Found) -> Iterator[Gap]:
         if lacking:
             measured = sum(cell_key(recipe) in keys for recipe in recipes)
             missing = ", ".join(f"{recipe.batch} x {recipe.seq:,}" for recipe in lacking)
-            yield Gap(part=part.name, kernels=kernels, measured=f"{measured} of {len(recipes)}", missing=missing)
+            yield part.name, kernels, f"{measured} of {len(recipes)}", missing
 
 
 def _search(part: Part, found: Found) -> Iterator[Gap]:
@@ -102,4 +84,4 @@ def _search(part: Part, found: Found) -> Iterator[Gap]:
         if largest is None or smallest is None or smallest - largest > UNITS[part.find_limit]:
             above = "" if largest is None else f" above {largest:,}"
             below = "" if smallest is None else f" below {smallest:,}"
-            yield Gap(part=part.name, kernels=kernels, measured="", missing=f"border{above}{below}")
+            yield part.name, kernels, "", f"border{above}{below}"

@@ -1,7 +1,7 @@
 """The figures of a step that tables and texts show."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ligerprof.roles import Role
 from ligerprof.runs.sweep.cells import Cell, CellStatus
@@ -12,8 +12,7 @@ OUT_OF_MEMORY = "OOM"
 _LOSS = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Quantity:
+class Quantity(NamedTuple):
     """One figure of a finished step.
 
     Attributes:
@@ -63,22 +62,6 @@ def percent(ratio: float, digits: int = 1) -> str:
     return f"{value:+.{digits}f} %" if value else f"{0:.{digits}f} %"
 
 
-def _bytes(size_bytes: float) -> str:
-    return format_bytes(round(size_bytes))
-
-
-def _share(ratio: float) -> str:
-    return f"{100 * ratio:.0f} %"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f} x"
-
-
-def _rate(tokens_per_second: float) -> str:
-    return f"{tokens_per_second:,.0f}"
-
-
 def _loss_bytes(cell: Cell) -> int:
     return role_bytes(cell, *_LOSS)
 
@@ -88,18 +71,22 @@ def _logits_bytes(cell: Cell) -> int:
     return cell.recipe.tokens * cell.recipe.spec.vocab_size * FP32_BYTES
 
 
-_PEAK = Quantity(value=lambda cell: peak_bytes(cell) or None, short=gib, words=_bytes)
+def _size(value: Callable[[Cell], float | None]) -> Quantity:
+    return Quantity(value, gib, lambda size_bytes: format_bytes(round(size_bytes)))
+
+
+def _number(value: Callable[[Cell], float | None], form: str) -> Quantity:
+    return Quantity(value, form.format, form.format)
+
+
+_PEAK = _size(lambda cell: peak_bytes(cell) or None)
 QUANTITIES: Mapping[str, Quantity] = {
     "peak": _PEAK,
     "peak and reserved": _PEAK,
-    "reserved": Quantity(value=lambda cell: cell.reserved_bytes, short=gib, words=_bytes),
-    "tokens/s": Quantity(value=lambda cell: cell.tokens_per_second, short=_rate, words=_rate),
-    "loss": Quantity(value=_loss_bytes, short=gib, words=_bytes),
-    "loss share": Quantity(
-        value=lambda cell: _loss_bytes(cell) / peak_bytes(cell) if peak_bytes(cell) else None,
-        short=_share,
-        words=_share,
-    ),
-    "loss in logits": Quantity(value=lambda cell: _loss_bytes(cell) / _logits_bytes(cell), short=_times, words=_times),
-    "logits": Quantity(value=_logits_bytes, short=gib, words=_bytes),
+    "reserved": _size(lambda cell: cell.reserved_bytes),
+    "tokens/s": _number(lambda cell: cell.tokens_per_second, "{:,.0f}"),
+    "loss": _size(_loss_bytes),
+    "loss share": _number(lambda cell: 100 * _loss_bytes(cell) / max(peak_bytes(cell), 1), "{:.0f} %"),
+    "loss in logits": _number(lambda cell: _loss_bytes(cell) / _logits_bytes(cell), "{:.2f} x"),
+    "logits": _size(_logits_bytes),
 }

@@ -1,4 +1,4 @@
-"""What a study's report consists of: values, sections, tables, and figures."""
+"""The outline of a study's report: values, sections, tables and figures; docs/study.md describes every key."""
 
 import string
 from collections.abc import Mapping
@@ -72,18 +72,7 @@ def _read_option(hint: Any, name: str, value: object, key: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """A value that texts name, computed from the result rows.
-
-    Attributes:
-        find: `figure`: `show` of one step; `largest`, `smallest-oom`: along `axis`; `limit`: the limit on reserved
-            bytes that all steps share; `spread`: range and median of the ratios of `show` against other steps of the
-            same size; `end`: the word in `words` for how a step ended, done or oom.
-        where: conditions that the steps meet.
-        minus: conditions of the step whose figure is subtracted.
-        against: conditions of the other steps of `spread`, in addition to `where`.
-        within_minutes: `spread` of pairs that ended at most so far apart.
-        beyond_minutes: `spread` of the other pairs.
-    """
+    """A value that texts name, computed from the result rows."""
 
     find: Literal["figure", "largest", "smallest-oom", "limit", "spread", "end"]
     show: Show = "peak"
@@ -98,13 +87,7 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """The rows of a table.
-
-    Attributes:
-        by: what differs from row to row; `size` is batch and sequence together.
-        values: the rows' values; empty: all that the steps have.
-        where: conditions of the steps whose values count, in addition to the table's.
-    """
+    """The rows of a table."""
 
     by: Literal["batch", "seq", "size", "kernels"]
     heading: str
@@ -114,13 +97,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One column of a table.
-
-    Attributes:
-        show: a figure of the row's step, or `minutes` between the ends of all steps of the row.
-        where: conditions of the step, in addition to those of the table and the row.
-        against: conditions of another step; the column shows the change from it in percent.
-    """
+    """One column of a table."""
 
     title: str
     show: Show | Literal["minutes"]
@@ -130,13 +107,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Figures of steps by row and column.
-
-    Attributes:
-        kernels: a column per kernel set showing `show`, in place of `columns`.
-        complete: leave out rows that lack a figure.
-        least: the fewest rows to print the table with.
-    """
+    """Figures of steps by row and column."""
 
     rows: Rows
     caption: str = ""
@@ -166,11 +137,7 @@ class Borders:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roles:
-    """A table of the roles at the peak, a column per batch or sequence and kernel set.
-
-    Attributes:
-        least_share: roles below this share of every peak are left out.
-    """
+    """A table of the roles at the peak, a column per batch or sequence and kernel set."""
 
     caption: str
     axis: Axis
@@ -188,13 +155,7 @@ class Estimates:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A figure as `ligerprof plot` draws it.
-
-    Attributes:
-        name: of its file, without a suffix.
-        alt: what it shows, in words.
-        where: conditions of the steps it is drawn from; those of the section's tables by default.
-    """
+    """A figure as `ligerprof plot` draws it."""
 
     name: str
     kind: FigureKind
@@ -204,14 +165,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A section of the report, left out where it has neither a table nor a claim nor a note.
-
-    Attributes:
-        where: conditions of all its steps.
-        needs: values without which the section is left out.
-        notes: paragraphs after the tables.
-        claims: items of a list after the tables.
-    """
+    """A section of the report, left out where it has neither a table nor a claim nor a note."""
 
     title: str
     text: str = ""
