@@ -1,4 +1,4 @@
-"""`ligerprof sweep`: a grid of training steps, each in a process of its own, that a killed sweep goes on from."""
+"""`ligerprof sweep`: run a grid of training steps, each in its own process."""
 
 import sys
 from collections.abc import Iterator
@@ -16,36 +16,40 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Axis
 from ligerprof.runs.sweep.cells import CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
-from ligerprof.runs.sweep.grid import Grid, telling_options
+from ligerprof.runs.sweep.grid import Grid, distinguishing_options
 from ligerprof.runs.sweep.process import CellSettings
 from ligerprof.runs.sweep.runner import RunnerSettings, Watcher
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, on_this_machine, run_sweep
 
 
 class FailedCellsError(LigerprofError):
-    """Cells that neither ran nor were out of memory."""
+    """Cells that failed for another reason than memory."""
 
 
 @click.command(cls=RecipeCommand, name="sweep", short_help="Run a grid of steps; out of memory is a result.")
 @grid_options
-@folder_option("The sweep's folder; cells that are finished in it are not run again.", Path("runs/sweep"))
+@folder_option("The sweep's folder; finished cells in it are not run again.", Path("runs/sweep"))
 @click.option(
-    "--find-limit", type=click.Choice([str(axis) for axis in Axis]), help="Search the largest that runs, for each line."
+    "--find-limit",
+    type=click.Choice([str(axis) for axis in Axis]),
+    help="Also search the largest batch or sequence that runs, with all other options fixed.",
 )
 @timeout_option
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Simulated cells at a time.")
-@click.option("--stop-at-oom", is_flag=True, help="Leave out sizes above one that was out of memory.")
-@click.option("--skip-invalid", is_flag=True, help="Leave out combinations that cannot be trained.")
-@click.option("--force", is_flag=True, help="Run finished cells again; their new rows count.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Simulated cells to run at once."
+)
+@click.option("--stop-at-oom", is_flag=True, help="Skip sizes above one that was out of memory.")
+@click.option("--skip-invalid", is_flag=True, help="Skip combinations that cannot be trained.")
+@click.option("--force", is_flag=True, help="Run finished cells again; their new rows replace the old ones.")
 @dry_run_option
 @trace_option(default=False)
 @json_option
 def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) -> None:
     """Run a grid of training steps; out of memory is a result.
 
-    Every option of a recipe takes several values, joined by commas; kernels of one cell are joined by '+'. Each
-    combination runs in a process of its own and leaves one line in results.jsonl. Started again, a sweep goes on
-    from where it was stopped or killed.
+    Every recipe option takes several values, joined by commas; kernels of one cell are joined by '+'. Each
+    combination runs in its own process and adds one line to results.jsonl. A sweep that was stopped or killed
+    continues when it is started again.
     """
     here = on_this_machine(grid)
     searches = ((Axis(how["find_limit"]), here),) if how["find_limit"] else ()
@@ -66,7 +70,7 @@ def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) 
 
 
 def print_plan(plan: SweepPlan, folder: SweepFolder, *, as_json: bool) -> None:
-    """The cells that would run, each with the closed form's peak."""
+    """Print the cells that would run, each with its estimated peak."""
     from ligerprof.reports.sweep import plan_json, plan_table
     from ligerprof.reports.terminal import console
 
@@ -81,22 +85,22 @@ def print_plan(plan: SweepPlan, folder: SweepFolder, *, as_json: bool) -> None:
 
 @contextmanager
 def watching(plan: SweepPlan) -> Iterator[Watcher]:
-    """Show the progress on stderr: a bar in a terminal, a line a cell elsewhere."""
+    """Show the progress on stderr: a bar in a terminal, otherwise one line per cell."""
     from ligerprof.reports.sweep import BarWatcher, PlainWatcher, progress_bar
 
-    telling = telling_options(plan.recipes)
+    distinguishing = distinguishing_options(plan.recipes)
     if sys.stderr.isatty():
         with progress_bar() as progress:
-            yield BarWatcher(progress, telling)
+            yield BarWatcher(progress, distinguishing)
     else:
-        yield PlainWatcher(say, telling)
+        yield PlainWatcher(say, distinguishing)
 
 
 def print_result(result: SweepResult, *, as_json: bool) -> None:
-    """The cells and the borders.
+    """Print the cells and the borders.
 
     Raises:
-        FailedCellsError: after printing, where cells failed.
+        FailedCellsError: cells failed; raised after printing.
     """
     from ligerprof.reports.sweep import render_sweep
     from ligerprof.reports.terminal import console
@@ -107,6 +111,6 @@ def print_result(result: SweepResult, *, as_json: bool) -> None:
         console().print(render_sweep(result))
     if failed := result.count(CellStatus.FAILED):
         raise FailedCellsError(
-            f"{failed} of {len(result.cells)} cells failed. Their reasons are above and in {result.folder.results}; "
+            f"{failed} of {len(result.cells)} cells failed. The reasons are above and in {result.folder.results}; "
             "the same command tries them again."
         )

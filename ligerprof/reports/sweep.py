@@ -1,4 +1,4 @@
-"""How a sweep looks: the cells that a grid means, the progress while they run, and the table of what came out."""
+"""Print a sweep: the cells that are planned, the progress, and the table of results."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from ligerprof.reports.listing import add_listing_row, listing_table
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.borders import Border
 from ligerprof.runs.sweep.cells import Cell, CellStatus
-from ligerprof.runs.sweep.grid import cell_key, describe, telling_options
+from ligerprof.runs.sweep.grid import cell_key, describe, distinguishing_options
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult
 from ligerprof.units import format_bytes
 
@@ -26,13 +26,13 @@ _STATUS_WORDS = {CellStatus.DONE: "done", CellStatus.OOM: "OUT OF MEMORY", CellS
 
 
 def plan_table(plan: SweepPlan, cells: Mapping[str, Cell]) -> "Table":
-    """The cells in their order, the closed form's peak, and what is finished already."""
-    telling = telling_options(plan.recipes)
+    """The cells in order, their estimated peaks, and their status so far."""
+    distinguishing = distinguishing_options(plan.recipes)
     table = listing_table("cell", "estimated peak", "so far", right=("estimated peak",), folded=("cell",))
     for recipe in plan.recipes:
         peak_bytes = estimated_peak_bytes(recipe)
         peak = _NO_FIGURE if peak_bytes is None else format_bytes(peak_bytes)
-        add_listing_row(table, describe(recipe, telling), peak, _so_far(recipe, cells))
+        add_listing_row(table, describe(recipe, distinguishing), peak, _so_far(recipe, cells))
     return table
 
 
@@ -56,11 +56,11 @@ def plan_json(plan: SweepPlan, cells: Mapping[str, Cell]) -> dict[str, Any]:
 
 
 def render_sweep(result: SweepResult) -> "RenderableType":
-    """The cells, what was left out, and the borders."""
+    """The cells, the skipped ones, and the borders."""
     from rich.console import Group
     from rich.text import Text
 
-    lines = [Text(f"left out above one out of memory: {len(result.left_out)}")] if result.left_out else []
+    lines = [Text(f"skipped above one out of memory: {len(result.left_out)}")] if result.left_out else []
     borders = [borders_table(result.borders)] if result.borders else []
     refused = [Text(f"left out: {refusal.reason}") for refusal in result.plan.refusals]
     where = Text(f"rows: {result.folder.results}")
@@ -73,41 +73,41 @@ def _backend_lines(cells: Sequence[Cell]) -> "Iterator[Text]":
     backends = {(cell.figures.backend, cell.gpu) for cell in cells if cell.figures is not None}
     for backend, gpu in sorted(backends):
         if backend is Backend.SIMULATED:
-            yield Text(f"SIMULATED without a GPU, standing for {gpu}", style="bold yellow")
+            yield Text(f"Simulated for an {gpu} (no GPU was used)", style="bold yellow")
         else:
             yield Text(f"{backend} on {gpu}", style="bold green")
 
 
 def cells_table(cells: Sequence[Cell]) -> "Table":
-    """A row a cell: peak, reserved bytes, speed, and how it ended."""
-    telling = telling_options(cell.recipe for cell in cells)
+    """One row per cell: peak, reserved bytes, speed, and how it ended."""
+    distinguishing = distinguishing_options(cell.recipe for cell in cells)
     figures = ("peak", "reserved", "step", "tokens/s")
     table = listing_table("cell", *figures, "end", right=figures, folded=("cell", "end"))
     for cell in cells:
-        add_listing_row(table, describe(cell.recipe, telling), *_figures(cell), end_words(cell))
+        add_listing_row(table, describe(cell.recipe, distinguishing), *_figures(cell), end_words(cell))
     return table
 
 
 def borders_table(borders: Sequence[Border]) -> "Table":
-    """A row a line: the largest size that ran and the smallest that was out of memory."""
-    telling = telling_options(border.recipe for border in borders)
+    """One row per line: the largest size that ran, and the smallest that was out of memory."""
+    distinguishing = distinguishing_options(border.recipe for border in borders)
     sizes = ("largest that runs", "smallest out of memory")
     table = listing_table("border of", *sizes, "note", right=sizes, folded=("border of", "note"))
     for border in borders:
         largest, smallest = (str(value or "none") for value in (border.largest, border.smallest_oom))
-        add_listing_row(table, border_words(border, telling), largest, smallest, border.reason or "")
+        add_listing_row(table, border_words(border, distinguishing), largest, smallest, border.reason or "")
     return table
 
 
-def border_words(border: Border, telling: Iterable[str]) -> str:
-    """Which border of which line, such as `batch at 1024 tokens, all (ligerprof)`."""
-    size, _, rest = describe(border.recipe, telling).partition(", ")
+def border_words(border: Border, distinguishing: Iterable[str]) -> str:
+    """The border of a line in words, such as `batch at 1024 tokens, all (ligerprof)`."""
+    size, _, rest = describe(border.recipe, distinguishing).partition(", ")
     batch, _, seq = size.partition(" x ")
     return f"batch at {seq} tokens, {rest}" if border.axis is Axis.BATCH else f"sequence at batch {batch}, {rest}"
 
 
 def end_words(cell: Cell) -> str:
-    """How a cell ended, and why where it failed."""
+    """How a cell ended, and the reason if it failed."""
     words = _STATUS_WORDS[cell.status]
     return f"{words}: {cell.error}" if cell.status is CellStatus.FAILED else words
 
@@ -129,37 +129,37 @@ def _so_far(recipe: TrainingRecipe, cells: Mapping[str, Cell]) -> str:
 
 
 class PlainWatcher:
-    """Tells a sweep's progress line by line, where stderr is no terminal."""
+    """Prints a sweep's progress line by line, for a stderr that is not a terminal."""
 
-    def __init__(self, say: Callable[[str], None], telling: Iterable[str]) -> None:
-        """Args: say: writes a line; telling: what cells are told apart by."""
-        self._say, self._telling = say, tuple(telling)
+    def __init__(self, say: Callable[[str], None], distinguishing: Iterable[str]) -> None:
+        """Args: say: prints a line; distinguishing: options that distinguish the cells."""
+        self._say, self._distinguishing = say, tuple(distinguishing)
         self._expected = self._ended = 0
         self._clock = RemainingTime()
 
     def expect(self, count: int) -> None:
-        """So many cells more are to run."""
+        """Count cells that are to run."""
         self._expected += count
 
     def working(self, recipe: TrainingRecipe, words: str) -> None:
-        """A line would be too much."""
+        """Print nothing: it is called several times per second."""
 
     def ended(self, cell: Cell) -> None:
-        """One line a cell."""
+        """Print one line per cell."""
         self._ended += 1
         self._clock.ended()
         left = self._clock.text(self._expected - self._ended)
         peak = f", peak {_figures(cell)[0]}" if cell.status is CellStatus.DONE else ""
-        name = describe(cell.recipe, self._telling)
+        name = describe(cell.recipe, self._distinguishing)
         self._say(f"{self._ended}/{self._expected} {name}: {end_words(cell)}{peak}; {left}")
 
 
 class BarWatcher:
-    """A progress bar with what is running and the time left."""
+    """A progress bar with the running cell and the time left."""
 
-    def __init__(self, progress: "Progress", telling: Iterable[str]) -> None:
-        """Args: progress: rich's, with a field `left`; telling: what cells are told apart by."""
-        self._progress, self._telling = progress, tuple(telling)
+    def __init__(self, progress: "Progress", distinguishing: Iterable[str]) -> None:
+        """Args: progress: rich's, with a field `left`; distinguishing: options that distinguish the cells."""
+        self._progress, self._distinguishing = progress, tuple(distinguishing)
         self._task = progress.add_task("starting", total=0, left="")
         self._expected = self._ended = 0
         self._clock = RemainingTime()
@@ -170,26 +170,26 @@ class BarWatcher:
         self._progress.update(self._task, total=self._expected)
 
     def working(self, recipe: TrainingRecipe, words: str) -> None:
-        """Show what runs and what it said last."""
+        """Show the running cell and its last line."""
         from rich.markup import escape
 
-        text = escape(f"{describe(recipe, self._telling)}: {words}")
+        text = escape(f"{describe(recipe, self._distinguishing)}: {words}")
         left = self._clock.text(self._expected - self._ended)
         self._progress.update(self._task, description=text, left=left)
 
     def ended(self, cell: Cell) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         from rich.markup import escape
 
         self._ended += 1
         self._clock.ended()
         self._progress.update(self._task, completed=self._ended)
         if cell.status is CellStatus.FAILED:
-            self._progress.console.print(escape(f"{describe(cell.recipe, self._telling)}: {end_words(cell)}"))
+            self._progress.console.print(escape(f"{describe(cell.recipe, self._distinguishing)}: {end_words(cell)}"))
 
 
 def progress_bar() -> "Progress":
-    """The bar of a sweep, on stderr; what runs is cut to the room that is left."""
+    """The bar of a sweep, on stderr; the description is cut to the width that is left."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
@@ -207,7 +207,7 @@ def progress_bar() -> "Progress":
 
 
 class RemainingTime:
-    """How long the rest takes, from how long the cells so far took."""
+    """The time that the remaining cells take, from the mean of those that have ended."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """Args: now: a clock in seconds."""
@@ -221,10 +221,10 @@ class RemainingTime:
         self._last_end = self._now()
 
     def text(self, remaining: int) -> str:
-        """Such as `about 4 min left`; the number of cells while no time is known.
+        """Such as `about 4 min left`; the number of cells until one has ended.
 
         Args:
-            remaining: cells that have not ended, running ones included.
+            remaining: cells that have not ended, including running ones.
         """
         if not self._ended or remaining <= 0:
             return f"{max(remaining, 0)} left"

@@ -10,9 +10,7 @@ from ligerprof.errors import ResultFormatError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.study.file import KernelSet, Study
 from ligerprof.runs.sweep.cells import Cell, CellStatus, read_cells, read_rows
-from ligerprof.runs.sweep.grid import without_idle_options
-
-SIZES = ("batch", "seq")
+from ligerprof.runs.sweep.grid import AXES, without_unused_options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +46,7 @@ class Found:
         conditions = {**(self.study.cells[name] if name is not None else {}), **where}
         sets = [self.study.kernels[name].options for name in conditions.pop("kernels", ())]
         conditions.pop("cells", None)
-        return tuple(cell for cell in self.cells if _meets(without_idle_options(cell.recipe), conditions, sets))
+        return tuple(cell for cell in self.cells if _meets(without_unused_options(cell.recipe), conditions, sets))
 
     def find(self, where: Mapping[str, Any]) -> Cell | None:
         """The first cell that meets conditions."""
@@ -56,7 +54,7 @@ class Found:
 
     def is_above_oom(self, where: Mapping[str, Any]) -> bool:
         """Whether a cell with the same conditions, no larger in batch and sequence, was out of memory."""
-        sizes = {name: max(where[name]) for name in SIZES if name in where}
+        sizes = {name: max(where[name]) for name in AXES if name in where}
         rest = {name: values for name, values in where.items() if name not in sizes}
         return any(
             cell.status is CellStatus.OOM and all(getattr(cell.recipe, name) <= size for name, size in sizes.items())
@@ -69,7 +67,7 @@ class Found:
 
     def title(self, recipe: TrainingRecipe) -> str:
         """The kernels of a recipe as tables name them."""
-        recipe = without_idle_options(recipe)
+        recipe = without_unused_options(recipe)
         for name, one in self.study.kernels.items():
             if _is_set(recipe, one.options):
                 return one.title or name

@@ -6,14 +6,14 @@ from typing import Any
 
 from ligerprof.analyzers.estimate import estimated_peak_bytes
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.study.found import SIZES, Found, minutes_apart
+from ligerprof.reports.study.found import Found, minutes_apart
 from ligerprof.reports.study.quantities import gib, in_table, peak_bytes, percent, role_bytes, value_of
 from ligerprof.reports.study.texts import Texts
 from ligerprof.roles import Role
 from ligerprof.runs.study.outline import Borders, Column, Conditions, Estimates, Roles, Rows, Table
 from ligerprof.runs.sweep.borders import edges
 from ligerprof.runs.sweep.cells import Cell, CellStatus
-from ligerprof.runs.sweep.grid import KERNEL_OPTIONS, option_text, telling_options
+from ligerprof.runs.sweep.grid import AXES, KERNEL_OPTIONS, distinguishing_options, option_text
 from ligerprof.units import format_mib
 
 # above a size that was out of memory, and not run for that
@@ -155,7 +155,7 @@ def estimates_table(found: Found, estimates: Estimates) -> tuple[list[str], list
 
 def _names(recipes: Sequence[TrainingRecipe], found: Found) -> Callable[[Cell], str]:
     """How a step is called: model, size, kernels, and other options that differ and are not at their default."""
-    others = [name for name in telling_options(recipes) if name not in ("model", *SIZES, *KERNEL_OPTIONS)]
+    others = [name for name in distinguishing_options(recipes) if name not in ("model", *AXES, *KERNEL_OPTIONS)]
     plain = TrainingRecipe()
 
     def name(cell: Cell) -> str:

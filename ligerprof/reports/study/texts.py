@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from ligerprof.reports.study.found import SIZES, Found, minutes_apart
+from ligerprof.reports.study.found import Found, minutes_apart
 from ligerprof.reports.study.quantities import QUANTITIES, percent, value_of
 from ligerprof.runs.study.outline import Value, names_in
 from ligerprof.runs.study.schema import StudyFileError
 from ligerprof.runs.sweep.borders import edges
 from ligerprof.runs.sweep.cells import Cell
+from ligerprof.runs.sweep.grid import AXES
 from ligerprof.units import format_bytes
 
 # a piece of a text that is left out where one of its values is unknown
@@ -76,7 +77,7 @@ class Texts:
 
     def _ratios(self, value: Value, found: tuple[Cell, ...]) -> Iterator[float]:
         for cell in found:
-            size = {name: (getattr(cell.recipe, name),) for name in SIZES}
+            size: dict[str, Any] = {name: (getattr(cell.recipe, name),) for name in AXES}
             other = self._found.find({**value.where, **value.against, **size})
             figure, reference = value_of(cell, value.show), value_of(other, value.show)
             if other is not None and figure and reference and _is_in_span(value, minutes_apart((cell, other))):

@@ -1,1 +1,1 @@
-"""A grid of training steps, each in a process of its own, in a folder that a killed sweep goes on from."""
+"""Sweeps: grids of training steps, each in its own process; a killed sweep continues where it stopped."""

@@ -1,4 +1,4 @@
-"""Search the border between what runs and what is out of memory, by running the steps around it."""
+"""Search the largest batch or sequence that runs, by running the steps around it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ _STRIDE_SHARE = 16
 
 
 class _NoAnswerError(LigerprofError):
-    """A step on the way neither ran nor ran out of memory."""
+    """A step of the search failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Border:
-    """Where memory ends on one axis, everything else kept.
+    """Where memory ends along one axis, with all other options fixed.
 
     Attributes:
-        recipe: a step of the line; its own value of the axis says nothing.
-        largest: the largest value that ran; None where none did.
-        smallest_oom: the smallest value that was out of memory; None where the search ended before.
-        reason: why the search ended before both stood next to each other, or None.
+        recipe: a step of the line; its own value of the axis does not matter.
+        largest: the largest value that ran; None if none did.
+        smallest_oom: the smallest value that was out of memory; None if the search ended before it found one.
+        reason: why the search ended before the two were adjacent, or None.
     """
 
     recipe: TrainingRecipe
@@ -47,7 +47,7 @@ class Border:
 
 
 def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) -> tuple[Border, ...]:
-    """The border of every line of the recipes; cells of the folder that lie on a line are used.
+    """The border of every line of the recipes; finished cells of the folder that are on a line count.
 
     Raises:
         SweepInterruptedError: on Ctrl-C.
@@ -59,7 +59,7 @@ def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) 
 
 
 def edges(cells: Iterable[Cell], axis: Axis) -> tuple[int | None, int | None]:
-    """The largest value of an axis that ran and the smallest above it that was out of memory, of one line's cells."""
+    """The largest value along an axis that ran, and the smallest above it that was out of memory."""
     ends: dict[CellStatus, list[int]] = {status: [] for status in CellStatus}
     for cell in cells:
         ends[cell.status].append(getattr(cell.recipe, axis))
@@ -77,15 +77,15 @@ def line_edges(cells: Iterable[Cell], recipe: TrainingRecipe, axis: Axis) -> tup
 def bracket(
     fits: Callable[[int], bool], guess: int, unit: int, known: tuple[int | None, int | None] = (None, None)
 ) -> tuple[int | None, int | None]:
-    """The largest multiple of `unit` that fits and the next one, which does not.
+    """The largest multiple of `unit` that fits, and the next multiple.
 
     Args:
-        fits: asked about each value once; all values below one that fits are taken to fit, too.
-        guess: the value to begin with, taken down to a multiple.
-        known: a value that fits and one that does not, None each where not known.
+        fits: called once per value; every value below one that fits is assumed to fit.
+        guess: the value to start from, rounded down to a multiple.
+        known: a value that fits and one that does not, None where unknown.
 
     Returns:
-        The two values; None and `unit` where nothing fits.
+        The two values; None and `unit` if nothing fits.
     """
     low, high = known
     value = _inside(guess - guess % unit, low, high, unit)
@@ -107,7 +107,7 @@ def bracket(
 
 
 def _inside(value: int, low: int | None, high: int | None, unit: int) -> int:
-    """The value, moved between the known ones where it lies outside."""
+    """The value, moved between the known ones if it lies outside."""
     value = max(value, unit, unit if low is None else low + unit)
     return value if high is None else min(value, high - unit)
 
@@ -120,7 +120,7 @@ def _find_border(runner: Runner, recipe: TrainingRecipe, axis: Axis) -> Border:
         try:
             probe = recipe.resized(axis, value)
         except RecipeError as error:
-            # the model has no more positions
+            # the model has fewer positions
             reason = str(error)
             return False
         return _runs(runner, probe)
@@ -136,7 +136,7 @@ def _find_border(runner: Runner, recipe: TrainingRecipe, axis: Axis) -> Border:
 
 
 def _aligned(low: int | None, high: int | None, unit: int) -> tuple[int | None, int | None]:
-    """The two as multiples of `unit`: what is below one that fits fits, what is above one that does not does not."""
+    """The two rounded outwards to multiples of `unit`: down from what fits, up from what does not."""
     return (low // unit * unit or None) if low else None, -(-high // unit) * unit if high else None
 
 
@@ -153,7 +153,7 @@ def _line(recipe: TrainingRecipe, axis: Axis) -> str:
 
 
 def _guess(recipe: TrainingRecipe, axis: Axis, known: tuple[int | None, int | None]) -> int:
-    """Where the closed form puts the border; the recipe's own value where there is none."""
+    """The border according to the estimate; the recipe's own value if it cannot be estimated."""
     own: int = getattr(recipe, axis)
     try:
         limit_bytes = find_limit(recipe).size_bytes

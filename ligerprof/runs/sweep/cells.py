@@ -1,4 +1,4 @@
-"""Read the rows of a sweep: one training step a line, done, out of memory or failed, of any number of files."""
+"""Read the result rows of sweeps: one training step per line, done, out of memory or failed."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from ligerprof.recipe.training_options import TrainingOptions
 RESULTS_NAME = "results.jsonl"
 _KINDS = ("cell", "step", None)
 _SCHEMAS = (1, None)
-# a row has some ten thousand bytes; no sweep of ours comes near
+# a row has about ten thousand bytes
 _ROWS = FileKind(error=ResultFormatError, hint="Give a folder or file of `ligerprof sweep`.", max_bytes=256 * 2**20)
 
 
@@ -36,16 +36,16 @@ class Cell:
     """One training step of a sweep.
 
     Attributes:
-        key: what is the same for two runs of one cell; the later one counts.
-        error: why it failed, None where it did not.
-        seconds: how long the cell took, build and all.
-        finished: when it ended, None where the row does not say.
-        figures: who held the peak (of what ran, where memory ran out); None where no step came that far.
-        gpu: the GPU measured, or the one the simulation stands for; "" where unknown.
+        key: the same for two runs of one cell, of which the later counts.
+        error: why it failed, or None.
+        seconds: how long the cell took, from the start of its process.
+        finished: when it ended, None if the row does not say.
+        figures: peak, phases and roles (up to the failure if memory ran out); None if no step got that far.
+        gpu: the GPU that was measured or simulated; "" if unknown.
         reserved_bytes: the highest reserved bytes of the steady step.
-        limit_bytes: the limit on reserved bytes that it ran under, None where there was none.
+        limit_bytes: the limit on reserved bytes, or None.
         step_seconds: median of the timed steps; None when simulated or not done.
-        tokens_per_second: of one GPU.
+        tokens_per_second: per GPU.
     """
 
     key: str
@@ -63,35 +63,35 @@ class Cell:
 
     @property
     def condition(self) -> TrainingOptions:
-        """What was trained: a measured and a simulated cell of one condition can be compared."""
+        """What was trained: measured and simulated cells with the same condition can be compared."""
         return self.recipe.training
 
 
 def read_cells(paths: Iterable[Path]) -> tuple[Cell, ...]:
-    """Cells of JSON Lines files, or of folders that hold a results.jsonl; of rows with one key the last counts.
+    """Cells of JSON Lines files, or of folders that hold a results.jsonl; of rows with the same key the last counts.
 
-    A line is what `ligerprof step --json` prints, with `kind` cell, `key`, `status`, `error` and `seconds`
-    beside it; a plain step result is a cell that is done, or out of memory where it says so. An unfinished
-    last line is still being written and not read.
+    A line is what `ligerprof step --json` prints, with `kind` cell and the keys `key`, `status`, `error` and
+    `seconds`; a plain step result is a cell that is done, or out of memory if it says so. An unfinished last
+    line is skipped: it is still being written.
 
     Raises:
-        ResultFormatError: a file or a line that is none; the error names both.
+        ResultFormatError: a file or a line that is not a sweep's; the error names both.
     """
     cells: dict[str, Cell] = {}
     for path in paths:
         for source, row in read_rows(path):
             cell = cell_from_json(row, source)
-            # a row that comes again takes the place of the last one, not of the first
+            # a repeated row counts at its later place
             cells.pop(cell.key, None)
             cells[cell.key] = cell
     return tuple(cells.values())
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """What the lines of one file, or of a folder's results.jsonl, hold, each with its source for errors.
+    """The parsed lines of a file, or of a folder's results.jsonl, each with its source for errors.
 
     Raises:
-        ResultFormatError: a file that is none, or a line but the last that is no JSON.
+        ResultFormatError: a file that cannot be read, or a line but the last that is not JSON.
     """
     file = path / RESULTS_NAME if path.is_dir() else path
     text = read_text(file, _ROWS)
@@ -112,14 +112,14 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def cell_from_json(values: object, source: str) -> Cell:
-    """One row; it is not trusted.
+    """The cell of a row, which is not trusted.
 
     Args:
-        values: what json.loads gave.
-        source: what errors name.
+        values: parsed JSON.
+        source: name of the row in errors.
 
     Raises:
-        ResultFormatError: it is no row.
+        ResultFormatError: it is not a row.
     """
     row = ResultReader(values, source)
     _check_kind(row, source)
@@ -151,7 +151,9 @@ def _check_kind(row: ResultReader, source: str) -> None:
     if schema not in _SCHEMAS:
         raise ResultFormatError(f"{source}: schema {schema!r:.40} is not 1. Was it written by another version?")
     if kind not in _KINDS:
-        raise ResultFormatError(f"{source}: kind {kind!r:.40} is no training step. Give what step or sweep wrote.")
+        raise ResultFormatError(
+            f"{source}: kind {kind!r:.40} is not a training step. Give a file that step or sweep wrote."
+        )
 
 
 def _status(row: ResultReader, source: str) -> CellStatus:
@@ -162,23 +164,25 @@ def _status(row: ResultReader, source: str) -> CellStatus:
         if word == known.value:
             return known
     known_words = ", ".join(status.value for status in CellStatus)
-    raise ResultFormatError(f"{source}: status {word!r:.40} is none of {known_words}.")
+    raise ResultFormatError(f"{source}: status {word!r:.40} is not one of {known_words}.")
 
 
 def _limit_bytes(oom: object, recipe: TrainingRecipe, source: str) -> int | None:
-    """What ran out knows the limit, also where it is the GPU's own."""
+    """The limit on reserved bytes; an out-of-memory row has it even if it is the GPU's own."""
     return recipe.memory_limit_bytes if oom is None else ResultReader(oom, f"{source} (oom)").size("limit_bytes")
 
 
 def _recipe(values: object, source: str) -> TrainingRecipe:
     if not isinstance(values, dict):
-        raise ResultFormatError(f"{source}: 'recipe' is missing or not an object. Give what step or sweep wrote.")
+        raise ResultFormatError(
+            f"{source}: 'recipe' is missing or not an object. Give a file that step or sweep wrote."
+        )
     disk = values.get("nvme_path")
     if isinstance(disk, str) and not Path(disk).is_dir():
-        # the disk of the machine that ran it need not be here; any folder stands for it
+        # the disk of the machine that ran it need not exist here; any folder will do
         values = {**values, "nvme_path": os.curdir}
     try:
         return TrainingRecipe.from_json(values)
     except (LigerprofError, TypeError, ValueError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ResultFormatError(f"{source}: no recipe of this version ({reason}).") from None
+        raise ResultFormatError(f"{source}: not a recipe of this version ({reason}).") from None

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its grids, its rows that survive a kill, and the lock that keeps a second sweep out."""
+"""The folder of a sweep: grids, result rows that survive a kill, and a lock against a second sweep."""
 
 import json
 import os
@@ -19,13 +19,13 @@ _SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepFolder:
-    """results.jsonl with a row a cell, sweep.json with the grids, and runs/KEY/ with each cell's run."""
+    """`results.jsonl` (one row per cell), `sweep.json` (the grids), and `runs/KEY/` (each cell's run directory)."""
 
     path: Path
 
     @property
     def results(self) -> Path:
-        """One JSON object a line."""
+        """One JSON object per line."""
         return self.path / RESULTS_NAME
 
     def run(self, key: str) -> Path:
@@ -33,65 +33,65 @@ class SweepFolder:
         return self.path / RUNS / key
 
     def log(self, key: str) -> Path:
-        """What a cell said on stderr."""
+        """A cell's stderr."""
         return self.path / RUNS / f"{key}.log"
 
     def output(self, key: str) -> Path:
-        """What a cell said on stdout, while it runs."""
+        """A cell's stdout, while it runs."""
         return self.path / RUNS / f"{key}.out"
 
     def deepspeed_config(self, key: str) -> Path:
-        """The DeepSpeed configuration of a cell that has one of the user's."""
+        """A cell's DeepSpeed configuration, if the user gave one."""
         return self.path / RUNS / f"{key}.deepspeed.json"
 
     def make(self) -> None:
-        """Make the folder where there is none.
+        """Make the folder unless it exists.
 
         Raises:
             RunDirectoryError: it cannot be made, or holds something else.
         """
-        with disk_errors_told(self.path):
+        with disk_errors_in_a_line(self.path):
             found = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
-            # rows alone are enough: those of another machine are gone on from
+            # rows alone are enough: a sweep can continue from those of another machine
             if found and not found & {GRIDS, RESULTS_NAME}:
-                raise RunDirectoryError(f"{self.path}: not empty and no sweep. Choose another -o.")
+                raise RunDirectoryError(f"{self.path}: not empty, and not a sweep's folder. Choose another -o.")
             (self.path / RUNS).mkdir(parents=True, exist_ok=True)
 
     def read(self) -> dict[str, Cell]:
-        """The cells so far by key; the later of two rows counts.
+        """The cells so far by key; of two rows with one key the later counts.
 
         Raises:
-            ResultFormatError: a line that no sweep wrote.
+            ResultFormatError: a line that is not a sweep's.
         """
         return {cell.key: cell for cell in read_cells([self.results])} if self.results.exists() else {}
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """The same as they stand in the file."""
+        """The rows as they are in the file, by key."""
         rows = read_rows(self.results) if self.results.exists() else ()
-        # a plain step's result may be among them; it has no key
+        # results of `ligerprof step` have no key
         return {row["key"]: row for _, row in rows if "key" in row}
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add a row that is on the disk when this returns.
+        """Append a row; it is on the disk when this returns.
 
         Raises:
             RunDirectoryError: the disk refuses.
         """
         line = json.dumps(row).encode() + b"\n"
-        with disk_errors_told(self.results), self.results.open("ab") as file:
+        with disk_errors_in_a_line(self.results), self.results.open("ab") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
-    def heal(self) -> None:
-        """Take away what a killed sweep wrote of a last line; end a whole one that lacks its line end.
+    def repair(self) -> None:
+        """Remove the part of a last line that a killed sweep wrote, or add the missing line end to a whole one.
 
         Raises:
             RunDirectoryError: the disk refuses.
         """
         if not self.results.exists():
             return
-        with disk_errors_told(self.results):
+        with disk_errors_in_a_line(self.results):
             whole, end, rest = self.results.read_bytes().rpartition(b"\n")
             if rest and _is_json(rest):
                 with self.results.open("ab") as file:
@@ -99,8 +99,8 @@ class SweepFolder:
             elif rest:
                 os.truncate(self.results, len(whole) + len(end))
 
-    def note_grids(self, grids: list[dict[str, Any]]) -> None:
-        """Add to sweep.json those grids that it does not hold yet.
+    def record_grids(self, grids: list[dict[str, Any]]) -> None:
+        """Add grids to sweep.json, without duplicates.
 
         Raises:
             ResultFormatError: sweep.json holds something else.
@@ -113,29 +113,29 @@ class SweepFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other sweeps out of the folder; the lock ends with the process, however it ends.
+        """Keep other sweeps out of the folder; the lock ends with the process.
 
         Raises:
-            RunDirectoryError: another sweep is at work in it, or the disk refuses.
+            RunDirectoryError: another sweep is running in it, or the disk refuses.
         """
         import fcntl
 
-        with disk_errors_told(self.path):
+        with disk_errors_in_a_line(self.path):
             lock = (self.path / LOCK).open("w")
         with lock as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunDirectoryError(f"{self.path}: another sweep is at work here. Wait for it.") from None
+                raise RunDirectoryError(f"{self.path}: another sweep is running here. Wait until it ends.") from None
             yield
 
 
 @contextmanager
-def disk_errors_told(path: Path) -> Iterator[None]:
-    """Make one line of what the disk refuses.
+def disk_errors_in_a_line(path: Path) -> Iterator[None]:
+    """Turn an OSError into one line.
 
     Raises:
-        RunDirectoryError: it did.
+        RunDirectoryError: there was one.
     """
     try:
         yield
@@ -154,5 +154,5 @@ def _is_json(line: bytes) -> bool:
 def _read_grids(path: Path) -> list[Any]:
     grids = read_json(path, _GRIDS_FILE).get("grids")
     if not isinstance(grids, list):
-        raise ResultFormatError(f"{path}: not what a sweep writes. Choose another -o.")
+        raise ResultFormatError(f"{path}: not written by a sweep. Choose another -o.")
     return grids

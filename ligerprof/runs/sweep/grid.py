@@ -1,25 +1,26 @@
-"""Which training steps a grid of options means, and in which order they run."""
+"""The training steps of a grid of options, and the order in which they run."""
 
 import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import LigerprofError
+from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.units import format_bytes
 
-# neighbours in time: what is compared with each other runs one after the other, at each size
+# at each size these vary fastest: steps that are compared with each other run one after the other
 KERNEL_OPTIONS = ("liger", "provider", "flce_budget")
-SIZE_OPTIONS = ("batch", "seq")
-_ALWAYS_TOLD = (*SIZE_OPTIONS, "liger", "provider")
+AXES = tuple(Axis)
+_ALWAYS_SHOWN = (*AXES, "liger", "provider")
 _KEY_DIGITS = 16
 _DEFAULTS: dict[str, Any] = {name: declared.default for name, declared in RECIPE_OPTIONS.items()}
 
-# raises a LigerprofError where a recipe cannot be carried out
+# raises a LigerprofError for a recipe that cannot run here
 Inspector = Callable[[TrainingRecipe], None]
 
 
@@ -28,20 +29,20 @@ class Grid:
     """Values of recipe options; every combination is a training step.
 
     Attributes:
-        options: fields of a recipe, each with at least one value; absent fields keep their default.
-        variants: fields that go together, such as a kernel set with its provider; each is combined with
-            every combination of the options.
+        options: recipe fields, each with at least one value; absent fields keep their default.
+        variants: recipe fields that change together, such as a kernel set and its provider; each variant is
+            combined with every combination of the options.
     """
 
     options: Mapping[str, tuple[Any, ...]]
     variants: tuple[Mapping[str, Any], ...] = ({},)
 
     def combinations(self) -> Iterator[dict[str, Any]]:
-        """Values of one step each: sizes ascending, kernels next to each other at each size."""
+        """The values of each step: sizes ascending, and all kernels of a size before the next size."""
         names = list(self.options)
         kernels = [name for name in names if name in KERNEL_OPTIONS]
-        sizes = [name for name in names if name in SIZE_OPTIONS]
-        others = [name for name in names if name not in (*KERNEL_OPTIONS, *SIZE_OPTIONS)]
+        sizes = [name for name in names if name in AXES]
+        others = [name for name in names if name not in (*KERNEL_OPTIONS, *AXES)]
         for other, size, kernel, variant in itertools.product(
             self._products(others), sorted(self._products(sizes), key=_tokens), self._products(kernels), self.variants
         ):
@@ -52,7 +53,7 @@ class Grid:
         variants = [dict(variant) for variant in self.variants]
         return {"options": {name: list(values) for name, values in self.options.items()}, "variants": variants}
 
-    def _products(self, names: list[str]) -> list[dict[str, Any]]:
+    def _products(self, names: Sequence[str]) -> list[dict[str, Any]]:
         return [
             dict(zip(names, values, strict=True)) for values in itertools.product(*map(self.options.__getitem__, names))
         ]
@@ -60,23 +61,23 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """A combination that no recipe can be, and why."""
+    """A combination that cannot be trained, and the reason."""
 
     values: Mapping[str, Any]
     reason: str
 
 
 def expand(grids: Iterable[Grid], inspect: Inspector) -> tuple[tuple[TrainingRecipe, ...], tuple[Refusal, ...]]:
-    """Recipes of all grids in order, each once, and the combinations that are none.
+    """The recipes of all grids in order, without duplicates, and the combinations that cannot be trained.
 
     Args:
-        inspect: refuses what cannot run here.
+        inspect: refuses recipes that cannot run here.
     """
     recipes: dict[str, TrainingRecipe] = {}
     refusals = []
     for values in itertools.chain.from_iterable(grid.combinations() for grid in grids):
         try:
-            recipe = without_idle_options(TrainingRecipe(**values))
+            recipe = without_unused_options(TrainingRecipe(**values))
             inspect(recipe)
         except LigerprofError as error:
             refusals.append(Refusal(values=values, reason=str(error)))
@@ -85,8 +86,8 @@ def expand(grids: Iterable[Grid], inspect: Inspector) -> tuple[tuple[TrainingRec
     return tuple(recipes.values()), tuple(refusals)
 
 
-def without_idle_options(recipe: TrainingRecipe) -> TrainingRecipe:
-    """The same step with options of kernels that it does not use at their defaults, so that it runs once."""
+def without_unused_options(recipe: TrainingRecipe) -> TrainingRecipe:
+    """The recipe with options of unused kernels reset to their defaults, so that equal steps run once."""
     if not recipe.kernels:
         return dataclasses.replace(recipe, provider=_DEFAULTS["provider"], flce_budget=_DEFAULTS["flce_budget"])
     if "flce" not in recipe.kernels:
@@ -95,9 +96,9 @@ def without_idle_options(recipe: TrainingRecipe) -> TrainingRecipe:
 
 
 def cell_key(recipe: TrainingRecipe) -> str:
-    """What a finished step is known again by: 16 hex digits over the whole recipe.
+    """The key that identifies a step: 16 hex digits, a hash of the whole recipe.
 
-    Options at their defaults do not count, so that an option that a later version adds changes no key.
+    Options at their defaults are left out, so that keys stay the same when a later version adds an option.
     """
     whole = recipe.to_json()
     values = {name: value for name, value in whole.items() if name == "model" or value != _DEFAULTS.get(name)}
@@ -106,30 +107,30 @@ def cell_key(recipe: TrainingRecipe) -> str:
 
 
 def line_of(recipe: TrainingRecipe) -> str:
-    """What steps have in common that differ in batch and sequence alone."""
+    """The key that steps share which differ only in batch and sequence."""
     return cell_key(dataclasses.replace(recipe, batch=1, seq=1))
 
 
-def describe(recipe: TrainingRecipe, telling: Iterable[str]) -> str:
-    """A step in a few words: its size, its kernels, and whatever else tells it from others.
+def describe(recipe: TrainingRecipe, distinguishing: Iterable[str]) -> str:
+    """A step in a few words: its size, its kernels, and the options that distinguish it from others.
 
     Args:
-        telling: from `telling_options`.
+        distinguishing: from `distinguishing_options`.
     """
     kernels = f"{recipe.liger} ({recipe.provider})" if recipe.kernels else "no kernels"
-    others = [option_text(recipe, name) for name in telling if name not in _ALWAYS_TOLD]
+    others = [option_text(recipe, name) for name in distinguishing if name not in _ALWAYS_SHOWN]
     return ", ".join([f"{recipe.batch} x {recipe.seq}", kernels, *others])
 
 
-def telling_options(recipes: Iterable[TrainingRecipe]) -> tuple[str, ...]:
-    """Fields that tell the recipes apart: size and kernels, the model where it differs, and others while they help."""
+def distinguishing_options(recipes: Iterable[TrainingRecipe]) -> tuple[str, ...]:
+    """The fewest fields that distinguish the recipes: size and kernels, the model if it differs, then others."""
     found = tuple(recipes)
     columns = {name: [option_text(recipe, name) for recipe in found] for name in _DEFAULTS}
-    told = [*_ALWAYS_TOLD, *(["model"] if len(set(columns["model"])) > 1 else [])]
+    shown = [*_ALWAYS_SHOWN, *(["model"] if len(set(columns["model"])) > 1 else [])]
     for name in columns:
-        if _classes(columns, [*told, name]) > _classes(columns, told):
-            told.append(name)
-    return tuple(told)
+        if _classes(columns, [*shown, name]) > _classes(columns, shown):
+            shown.append(name)
+    return tuple(shown)
 
 
 def _classes(columns: Mapping[str, list[str]], names: list[str]) -> int:
@@ -137,7 +138,7 @@ def _classes(columns: Mapping[str, list[str]], names: list[str]) -> int:
 
 
 def option_text(recipe: TrainingRecipe, name: str) -> str:
-    """One option of a recipe in words."""
+    """An option of a recipe in words."""
     value = getattr(recipe, name)
     if name == "model":
         return recipe.spec.name
@@ -147,5 +148,5 @@ def option_text(recipe: TrainingRecipe, name: str) -> str:
 
 
 def _tokens(size: Mapping[str, int]) -> tuple[int, int]:
-    batch, seq = (size.get(name, _DEFAULTS[name]) for name in SIZE_OPTIONS)
+    batch, seq = (size.get(name, _DEFAULTS[name]) for name in AXES)
     return batch * seq, batch

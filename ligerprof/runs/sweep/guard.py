@@ -1,7 +1,7 @@
-"""Run one command that dies with its parent, however that dies: `python -m ligerprof.runs.sweep.guard COMMAND...`.
+"""Run a command that ends when its parent does: `python -m ligerprof.runs.sweep.guard COMMAND...`.
 
-The parent holds the other end of stdin. When it closes, by will or by a kill that nobody could catch,
-the whole process group ends: a training step that outlives its sweep would hold the GPU.
+The parent holds the other end of stdin. When that is closed, on purpose or because the parent was killed, the
+whole process group is ended: a training step that outlives its sweep would hold the GPU.
 """
 
 import os
@@ -11,18 +11,18 @@ import subprocess
 import sys
 from contextlib import suppress
 
-# launchers of several ranks end their children on SIGTERM; SIGKILL would leave them
+# launchers of several ranks end their children on SIGTERM; SIGKILL would leave them running
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
 
 def main(command: list[str]) -> int:
-    """Run the command to its end, or to the parent's.
+    """Run the command until it ends or the parent does.
 
     Returns:
-        The command's exit code; 128 + N where signal N ended it, as a shell says it.
+        The command's exit code; 128 + N if signal N ended it, as in a shell.
     """
-    # a handler, as children would inherit that a signal is ignored
+    # a handler rather than SIG_IGN, which children would inherit
     signal.signal(signal.SIGTERM, lambda *_: None)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     while (code := process.poll()) is None:
@@ -36,7 +36,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     os.killpg(os.getpgrp(), signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_SECONDS)
-    # and whoever did not listen, this process included
+    # processes that ignored SIGTERM, and this one
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

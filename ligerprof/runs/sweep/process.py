@@ -1,4 +1,4 @@
-"""One cell of a sweep as a process of its own, and the row that its end becomes."""
+"""Run one cell of a sweep in its own process, and make its result row."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from ligerprof.files import write_new_file
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.cells import CellStatus
-from ligerprof.runs.sweep.folder import SweepFolder, disk_errors_told
+from ligerprof.runs.sweep.folder import SweepFolder, disk_errors_in_a_line
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.guard import GRACE_SECONDS
 
@@ -27,10 +27,10 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellSettings:
-    """What all cells of a sweep have in common beside their recipes.
+    """How every cell of a sweep is run.
 
     Attributes:
-        timeout_seconds: a cell that takes longer is ended and has failed; None waits for ever.
+        timeout_seconds: a cell that takes longer is ended and counts as failed; None: no limit.
         trace: whether measured cells are profiled for TensorBoard.
     """
 
@@ -51,11 +51,11 @@ class CellProcess:
         self._folder, self._settings = folder, settings
         self._started = time.monotonic()
         self._timed_out = False
-        with disk_errors_told(folder.path):
+        with disk_errors_in_a_line(folder.path):
             self._process = self._start()
 
     def poll(self) -> dict[str, Any] | None:
-        """The row where the cell has ended, else None; ends a cell whose time is up."""
+        """The row if the cell has ended, else None; ends a cell whose time is up."""
         limit_seconds = self._settings.timeout_seconds
         if self._process.poll() is None and limit_seconds is not None and self._seconds() > limit_seconds:
             self._timed_out = True
@@ -63,7 +63,7 @@ class CellProcess:
         return None if self._process.poll() is None else self._row()
 
     def words(self) -> str:
-        """What the cell said last."""
+        """The last line of the cell's stderr."""
         return last_line(self._folder.log(self.key))
 
     def stop(self) -> None:
@@ -132,12 +132,12 @@ class CellProcess:
             return f"took longer than {self._settings.timeout_seconds:g} s and was ended"
         words = self.words().removeprefix("Error: ")
         if abs(code) in (128 + signal.SIGKILL, signal.SIGKILL):
-            return f"killed (signal 9; has the host run out of memory?) after: {words}"
-        return words or f"ended with exit code {code} and said nothing"
+            return f"killed (signal 9; did the host run out of memory?) after: {words}"
+        return words or f"ended with exit code {code} and printed nothing"
 
 
 def last_line(path: Path) -> str:
-    """The last line with anything in it, shortened; nothing where there is none."""
+    """The last line that is not blank, shortened; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)

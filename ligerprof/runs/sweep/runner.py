@@ -1,4 +1,4 @@
-"""Run the cells of a sweep that are not finished yet, one after the other, and write each one's row."""
+"""Run the cells of a sweep that are not finished yet, and append each one's row."""
 
 import time
 from collections import deque
@@ -17,24 +17,24 @@ _POLL_SECONDS = 0.1
 
 
 class SweepInterruptedError(LigerprofError):
-    """The user stopped the sweep; what is finished is kept."""
+    """The user stopped the sweep; finished cells are kept."""
 
     exit_code = 130
 
 
 class Watcher(Protocol):
-    """Is told how a sweep goes on."""
+    """Receives a sweep's progress."""
 
     def expect(self, count: int) -> None:
-        """So many cells more are to run."""
+        """`count` more cells are to run; negative: fewer."""
         ...
 
     def working(self, recipe: TrainingRecipe, words: str) -> None:
-        """A cell runs and has said this last; called several times a second."""
+        """A cell is running, and this is the last line it printed; called several times per second."""
         ...
 
     def ended(self, cell: Cell) -> None:
-        """A cell has its row."""
+        """A cell has ended, and its row is written."""
         ...
 
 
@@ -43,8 +43,8 @@ class RunnerSettings:
     """How cells are run.
 
     Attributes:
-        jobs: cells at a time; more than one only where nothing is timed.
-        stop_at_oom: leave out cells that are larger than one of the same line that ran out of memory.
+        jobs: cells that run at once; more than one only if nothing is timed.
+        stop_at_oom: skip cells that are larger than one of the same line that was out of memory.
         again: run finished cells again.
     """
 
@@ -58,11 +58,11 @@ class Runner:
     """Runs cells in a locked sweep folder."""
 
     def __init__(self, folder: SweepFolder, settings: RunnerSettings, watcher: Watcher) -> None:
-        """Read what is finished. The folder is locked and healed by the caller."""
+        """Read the finished cells. The caller has locked and repaired the folder."""
         self._folder, self._settings, self._watcher = folder, settings, watcher
         self._cells = folder.read()
         self._running: list[CellProcess] = []
-        self._asked: dict[str, None] = {}
+        self._requested: dict[str, None] = {}
 
     @property
     def cells(self) -> dict[str, Cell]:
@@ -70,25 +70,25 @@ class Runner:
         return self._cells
 
     @property
-    def asked(self) -> tuple[str, ...]:
-        """Keys of the cells that were to run, finished before or not, in order."""
-        return tuple(self._asked)
+    def requested(self) -> tuple[str, ...]:
+        """Keys of the cells that were requested, in order, those finished before included."""
+        return tuple(self._requested)
 
     def finished(self, recipe: TrainingRecipe) -> Cell | None:
-        """The cell where it ran to its end, in memory or out of it; what failed is to be tried again."""
+        """The cell if it is done or was out of memory; a failed one is tried again."""
         cell = self._cells.get(cell_key(recipe))
         return None if cell is None or cell.status is CellStatus.FAILED else cell
 
     def run(self, recipes: Sequence[TrainingRecipe]) -> tuple[TrainingRecipe, ...]:
-        """Run what is not finished, in order.
+        """Run the recipes that are not finished, in order.
 
         Returns:
-            What was left out because a smaller step of its line ran out of memory.
+            The recipes skipped because a smaller step of their line was out of memory.
 
         Raises:
             SweepInterruptedError: on Ctrl-C.
         """
-        self._asked.update(dict.fromkeys(cell_key(recipe) for recipe in recipes))
+        self._requested.update(dict.fromkeys(cell_key(recipe) for recipe in recipes))
         waiting = deque(recipe for recipe in recipes if self._settings.again or self.finished(recipe) is None)
         left_out: list[TrainingRecipe] = []
         self._watcher.expect(len(waiting))
@@ -99,8 +99,8 @@ class Runner:
                 time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             raise SweepInterruptedError(
-                f"{self._folder.path}: stopped, cells to go: {len(waiting) + len(self._running)}. "
-                "The same command goes on from here."
+                f"{self._folder.path}: stopped, cells left: {len(waiting) + len(self._running)}. "
+                "The same command continues from here."
             ) from None
         finally:
             for process in self._running:
@@ -131,7 +131,7 @@ class Runner:
 
 
 def is_beyond(recipe: TrainingRecipe, cells: Iterable[Cell]) -> bool:
-    """Whether a cell of the same line, no larger in batch and sequence, ran out of memory."""
+    """Whether a cell of the same line, no larger in batch and sequence, was out of memory."""
     line = line_of(recipe)
     return any(
         cell.status is CellStatus.OOM

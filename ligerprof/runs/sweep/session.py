@@ -1,4 +1,4 @@
-"""One sweep from its grids to its result: which cells, in which folder, and what they came to."""
+"""Run a sweep from its grids to its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ from ligerprof.runs.sweep.runner import Runner, RunnerSettings, Watcher
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """What is to run.
+    """The cells to run.
 
     Attributes:
-        recipes: the cells of the grids, in order, each once.
-        refusals: combinations that are left out because they cannot be trained.
-        searches: whose border is searched then, on the lines of which grids.
+        recipes: the cells of the grids, in order, without duplicates.
+        refusals: combinations that cannot be trained.
+        searches: axes whose border is searched afterwards, each with a grid whose lines are searched.
     """
 
     grids: tuple[Grid, ...]
@@ -34,12 +34,12 @@ class SweepPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepResult:
-    """What a sweep came to.
+    """The result of a sweep.
 
     Attributes:
-        cells: those of the plan and of the search for borders, in the order they were asked for.
-        rows: the same as they stand in results.jsonl.
-        left_out: what did not run because a smaller step was out of memory.
+        cells: those of the plan and of the searches for borders, in the order in which they were requested.
+        rows: the cells' rows in results.jsonl.
+        left_out: steps that were skipped because a smaller one was out of memory.
     """
 
     plan: SweepPlan
@@ -50,7 +50,7 @@ class SweepResult:
     left_out: tuple[TrainingRecipe, ...]
 
     def count(self, status: CellStatus) -> int:
-        """Cells that ended so."""
+        """The number of cells that ended this way."""
         return sum(cell.status is status for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class SweepResult:
 
 
 def on_this_machine(grid: Grid) -> Grid:
-    """The grid with device `auto` made out: a measured and a simulated cell are never the same one."""
+    """The grid with the device that `auto` means here, so that measured and simulated cells have different keys."""
     from ligerprof.runs.step import choose_backend
 
     devices = tuple(Device(word) for word in grid.options.get("device", (Device.AUTO,)))
@@ -81,13 +81,13 @@ def on_this_machine(grid: Grid) -> Grid:
 def make_plan(
     grids: tuple[Grid, ...], *, searches: tuple[tuple[Axis, Grid], ...] = (), skip_invalid: bool = False
 ) -> SweepPlan:
-    """The cells of grids whose devices are made out.
+    """The cells of grids; `auto` among their devices is replaced before.
 
     Args:
-        searches: grids of those whose lines' border is searched, each with its axis.
+        searches: axes to search, each with one of the grids.
 
     Raises:
-        RecipeError: a combination that cannot be trained, unless they are to be skipped; or nothing is left.
+        RecipeError: a combination cannot be trained and `skip_invalid` is not set, or none can.
     """
     recipes, refusals = expand(grids, _require_runnable)
     if refusals and (not skip_invalid or not recipes):
@@ -95,24 +95,24 @@ def make_plan(
         options = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in first.values.items())
         raise RecipeError(
             f"{len(refusals)} of {len(refusals) + len(recipes)} combinations cannot be trained, such as {options}: "
-            f"{first.reason} Change the grid, or leave them out with --skip-invalid."
+            f"{first.reason} Change the grid, or add --skip-invalid to leave them out."
         )
     return SweepPlan(grids=grids, recipes=recipes, refusals=refusals, searches=searches)
 
 
 def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, watcher: Watcher) -> SweepResult:
-    """Run what is not finished, then search the borders.
+    """Run the cells that are not finished, then search the borders.
 
     Raises:
-        RecipeError: several jobs, though cells are timed.
-        RunDirectoryError: the folder is another sweep's, or no sweep's.
+        RecipeError: several jobs, and cells are timed.
+        RunDirectoryError: another sweep is running in the folder, or it holds something else.
         SweepInterruptedError: on Ctrl-C.
     """
     _refuse_timed_jobs(plan, settings)
     folder.make()
     with folder.locked():
-        folder.heal()
-        folder.note_grids([grid.to_json() for grid in plan.grids])
+        folder.repair()
+        folder.record_grids([grid.to_json() for grid in plan.grids])
         runner = Runner(folder, settings, watcher)
         left_out = runner.run(plan.recipes)
         borders = [
@@ -121,7 +121,7 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, wa
             for border in find_borders(runner, expand([grid], _require_runnable)[0], axis)
         ]
         rows = folder.rows()
-    keys = [key for key in runner.asked if key in rows]
+    keys = [key for key in runner.requested if key in rows]
     return SweepResult(
         plan=plan,
         folder=folder,
@@ -139,5 +139,5 @@ def _require_runnable(recipe: TrainingRecipe) -> None:
 def _refuse_timed_jobs(plan: SweepPlan, settings: RunnerSettings) -> None:
     if settings.jobs > 1 and any(recipe.device is not Device.SIMULATED for recipe in plan.recipes):
         raise RecipeError(
-            f"--jobs {settings.jobs}: measured cells run one at a time, or they time each other. Leave it out."
+            f"--jobs {settings.jobs}: measured cells run one at a time, or they slow each other down. Leave it out."
         )

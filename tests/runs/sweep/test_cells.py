@@ -101,11 +101,11 @@ def test_who_ran_it_is_no_part_of_the_condition() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"status": "lost"}, "status 'lost' is none of done, oom, failed"),
-        ({"kind": "peak"}, "kind 'peak' is no training step"),
+        ({"status": "lost"}, "status 'lost' is not one of done, oom, failed"),
+        ({"kind": "peak"}, "kind 'peak' is not a training step"),
         ({"schema": 2}, "schema 2 is not 1"),
         ({"recipe": None}, "'recipe' is missing"),
-        ({"recipe": {"batch": "many"}}, "no recipe of this version"),
+        ({"recipe": {"batch": "many"}}, "not a recipe of this version"),
         ({"recipe": {**RECIPE.to_json(), "soon": 1}}, "unknown recipe keys: soon"),
         ({"roles": {"hats": 1}}, "'hats' in 'roles' is unknown"),
         ({"tokens_per_second": float("inf")}, "'tokens_per_second' is not a finite number"),

@@ -21,7 +21,7 @@ def make_row(number: int) -> dict[str, object]:
 def make_folder(path: Path) -> SweepFolder:
     folder = SweepFolder(path=path)
     folder.make()
-    folder.note_grids([])
+    folder.record_grids([])
     return folder
 
 
@@ -35,7 +35,7 @@ def test_a_file_cut_anywhere_goes_on_without_a_broken_line(
     content = folder.results.read_bytes()
     cut = content[: round(share * len(content))]
     folder.results.write_bytes(cut)
-    folder.heal()
+    folder.repair()
     folder.append(make_row(count))
     lines = folder.results.read_bytes().splitlines()
     # whole rows, one that lost only its line end included, are kept to the byte
@@ -59,8 +59,8 @@ def test_what_the_disk_refuses_is_one_line(name: str, tmp_path: Path) -> None:
 
     def begin() -> None:
         with folder.locked():
-            folder.heal()
-            folder.note_grids([{"options": {}}])
+            folder.repair()
+            folder.record_grids([{"options": {}}])
 
     with pytest.raises(RunDirectoryError, match=re.escape(f"{folder.path / name}: Is a directory")):
         begin()
@@ -84,7 +84,7 @@ def test_rows_of_another_machine_are_gone_on_from(tmp_path: Path) -> None:
 def test_grids_add_up(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "sweep")
     for grid in ({"batch": [1]}, {"batch": [2]}, {"batch": [1]}):
-        folder.note_grids([grid])
+        folder.record_grids([grid])
     assert json.loads((folder.path / GRIDS).read_text())["grids"] == [{"batch": [1]}, {"batch": [2]}]
 
 
@@ -93,11 +93,11 @@ def test_what_is_no_list_of_grids_is_refused(content: str, tmp_path: Path) -> No
     folder = make_folder(tmp_path / "sweep")
     (folder.path / GRIDS).write_text(content)
     with pytest.raises(ResultFormatError, match=r"sweep\.json: not "):
-        folder.note_grids([])
+        folder.record_grids([])
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("dear")
-    with pytest.raises(RunDirectoryError, match="no sweep"):
+    with pytest.raises(RunDirectoryError, match="not a sweep's folder"):
         SweepFolder(path=tmp_path).make()
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.borders import bracket
-from ligerprof.runs.sweep.grid import Grid, cell_key, describe, expand, telling_options
+from ligerprof.runs.sweep.grid import Grid, cell_key, describe, distinguishing_options, expand
 
 TINY = {"model": ("tiny",)}
 
@@ -71,13 +71,13 @@ def test_keys_in_files_stay_valid() -> None:
 def test_cells_are_told_apart_in_as_few_words_as_will_do() -> None:
     first = TrainingRecipe(model="tiny", liger="rms")
     limited = dataclasses.replace(first, memory_limit_bytes=2**30, clip=1.0)
-    assert telling_options([first, dataclasses.replace(first, batch=1)]) == ("batch", "seq", "liger", "provider")
+    assert distinguishing_options([first, dataclasses.replace(first, batch=1)]) == ("batch", "seq", "liger", "provider")
     # the clip differs only where the limit does, and says nothing more
-    told = telling_options([first, limited, dataclasses.replace(limited, clip=None)])
+    told = distinguishing_options([first, limited, dataclasses.replace(limited, clip=None)])
     assert told[4:] == ("clip", "memory_limit_bytes")
     assert describe(limited, told) == "4 x 1024, rms (ligerprof), clip 1.0, limit 1024.0 MiB"
     other = dataclasses.replace(first, model="llama3.2-1b", batch=1)
-    assert describe(other, telling_options([first, other])) == "1 x 1024, rms (ligerprof), llama3.2-1b"
+    assert describe(other, distinguishing_options([first, other])) == "1 x 1024, rms (ligerprof), llama3.2-1b"
 
 
 @given(

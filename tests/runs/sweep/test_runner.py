@@ -82,7 +82,7 @@ def answer_at_once(monkeypatch: pytest.MonkeyPatch, largest_tokens: int) -> None
 def make_runner(path: Path, settings: RunnerSettings | None = None) -> tuple[Runner, Records]:
     folder = SweepFolder(path=path)
     folder.make()
-    folder.note_grids([])
+    folder.record_grids([])
     records = Records()
     return Runner(folder, settings or RunnerSettings(), records), records
 
