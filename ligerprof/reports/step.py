@@ -3,6 +3,7 @@
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ligerprof.reports.sweep import origin_words
 from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
 from ligerprof.roles import Backend, Role
 from ligerprof.runs.outcome import StepOutcome
@@ -32,10 +33,8 @@ def render_step(report: StepReport) -> RenderableType:
 
 
 def heading_lines(report: StepReport) -> list[str]:
-    """What ran, and whether it was measured or simulated."""
-    if report.outcome.backend is Backend.SIMULATED:
-        return [report.recipe.summary, f"SIMULATED without a GPU, standing for {report.outcome.gpu}"]
-    return [report.recipe.summary, f"measured on {report.outcome.gpu}"]
+    """The recipe, and whether the step was measured or simulated."""
+    return [report.recipe.summary, origin_words(report.outcome.backend, report.outcome.gpu)]
 
 
 def verdict(report: StepReport) -> str:

@@ -25,6 +25,13 @@ _NO_FIGURE = "n/a"
 _STATUS_WORDS = {CellStatus.DONE: "done", CellStatus.OOM: "OUT OF MEMORY", CellStatus.FAILED: "FAILED"}
 
 
+def origin_words(backend: Backend, gpu: str) -> str:
+    """How figures were obtained; simulated ones are never taken for measured ones."""
+    if backend is Backend.SIMULATED:
+        return f"simulated for an {gpu} (no GPU was used)"
+    return f"{backend.value} on {gpu}"
+
+
 def plan_table(plan: SweepPlan, cells: Mapping[str, Cell]) -> "Table":
     """The cells in order, their estimated peaks, and their status so far."""
     distinguishing = distinguishing_options(plan.recipes)
@@ -72,10 +79,8 @@ def _backend_lines(cells: Sequence[Cell]) -> "Iterator[Text]":
 
     backends = {(cell.figures.backend, cell.gpu) for cell in cells if cell.figures is not None}
     for backend, gpu in sorted(backends):
-        if backend is Backend.SIMULATED:
-            yield Text(f"Simulated for an {gpu} (no GPU was used)", style="bold yellow")
-        else:
-            yield Text(f"{backend} on {gpu}", style="bold green")
+        colour = "yellow" if backend is Backend.SIMULATED else "green"
+        yield Text(origin_words(backend, gpu), style=f"bold {colour}")
 
 
 def cells_table(cells: Sequence[Cell]) -> "Table":

@@ -1,4 +1,4 @@
-"""The directory a run leaves: where it is made, what its files are called, how they are read back."""
+"""Run directories: where they are made, what their files are called, and how they are read."""
 
 import json
 import pickle
@@ -14,7 +14,7 @@ from ligerprof.snapshots import SNAPSHOT_NAME
 
 RECIPE, RESULT, TENSORBOARD, REPORT = "recipe.json", "result.json", "tensorboard", "report.html"
 DEFAULT_PARENT = Path("runs")
-# as torch.profiler.tensorboard_trace_handler names them, packed or not
+# as torch.profiler.tensorboard_trace_handler names them, compressed or not
 TRACES = "*.pt.trace.json*"
 _RESULT_FILE = FileKind(error=RunDirectoryError, hint="Give a directory that `ligerprof step` wrote.")
 
@@ -23,15 +23,15 @@ _RESULT_FILE = FileKind(error=RunDirectoryError, hint="Give a directory that `li
 class RunDirectory:
     """A folder with recipe.json, result.json, snapshot.pickle, tensorboard/ and report.html.
 
-    Several ranks leave a snapshot each: the worst rank's is snapshot.pickle, the others' are
-    snapshot-rankK.pickle, and what the ranks printed is in rank-K.log.
+    Several ranks have a snapshot each: snapshot.pickle for the rank with the highest peak, snapshot-rankK.pickle
+    for the others. The output of rank K is in rank-K.log.
     """
 
     path: Path
 
     @property
     def snapshot(self) -> Path:
-        """Torch's own format, for `ligerprof explain` and torch's viewers."""
+        """The snapshot in torch's format, for `ligerprof explain` and torch's viewers."""
         return self.path / SNAPSHOT_NAME
 
     @property
@@ -40,7 +40,7 @@ class RunDirectory:
         return self.path / TENSORBOARD
 
     def remove_if_empty(self) -> None:
-        """Take the folder away where a run left nothing in it."""
+        """Remove the folder if the run left nothing in it."""
         with suppress(OSError):
             self.path.rmdir()
 
@@ -63,7 +63,7 @@ class RunDirectory:
         write_new_file(self.path / name, content, force=force, flag="force=True")
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file of the run, whole or not at all, over one of an earlier run.
+        """Write a file of the run, whole or not at all; a file of an earlier run is replaced.
 
         Raises:
             OutputError: it cannot be written.
@@ -72,21 +72,21 @@ class RunDirectory:
 
 
 def create_run_directory(output: Path | None, *, force: bool = False) -> RunDirectory:
-    """Make the folder of a new run: `output`, or the next number under runs/.
+    """Create the folder of a new run: `output`, or the next number under runs/.
 
     Args:
-        output: the folder itself; None takes runs/001, runs/002, …
-        force: write into `output` though it has files.
+        output: the folder itself; None: runs/001, runs/002, …
+        force: write into `output` even if it has files.
 
     Raises:
-        RunDirectoryError: it exists with files in it, or cannot be made.
+        RunDirectoryError: it exists with files in it, or cannot be created.
     """
     try:
         return RunDirectory(path=_numbered(DEFAULT_PARENT) if output is None else _named(output, force))
     except OSError as error:
         where = output or DEFAULT_PARENT
         raise RunDirectoryError(
-            f"{where}: cannot make the run directory ({error.strerror}). Choose another -o."
+            f"{where}: cannot create the run directory ({error.strerror}). Choose another -o."
         ) from None
 
 
@@ -97,7 +97,7 @@ def _numbered(parent: Path) -> Path:
     while True:
         path = parent / f"{number:03d}"
         try:
-            # mkdir is what decides between two runs that start at once
+            # mkdir decides between two runs that start at once
             path.mkdir()
         except FileExistsError:
             number += 1
@@ -116,13 +116,11 @@ def find_trace(path: Path) -> Path:
     """The newest profiler trace in a run directory, its tensorboard/, or any folder that holds traces itself.
 
     Raises:
-        RunDirectoryError: there is none.
+        RunDirectoryError: none of them holds one.
     """
     found = [file for folder in (path / TENSORBOARD, path) for file in folder.glob(TRACES) if file.is_file()]
     if not found:
-        raise RunDirectoryError(
-            f"{path}: no profiler trace ({TRACES}) in it. `ligerprof step` leaves one where it runs on a GPU."
-        )
+        raise RunDirectoryError(f"{path}: it holds no profiler trace ({TRACES}). `ligerprof step` writes one on a GPU.")
     return max(found, key=lambda file: (file.stat().st_mtime, file.name))
 
 

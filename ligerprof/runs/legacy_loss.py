@@ -1,8 +1,8 @@
 """The loss of transformers 4.45, for `--loss hf-4.45`: logits in fp32, a shifted copy, cross-entropy on that.
 
-What LlamaForCausalLM.forward did until 4.45 (src/transformers/models/llama/modeling_llama.py of v4.45.2). With the
-loss's own log-probabilities that is three planes of batch * seq * vocab * 4 bytes at once; the logits in 16 bits die
-as soon as they are cast.
+LlamaForCausalLM.forward as of 4.45 (src/transformers/models/llama/modeling_llama.py of v4.45.2). With the loss's
+log-probabilities, three tensors of batch * seq * vocab * 4 bytes are alive at once; the 16-bit logits are freed as
+soon as they are cast.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 def use_legacy_loss(model: Any) -> None:
     """Give a causal language model of transformers the forward pass of 4.45, in place.
 
-    It becomes an instance of a subclass of its class, so that wrappers and other patches see an ordinary method.
+    The model becomes an instance of a subclass, so that wrappers and other patches see an ordinary method.
     """
     modern = type(model)
     body = {"forward": _forward, "__module__": modern.__module__, "__qualname__": modern.__qualname__}

@@ -16,14 +16,14 @@ from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.low_bit import galore_projects
 
-# what the paper's experiments take; neither changes what is held
+# the paper's settings; neither changes the bytes held
 _GALORE_GAP, _GALORE_SCALE = 200, 0.25
 _STD = 0.02
 
 
 @contextmanager
 def linears_unmade(recipe: TrainingRecipe) -> Iterator[None]:
-    """Let linear layers made inside take no memory yet where they will be quantized one by one."""
+    """Create linear layers inside on the meta device if they will be quantized one by one."""
     if recipe.qlora is None:
         yield
         return
@@ -37,10 +37,10 @@ def linears_unmade(recipe: TrainingRecipe) -> Iterator[None]:
 
 
 def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.device) -> None:
-    """Put layers of 4 bits in place of those that QLoRA adapts, and make what else `linears_unmade` left.
+    """Replace the layers that QLoRA adapts by 4-bit ones, and materialize what else `linears_unmade` left on meta.
 
     Raises:
-        MissingDependencyError: a GPU without bitsandbytes.
+        MissingDependencyError: on a GPU, bitsandbytes is not installed.
     """
     if recipe.qlora is None:
         return
@@ -55,7 +55,7 @@ def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.dev
         unmade = [(own, parameter) for own, parameter in module.named_parameters() if parameter.device.type == "meta"]
         for own, parameter in unmade:
             setattr(module, own, nn.Parameter(_made(parameter, parameter.dtype, device)))
-    # what peft asks before it takes its own layer for 4-bit weights
+    # peft looks at this before it uses its layer for 4-bit weights
     model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
@@ -78,24 +78,24 @@ def _four_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> nn
 
 
 def _made(parameter: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A parameter's values, random ones where it has none yet."""
+    """A parameter's values, or random ones if it is on meta."""
     if parameter.device.type != "meta":
         return parameter.detach().to(dtype)
     return torch.empty(parameter.shape, dtype=dtype, device=device).normal_(std=_STD)
 
 
 def adapt_quantized(model: nn.Module) -> None:
-    """Let adapters over stand-ins work as peft's own layer does over bitsandbytes; on a GPU they are that layer."""
+    """Make adapters over stand-ins work as peft's layer over bitsandbytes does; on a GPU they are that layer."""
     from ligerprof.runs.simulated.low_bit import adapt_as_over_bitsandbytes
 
     adapt_as_over_bitsandbytes(model)
 
 
 def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """`adamw-8bit` or `galore` over the parameters that train.
+    """`adamw-8bit` or `galore` over the trainable parameters.
 
     Raises:
-        MissingDependencyError: a GPU without the package.
+        MissingDependencyError: on a GPU, the package is not installed.
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [parameter for _, parameter in trainable]

@@ -1,4 +1,4 @@
-"""Decide whether what a training step raised is the model's own code failing on this recipe, and say so in a line."""
+"""Turn an exception that the model's own code raised into a one-line error."""
 
 import traceback
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from ligerprof.recipe.training import TrainingRecipe
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 _RUNS = str(Path(__file__).parent) + "/"
-# what stands between the code that asked and the exception, whoever asked
+# frames between the calling code and the exception
 _BETWEEN = (_RUNS, "/torch/", "<")
 _LONGEST_REASON = 160
 
 
 @contextmanager
 def model_failures_in_a_line(recipe: TrainingRecipe, *passing: type[Exception]) -> Iterator[None]:
-    """Turn what the model's code, or a library under it, raises into one line; bugs of this package stay bugs.
+    """Turn what the model's code, or a library that it calls, raises into one line; bugs of this package pass.
 
     Args:
-        passing: exceptions that mean something to the caller, such as running out of memory.
+        passing: exceptions that the caller handles, such as running out of memory.
 
     Raises:
         ModelCodeError: the model does not run with these options.
@@ -35,7 +35,7 @@ def model_failures_in_a_line(recipe: TrainingRecipe, *passing: type[Exception]) 
 
 
 def _asking_frame(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """The innermost frame that is neither torch's nor of what runs the step; in backward there may be none."""
+    """The innermost frame that is neither torch's nor of the code that runs the step; backward may have none."""
     asking = [frame for frame in frames if not any(part in frame.filename for part in _BETWEEN)]
     return asking[-1] if asking else None
 

@@ -1,4 +1,4 @@
-"""What an engine brings back from one profiled step, measured or simulated alike."""
+"""The result of one profiled step, measured or simulated."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 from ligerprof.roles import Backend, Phase
 
-# told in a few words what an engine does next
+# callback that receives a short status message
 Progress = Callable[[str], None]
 
 
@@ -15,11 +15,11 @@ class OutOfMemory:
     """The allocation that did not fit.
 
     Attributes:
-        requested_bytes: what was asked for, None where the driver did not say.
-        allocated_bytes: what blocks held at that moment.
-        reserved_bytes: what segments held at that moment.
+        requested_bytes: the size of the allocation, None if the driver did not say.
+        allocated_bytes: allocated bytes at that moment.
+        reserved_bytes: reserved bytes at that moment.
         limit_bytes: the limit on reserved bytes.
-        phase: what was running.
+        phase: the phase that ran.
         step: which training step, from 1; 0 while building.
     """
 
@@ -33,23 +33,23 @@ class OutOfMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
-    """One steady-state step (the second and later) and the first one beside it.
+    """One steady-state step (the second or a later one) and the first step.
 
     Attributes:
         backend: whether a GPU measured this or the simulator computed it.
-        peak_bytes: max_memory_allocated over the steady step, from an empty device; over
-            whatever ran where `oom` is set.
+        peak_bytes: max_memory_allocated over the steady step, counted from an empty device; if `oom` is set, over
+            everything that ran.
         phases: the highest allocated bytes within forward, backward and optimizer of that step.
-        after_phase: allocated bytes when each of them ended.
-        step_seconds: one entry a timed repetition, none when simulated.
+        after_phase: allocated bytes at the end of each phase.
+        step_seconds: one entry per timed repetition; empty when simulated.
         profiled_step: number of the steady step in the snapshot's stamps.
         snapshot: torch's snapshot dict (`segments`, `device_traces`, …) of build and all recorded steps.
-        gpu: the GPU measured, or the one the simulation stands for.
+        gpu: the GPU that was measured or simulated.
         versions: package name to version, as imported.
-        notes: what a reader should know, one sentence each.
-        host_bytes: main memory that the step holds, where the engine keeps something there, else None.
-        ranks: every rank's own outcome where several trained together, by rank; the outcome itself is
-            then the one of the rank with the highest peak.
+        notes: remarks for the reader, one sentence each.
+        host_bytes: main memory that the step holds, if the engine keeps something there, else None.
+        ranks: the outcome of each rank if several trained together; the outcome itself is then that of the rank
+            with the highest peak.
     """
 
     backend: Backend

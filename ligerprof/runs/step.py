@@ -1,4 +1,4 @@
-"""Run one profiled step of a recipe, say who held its peak, and leave a run directory."""
+"""Run one profiled step of a recipe, attribute its peak, and write the run directory."""
 
 import statistics
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ from ligerprof.snapshots.reader import Snapshot
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """A step's outcome, its peak attributed, and the estimate beside it.
+    """A step's outcome, its attributed peak, and the estimate.
 
     Attributes:
         estimate: None where there is no closed form; then a note says why.
-        run: the directory that holds all of it.
-        finished: when, in UTC.
+        run: the run directory.
+        finished: when it ended, in UTC.
     """
 
     recipe: TrainingRecipe
@@ -51,13 +51,13 @@ class StepReport:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens trained a second, on all GPUs together, accumulation included."""
+        """Tokens trained per second on all GPUs together, accumulation included."""
         tokens = self.recipe.tokens * self.recipe.grad_accum * self.recipe.gpus
         return tokens / self.step_seconds if self.step_seconds else None
 
     @property
     def error_ratio(self) -> float | None:
-        """How far the estimate is off: estimate / peak - 1."""
+        """The error of the estimate: estimate / peak - 1."""
         if self.estimate is None or self.outcome.oom is not None:
             return None
         return self.estimate.peak_bytes / self.outcome.peak_bytes - 1
@@ -78,12 +78,12 @@ class StepReport:
 
 
 def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, trace: bool = True) -> StepReport:
-    """Run the step where the recipe says, attribute its peak and write the run directory.
+    """Run the step on the recipe's device, attribute its peak and write the run directory.
 
     Args:
-        recipe: `device` auto takes a CUDA device where there is one, else the simulator.
-        run: an existing directory; removed again where the step cannot run and left nothing in it.
-        progress: is told in a few words what runs next.
+        recipe: `device` auto is a CUDA device if there is one, else the simulator.
+        run: an existing directory; removed if the step cannot run and left nothing in it.
+        progress: callback that receives a short status message.
         trace: whether a measured step is profiled once more for TensorBoard.
 
     Raises:
@@ -105,7 +105,7 @@ def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
 
 
 def choose_backend(recipe: TrainingRecipe) -> Backend:
-    """Where `device` puts the step: auto takes a CUDA device where there is one."""
+    """Where the step runs: `auto` is a CUDA device if there is one."""
     if recipe.device is Device.AUTO:
         import torch
 
@@ -131,7 +131,7 @@ def _outcome(
 
 
 def _write_snapshots(outcome: StepOutcome, run: RunDirectory) -> None:
-    """The worst rank's under the one name that others look for, the other ranks' beside it."""
+    """The worst rank's snapshot under the usual name, the others' next to it."""
     run.write_snapshot(outcome.snapshot)
     for rank, of_rank in outcome.ranks.items():
         if of_rank.snapshot is not outcome.snapshot:

@@ -1,4 +1,4 @@
-"""One training step of a recipe: the same code on a GPU and on fake tensors."""
+"""One training step of a recipe; the same code runs on a GPU and on fake tensors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,19 +27,19 @@ IGNORED_LABEL = -100
 
 
 class PhaseObserver(Protocol):
-    """Is told when a phase of a step begins and ends; measures or stamps."""
+    """Observes the phases of a step, to measure or stamp them."""
 
     def phase(self, phase: Phase) -> AbstractContextManager[None]:
-        """Surround a phase; OUTSIDE is where gradients are dropped."""
+        """A context around a phase; gradients are dropped in OUTSIDE."""
         ...
 
     def loss_made(self, loss: Tensor) -> None:
-        """See the loss before backward."""
+        """Called with the loss before backward."""
         ...
 
 
 class Training(Protocol):
-    """A model under an engine, as a training step drives it."""
+    """A model under an engine, with what a training step calls."""
 
     @property
     def recipe(self) -> TrainingRecipe:
@@ -51,7 +51,7 @@ class Training(Protocol):
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Make or accumulate gradients."""
+        """Compute or accumulate gradients."""
         ...
 
     def update(self) -> None:
@@ -59,20 +59,20 @@ class Training(Protocol):
         ...
 
     def drop_gradients(self) -> None:
-        """Leave every gradient None."""
+        """Set every gradient to None."""
         ...
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures should know of the steps so far, one sentence each."""
+        """Remarks about the steps so far, one sentence each."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainer:
-    """What a training step of plain torch works on.
+    """The state of training in plain torch.
 
     Attributes:
-        device_type: what autocast is switched on for (`cpu` under the simulator).
+        device_type: the device type of autocast (`cpu` under the simulator).
         scaler: loss scaling for amp-fp16, else None.
     """
 
@@ -83,7 +83,7 @@ class Trainer:
     device_type: str
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """The loss of a micro-batch, its share of an accumulated one."""
+        """The loss of a micro-batch, divided by the number of accumulated ones."""
         recipe = self.recipe
         dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
         with torch.autocast(self.device_type, dtype, enabled=dtype is not None):
@@ -91,12 +91,12 @@ class Trainer:
         return loss if recipe.grad_accum == 1 else loss / recipe.grad_accum
 
     def backward(self, loss: Tensor) -> None:
-        """Make or accumulate gradients, of the scaled loss where there is a scaler."""
+        """Compute or accumulate gradients, of the scaled loss if there is a scaler."""
         scaled: Any = loss if self.scaler is None else self.scaler.scale(loss)
         scaled.backward()
 
     def update(self) -> None:
-        """Clip the gradients and step the optimizer; nothing where there is none."""
+        """Clip the gradients and step the optimizer, if there is one."""
         optimizer, clip = self.optimizer, self.recipe.clip
         if optimizer is None:
             return
@@ -111,14 +111,14 @@ class Trainer:
             self.scaler.update()
 
     def drop_gradients(self) -> None:
-        """Leave every gradient None."""
+        """Set every gradient to None."""
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
         else:
             self.model.zero_grad(set_to_none=True)
 
     def notes(self) -> tuple[str, ...]:
-        """Nothing to tell."""
+        """No remarks."""
         return ()
 
 
@@ -126,13 +126,13 @@ class Trainer:
 def torch_trainer(
     recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
 ) -> Iterator[Trainer]:
-    """Build model and optimizer on a CUDA device for the engine torch.
+    """Build model and optimizer on a CUDA device, for `--engine torch`.
 
     Args:
-        see_model: is shown the model before anything wraps it.
+        see_model: called with the model before anything wraps it.
 
     Raises:
-        LigerprofError: what `built_model` raises.
+        LigerprofError: as `built_model`.
     """
     with built_model(recipe, device) as model:
         see_model(model)
@@ -145,15 +145,15 @@ def torch_trainer(
 def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Module]:
     """The transformers model of a recipe on a device, in training mode, with its kernels and adapters.
 
-    Kernels patch modules of transformers too: they are taken out at the end.
+    Kernels also patch modules of transformers; these patches are removed at the end.
 
     Args:
         device: a CUDA device, or the CPU under the simulator.
 
     Raises:
-        KernelUnavailableError: a kernel that cannot run there.
+        KernelUnavailableError: a kernel cannot run there.
         MissingDependencyError: LoRA without peft.
-        RecipeError: the architecture does not run with the attention asked for.
+        RecipeError: the architecture does not support the recipe's attention.
         UnknownModelError: transformers has no such causal language model.
     """
     config, model_class = _architecture(recipe.spec)
@@ -170,7 +170,7 @@ def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Mod
 
 
 def _require_attention(model_class: Any, recipe: TrainingRecipe) -> None:
-    # Gemma 2 has it in transformers 5.17 and not in 5.23: its scores are capped, which the fused kernels leave out
+    # Gemma 2 supports it in transformers 5.17 and not in 5.23: the fused kernels do not cap its scores
     if recipe.attention is Attention.SDPA and not model_class._supports_sdpa:
         import transformers
 
@@ -211,7 +211,7 @@ def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
 
 
 def _checkpoint_layers(model: Any, settings: dict[str, bool]) -> None:
-    # transformers 5.2x renames it, and warns where the older name is called
+    # transformers 5.2x renamed it, and warns if the older name is called
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
     else:
@@ -219,9 +219,9 @@ def _checkpoint_layers(model: Any, settings: dict[str, bool]) -> None:
 
 
 def _architecture(spec: ModelSpec) -> tuple[Any, Any]:
-    """The transformers config of a model and the class that it configures, imported.
+    """The transformers config of a model and the class that it configures.
 
-    The import comes before any device context: what it pulls in may make tensors of its own.
+    The import must come before any device context, since imported modules may create tensors.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -265,7 +265,7 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opti
 
 
 def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor]:
-    """Random tokens that are their own labels; with padding, a mask and ignored labels at the end of each row."""
+    """Random tokens, also used as labels; with padding, a mask and ignored labels at the end of each row."""
     ids = torch.randint(0, recipe.spec.vocab_size, (recipe.batch, recipe.seq), device=device)
     padded = round(recipe.padding * recipe.seq)
     if padded == 0:
@@ -277,7 +277,7 @@ def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor
 
 
 def train_step(trainer: Training, batch: dict[str, Tensor], observer: PhaseObserver) -> Tensor:
-    """Run forward and backward of every micro-batch, then the optimizer; gradients end as None.
+    """Run forward and backward of every micro-batch, then the optimizer; gradients are None at the end.
 
     Returns:
         The last micro-batch's loss, detached.

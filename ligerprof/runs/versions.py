@@ -1,4 +1,4 @@
-"""The versions that a result names, because its bytes depend on them."""
+"""The package versions that a result depends on."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -7,7 +7,7 @@ _PACKAGES = ("torch", "triton", "transformers", "peft", "liger_kernel", "deepspe
 
 
 def package_versions() -> dict[str, str]:
-    """Python's version and that of each package a step may run; absent ones are left out."""
+    """The versions of Python and of each package that a step may run; missing packages are left out."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

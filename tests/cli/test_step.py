@@ -78,7 +78,7 @@ def test_a_full_folder_is_not_overwritten(stepped: tuple[Path, dict[str, Any]]) 
 
 def test_the_terminal_says_that_it_is_simulated_and_fits_100_columns(tmp_path: Path) -> None:
     result = run(*SIMULATED, "-o", str(tmp_path / "run"), "--gpu", "rtx4090")
-    assert "SIMULATED without a GPU, standing for NVIDIA GeForce RTX 4090" in result.stdout
+    assert "simulated for an NVIDIA GeForce RTX 4090 (no GPU was used)" in result.stdout
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
 
 

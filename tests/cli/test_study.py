@@ -308,7 +308,7 @@ def test_a_study_of_ones_own_runs_on_the_simulator_and_is_reported(tmp_path: Pat
     ]
     assert "![Peak against sequence](lengths.svg)" in text
     assert (folder / "lengths.svg").exists()
-    assert "SIMULATED" in text
+    assert "simulated for an NVIDIA" in text
     for absent in ("Left out", "Nothing", "{", "Not measured yet"):
         assert absent not in text
 

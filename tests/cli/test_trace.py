@@ -165,7 +165,7 @@ def test_a_file_that_is_not_a_trace_is_one_line(content: bytes, says: str, tmp_p
 def test_a_folder_without_a_trace_is_one_line(tmp_path: Path) -> None:
     code, stdout, stderr = run(tmp_path)
     assert (code, stdout, stderr.count("\n")) == (1, "", 1)
-    assert "no profiler trace (*.pt.trace.json*) in it" in stderr
+    assert "it holds no profiler trace (*.pt.trace.json*)" in stderr
 
 
 def test_usage_errors_end_in_2(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_folder_with_files_is_left_alone_unless_forced(tmp_path: Path) -> None
 
 def test_a_file_in_the_way_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match="cannot make"):
+    with pytest.raises(RunDirectoryError, match="cannot create"):
         create_run_directory(tmp_path / "file")
 
 

@@ -10,6 +10,7 @@ from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.categories import Axis, Device, Offload, Optimizer
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.reports.figures.style import LineLook
+from ligerprof.reports.sweep import origin_words
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 
@@ -191,13 +192,8 @@ def describe_setting(setting: Setting, *, along: Sequence[str]) -> str:
 
 
 def describe_origin(setting: Setting) -> str:
-    """How the figures came about, in a sentence's end; nothing is passed off as measured."""
-    gpu = setting.gpu or "an unknown GPU"
-    words = {
-        "measured": f"measured on {gpu}",
-        "simulated": f"SIMULATED without a GPU, standing for {gpu}",
-    }
-    return "; ".join(words[backend] for backend in setting.backends)
+    """How the figures were obtained, as the end of a sentence."""
+    return "; ".join(origin_words(backend, setting.gpu or "an unknown GPU") for backend in setting.backends)
 
 
 def _words(name: str, value: Any) -> str:

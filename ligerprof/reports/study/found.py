@@ -8,6 +8,7 @@ from typing import Any
 
 from ligerprof.errors import ResultFormatError
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.sweep import origin_words
 from ligerprof.runs.study.file import KernelSet, Study
 from ligerprof.runs.sweep.cells import Cell, CellStatus, read_cells, read_rows
 from ligerprof.runs.sweep.grid import AXES, without_unused_options
@@ -31,8 +32,7 @@ class Found:
     def origin(self) -> str:
         """Whether the cells were measured or simulated, and on which GPUs."""
         found = {(cell.figures.backend, cell.gpu): None for cell in self.cells if cell.figures is not None}
-        words = {"measured": "measured on", "simulated": "SIMULATED for"}
-        return " and ".join(f"{words[backend]} {gpu}" for backend, gpu in found)
+        return " and ".join(origin_words(backend, gpu) for backend, gpu in found)
 
     @property
     def limit_bytes(self) -> int | None:

@@ -1,1 +1,1 @@
-"""Kernels side by side on one device: timed in turns, weighed, and held against fp64."""
+"""Benchmarks of kernels on one device: time, memory, and errors against fp64."""

@@ -1,4 +1,4 @@
-"""How far a kernel is from fp64, on data that tells good from bad: five regimes of logits for the losses."""
+"""Measure a kernel's error against fp64; for the losses on five distributions of logits."""
 
 import dataclasses
 import math
@@ -15,8 +15,8 @@ from ligerprof.runs.bench.providers import Provided
 from ligerprof.runs.bench.records import ErrorRecord, MissingRecord, Subject
 from ligerprof.runs.bench.shapes import BenchShape
 
-# tokens and hidden size at which fp64 is cheap; the vocabulary is 32 times the hidden size, so that
-# liger-kernel's rule cuts 32 chunks as it does for Llama 3's vocabulary
+# tokens and hidden size at which fp64 is cheap; the vocabulary is 32 times the hidden size, so that liger-kernel
+# makes 32 chunks, as it does for Llama 3's vocabulary
 _TOKENS, _HIDDEN, _VOCAB = 2048, 1024, 32768
 _ELEMENTWISE_TOKENS = 512
 _SMALLEST_CHUNK = 16
@@ -26,12 +26,12 @@ EAGER = "torch"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regime:
-    """How logits are distributed.
+    """A distribution of logits.
 
     Attributes:
         std: standard deviation of the logits.
-        offset: added to all of them, through a direction that tokens and words share.
-        sampled: whether labels are drawn from the softmax, as a trained model's data looks; else every word alike.
+        offset: added to all logits, through a direction that hidden states and weight rows share.
+        sampled: whether labels are drawn from the softmax, as for a trained model, or uniformly.
     """
 
     name: str
@@ -51,7 +51,7 @@ _PLAIN = Regime(name="normal", std=1.0, sampled=False)
 
 
 def error_shape(kernel: str, shape: BenchShape) -> BenchShape:
-    """The reduced shape on which `shape` is checked."""
+    """The reduced shape at which `shape` is checked."""
     if kernel not in ("flce", "ce"):
         return dataclasses.replace(shape, sequences=1, seq_len=min(_ELEMENTWISE_TOKENS, shape.tokens))
     return dataclasses.replace(
@@ -64,14 +64,14 @@ def error_shape(kernel: str, shape: BenchShape) -> BenchShape:
 
 
 def relative_error(value: Tensor, exact: Tensor) -> float:
-    """Frobenius norm of the difference over that of the exact value; infinite where a number is not finite."""
+    """Frobenius norm of the difference over that of the exact value; infinite if it is not finite."""
     difference = (value.to(exact.dtype) - exact).norm()
     error = float(difference / exact.norm())
     return error if math.isfinite(error) else math.inf
 
 
 def make_regime_inputs(regime: Regime, shape: BenchShape, maker: Maker) -> Tensors:
-    """Hidden states, weight and labels whose logits are distributed as `regime` says."""
+    """Hidden states, weight and labels whose logits have the distribution `regime`."""
     wide = dataclasses.replace(maker, dtype=torch.float32)
     hidden = wide.normal(shape.tokens, shape.hidden)
     weight = wide.normal(shape.vocab, shape.hidden, std=regime.std / shape.hidden**0.5)
@@ -89,7 +89,7 @@ def make_regime_inputs(regime: Regime, shape: BenchShape, maker: Maker) -> Tenso
 def same_chunks(
     provided: Provided, shape: BenchShape, reduced: BenchShape, element_bytes: int
 ) -> tuple[Provided, int | None]:
-    """Let a budgeted loss cut the reduced shape into as many chunks as it cuts the real one."""
+    """Choose a budget with which a chunked loss makes as many chunks of the reduced shape as of the real one."""
     if not provided.budgeted:
         return provided, None
     wanted = _plan(shape, element_bytes, provided.options.budget).chunks
@@ -109,10 +109,10 @@ def _plan(shape: BenchShape, element_bytes: int, budget: str | int) -> ChunkPlan
 def measure_errors(
     operation: Operation, shape: BenchShape, providers: Sequence[Provided], eager: Provided, maker: Maker
 ) -> Iterator[ErrorRecord | MissingRecord]:
-    """Errors of every provider in every regime, beside those of the eager reference.
+    """The errors of every provider in every regime, and those of the eager reference.
 
     Args:
-        shape: the real shape; what is computed is a reduced one.
+        shape: the real shape, which is reduced.
         eager: torch's reference.
     """
     reduced = error_shape(operation.name, shape)
@@ -131,7 +131,7 @@ def measure_errors(
             )
             try:
                 errors = _errors(operation, forced, tensors, exact)
-            except Exception as error:  # a stranger's kernel may fail in any way, and the others still count
+            except Exception as error:  # a third-party kernel may fail in any way; the others still run
                 yield MissingRecord(subject=subject, reason=f"{regime.name}: {describe_failure(error)}")
                 continue
             for name, value in errors.items():
@@ -159,7 +159,7 @@ def _all_data(operation: Operation, shape: BenchShape, maker: Maker) -> Iterator
 
 
 def _exact_results(operation: Operation, tensors: CallTensors) -> tuple[Tensor, ...]:
-    """The formula in fp64, by autograd, on the same rounded inputs."""
+    """Outputs and gradients in fp64, by autograd, on the same rounded inputs."""
     inputs = {
         name: value.detach().double() if value.is_floating_point() else value for name, value in tensors.inputs.items()
     }
@@ -177,6 +177,6 @@ def _errors(
         name: relative_error(value, right)
         for name, value, right in zip(operation.result_names, results, exact, strict=True)
     }
-    # only now: a gradient may lie in the memory of an input
+    # not earlier: a gradient may be in the memory of an input
     tensors.restore()
     return errors

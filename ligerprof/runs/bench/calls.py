@@ -1,4 +1,4 @@
-"""One provider's kernel on one set of tensors: forward, backward, both, each repeatable."""
+"""Call one provider's kernel on one set of tensors: forward, backward or both, any number of times."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _MAX_REASON = 300
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallTensors:
-    """Inputs and the gradients that backward starts from, with copies of them: some kernels write over both."""
+    """Inputs and the gradients that backward starts from, with copies, since some kernels overwrite both."""
 
     inputs: Tensors
     gradients: Outputs
@@ -25,7 +25,7 @@ class CallTensors:
     pristine_gradients: Outputs
 
     def restore(self) -> None:
-        """Bring everything back to what it was when it was made."""
+        """Restore the original values."""
         with torch.no_grad():
             for name, value in self.pristine_inputs.items():
                 self.inputs[name].copy_(value)
@@ -44,7 +44,7 @@ def make_tensors(operation: Operation, shape: BenchShape, maker: Maker) -> CallT
 
 
 def wrap_tensors(operation: Operation, inputs: Tensors, gradients: Outputs) -> CallTensors:
-    """Copies beside the tensors, and gradients asked for."""
+    """Copy the tensors, and set requires_grad on the inputs that need it."""
     pristine = {name: inputs[name].clone() for name in operation.wants}
     for name in operation.wants:
         inputs[name].requires_grad_(True)  # noqa: FBT003 - torch's own signature
@@ -57,10 +57,10 @@ def wrap_tensors(operation: Operation, inputs: Tensors, gradients: Outputs) -> C
 
 
 class BoundCall:
-    """A kernel and what it is called on.
+    """A kernel with the tensors that it is called on.
 
     Attributes:
-        name: the provider's.
+        name: the provider.
     """
 
     def __init__(self, operation: Operation, provided: Provided, tensors: CallTensors) -> None:
@@ -74,7 +74,7 @@ class BoundCall:
         return self._operation.call(provided.kernel, self._tensors.inputs, provided.options)
 
     def backward(self, outputs: Outputs) -> Outputs:
-        """Gradients of the inputs that want one; no accumulation into `.grad`."""
+        """Gradients of the inputs that need one, without accumulation into `.grad`."""
         wanted = [self._tensors.inputs[name] for name in self._operation.wants]
         gradients = [
             gradient if gradient.dtype == output.dtype else gradient.to(output.dtype)
@@ -90,12 +90,12 @@ class BoundCall:
         """Outputs and gradients from restored tensors, in the order of `result_names`."""
         self._tensors.restore()
         outputs = self.forward()
-        # some kernels write over their outputs' memory in backward
+        # some kernels overwrite their outputs in backward
         kept = tuple(output.detach().clone() for output in outputs)
         return (*kept, *self.backward(outputs))
 
     def candidate(self, direction: Direction) -> Candidate:
-        """What is timed for one direction."""
+        """The candidate to time for one direction."""
         prepare: Callable[[], None] = self._tensors.restore
         if direction is Direction.BACKWARD:
             return Candidate(name=self.name, prepare=self._prepare_backward, run=self._run_backward)

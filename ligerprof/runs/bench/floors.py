@@ -1,4 +1,4 @@
-"""How fast a kernel could be at best: the fewest bytes it must move."""
+"""Lower bounds for kernels: the fewest bytes that they must move."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

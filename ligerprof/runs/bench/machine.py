@@ -1,4 +1,4 @@
-"""The device that kernels are measured on: its clock, its memory, and when the host waits for it."""
+"""The device that kernels are measured on: its clock, its memory, and its synchronizations with the host."""
 
 import gc
 import platform
@@ -18,7 +18,7 @@ from ligerprof.units import MIB
 
 # several times any L2 cache
 _FLUSHED_BYTES = 256 * MIB
-# about a millisecond in which the host can get ahead, so that the device never waits for a launch
+# about a millisecond in which the host gets ahead, so that the device never waits for a launch
 _HEAD_START_CYCLES = 2_000_000
 _HOST_CALLS = 20
 _HOST_BATCHES = 11
@@ -28,29 +28,29 @@ Run = Callable[[], object]
 
 
 class Machine(Protocol):
-    """What a bench asks of a device."""
+    """The device operations that a benchmark needs."""
 
     device: torch.device
     clock: Clock
 
     def copy(self, moved_bytes: int) -> Run:
-        """A copy on the device that reads and writes as many bytes together."""
+        """A copy on the device that reads and writes `moved_bytes` in total."""
         ...
 
     def extra_peak_bytes(self, run: Run) -> int:
-        """The highest allocated bytes while `run` runs, beyond those before it."""
+        """The highest allocated bytes during `run`, minus those before it."""
         ...
 
     def host_seconds(self, run: Run) -> float:
-        """The host's time for one `run`."""
+        """The host's time for one call of `run`."""
         ...
 
     def synchronizations(self, run: Run) -> tuple[int, str | None]:
-        """How often the host waits for the device within `run`, and torch's word on the first time."""
+        """How often the host waits for the device within `run`, and torch's message about the first time."""
         ...
 
     def release(self) -> None:
-        """Give back what no tensor holds any more."""
+        """Release cached memory."""
         ...
 
     def environment(self) -> dict[str, str]:
@@ -59,13 +59,13 @@ class Machine(Protocol):
 
 
 class CudaClock:
-    """CUDA events around work whose inputs are not in the cache and whose launches do not wait for the host."""
+    """CUDA events around work; the cache is flushed before, and launches are queued ahead."""
 
     def __init__(self) -> None:
         self._scratch = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
 
     def time(self, run: Run, *, head_start: bool) -> Callable[[], float]:
-        """Queue `run` behind a flush of the cache; the reader waits for its end."""
+        """Queue `run` after a flush of the cache; the returned function waits for its end."""
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._scratch.zero_()
         if head_start:
@@ -89,26 +89,26 @@ class CudaMachine:
     """The current CUDA device.
 
     Raises:
-        MissingDependencyError: there is none.
+        MissingDependencyError: there is no CUDA device.
     """
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise MissingDependencyError(
-                "bench: torch sees no CUDA device, and times of another would mean nothing."
+                "bench: torch finds no CUDA device, and times on a CPU would be meaningless."
                 " Run it on a GPU, or show earlier results with --from FILE."
             )
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.clock: Clock = CudaClock()
 
     def copy(self, moved_bytes: int) -> Run:
-        """Torch's own, of random bytes."""
+        """A torch copy of random bytes."""
         source = torch.randint(256, (moved_bytes // 2,), dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         return lambda: target.copy_(source)
 
     def extra_peak_bytes(self, run: Run) -> int:
-        """From torch's own counters."""
+        """From torch's counters."""
         self.release()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -121,7 +121,7 @@ class CudaMachine:
         return peak - before
 
     def host_seconds(self, run: Run) -> float:
-        """Median over batches of calls of the time until they are launched; the device is idle before each batch."""
+        """Median time per call until a batch of calls is launched; the device is idle before each batch."""
         seconds = []
         for _ in range(_HOST_BATCHES):
             torch.cuda.synchronize()
@@ -133,7 +133,7 @@ class CudaMachine:
         return sorted(seconds)[_HOST_BATCHES // 2]
 
     def synchronizations(self, run: Run) -> tuple[int, str | None]:
-        """Torch's own watch: set to raise, and where it raises, set to warn and counted."""
+        """Use torch's sync debug mode: first `error`, and if it raises, `warn`, whose warnings are counted."""
         torch.cuda.synchronize()
         before = torch.cuda.get_sync_debug_mode()
         try:

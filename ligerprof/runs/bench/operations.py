@@ -1,6 +1,6 @@
-"""The operations that are measured: their tensors, how a kernel is called on them, and their formula in fp64.
+"""The benchmarked operations: their tensors, how a kernel is called on them, and their formula in fp64.
 
-B sequences, T tokens a sequence, N = B*T tokens, D hidden, I intermediate, V vocabulary, H heads, K head dimension.
+B sequences, T tokens per sequence, N = B*T tokens, D hidden, I intermediate, V vocabulary, H heads, K head dimension.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,29 +22,29 @@ Outputs = tuple[Tensor, ...]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NORM_EPS = 1e-5
 _ROPE_THETA = 500000.0
-# heads as they are initialized; hidden states are normalized
+# as heads are initialized; hidden states are normalized
 _WEIGHT_STD = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Maker:
-    """Makes random tensors of one dtype on one device, the same ones for the same seed."""
+    """Creates random tensors of one dtype on one device; the same seed gives the same tensors."""
 
     dtype: torch.dtype
     generator: torch.Generator
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are made."""
+        """The tensors' device."""
         return self.generator.device
 
     def normal(self, *sizes: int, std: float = 1.0) -> Tensor:
-        """Normally distributed numbers around zero."""
+        """Normally distributed numbers with mean zero."""
         drawn = torch.randn(sizes, dtype=torch.float32, device=self.device, generator=self.generator)
         return (drawn * std).to(self.dtype)
 
     def labels(self, tokens: int, vocab: int) -> Tensor:
-        """Labels, every word alike."""
+        """Uniformly distributed labels."""
         return torch.randint(vocab, (tokens,), device=self.device, generator=self.generator)
 
 
@@ -53,11 +53,11 @@ class Operation:
     """One operation.
 
     Attributes:
-        outputs: names of what it returns.
-        wants: names of the inputs that want a gradient.
+        outputs: names of the outputs.
+        wants: names of the inputs that need a gradient.
         make: random inputs.
-        output_sizes: sizes of the outputs; the gradient that backward is given is contiguous in them.
-        call: runs a kernel, which has the signature of its slot, on the inputs.
+        output_sizes: sizes of the outputs; the gradients passed to backward are contiguous.
+        call: calls a kernel, which has the signature of its slot, on the inputs.
         exact: the formula itself, without casts.
         sizes: the sizes it depends on, such as `4096x2048x128256`.
         moved: what any implementation must move; None for the fused loss, which is bound by products.
@@ -112,7 +112,7 @@ def _make_gated(shape: BenchShape, maker: Maker) -> Tensors:
 
 
 def _make_rope(shape: BenchShape, maker: Maker) -> Tensors:
-    """Queries and keys as the projections leave them, [B, T, H*K], and the angles as transformers passes them."""
+    """Queries and keys as the projections return them, [B, T, H*K], and the angles as transformers passes them."""
     head_dim = shape.head_dim
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=maker.device) / head_dim
     positions = torch.arange(shape.seq_len, dtype=torch.float32, device=maker.device)
@@ -126,7 +126,7 @@ def _make_rope(shape: BenchShape, maker: Maker) -> Tensors:
 
 
 def _heads_first(projected: Tensor, head_dim: int) -> Tensor:
-    """[B, T, H*K] to [B, H, T, K], as attention wants it: a view."""
+    """A view of [B, T, H*K] as [B, H, T, K], the layout that attention takes."""
     return projected.view(*projected.shape[:-1], -1, head_dim).transpose(1, 2)
 
 
@@ -189,7 +189,7 @@ def _exact_swiglu(given: Tensors) -> Outputs:
 
 
 def _exact_geglu(given: Tensors) -> Outputs:
-    """The tanh form, which is what models use."""
+    """The tanh approximation, which models use."""
     gate = given["gate"]
     inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
     return (0.5 * gate * (1 + torch.tanh(inner)) * given["up"],)
@@ -219,7 +219,7 @@ def _gated_sizes(shape: BenchShape) -> tuple[tuple[int, ...], ...]:
 
 
 def _rope_sizes(shape: BenchShape) -> tuple[tuple[int, ...], ...]:
-    """Heads before tokens: the layout in which SDPA hands its gradients back."""
+    """Heads before tokens, the layout of SDPA's gradients."""
     return tuple((shape.sequences, heads, shape.seq_len, shape.head_dim) for heads in (shape.heads, shape.kv_heads))
 
 

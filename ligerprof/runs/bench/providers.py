@@ -1,4 +1,4 @@
-"""Whose kernels are measured: our own, torch's, other packages' called as they call themselves, and plug-ins'."""
+"""The providers of benchmarked kernels: ligerprof, torch, other packages in their own calling convention, plug-ins."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ class Provided:
     """A kernel that can be called.
 
     Attributes:
-        name: its provider, with a variant after a colon.
+        name: the provider, with a variant after a colon.
         kernel: has the signature of the kernel's slot.
         options: what a loss is called with.
-        budgeted: whether the options' budget decides how the fused loss is cut into chunks.
+        budgeted: whether the options' budget determines the chunks of the fused loss.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Provided:
 
 
 def provider_names(kernel: str) -> tuple[str, ...]:
-    """Everybody who may have this kernel, here or not: built in first, then plug-ins."""
+    """All providers that may have this kernel, installed or not: built-in ones first, then plug-ins."""
     known = ["ligerprof", "torch", "torch-compile", "torch-linear-ce", "liger", "cce"]
     plugins = [provider for provider in load_registry().providers if provider not in known]
     return tuple(name for name in (*known, *plugins) if kernel == "flce" or name not in _FUSED_LOSS_ONLY)
@@ -51,13 +51,13 @@ def find_provided(
     """Look up each provider's kernel.
 
     Args:
-        names: `PROVIDER` or `PROVIDER:VARIANT` each; None is everybody.
+        names: `PROVIDER` or `PROVIDER:VARIANT` each; None: all.
         device_kind: `cuda`, or `cpu` (Triton's interpreter).
 
     Returns:
-        What there is, and for the others their name and the reason.
+        The kernels found, and the names of the others with the reason.
     """
-    # each look-up compiles anew: torch falls back to eager in silence once one function has met many shapes
+    # compile anew: torch silently falls back to eager once a function has seen many shapes
     torch._dynamo.reset()
     found: list[Provided] = []
     missing: list[tuple[str, str]] = []
@@ -103,7 +103,7 @@ def _no_variant(provider: str, variant: str) -> LossOptions:
 
 
 def _own_options(kernel: str, variant: str) -> LossOptions:
-    """Read `lean`, `balanced`, a size, or one of them and `+fp32`."""
+    """Parse `lean`, `balanced` or a size, optionally with `+fp32`."""
     options = LossOptions(in_place=True)
     if variant and kernel != "flce":
         return _no_variant(f"ligerprof's {kernel}", variant)
@@ -127,7 +127,7 @@ def _compiled(function: Kernel) -> Kernel:
     compiled = torch.compile(function, dynamic=False)
 
     def run(*arguments: Any) -> Any:
-        # the reference's own defaults stand for the options: they choose nothing that plain torch heeds
+        # the reference's defaults take the place of the options, none of which plain torch uses
         return compiled(*(value for value in arguments if not isinstance(value, LossOptions)))
 
     return run
@@ -142,7 +142,7 @@ def _torch_linear_ce(_kernel: str, variant: str, _device_kind: str) -> Kernel:
 
 
 def _liger(kernel: str, variant: str, device_kind: str) -> Kernel:
-    """liger-kernel's entry, but for what ours has not or calls in another way than its authors measure it."""
+    """The registered liger-kernel function, except where the registry lacks it or wraps it for transformers."""
     if (kernel, variant) == ("flce", "fp32"):
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
@@ -152,7 +152,7 @@ def _liger(kernel: str, variant: str, device_kind: str) -> Kernel:
     if kernel == "ce":
         from liger_kernel.transformers import LigerCrossEntropyLoss
 
-        # the registered one casts logits up to fp32, since transformers does
+        # the registered one casts logits up to fp32, as transformers does
         narrow = LigerCrossEntropyLoss()
         return lambda logits, labels, _options: narrow(logits, labels)
     if kernel == "add_rms":

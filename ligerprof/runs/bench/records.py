@@ -1,4 +1,4 @@
-"""What a bench leaves: one flat record a finding, as JSON Lines that can be joined and as CSV."""
+"""The records of a benchmark: one flat object per measurement, as JSON Lines or CSV."""
 
 import csv
 import dataclasses
@@ -25,12 +25,12 @@ _FILE = FileKind(error=BenchFileError, hint="Give a file that `ligerprof bench -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """Whose kernel, at which sizes.
+    """A kernel of a provider at some sizes.
 
     Attributes:
         provider: with its variant, such as `ligerprof:lean`.
         shape: name of the shape.
-        sizes: what the kernel sees of it, such as `4096x2048x128256`.
+        sizes: those that the kernel depends on, such as `4096x2048x128256`.
     """
 
     kernel: str
@@ -42,15 +42,15 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeRecord:
-    """How long one direction takes.
+    """The time of one direction.
 
     Attributes:
-        median_seconds, low_seconds, high_seconds: median, 20 % and 80 % quantile of the device's time.
-        floor: what the floor is: `products` (the three matrix products alone), `copy` (of as many bytes as the
-            operation must move), or empty; measured in turns with the kernel.
+        median_seconds, low_seconds, high_seconds: median, 20 % and 80 % quantile of the device time.
+        floor: `products` (the three matrix products alone), `copy` (of as many bytes as the operation must move), or
+            empty; timed in turns with the kernel.
         floor_share: floor over median.
-        copy_rate_share: the fewest bytes over the median, as a share of the rate of a copy of 1 GiB; beside `copy`.
-        extra_peak_bytes: what a forward and backward pass hold at most beyond inputs.
+        copy_rate_share: the fewest bytes over the median, as a share of a 1 GiB copy's bandwidth; for `copy` only.
+        extra_peak_bytes: peak bytes of a forward and backward pass beyond its inputs.
     """
 
     what: ClassVar[str] = "time"
@@ -69,14 +69,14 @@ class TimeRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorRecord:
-    """How far one result is from fp64: relative Frobenius error.
+    """The relative Frobenius error of one result against fp64.
 
     Attributes:
-        regime: which data: `random init`, `std 5`, …
+        regime: the data: `random init`, `std 5`, …
         tensor: `loss`, `output`, or a gradient such as `d_hidden`.
-        chunks: passes over the vocabulary's weight where the provider tells, None elsewhere.
-        eager_error: what torch's eager reference makes of the same data.
-        ratio: error over eager_error, None where that is zero.
+        chunks: passes over the head's weight, None if unknown.
+        eager_error: the error of torch's eager reference on the same data.
+        ratio: error over eager_error, None if that is zero.
     """
 
     what: ClassVar[str] = "error"
@@ -91,12 +91,12 @@ class ErrorRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRecord:
-    """What a call costs the host.
+    """The host's cost of a call.
 
     Attributes:
-        host_seconds: until forward and backward of a tiny shape are launched.
+        host_seconds: time until forward and backward of a tiny shape are launched.
         synchronizations: times the host waits for the device in forward and backward.
-        synchronization: torch's message about the first of them, or None.
+        synchronization: torch's message about the first one, or None.
     """
 
     what: ClassVar[str] = "host"
@@ -108,7 +108,7 @@ class HostRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MissingRecord:
-    """A provider that gave no figure, and why."""
+    """A provider without a result, and the reason."""
 
     what: ClassVar[str] = "missing"
     subject: Subject
@@ -121,7 +121,7 @@ _KINDS: dict[str, type[Any]] = {kind.what: kind for kind in (TimeRecord, ErrorRe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A record and where it was made.
+    """A record and the environment it was measured in.
 
     Attributes:
         environment: `gpu`, `date` (UTC) and versions.
@@ -132,7 +132,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Findings with one key measure the same thing on the same card with the same versions."""
+        """Findings with the same key measure the same thing on the same GPU with the same versions."""
         record = self.record
         details = [str(getattr(record, name, "")) for name in ("direction", "regime", "tensor")]
         versions = [f"{name}={text}" for name, text in sorted(self.environment.items()) if name != "date"]
@@ -148,10 +148,10 @@ class Finding:
 
 
 def finding_from_row(row: Mapping[str, Any]) -> Finding:
-    """Read back what `Finding.row` made.
+    """Parse the result of `Finding.row`.
 
     Raises:
-        BenchFileError: it is none.
+        BenchFileError: it is not a record.
     """
     rest = dict(row)
     try:
@@ -164,11 +164,11 @@ def finding_from_row(row: Mapping[str, Any]) -> Finding:
         own = {item.name: rest.pop(item.name) for item in dataclasses.fields(kind) if item.name in rest}
         return Finding(record=kind(subject=subject, **own), environment={name: str(rest[name]) for name in rest})
     except (KeyError, TypeError, ValueError) as error:
-        raise BenchFileError(f"no bench record ({type(error).__name__}: {error}).") from None
+        raise BenchFileError(f"not a bench record ({type(error).__name__}: {error}).") from None
 
 
 def write_lines(findings: Iterable[Finding]) -> str:
-    """JSON Lines, one finding a line."""
+    """JSON Lines, one finding per line."""
     return "".join(json.dumps(finding.row()) + "\n" for finding in findings)
 
 
@@ -176,7 +176,7 @@ def read_lines(path: Path) -> list[Finding]:
     """Findings of a JSON Lines file.
 
     Raises:
-        BenchFileError: with the file and the line.
+        BenchFileError: a line is not a record; the error names the file and the line.
     """
     findings = []
     for number, line in enumerate(read_text(path, _FILE).splitlines(), start=1):
@@ -190,7 +190,7 @@ def read_lines(path: Path) -> list[Finding]:
 
 
 def join_findings(*groups: Sequence[Finding]) -> tuple[Finding, ...]:
-    """One collection of several, in order; of findings with one key the latest counts."""
+    """Join groups of findings in order; of those with the same key the last counts."""
     latest: dict[tuple[str, ...], Finding] = {}
     for group in groups:
         for finding in group:
@@ -199,7 +199,7 @@ def join_findings(*groups: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def write_csv(findings: Sequence[Finding]) -> str:
-    """One line a finding, with the columns of all kinds; a cell that a kind has not is empty."""
+    """CSV with one line per finding and the columns of all kinds; cells that a kind lacks are empty."""
     rows = [finding.row() for finding in findings]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()

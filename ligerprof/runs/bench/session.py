@@ -1,4 +1,4 @@
-"""Which measurements are made of which kernel, in which order; every provider ends in a figure or a reason."""
+"""Run the measurements of a benchmark; every provider gets a result or a reason why it has none."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,13 +27,13 @@ _WARM_UP_CALLS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchPlan:
-    """What is measured.
+    """The measurements to run.
 
     Attributes:
-        providers: `PROVIDER` or `PROVIDER:VARIANT` each; None is everybody.
+        providers: `PROVIDER` or `PROVIDER:VARIANT` each; None: all.
         shapes: as `--shapes` takes it.
         dtype: bf16, fp16 or fp32.
-        errors, host: whether to measure errors against fp64, and the host's cost.
+        errors, host: whether to measure errors against fp64, and the host's cost of a call.
     """
 
     kernels: tuple[str, ...]
@@ -47,7 +47,7 @@ class BenchPlan:
 
 
 def run_bench(plan: BenchPlan, machine: Machine, progress: Progress) -> Iterator[Finding]:
-    """Measure, finding by finding."""
+    """Run the measurements; yields each finding."""
     environment = machine.environment()
     for kernel in plan.kernels:
         for record in _run_kernel(OPERATIONS[kernel], plan, machine, progress):
@@ -67,12 +67,12 @@ def _run_kernel(operation: Operation, plan: BenchPlan, machine: Machine, progres
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Floor:
-    """What is timed beside the kernels as the least that they could take.
+    """A lower bound that is timed in turns with the kernels.
 
     Attributes:
-        kind: `products`, `copy`, or empty where there is none.
-        large_copy: of so many bytes that only the rate counts; beside `copy` alone.
-        moved_bytes: the fewest that the operation can move; of `copy` alone.
+        kind: `products`, `copy`, or empty if there is none.
+        large_copy: a copy large enough to measure bandwidth; with `copy` only.
+        moved_bytes: the fewest bytes that the operation can move; with `copy` only.
     """
 
     kind: str = ""
@@ -81,13 +81,13 @@ class _Floor:
     moved_bytes: int = 0
 
     def candidates(self, prepare: Run) -> Iterator[Candidate]:
-        """In turns with the kernels."""
+        """The candidates to time in turns with the kernels."""
         for name, run in ((_FLOOR, self.run), (_LARGE_COPY, self.large_copy)):
             if run is not None:
                 yield Candidate(name=name, prepare=prepare, run=run)
 
     def figures(self, times: Mapping[str, Quantiles], seconds: float) -> dict[str, Any]:
-        """The fields of a time record that compare with the floor."""
+        """The fields of a time record that refer to the floor."""
         if self.run is None:
             return {}
         floor_seconds = times[_FLOOR].median
@@ -99,7 +99,7 @@ class _Floor:
 
 
 class _Bench:
-    """One kernel at one shape: every provider on the same tensors."""
+    """One kernel at one shape, for every provider, on the same tensors."""
 
     def __init__(self, operation: Operation, shape: BenchShape, plan: BenchPlan, machine: Machine) -> None:
         self._operation, self._shape, self._plan, self._machine = operation, shape, plan, machine
@@ -107,7 +107,7 @@ class _Bench:
         self._found, self._missing = find_provided(operation.name, plan.providers, machine.device.type)
 
     def run(self) -> Iterator[Record]:
-        """Times, memory, errors, and what is missing."""
+        """Times, memory, errors, and missing providers."""
         yield from self._run_times()
         self._machine.release()
         if self._plan.errors:
@@ -115,7 +115,7 @@ class _Bench:
         yield from (MissingRecord(subject=self._subject(name), reason=reason) for name, reason in self._missing)
 
     def run_host(self) -> Iterator[HostRecord]:
-        """What each call costs the host; who is missing was said at the real shapes."""
+        """The host's cost of each call; missing providers are reported for the real shapes."""
         for call in self._usable_calls(self._make_tensors()):
             count, message = self._machine.synchronizations(call.full)
             yield HostRecord(
@@ -152,7 +152,7 @@ class _Bench:
         yield from measure_errors(self._operation, self._shape, self._found, eager, self._maker())
 
     def _usable_calls(self, tensors: CallTensors) -> list[BoundCall]:
-        """Providers that get through a first few calls; the others' reasons are kept."""
+        """Providers whose first few calls succeed; the others are recorded as missing."""
         usable = []
         for provided in self._found:
             call = BoundCall(self._operation, provided, tensors)
@@ -165,14 +165,14 @@ class _Bench:
         return [call for _, call in usable]
 
     def _failure(self, run: Callable[[], None]) -> str | None:
-        """Why `run` fails, in one line; strangers' kernels may fail in any way, and the others still count."""
+        """Why `run` fails, in one line: third-party kernels may fail in any way, and the others still run."""
         try:
             run()
         except Exception as error:
             reason = describe_failure(error)
         else:
             return None
-        # after the handler: the traceback holds the tensors of the call
+        # outside of the handler, whose traceback holds the tensors of the call
         self._machine.release()
         return reason
 
@@ -213,7 +213,7 @@ class _Bench:
 
 
 def three_products(hidden: Tensor, weight: Tensor) -> Callable[[], None]:
-    """The matrix products that no fused loss can do without: logits, and the gradients of both factors."""
+    """The matrix products that every fused loss needs: logits, and the gradients of both factors."""
     hidden, weight = hidden.detach(), weight.detach()
     logits = torch.empty(hidden.shape[0], weight.shape[0], dtype=hidden.dtype, device=hidden.device)
     hidden_gradient, weight_gradient = torch.empty_like(hidden), torch.empty_like(weight)

@@ -1,4 +1,4 @@
-"""Which sizes kernels are measured at: the studied ones, the Liger paper's, and those of named models."""
+"""The sizes that kernels are measured at: the 2024 study's, the Liger paper's, and those of models."""
 
 import dataclasses
 import re
@@ -25,16 +25,16 @@ _PAPER_SIZES = {
 _PAPER_GATED_MODEL = "llama2-7b"
 _VARIED = re.compile(r"([VTH])=([1-9][0-9]{0,8})")
 # eight key heads for thirty-two query heads of 128, as in Llama 3
-_QUERIES_A_KEY = 4
+_QUERIES_PER_KEY = 4
 _HEADS_STEP = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchShape:
-    """The sizes of one measurement; each kernel reads those it knows.
+    """The sizes of one measurement; each kernel uses some of them.
 
     Attributes:
-        name: what it is called in tables and on axes.
+        name: its name in tables and on axes.
     """
 
     name: str
@@ -49,7 +49,7 @@ class BenchShape:
 
     @property
     def tokens(self) -> int:
-        """Rows of the hidden states: all sequences' tokens."""
+        """Rows of the hidden states: the tokens of all sequences."""
         return self.sequences * self.seq_len
 
 
@@ -68,10 +68,10 @@ TINY = BenchShape(
 
 
 def find_kernels(names: Sequence[str]) -> tuple[str, ...]:
-    """The kernels that were asked for, `all` being every one.
+    """Kernels by name; `all` means every one.
 
     Raises:
-        RecipeError: an unknown name.
+        RecipeError: a name is unknown.
     """
     if "all" in names:
         return BENCH_KERNELS
@@ -82,14 +82,14 @@ def find_kernels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_shapes(kernel: str, text: str) -> tuple[BenchShape, ...]:
-    """Read `study`, `paper`, `llama`, A, B, C, V=…, T=…, H=…, or a model with `@TOKENS`; several joined by commas.
+    """Parse `study`, `paper`, `llama`, A, B, C, V=…, T=…, H=…, or a model with `@TOKENS`; several joined by commas.
 
     Raises:
-        RecipeError: an unknown word (UnknownModelError: one that is no model either).
+        RecipeError: a word is invalid (UnknownModelError: it is not a known model).
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise RecipeError("no shape is named. Give study, paper, llama, A, B, C, or a model such as llama3.1-8b@8192.")
+        raise RecipeError("no shape given. Use study, paper, llama, A, B, C, or a model such as llama3.1-8b@8192.")
     shapes = [shape for word in words for shape in _read_word(kernel, word)]
     return tuple({shape.name: shape for shape in shapes}.values())
 
@@ -109,7 +109,7 @@ def _read_word(kernel: str, word: str) -> Iterable[BenchShape]:
 def _named(word: str) -> BenchShape:
     model, _, count = _ALIASES.get(word, word).partition("@")
     if count and not (count.isdecimal() and int(count) > 0):
-        raise RecipeError(f"{word!r} asks for {count!r} tokens. Write it as llama3.1-8b@8192.")
+        raise RecipeError(f"{word!r}: {count!r} is not a number of tokens. Write it as llama3.1-8b@8192.")
     tokens = int(count) if count else _MODEL_TOKENS
     spec = load_model(model)
     whole = tokens % _SEQ_LEN == 0
@@ -127,7 +127,7 @@ def _named(word: str) -> BenchShape:
 
 
 def _varied(kernel: str, letter: str, size: int) -> BenchShape:
-    """The base shape with another vocabulary (V), sequence (T, one of them) or hidden size (H)."""
+    """The base shape with another vocabulary (V), a single sequence of length T, or another hidden size (H)."""
     name, base = f"{letter}={size}", _named("C")
     if letter == "V":
         return dataclasses.replace(base, name=name, vocab=size)
@@ -135,9 +135,9 @@ def _varied(kernel: str, letter: str, size: int) -> BenchShape:
         model = _named(_PAPER_GATED_MODEL) if _SLOTS[kernel].varied == "T" else base
         return dataclasses.replace(model, name=name, sequences=1, seq_len=size)
     heads = size // base.head_dim
-    if heads * base.head_dim != size or heads % _QUERIES_A_KEY:
-        raise RecipeError(f"{name!r} is no hidden size of whole heads. Give a multiple of {_HEADS_STEP}.")
-    return dataclasses.replace(base, name=name, hidden=size, heads=heads, kv_heads=heads // _QUERIES_A_KEY)
+    if heads * base.head_dim != size or heads % _QUERIES_PER_KEY:
+        raise RecipeError(f"{name!r} is not a hidden size of whole heads. Use a multiple of {_HEADS_STEP}.")
+    return dataclasses.replace(base, name=name, hidden=size, heads=heads, kv_heads=heads // _QUERIES_PER_KEY)
 
 
 def _paper_shapes(kernel: str) -> list[BenchShape]:

@@ -1,4 +1,4 @@
-"""Decide in which order candidates are timed, how often, and what of the times is told."""
+"""Time candidates in turns: their order, their repetitions, and the quantiles."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ import numpy as np
 
 WARM_UP_ROUNDS = 2
 _SEED = 0
-# runs of one turn: the settling before them is paid once
-RUNS_A_TURN = 3
+# timed runs per turn, after one settling time
+RUNS_PER_TURN = 3
 # longer work keeps the device busy while the host launches the next
 _SHORT_SECONDS = 2e-3
 
@@ -20,8 +20,8 @@ class Candidate:
     """One thing to time.
 
     Attributes:
-        prepare: brings inputs back to what they were; not timed.
-        run: what is timed.
+        prepare: restores the inputs; not timed.
+        run: the work to time.
     """
 
     name: str
@@ -30,10 +30,10 @@ class Candidate:
 
 
 class Clock(Protocol):
-    """Times work that may finish later than the call that starts it."""
+    """Times asynchronous work."""
 
     def time(self, run: Callable[[], object], *, head_start: bool) -> Callable[[], float]:
-        """Start `run`; what is returned waits for its end and gives its seconds.
+        """Start `run`; the returned function waits for its end and returns its seconds.
 
         Args:
             head_start: let the host launch all of `run` before the device starts it.
@@ -47,7 +47,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetitions:
-    """How often each candidate is timed: `least` times, then more while `seconds` last, up to `most`, in whole turns.
+    """How often each candidate is timed: `least` times, then on until `seconds` or `most` is reached, in whole turns.
 
     Attributes:
         settle_seconds: how long a candidate runs untimed at the start of its turn.
@@ -61,7 +61,7 @@ class Repetitions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantiles:
-    """Median, 20 % and 80 % quantile of the seconds one candidate took."""
+    """Median, 20 % and 80 % quantile of one candidate's seconds."""
 
     median: float
     low: float
@@ -76,17 +76,16 @@ def summarize(seconds: Sequence[float]) -> Quantiles:
 
 
 def time_in_turns(candidates: Sequence[Candidate], clock: Clock, repetitions: Repetitions) -> Mapping[str, Quantiles]:
-    """Time candidates round by round, each with one turn a round.
+    """Time candidates in rounds; each candidate has one turn per round.
 
-    A chip at its power limit runs at a clock that the last tenths of a second decide: behind a neighbour that waits for
-    memory, matrix products run faster than behind others of their kind. So a turn starts with the candidate's own runs,
-    untimed, and what is timed then is the chip as this candidate alone keeps it. Rounds come in pairs, a random order
-    and its reverse, so that what still drifts meets all alike.
+    At its power limit, a GPU's clock depends on the work of the last tenths of a second: after a memory-bound
+    candidate, matrix products run faster than after other products. Each turn therefore starts with untimed runs of
+    the candidate. Rounds come in pairs, a random order and its reverse, so that remaining drift affects all alike.
     """
     expected = _warm_up(candidates, clock)
     samples: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     started, number = clock.now(), 0
-    while (taken := number * RUNS_A_TURN) < repetitions.least or (
+    while (taken := number * RUNS_PER_TURN) < repetitions.least or (
         taken < repetitions.most and clock.now() - started < repetitions.seconds
     ):
         for index in turn_order(len(candidates), number):
@@ -97,18 +96,18 @@ def time_in_turns(candidates: Sequence[Candidate], clock: Clock, repetitions: Re
 
 
 def turn_order(count: int, number: int) -> list[int]:
-    """Whose turn it is in round `number`."""
+    """The order of candidates in round `number`."""
     order: list[int] = np.random.default_rng((_SEED, number // 2)).permutation(count).tolist()
     return order[::-1] if number % 2 else order
 
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """What one run takes, roughly.
+    """The approximate time of one run.
 
     Attributes:
-        seconds: the run alone.
-        prepared_seconds: by the wall clock, its preparation included.
+        seconds: the run without preparation.
+        prepared_seconds: wall-clock time, preparation included.
     """
 
     seconds: float
@@ -131,7 +130,7 @@ def _take_turn(candidate: Candidate, clock: Clock, expected: _Expected, settle_s
         candidate.prepare()
         candidate.run()
     pending = []
-    for _ in range(RUNS_A_TURN):
+    for _ in range(RUNS_PER_TURN):
         candidate.prepare()
         pending.append(clock.time(candidate.run, head_start=expected.seconds < _SHORT_SECONDS))
     return [read() for read in pending]

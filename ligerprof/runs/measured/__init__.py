@@ -1,1 +1,1 @@
-"""One training step on a CUDA device."""
+"""Training steps measured on CUDA devices."""

@@ -1,4 +1,4 @@
-"""One training step on a CUDA device: recorded once, counted once, timed without either."""
+"""Measure a training step on a CUDA device: one recorded step, one counted, and timed ones with neither."""
 
 import os
 import time
@@ -24,28 +24,28 @@ from ligerprof.snapshots.replay import replay
 _MAX_EVENTS = 2_000_000
 _STATM = Path("/proc/self/statm")
 
-# builds a model under its engine on a device; shows the model to whoever hooks it before anything wraps it
+# builds a model under its engine on a device; calls back with the model before anything wraps it
 Build = Callable[[TrainingRecipe, torch.device, Callable[[nn.Module], None]], AbstractContextManager[Training]]
 
 
 def measure_step(
     recipe: TrainingRecipe, *, trace_directory: Path | None, progress: Progress, build: Build = torch_trainer
 ) -> StepOutcome:
-    """Train on the current CUDA device: warm-up, one recorded step, one counted, timed ones, a traced one.
+    """Train on the current CUDA device: warm-up, a recorded step, a counted one, timed ones, a traced one.
 
-    The figures come from the counted step, which neither the recorder nor the stamps touch.
+    The figures come from the counted step, which runs without recorder and stamps.
 
     Args:
-        build: makes what is trained, under the engine that the recipe asks for.
-        trace_directory: where the profiler's trace goes, for TensorBoard; None takes none.
-        progress: is told what runs next.
+        build: builds the training under the recipe's engine.
+        trace_directory: where the profiler's trace for TensorBoard goes; None: no trace.
+        progress: callback that receives a short status message.
 
     Raises:
         MissingDependencyError: there is no CUDA device.
-        LigerprofError: the device is not empty enough to count from.
+        LigerprofError: this process already holds memory of the device.
     """
     if not torch.cuda.is_available():
-        raise MissingDependencyError("no CUDA device here. Use --device simulated.")
+        raise MissingDependencyError("no CUDA device. Use --device simulated.")
     with ExitStack() as cleanup:
         return _measure(_Session(recipe, progress, cleanup), build, trace_directory)
 
@@ -65,7 +65,7 @@ def _measure(session: "_Session", build: Build, trace_directory: Path | None) ->
 
 
 class _PhaseCounters:
-    """Peak and end of each phase, read from torch's own counters; one a step."""
+    """Peak and final bytes of each phase of one step, from torch's counters."""
 
     def __init__(self, base_bytes: int, on_phase: Callable[[Phase], None] = lambda _: None) -> None:
         self._base_bytes = base_bytes
@@ -97,7 +97,7 @@ class _PhaseCounters:
 
 
 class _Unobserved:
-    """Lets a step run as it would without us."""
+    """Observes nothing."""
 
     @contextmanager
     def phase(self, _phase: Phase) -> Iterator[None]:
@@ -108,7 +108,7 @@ class _Unobserved:
 
 
 class _Session:
-    """What one measurement holds between its passes."""
+    """The state of one measurement."""
 
     def __init__(self, recipe: TrainingRecipe, progress: Progress, cleanup: ExitStack) -> None:
         self._recipe, self._progress, self._cleanup = recipe, progress, cleanup
@@ -130,7 +130,7 @@ class _Session:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record allocator events with our stamps; keeps the snapshot also where memory runs out."""
+        """Record allocator events with stamps; the snapshot is kept even if memory runs out."""
         memory: Any = torch.cuda.memory
         # context="all" would break non-reentrant checkpointing around Python autograd Functions
         memory._record_memory_history(max_entries=_MAX_EVENTS, stacks="python", context="alloc")
@@ -146,7 +146,7 @@ class _Session:
             memory._set_memory_metadata("")
 
     def build(self, build: Build) -> None:
-        """Make model, optimizer and batch on the device."""
+        """Create model, optimizer and batch on the device."""
         self._progress(f"building {self._recipe.spec.name}")
         torch.manual_seed(0)
         self._trainer = self._cleanup.enter_context(build(self._recipe, self._device, self._see_model))
@@ -166,7 +166,7 @@ class _Session:
     def _run(self, number: int) -> None:
         counters = _PhaseCounters(self._base_bytes, lambda phase: self._enter(number, phase))
         if self._stamper is not None:
-            counters.label_loss = self._stamper.label_rest
+            counters.label_loss = self._stamper.label_loss
         if number == 1:
             self._first = counters
         self._recorded = counters
@@ -187,7 +187,7 @@ class _Session:
             self._host_bytes = _resident_bytes() - self._host_base_bytes
 
     def time(self) -> None:
-        """Time whole steps, nothing else running."""
+        """Time whole steps."""
         for number in range(self._recipe.repeats):
             self._progress(f"timing step {number + 1} of {self._recipe.repeats}")
             torch.cuda.synchronize()
@@ -214,7 +214,7 @@ class _Session:
                 profiler.step()
 
     def outcome(self) -> StepOutcome:
-        """The result of a run that fitted."""
+        """The result of a step that fitted."""
         first, recorded, counted = self._first, self._recorded, self._counted
         if first is None or recorded is None or counted is None:
             raise LigerprofError("the step ended before it was counted.")
@@ -240,7 +240,7 @@ class _Session:
         )
 
     def out_of_memory(self) -> StepOutcome:
-        """The result of a run that did not fit: what held memory when it ended."""
+        """The result of a step that did not fit."""
         last = self._recorded
         first = self._first
         requested_bytes, (allocated_bytes, reserved_bytes) = self._refused()
@@ -268,18 +268,18 @@ class _Session:
         )
 
     def _refused(self) -> tuple[int | None, tuple[int, int]]:
-        """What was asked for, and what was allocated and reserved then."""
+        """The requested bytes, and those allocated and reserved at that moment."""
         replayed = replay(Snapshot.from_dict(self._snapshot), self._device.index)
         oom = replayed.out_of_memory
         if oom is None:
-            # it ran out after the recording, where only the counters saw it
+            # memory ran out after the recording, so that only the counters are left
             return None, (torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
         held_bytes = int(replayed.allocated_bytes[oom.index]), int(replayed.reserved_bytes[oom.index])
         return oom.requested_bytes, held_bytes
 
 
 def _resident_bytes() -> int:
-    """Main memory of this process that is resident now."""
+    """Resident main memory of this process."""
     return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -1,1 +1,1 @@
-"""Record the memory of someone's own training."""
+"""Record the memory of users' own training loops."""

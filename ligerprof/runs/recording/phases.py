@@ -1,4 +1,4 @@
-"""Tell the phases of a user's own training loop from outside: by hooks on the model, on backward and on optimizers."""
+"""Find the phases of a user's training loop, by hooks on the model, on backward and on optimizers."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ from ligerprof.runs.recording.stamping import Stamper
 class LoopPhases:
     """Enters a stamper's phases as a loop goes through them.
 
-    Forward begins with the model's own forward and lasts until backward, so the loss is in it;
-    backward is torch.autograd.backward, which Tensor.backward calls; the optimizer phase is any
-    torch optimizer's `step`. The first forward after an optimizer step begins the next step.
+    Forward begins with the model's forward and lasts until backward, so that it includes the loss; backward is
+    torch.autograd.backward, which Tensor.backward calls; the optimizer phase is the `step` of any torch optimizer.
+    The first forward after an optimizer step begins the next step.
 
     Args:
-        emit: takes the stamp's text.
+        emit: callback that receives the stamp's text.
     """
 
     def __init__(self, emit: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ class LoopPhases:
         self._awaits_model: RemovableHandle | None = None
 
     def open(self) -> None:
-        """Begin to watch backward, optimizers, and the first module that runs where no model is attached."""
+        """Install the hooks on backward, on optimizers, and on the first module that runs if no model is attached."""
         self._handles += [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -47,34 +47,34 @@ class LoopPhases:
         self._wrap_backward()
 
     def close(self) -> None:
-        """Leave the model, optimizers and torch as they were."""
+        """Remove all hooks from the model, optimizers and torch."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._await_no_model()
         self._stamper.detach()
         autograd: Any = torch.autograd
-        # whoever wrapped it after us keeps their wrapper; ours in it only passes on from now on
+        # a later wrapper stays in place; ours becomes a pass-through
         if autograd.backward is self._wrapper:
             autograd.backward = self._original
         self._wrapper = None
 
     def attach(self, model: nn.Module) -> None:
-        """Stamp the modules of `model`; what is made before its weights are on a device belongs to the build."""
+        """Stamp the modules of `model`; the build phase lasts until its weights are on a device."""
         self._await_no_model()
-        # hooks run in the order they were registered: the phase first, then the module's own stamp
+        # hooks run in the order of registration: first the phase, then the module's own stamp
         self._handles.append(model.register_forward_pre_hook(lambda _module, _inputs: self._begin_forward()))
         self._stamper.attach(model)
         if self._phase is Phase.BUILD and all(weight.device.type != "cpu" for weight in model.parameters()):
             self._enter(Phase.OUTSIDE)
 
     def end_step(self) -> None:
-        """Let the next forward begin another step."""
+        """End the step; the next forward begins another."""
         self._ended = True
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Stamp what runs inside with a phase."""
+        """A context whose events are stamped with a phase."""
         before = self._phase
         if phase is Phase.FORWARD:
             self._begin_step()
@@ -84,7 +84,7 @@ class LoopPhases:
         finally:
             if phase is Phase.OPTIMIZER:
                 self._ended = True
-            # a forward is over when backward begins, and the build when anything else does
+            # forward ends when backward begins, and the build when any other phase does
             self._enter(Phase.OUTSIDE if before in (Phase.BUILD, Phase.FORWARD) else before)
 
     def _enter(self, phase: Phase) -> None:
@@ -104,7 +104,7 @@ class LoopPhases:
 
     def _first_forward(self, module: nn.Module, _inputs: Any) -> None:
         self.attach(module)
-        # its own hooks were collected before this one ran
+        # its hooks were collected before this one ran
         self._begin_forward()
 
     def _await_no_model(self) -> None:
@@ -138,7 +138,7 @@ class LoopPhases:
     @contextmanager
     def _backward(self, tensors: Any) -> Iterator[None]:
         for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
-            self._stamper.label_rest(loss)
+            self._stamper.label_loss(loss)
         self._in_backward = True
         try:
             with self.phase(Phase.BACKWARD):

@@ -20,26 +20,26 @@ MAX_ENTRIES = 1_000_000
 
 
 class History(Protocol):
-    """The allocator's history: what the recorder needs of torch.cuda.memory."""
+    """The allocator's history, as the recorder uses torch.cuda.memory."""
 
     def start(self, *, max_entries: int, stacks: Stacks) -> None:
         """Record events from now on, the newest `max_entries` of them."""
         ...
 
     def stop(self) -> None:
-        """Record no more, and drop what was recorded."""
+        """Stop recording, and drop what was recorded."""
         ...
 
     def stamp(self, text: str) -> None:
-        """Put a text on the events that follow."""
+        """Attach a text to the events that follow."""
         ...
 
     def snapshot(self) -> dict[str, Any]:
-        """What was recorded, as torch.cuda.memory._snapshot() gives it."""
+        """The recording, as torch.cuda.memory._snapshot() returns it."""
         ...
 
     def observe_out_of_memory(self, observer: Callable[[], None]) -> None:
-        """Call `observer` wherever an allocation fails, before its exception is raised."""
+        """Call `observer` when an allocation fails, before the exception is raised."""
         ...
 
 
@@ -53,10 +53,10 @@ class CudaHistory:
     def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise MissingDependencyError(
-                "record: no CUDA device here, so nothing to record. `ligerprof step --device simulated` needs none."
+                "record: there is no CUDA device to record. `ligerprof step --device simulated` needs none."
             )
         cuda: Any = torch.cuda
-        # an observer can be attached to an allocator that exists
+        # the observer needs an allocator that exists
         cuda.init()
         self._memory = cuda.memory
 
@@ -66,38 +66,38 @@ class CudaHistory:
         self._memory._record_memory_history(max_entries=max_entries, stacks=stacks, context="alloc")
 
     def stop(self) -> None:
-        """Record no more, and drop what was recorded."""
+        """Stop recording, and drop what was recorded."""
         self._memory._set_memory_metadata("")
         self._memory._record_memory_history(enabled=None)
 
     def stamp(self, text: str) -> None:
-        """Put a text on the events that follow."""
+        """Attach a text to the events that follow."""
         self._memory._set_memory_metadata(text)
 
     def snapshot(self) -> dict[str, Any]:
-        """What was recorded, as torch.cuda.memory._snapshot() gives it."""
+        """The recording, as torch.cuda.memory._snapshot() returns it."""
         taken: dict[str, Any] = self._memory._snapshot()
         return taken
 
     def observe_out_of_memory(self, observer: Callable[[], None]) -> None:
-        """Call `observer` wherever an allocation fails, before its exception is raised."""
+        """Call `observer` when an allocation fails, before the exception is raised."""
         bindings: Any = torch._C
         bindings._cuda_attach_out_of_memory_observer(lambda *_figures: observer())
 
 
 class Recorder:
-    """Records from `open` to `close`, and writes `snapshot.pickle` then, or where memory runs out first.
+    """Records from `open` to `close`, and then writes `snapshot.pickle`, or earlier if memory runs out.
 
     Args:
-        directory: where the snapshot goes; made if need be.
+        directory: where the snapshot goes; created if needed.
         stacks: `python`, or `all` with C++ frames, which cost much more.
-        max_entries: how many events are kept, the newest.
-        force: overwrite a snapshot that is there.
-        history: the allocator's.
+        max_entries: how many events are kept; the oldest are dropped.
+        force: overwrite a snapshot that exists.
+        history: the allocator's history.
 
     Raises:
-        OutputError: the directory holds a snapshot already.
-        RunDirectoryError: the directory cannot be made.
+        OutputError: the directory already holds a snapshot.
+        RunDirectoryError: the directory cannot be created.
     """
 
     def __init__(
@@ -117,31 +117,31 @@ class Recorder:
 
     @property
     def snapshot_path(self) -> Path:
-        """The file that `ligerprof explain` reads; it is there once the recording is over."""
+        """The file that `ligerprof explain` reads, written at the end of the recording."""
         return self._run.snapshot
 
     @property
     def is_open(self) -> bool:
-        """Whether it records now."""
+        """Whether it is recording."""
         return self._phases is not None
 
     def open(self) -> "Recorder":
-        """Begin to record."""
+        """Start recording."""
         self._history.start(max_entries=self._max_entries, stacks=self._stacks)
         self._phases = LoopPhases(self._history.stamp)
         self._phases.open()
-        self._history.observe_out_of_memory(self._save_what_ran_out)
+        self._history.observe_out_of_memory(self._save_out_of_memory)
         return self
 
     def close(self, failure: BaseException | None = None) -> None:
         """Stop recording and write the snapshot.
 
         Args:
-            failure: why the loop ended, None where it came to its end. A snapshot that memory
-                running out left stays then, and a disk that refuses is a warning.
+            failure: the exception that ended the loop, or None. With one, a snapshot written when memory ran out
+                is kept, and a snapshot that cannot be written is a warning.
 
         Raises:
-            OutputError: the snapshot cannot be written, or another process wrote one meanwhile.
+            OutputError: the snapshot cannot be written, or another process wrote one in the meantime.
         """
         if self._phases is None:
             return
@@ -158,31 +158,31 @@ class Recorder:
             self._history.stop()
 
     def attach(self, model: nn.Module) -> None:
-        """Name the modules of `model` on what they allocate; without it, the first module that runs is taken."""
+        """Attribute allocations to the modules of `model`; without a call, it is the first module that runs."""
         self._open_phases().attach(model)
 
     def step(self) -> None:
-        """End a training step. Not needed where a torch optimizer's `step` does."""
+        """End a training step; not needed if a torch optimizer's `step` does."""
         self._open_phases().end_step()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Say which phase runs, where the hooks cannot tell: `forward`, `backward`, `optimizer`, `build`, `outside`.
+        """Set the phase inside a context: `forward`, `backward`, `optimizer`, `build` or `outside`.
 
         Raises:
-            LigerprofError: no such phase.
+            LigerprofError: the phase is unknown.
         """
         try:
             phase = Phase(name)
         except ValueError:
             known = ", ".join(phase.value for phase in Phase)
-            raise LigerprofError(f"record: no phase {name!r}. There are: {known}.") from None
+            raise LigerprofError(f"record: unknown phase {name!r}. Known: {known}.") from None
         with self._open_phases().phase(phase):
             yield
 
     def _open_phases(self) -> LoopPhases:
         if self._phases is None:
-            raise LigerprofError("record: the recording is over. Use the recorder inside its `with` block.")
+            raise LigerprofError("record: the recording has ended. Use the recorder inside its `with` block.")
         return self._phases
 
     def _make_room(self) -> None:
@@ -190,7 +190,7 @@ class Recorder:
             self._run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(
-                f"{self._run.path}: cannot make the directory ({error.strerror}). Record into another."
+                f"{self._run.path}: cannot create the directory ({error.strerror}). Record into another."
             ) from None
         require_absent([self._run.snapshot], force=self._force, flag="force=True")
 
@@ -198,15 +198,15 @@ class Recorder:
         # this recorder wrote the snapshot of an earlier out-of-memory error itself
         self._run.write_snapshot(self._history.snapshot(), force=self._force or self._ran_out)
 
-    def _save_what_ran_out(self) -> None:
-        """Write the snapshot while everything is still held; torch lets no observer be removed, so later calls pass."""
+    def _save_out_of_memory(self) -> None:
+        """Write the snapshot while all memory is still held; torch cannot remove observers, so later calls return."""
         if self._phases is None or self._ran_out:
             return
         try:
             self._write()
             self._ran_out = True
         except LigerprofError as error:
-            warnings.warn(f"memory ran out, and the snapshot is not written: {error}", stacklevel=2)
+            warnings.warn(f"out of memory, and the snapshot cannot be written: {error}", stacklevel=2)
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def record(
     max_entries: int = MAX_ENTRIES,
     force: bool = False,
 ) -> Iterator[Recorder]:
-    """Record the CUDA memory of a training loop; `ligerprof explain DIRECTORY` says who held the peak.
+    """Record the CUDA memory of a training loop; `ligerprof explain DIRECTORY` shows what the peak consisted of.
 
         with ligerprof.record("out", model=model):
             for batch in batches:
@@ -226,20 +226,20 @@ def record(
                 optimizer.step()
                 optimizer.zero_grad()
 
-    Forward, backward and optimizer steps are found by hooks. Where memory runs out, the
-    snapshot is written before the exception is raised.
+    Forward, backward and optimizer steps are found by hooks. If memory runs out, the snapshot is written before
+    the exception is raised.
 
     Args:
-        directory: where snapshot.pickle goes; made if need be.
-        model: whose modules are named; None takes the first module that runs.
+        directory: where snapshot.pickle goes; created if needed.
+        model: whose modules are named; None: the first module that runs.
         stacks: `python`, or `all` with C++ frames.
-        max_entries: how many events are kept, the newest.
-        force: overwrite a snapshot that is there.
+        max_entries: how many events are kept; the oldest are dropped.
+        force: overwrite a snapshot that exists.
 
     Raises:
         MissingDependencyError: there is no CUDA device.
-        OutputError: the directory holds a snapshot already, or it cannot be written.
-        RunDirectoryError: the directory cannot be made.
+        OutputError: the directory already holds a snapshot, or it cannot be written.
+        RunDirectoryError: the directory cannot be created.
     """
     recorder = Recorder(directory, history=CudaHistory(), stacks=stacks, max_entries=max_entries, force=force)
     with running(recorder, model):

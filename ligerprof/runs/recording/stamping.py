@@ -1,4 +1,4 @@
-"""Keep the allocator's stamp right: which phase, module and autograd node is running now."""
+"""Keep the allocator's stamp up to date: the phase, module and autograd node that is running."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,14 +14,14 @@ _LABEL = "ligerprof.module"
 
 
 class Stamper:
-    """Hooks on a model that tell `emit` the stamp of whatever runs next.
+    """Hooks on a model that pass the stamp of what runs next to `emit`.
 
-    A forward hook stamps a module while it runs. When it has run, every autograd node that it
-    made and no submodule claimed is labelled with its name and stamps itself when backward
-    reaches it, so backward allocations, which carry no Python frames, have a module too.
+    A forward hook stamps a module while it runs. Afterwards, every autograd node that it created and no submodule
+    claimed is labelled with its name, and stamps itself when backward reaches it. Backward allocations, which have
+    no Python frames, thus have a module too.
 
     Args:
-        emit: takes the stamp's text; called on the thread that allocates next.
+        emit: callback that receives the stamp's text, on the thread that allocates next.
     """
 
     def __init__(self, emit: Callable[[str], None]) -> None:
@@ -32,7 +32,7 @@ class Stamper:
         self.enter(step=0, phase=Phase.BUILD)
 
     def enter(self, *, step: int, phase: Phase) -> None:
-        """Stamp what follows with a phase, no module running."""
+        """Stamp what follows with a phase and no module."""
         self._step, self._phase = step, phase
         self._stamp("")
 
@@ -57,7 +57,7 @@ class Stamper:
 
         def hook(_module: nn.Module, inputs: Any, named_inputs: Any) -> None:
             recompute = self._phase is Phase.BACKWARD
-            # what no module claimed so far was made by the one around this
+            # nodes that no module has claimed were created by the enclosing one
             if not recompute:
                 for tensor in _tensors((inputs, named_inputs)):
                     self._label(tensor.grad_fn, parent)
@@ -78,7 +78,7 @@ class Stamper:
 
         return hook
 
-    def label_rest(self, loss: Tensor) -> None:
+    def label_loss(self, loss: Tensor) -> None:
         """Label the nodes between the model's modules and the loss: the loss function's own."""
         self._label(loss.grad_fn, "loss")
 

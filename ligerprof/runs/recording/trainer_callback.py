@@ -1,4 +1,4 @@
-"""Record what transformers' Trainer trains, as `ligerprof.record` does for a loop of one's own."""
+"""A callback that records transformers' Trainer, as `ligerprof.record` does for a training loop."""
 
 from pathlib import Path
 from typing import Any
@@ -9,21 +9,21 @@ from ligerprof.runs.recording.record import MAX_ENTRIES, CudaHistory, History, R
 
 
 class RecordCallback(TrainerCallback):
-    """Records from the beginning of training to its end, or until memory runs out.
+    """Records from the start of training to its end, or until memory runs out.
 
         Trainer(..., callbacks=[RecordCallback("out")]).train()
 
     Args:
-        directory: where snapshot.pickle goes; made if need be.
+        directory: where snapshot.pickle goes; created if needed.
         stacks: `python`, or `all` with C++ frames.
-        max_entries: how many events are kept, the newest.
-        force: overwrite a snapshot that is there.
-        history: the allocator's; None is that of CUDA.
+        max_entries: how many events are kept; the oldest are dropped.
+        force: overwrite a snapshot that exists.
+        history: the allocator's history; None: CUDA's.
 
     Raises:
         MissingDependencyError: there is no CUDA device.
-        OutputError: the directory holds a snapshot already.
-        RunDirectoryError: the directory cannot be made.
+        OutputError: the directory already holds a snapshot.
+        RunDirectoryError: the directory cannot be created.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RecordCallback(TrainerCallback):
         self._ended = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - transformers' signature
-        """Begin to record; a training that begins again, with a smaller batch say, goes on in the same recording."""
+        """Start recording; training that restarts, with a smaller batch for example, continues the same recording."""
         if not self._ended and not self._recorder.is_open:
             self._recorder.open().attach(kwargs["model"])
 

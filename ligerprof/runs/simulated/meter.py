@@ -57,7 +57,7 @@ class PhaseMeter:
 
     def loss_made(self, loss: Tensor) -> None:
         """Label the loss's own autograd nodes."""
-        self.stamper.label_rest(loss)
+        self.stamper.label_loss(loss)
 
     def _enter(self, phase: Phase) -> None:
         self.phase_now = phase

@@ -11,7 +11,7 @@ from ligerprof.runs.bench.machine import CudaMachine, Run
 from ligerprof.runs.bench.operations import OPERATIONS
 from ligerprof.runs.bench.records import ErrorRecord, HostRecord, MissingRecord, Record, TimeRecord
 from ligerprof.runs.bench.session import BenchPlan, run_bench, three_products
-from ligerprof.runs.bench.timing import RUNS_A_TURN, Repetitions
+from ligerprof.runs.bench.timing import RUNS_PER_TURN, Repetitions
 
 # Triton interprets the loss row by row
 TOKENS = 2
@@ -92,7 +92,7 @@ def test_every_provider_has_a_time_for_every_pass(records: list[Record]) -> None
     }
     for record in times:
         assert record.low_seconds <= record.median_seconds <= record.high_seconds
-        assert (record.repetitions, record.extra_peak_bytes) == (RUNS_A_TURN, 4096)
+        assert (record.repetitions, record.extra_peak_bytes) == (RUNS_PER_TURN, 4096)
 
 
 def test_floors_are_timed_beside_the_kernels(records: list[Record]) -> None:
@@ -113,7 +113,7 @@ def test_floors_are_timed_beside_the_kernels(records: list[Record]) -> None:
             assert record.floor_share == pytest.approx(record.floor_seconds / record.median_seconds)
     # in turns: the medians of the two kernels and the copies lie within a round of each other
     forward = [record for record in times if record.subject.kernel == "rms" and record.direction is Direction.FORWARD]
-    one_round = 4 * RUNS_A_TURN
+    one_round = 4 * RUNS_PER_TURN
     assert abs(forward[0].median_seconds - forward[1].median_seconds) <= one_round
     assert abs((forward[0].floor_seconds or 0.0) - forward[0].median_seconds) <= one_round
     moved = 2 * TOKENS * 96 * 4

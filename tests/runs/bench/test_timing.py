@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ligerprof.runs.bench.timing import (
-    RUNS_A_TURN,
+    RUNS_PER_TURN,
     WARM_UP_ROUNDS,
     Candidate,
     Repetitions,
@@ -43,7 +43,9 @@ class DriftingClock:
 
 
 def repeat(turns: int, settle_seconds: float = 0.0) -> Repetitions:
-    return Repetitions(least=turns * RUNS_A_TURN, most=turns * RUNS_A_TURN, seconds=0.0, settle_seconds=settle_seconds)
+    return Repetitions(
+        least=turns * RUNS_PER_TURN, most=turns * RUNS_PER_TURN, seconds=0.0, settle_seconds=settle_seconds
+    )
 
 
 @given(count=st.integers(1, 9), number=st.integers(0, 40))
@@ -68,7 +70,7 @@ def test_every_order_is_run_backwards_too(count: int, number: int) -> None:
 def test_inputs_are_prepared_before_every_run() -> None:
     clock = DriftingClock()
     time_in_turns([clock.candidate("a"), clock.candidate("b")], clock, repeat(3, settle_seconds=2.0))
-    assert len(clock.log) == 2 * 2 * (3 * (2 + RUNS_A_TURN) + WARM_UP_ROUNDS)
+    assert len(clock.log) == 2 * 2 * (3 * (2 + RUNS_PER_TURN) + WARM_UP_ROUNDS)
     for prepared, ran in zip(clock.log[::2], clock.log[1::2], strict=True):
         assert (prepared.split()[0], ran.split()[0]) == ("prepare", "run")
         assert prepared.split()[1] == ran.split()[1]
@@ -78,7 +80,7 @@ def test_a_turn_starts_with_runs_that_are_not_timed() -> None:
     clock = DriftingClock(start=0.001)
     time_in_turns([clock.candidate("a"), clock.candidate("b")], clock, repeat(2, settle_seconds=0.0095))
     runs = [line for line in clock.log if line.startswith("run")][2 * WARM_UP_ROUNDS :]
-    turn = 10 + RUNS_A_TURN
+    turn = 10 + RUNS_PER_TURN
     assert [len(set(runs[start : start + turn])) for start in range(0, len(runs), turn)] == [1, 1, 1, 1]
     assert sorted(runs) == ["run a"] * 2 * turn + ["run b"] * 2 * turn
 
@@ -87,7 +89,7 @@ def test_a_turn_starts_with_runs_that_are_not_timed() -> None:
 def test_short_work_waits_for_its_launches(seconds: float, head_start: bool) -> None:
     clock = DriftingClock(start=seconds)
     time_in_turns([clock.candidate("a")], clock, repeat(1))
-    assert clock.head_starts == [True] * WARM_UP_ROUNDS + [head_start] * RUNS_A_TURN
+    assert clock.head_starts == [True] * WARM_UP_ROUNDS + [head_start] * RUNS_PER_TURN
 
 
 @given(count=st.integers(2, 6), rounds=st.integers(5, 15).map(lambda pairs: 2 * pairs))
@@ -96,14 +98,14 @@ def test_a_drifting_clock_hits_all_alike(count: int, rounds: int) -> None:
     candidates = [clock.candidate(str(index)) for index in range(count)]
     medians = [times.median for times in time_in_turns(candidates, clock, repeat(rounds)).values()]
     # one after the other, the last would be slower by `rounds` drifts or more for each before it
-    one_round = 0.01 * count * RUNS_A_TURN
+    one_round = 0.01 * count * RUNS_PER_TURN
     assert max(medians) - min(medians) <= one_round
 
 
 def test_warm_up_is_not_counted() -> None:
     clock = DriftingClock(start=100.0, drift=-1.0)
     times = time_in_turns([clock.candidate("a")], clock, repeat(5))["a"]
-    timed = 5 * RUNS_A_TURN
+    timed = 5 * RUNS_PER_TURN
     assert (times.count, times.median) == (timed, 100.0 - WARM_UP_ROUNDS - (timed - 1) / 2)
 
 

@@ -308,16 +308,16 @@ def test_settings_reach_the_allocator(tmp_path: Path, history: OperationHistory)
 
 
 def test_unknown_phase_and_a_recorder_that_is_closed_are_errors(tmp_path: Path, history: OperationHistory) -> None:
-    sideways = pytest.raises(LigerprofError, match=r"no phase 'sideways'\. There are: build, forward")
+    sideways = pytest.raises(LigerprofError, match=r"unknown phase 'sideways'\. Known: build, forward")
     with running(Recorder(tmp_path, history=history)) as recorder, sideways:
         recorder.phase("sideways").__enter__()
-    with pytest.raises(LigerprofError, match="the recording is over"):
+    with pytest.raises(LigerprofError, match="the recording has ended"):
         recorder.step()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_cuda_there_is_one_clear_error_and_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(MissingDependencyError, match="no CUDA device here"):
+    with pytest.raises(MissingDependencyError, match="there is no CUDA device to record"):
         ligerprof.record(tmp_path / "out").__enter__()
     assert not (tmp_path / "out").exists()
 

@@ -1,1 +1,1 @@
-"""The engine deepspeed: one process or several ranks, ZeRO 0 to 3, with offload to main memory or a disk."""
+"""Training under DeepSpeed: one process or several ranks, ZeRO 0 to 3, offload to main memory or disk."""

@@ -1,4 +1,4 @@
-"""A recipe's model under DeepSpeed's engine, as a training step drives it."""
+"""A recipe's model under DeepSpeed's engine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,22 +22,22 @@ _STALE_SECONDS = 900
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeepSpeedTrainer:
-    """What a training step under DeepSpeed works on.
+    """The state of training under DeepSpeed.
 
     Attributes:
-        engine: what deepspeed.initialize returned.
+        engine: as deepspeed.initialize returns it.
     """
 
     recipe: TrainingRecipe
     engine: Any
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """The loss of a micro-batch; gathers weights where they are partitioned."""
+        """The loss of a micro-batch; partitioned weights are gathered."""
         loss: Tensor = self.engine(**batch, use_cache=False).loss
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        """Make gradients and reduce them between ranks; DeepSpeed scales the loss."""
+        """Compute gradients and reduce them across ranks; DeepSpeed scales the loss."""
         self.engine.backward(loss)
         if not self.engine.is_gradient_accumulation_boundary():
             # counts the micro-batch and updates nothing
@@ -48,10 +48,10 @@ class DeepSpeedTrainer:
         self.engine.step()
 
     def drop_gradients(self) -> None:
-        """DeepSpeed's step has done so."""
+        """Do nothing: DeepSpeed's step drops them."""
 
     def notes(self) -> tuple[str, ...]:
-        """Steps in which nothing was updated."""
+        """The number of steps that updated nothing."""
         skipped, steps = self.engine.skipped_steps, self.engine.global_steps
         if not skipped:
             return ()
@@ -59,10 +59,10 @@ class DeepSpeedTrainer:
 
 
 def require_deepspeed() -> None:
-    """Refuse in one line where the package is not there.
+    """Require the package.
 
     Raises:
-        MissingDependencyError: says what to install.
+        MissingDependencyError: it cannot be imported.
     """
     try:
         import deepspeed  # noqa: F401 - whether it can be imported is the question
@@ -76,15 +76,15 @@ def require_deepspeed() -> None:
 def deepspeed_trainer(
     recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
 ) -> Iterator[DeepSpeedTrainer]:
-    """Build the model on a device and hand it to DeepSpeed; this process is one of the recipe's ranks.
+    """Build the model on a device and initialize DeepSpeed; this process is one of the recipe's ranks.
 
-    The usual variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) say which.
+    The usual variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) give the rank.
 
     Args:
-        see_model: is shown the model before DeepSpeed hooks it.
+        see_model: called with the model before DeepSpeed hooks it.
 
     Raises:
-        LigerprofError: what `built_model` raises, or what DeepSpeed cannot be set up for.
+        LigerprofError: as `built_model`, or DeepSpeed cannot be initialized.
     """
     import deepspeed
 
@@ -110,7 +110,7 @@ def _require_disk_access() -> None:
 
 @contextmanager
 def _refusals_in_a_line(recipe: TrainingRecipe) -> Iterator[None]:
-    """What DeepSpeed has against a user's configuration, without its traceback."""
+    """Turn what DeepSpeed raises about a user's configuration into one line."""
     try:
         yield
     except (AssertionError, KeyError, TypeError, ValueError) as error:
@@ -121,7 +121,7 @@ def _refusals_in_a_line(recipe: TrainingRecipe) -> Iterator[None]:
 
 
 def _require_no_stale_lock() -> None:
-    """Torch waits without end for a build that was ended in the middle, as a killed cell of a sweep is."""
+    """Refuse the lock of a build that was killed, which torch would wait for without end."""
     from torch.utils.cpp_extension import _get_build_directory
 
     lock = Path(_get_build_directory("cpu_adam", verbose=False)) / "lock"
@@ -141,7 +141,7 @@ def _optimizer(recipe: TrainingRecipe, model: nn.Module) -> Any:
     try:
         return DeepSpeedCPUAdam(trainable, lr=LEARNING_RATE)
     except Exception as error:
-        # it is compiled when it is first used, and a compiler that fails raises anything
+        # it is compiled at first use, and a failing compiler may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise LigerprofError(
             f"DeepSpeedCPUAdam cannot be built here ({reason}). See `ds_report`; it needs a C++ compiler and ninja."

@@ -1,4 +1,4 @@
-"""Start one process a rank on this machine, hear from each, and end them all when one fails."""
+"""Start one process per rank on this machine, collect the outcomes, and end all ranks when one fails."""
 
 import contextlib
 import multiprocessing
@@ -16,16 +16,16 @@ from typing import Any
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.outcome import Progress, StepOutcome
 
-# what a rank does: told how to report progress, it measures; sent to its process by pickling
+# what a rank does, given a callback for its progress; pickled to be sent to the rank's process
 Work = Callable[[Progress], StepOutcome]
 
-# how long ranks may still report after one has failed: the others usually run out of memory at the same place
+# how long other ranks may still report after one has failed: they usually run out of memory at the same place
 _GRACE_SECONDS = 10.0
 _END_SECONDS = 5.0
 
 
 def local_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torch.distributed and DeepSpeed read of a rank whose group lives on this machine."""
+    """The variables that torch.distributed and DeepSpeed read, for a rank of a group on this machine."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -37,7 +37,7 @@ def local_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
+    """A TCP port that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -45,17 +45,17 @@ def free_port() -> int:
 
 
 def run_ranks(work: Work, world_size: int, logs: Path, progress: Progress) -> dict[int, StepOutcome]:
-    """Run `work` once a rank, each in a process of its own.
+    """Run `work` once per rank, each in its own process.
 
     Args:
-        logs: a folder; what rank K prints goes to rank-K.log in it, tracebacks too.
-        progress: is told what rank 0 does.
+        logs: a folder; the output of rank K, tracebacks included, goes to rank-K.log in it.
+        progress: callback that receives the status messages of rank 0.
 
     Returns:
-        Each rank's outcome. Where one ran out of memory, only the outcomes of those that still reported.
+        Each rank's outcome; if one ran out of memory, only those of the ranks that still reported.
 
     Raises:
-        LigerprofError: a rank refused or died; says which and why. The others were ended.
+        LigerprofError: a rank refused the recipe or died; the others were ended.
     """
     group = _Group(work, world_size, logs, progress)
     try:
@@ -65,7 +65,7 @@ def run_ranks(work: Work, world_size: int, logs: Path, progress: Progress) -> di
 
 
 class _Group:
-    """The ranks of one run and what was heard from them."""
+    """The ranks of one run and their messages."""
 
     def __init__(self, work: Work, world_size: int, logs: Path, progress: Progress) -> None:
         self._logs, self._progress = logs, progress
@@ -81,12 +81,12 @@ class _Group:
             settings = local_environment(rank, world_size, port)
             process = context.Process(target=_be_rank, args=(work, settings, theirs, _log(logs, rank)), daemon=True)
             process.start()
-            # the rank alone holds this end now: when it dies, ours reads the end of the file
+            # only the rank holds this end now: when it dies, our end reads EOF
             theirs.close()
             self._processes[rank], self._open[ours] = process, rank
 
     def outcomes(self) -> dict[int, StepOutcome]:
-        """Hear all ranks out, or until the grace after a failure is over."""
+        """Wait for all ranks, or until the grace period after a failure is over."""
         deadline: float | None = None
         while self._open:
             if deadline is None and self._failed:
@@ -133,7 +133,7 @@ class _Group:
         return LigerprofError(f"rank {rank} {_how(process.exitcode)}. Its output is in {_log(self._logs, rank)}.")
 
     def end(self) -> None:
-        """Leave no rank behind: a rank that waits for a dead one would wait for minutes."""
+        """End every rank: one that waits for a dead one would wait for minutes."""
         for connection in self._open:
             connection.close()
         for process in self._processes.values():
@@ -150,16 +150,16 @@ def _log(logs: Path, rank: int) -> Path:
 
 
 def _how(exit_code: int | None) -> str:
-    """What an exit code tells, in words."""
+    """An exit code in words."""
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
-        hint = ", perhaps for main memory" if name == "SIGKILL" else ""
+        hint = " (did main memory run out?)" if name == "SIGKILL" else ""
         return f"was ended by {name}{hint}"
     return f"ended with exit code {exit_code}"
 
 
 def _be_rank(work: Work, settings: Mapping[str, str], connection: Connection, log: Path) -> None:
-    """The life of a rank's process."""
+    """The main function of a rank's process."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.update(settings)
     _print_to(log)
@@ -171,10 +171,10 @@ def _be_rank(work: Work, settings: Mapping[str, str], connection: Connection, lo
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         message = LigerprofError(f"rank {settings['RANK']} failed ({reason}). Its output is in {log}.")
-    # whoever listened may have given up already
+    # the parent may have given up already
     with contextlib.suppress(BrokenPipeError):
         connection.send(message)
-    # torch would wait for ranks that may be gone
+    # torch's own exit would wait for ranks that may have ended
     os._exit(0)
 
 
@@ -186,7 +186,7 @@ def _die_with_parent() -> None:
 
 
 def _print_to(log: Path) -> None:
-    """Lead standard output and error into a file, those of C++ libraries and compilers too."""
+    """Redirect stdout and stderr into a file, including those of C++ libraries and compilers."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -195,7 +195,7 @@ def _print_to(log: Path) -> None:
 
 @contextlib.contextmanager
 def set_environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for a while, and have them as they were again."""
+    """Set environment variables inside a context."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -1,4 +1,4 @@
-"""Measure a step under DeepSpeed: alone in this process, in ranks started here, or as one rank of a launcher's."""
+"""Measure a step under DeepSpeed: in this process, in ranks started here, or as one rank of a launcher's group."""
 
 import os
 import sys
@@ -24,13 +24,13 @@ def measure_deepspeed_step(
     """Train under DeepSpeed as `measure_step` does under plain torch.
 
     Args:
-        trace_directory: where the profiler's traces go; None takes none.
-        logs: a folder for what ranks started here print.
-        progress: is told what runs next.
+        trace_directory: where the profiler's traces go; None: no trace.
+        logs: a folder for the output of ranks started here.
+        progress: callback that receives a short status message.
 
     Raises:
-        MissingDependencyError: no deepspeed, or too few CUDA devices.
-        RecipeError: a launcher's group is not as large as the recipe says.
+        MissingDependencyError: deepspeed is not installed, or there are too few CUDA devices.
+        RecipeError: a launcher's group has another size than the recipe's.
         LigerprofError: a rank failed.
     """
     require_deepspeed()
@@ -45,10 +45,10 @@ def measure_deepspeed_step(
 
 
 def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
-    """Train as a rank other than 0 of a launcher's group; what it measured goes to rank 0.
+    """Train as a rank other than 0 of a launcher's group; its figures go to rank 0.
 
     Args:
-        trace: whether rank 0 profiles steps, in which every rank takes part.
+        trace: whether rank 0 profiles steps; every rank takes part in them.
     """
     with TemporaryDirectory() as folder:
         logs = Path(folder)
@@ -70,25 +70,25 @@ def _require_devices(count: int) -> None:
     import torch
 
     if (found := torch.cuda.device_count()) < count:
-        raise MissingDependencyError(f"{count} CUDA devices are needed here, {found} found. Lower --gpus.")
+        raise MissingDependencyError(f"{count} CUDA devices are needed, {found} found. Lower --gpus.")
 
 
 def _as_one_of(rank: Rank, recipe: TrainingRecipe, measure: Any, progress: Progress) -> StepOutcome:
-    """Measure as one rank of a launcher's group; rank 0 gets all outcomes, the others their own."""
+    """Measure as one rank of a launcher's group; rank 0 returns all outcomes, the others their own."""
     if rank.world_size != recipe.gpus:
         raise RecipeError(
             f"WORLD_SIZE is {rank.world_size}, --gpus {recipe.gpus}: give --gpus the number of GPUs of all machines."
         )
     outcome: StepOutcome = measure(progress)
     if outcome.oom is not None:
-        # the others wait for this rank: its launcher ends them when it exits
+        # the other ranks wait for this one, and the launcher ends them when it exits
         return merge_ranks({rank.rank: outcome})
     with _own_group():
         return merge_ranks(gather(rank, outcome))
 
 
 def gather(rank: Rank, outcome: StepOutcome) -> dict[int, StepOutcome]:
-    """Every rank's outcome at rank 0, its own elsewhere."""
+    """Every rank's outcome on rank 0, a rank's own elsewhere."""
     from torch import distributed
 
     found: list[Any] = [None] * rank.world_size
@@ -98,7 +98,7 @@ def gather(rank: Rank, outcome: StepOutcome) -> dict[int, StepOutcome]:
 
 @contextmanager
 def _own_group() -> Iterator[None]:
-    """Take the process group down at the end, if there is one by then."""
+    """Destroy the process group at the end, if there is one."""
     from torch import distributed
 
     with ExitStack() as cleanup:
@@ -108,7 +108,7 @@ def _own_group() -> Iterator[None]:
 
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Keep standard output for results: DeepSpeed's logger and its compilers print there."""
+    """Keep stdout for results: DeepSpeed's logger and its compilers print there."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

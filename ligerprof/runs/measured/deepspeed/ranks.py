@@ -1,4 +1,4 @@
-"""Which rank this process is, and what the outcomes of all ranks come to."""
+"""Find this process's rank, and merge the outcomes of all ranks."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ class Rank:
     """One process of a group that a launcher such as torchrun started.
 
     Attributes:
-        local: which of its machine's GPUs it takes.
+        local: index of its GPU on its machine.
     """
 
     rank: int
@@ -25,7 +25,7 @@ class Rank:
 
 
 def rank_from_environment(environment: Mapping[str, str] | None = None) -> Rank | None:
-    """Read the variables that torchrun, DeepSpeed's launcher and others set; None where no launcher did.
+    """Read the variables that torchrun, DeepSpeed's launcher and others set; None if no launcher did.
 
     Raises:
         RecipeError: some are missing, or one is no number.
@@ -45,10 +45,10 @@ def rank_from_environment(environment: Mapping[str, str] | None = None) -> Rank 
 
 
 def merge_ranks(outcomes: Mapping[int, StepOutcome]) -> StepOutcome:
-    """The outcome of the worst rank with all of them beside it.
+    """The outcome of the worst rank, with those of all ranks in `ranks`.
 
-    The worst is one that ran out of memory, else the one with the highest peak. A step takes as
-    long as its slowest rank.
+    The worst rank is one that ran out of memory, else the one with the highest peak. The time of a step is that of
+    its slowest rank.
 
     Args:
         outcomes: at least one, by rank.

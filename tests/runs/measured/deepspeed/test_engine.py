@@ -80,7 +80,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **options: Any) -> 
 
 
 def test_more_gpus_than_there_are_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(MissingDependencyError, match="64 CUDA devices are needed here"):
+    with pytest.raises(MissingDependencyError, match="64 CUDA devices are needed"):
         measure(monkeypatch, tmp_path, gpus=64)
 
 
