@@ -47,7 +47,7 @@ def test_all_that_a_sweep_allows_is_drawn_and_listed(sweep: Path, tmp_path: Path
     assert stdout.split() == [str(out / f"{name}.{suffix}") for name in names for suffix in ("png", "svg")]
     assert sorted(out.iterdir()) == sorted(map(Path, stdout.split()))
     drawn = (out / "peak-batch.svg").read_text()
-    assert all(words in drawn for words in ("SIMULATED", "NVIDIA H200", "batch, sequences", "out of memory"))
+    assert all(words in drawn for words in ("simulated", "NVIDIA H200", "batch, sequences", "out of memory"))
 
 
 def test_json_lists_figures_and_what_is_left_out(sweep: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_the_step_is_there_in_words(report: StepReport, written: Any) -> None:
     (tag,) = written.Tags()["tensors"]
     assert tag == "step/text_summary"
     text = written.Tensors(tag)[0].tensor_proto.string_val[0].decode()
-    assert "SIMULATED without a GPU" in text
+    assert "(no GPU was used)" in text
     assert report.recipe.summary in text
 
 

@@ -92,7 +92,7 @@ def test_every_rank_reports_and_only_rank_0_is_heard(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("killed", "rank 1 was ended by SIGKILL (did main memory run out?)"),
+        ("killed", r"rank 1 was ended by SIGKILL \(did main memory run out\?\)"),
         ("exits", "rank 1 ended with exit code 7"),
         ("raises", r"rank 1 failed \(ValueError: first line\)"),
         ("refuses", "^no such package$"),
