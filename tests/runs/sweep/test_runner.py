@@ -112,9 +112,9 @@ def test_rows_in_order_and_nothing_finished_runs_again(tmp_path: Path, scripted:
     ("script", "says"),
     [
         (CRASH, "no luck"),
-        (KILLED, "killed (signal 9; has the host run out of memory?) after: stepping"),
-        (SILENT, "ended with exit code 7 and said nothing"),
-        (NO_JSON, "ended with exit code 0 and said nothing"),
+        (KILLED, "killed (signal 9; did the host run out of memory?) after: stepping"),
+        (SILENT, "ended with exit code 7 and printed nothing"),
+        (NO_JSON, "ended with exit code 0 and printed nothing"),
         (ENDLESS, "took longer than 1 s and was ended"),
     ],
     ids=["crash", "killed", "silent", "no JSON", "endless"],
