@@ -194,7 +194,7 @@ def test_ctrl_c_ends_the_cell_with_its_children(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(records, "working", interrupt)
-    with pytest.raises(SweepInterruptedError, match="cells to go: 2"):
+    with pytest.raises(SweepInterruptedError, match="cells left: 2"):
         runner.run(recipes(1, 2))
     assert not is_alive(int(child.read_text()))
     assert SweepFolder(path=tmp_path / "sweep").read() == {}
