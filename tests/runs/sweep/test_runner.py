@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep import runner as sweep_runner
 from ligerprof.runs.sweep.borders import find_borders
@@ -164,19 +165,19 @@ def test_the_border_stands_between_neighbours_and_uses_what_is_known(
     answer_at_once(monkeypatch, largest_tokens=64 * 37)
     runner, records = make_runner(tmp_path / "sweep")
     runner.run(recipes(1, 32, 64))
-    (border,) = find_borders(runner, recipes(1, 32, 64), "batch")
+    (border,) = find_borders(runner, recipes(1, 32, 64), Axis.BATCH)
     assert (border.largest, border.smallest_oom, border.reason) == (37, 38, None)
     probes = [cell.recipe.batch for cell in records.ended_cells[3:]]
     assert len(set(probes)) == len(probes)
     assert all(32 < batch < 64 for batch in probes)
-    (sequence,) = find_borders(runner, recipes(1), "seq")
+    (sequence,) = find_borders(runner, recipes(1), Axis.SEQ)
     assert (sequence.largest, sequence.smallest_oom) == (37 * 64, 38 * 64)
 
 
 def test_a_border_that_fails_says_why(tmp_path: Path, scripted: Callable[[str], None]) -> None:
     scripted(CRASH)
     runner, _ = make_runner(tmp_path / "sweep")
-    (border,) = find_borders(runner, recipes(2), "batch")
+    (border,) = find_borders(runner, recipes(2), Axis.BATCH)
     assert (border.largest, border.smallest_oom) == (None, None)
     assert "no luck" in (border.reason or "")
 
