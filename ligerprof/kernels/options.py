@@ -1,9 +1,13 @@
-"""What a cross-entropy can be asked for beyond its tensors, without torch."""
+"""What a loss over the vocabulary is asked for; torch is not imported."""
 
 import ast
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ligerprof.errors import RecipeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 REDUCTIONS = ("mean", "sum", "none")
 IGNORE_INDEX = -100
@@ -11,20 +15,20 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossOptions:
-    """How a loss over the vocabulary is computed. The same object goes to every provider.
+    """How a loss over the vocabulary is computed. Every provider receives the same object.
 
     Attributes:
         shift: labels are the tokens themselves: position t is scored against label t + 1, and the
-            last position of a sequence is ignored. Needs labels of shape [sequences, tokens].
-        ignore_index: the label that counts for nothing.
-        reduction: `mean` over the labels that count, `sum`, or `none` (one loss a token).
-        label_smoothing: share of the target spread evenly over the vocabulary, 0 up to but not 1.
-        z_loss: weight of the squared log-sum-exp added to each token's loss.
+            last position of each sequence is ignored. Needs labels of shape [sequences, tokens].
+        ignore_index: the label of positions that do not count.
+        reduction: `mean` over the labels that count, `sum`, or `none` (one loss per token).
+        label_smoothing: share of the target that is spread evenly over the vocabulary, in [0, 1).
+        z_loss: weight of the squared log-sum-exp that is added to each token's loss.
         softcap: logits become `softcap * tanh(logits / softcap)`, or None.
         logit_scale: factor on the logits, applied before the softcap.
-        budget: for the fused loss: `lean`, `balanced`, or bytes of workspace.
-        accumulate_fp32: for the fused loss: sum the head's gradient over chunks in fp32.
-        in_place: for the loss on given logits: write their gradient over them.
+        budget: workspace of the fused loss: `lean`, `balanced`, or bytes.
+        accumulate_fp32: sum the head's gradient over chunks in fp32 (fused loss).
+        in_place: write the gradient over the logits (loss on given logits).
 
     Raises:
         RecipeError: a value out of range.
@@ -52,12 +56,31 @@ class LossOptions:
             raise RecipeError(f"the logit scale is {self.logit_scale}. It is positive.")
 
 
-# mean over the labels that count, nothing else
+# the mean over the labels that count
 PLAIN_LOSS = LossOptions()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossRequest:
+    """One call of a loss, apart from the tensors that may want a gradient.
+
+    Attributes:
+        num_items: for the reduction `mean`, what the summed loss is divided by instead of the number of labels.
+        class_weight: [V], or None.
+        predictions: shaped like the labels, receives each position's most likely word; or None.
+        token_scale: factor on each token's gradient, which backward knows if nothing is reduced; or None.
+    """
+
+    labels: "Tensor"
+    options: LossOptions
+    num_items: "Tensor | float | None" = None
+    class_weight: "Tensor | None" = None
+    predictions: "Tensor | None" = None
+    token_scale: "Tensor | None" = None
+
+
 def options_as_text(options: LossOptions) -> str:
-    """The options as one string, which an operation of a compiled graph can carry."""
+    """The options as one string, which an operation of a compiled graph can take."""
     return repr([getattr(options, name) for name in _FIELDS])
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.autotuner import Heuristics
 
 from ligerprof.kernels import KernelShape, find_kernel
 from ligerprof.kernels.device import simulated_device
@@ -62,6 +63,10 @@ def launches(slot: str, shape: KernelShape) -> Iterator[tuple[Any, tuple[Any, ..
 
 def compile_launch(kernel: Any, given: tuple[Any, ...], options: dict[str, Any], capability: int) -> Any:
     """What Triton would compile at the launch, its specialization of arguments included."""
+    while isinstance(kernel, Heuristics):
+        for name, choose in kernel.values.items():
+            options[name] = choose({**dict(zip(kernel.arg_names, given, strict=False)), **options})
+        kernel = kernel.fn
     compiling = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
@@ -107,7 +112,7 @@ def main(capability: int, cases: list[str]) -> None:
                 done.add(compiled.hash)
                 # a hint to the caches may stand in between
                 wide_loads = len(re.findall(r"ld\.global\S*\.v4", compiled.asm["ptx"]))
-                name = kernel.fn.__name__
+                name = compiled.name
                 launch = {"slot": slot, "case": case, "kernel": name, "wide_loads": wide_loads}
                 launch["shared_bytes"] = compiled.metadata.shared
                 print(json.dumps(launch | registers(compiled)), flush=True)

@@ -187,9 +187,9 @@ def test_fp16_gradients_survive_a_loss_scale(device: torch.device) -> None:
 
 def test_shapes_and_options_that_make_no_sense_are_refused(device: torch.device) -> None:
     logits, labels = logits_and_labels(device)
-    with pytest.raises(KernelInputError, match="One label a row"):
+    with pytest.raises(KernelInputError, match="one label per row"):
         kernel(logits, labels[:, :-1])
-    with pytest.raises(KernelInputError, match="One weight a word"):
+    with pytest.raises(KernelInputError, match="one weight per word"):
         kernel(logits, labels, class_weight=torch.ones(VOCAB - 1, device=device))
     for wrong in ({"reduction": "max"}, {"label_smoothing": 1.0}, {"softcap": 0.0}, {"logit_scale": 0.0}):
         with pytest.raises(RecipeError):

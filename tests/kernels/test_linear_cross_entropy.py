@@ -289,9 +289,9 @@ def test_fp16_gradients_survive_a_loss_scale(device: torch.device) -> None:
 
 def test_shapes_that_do_not_go_together_are_refused(device: torch.device) -> None:
     states, weight, labels = problem(device)
-    with pytest.raises(KernelInputError, match="do not go together"):
+    with pytest.raises(KernelInputError, match="do not match"):
         kernel(states, weight, labels[:, 1:])
-    with pytest.raises(KernelInputError, match="do not go together"):
+    with pytest.raises(KernelInputError, match="do not match"):
         kernel(states, weight[:, 1:], labels)
     with pytest.raises(KernelInputError, match="int64"):
         kernel(states, weight, labels, predictions=labels.int())

@@ -1,4 +1,7 @@
-"""The factors of a loss that only the device knows: one over the labels' number, the loss's own gradient."""
+"""The factors of a loss that only the device knows: one over the number of labels, and the gradient of the loss.
+
+Axes: N tokens.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -7,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ligerprof.kernels.cross_entropy.rows import LossCall
+from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.device import on_device, sm_count
 
-# elements a program takes at a time
+# launch config: elements per program and step
 _SUM_BLOCK = 1024
 _SCALE_BLOCK = 4096
 _SCALE_PROGRAMS_PER_SM = 8
@@ -26,10 +29,9 @@ def _reciprocal_count_kernel(
     vocab,
     ignore_index,
     SHIFT: tl.constexpr,
-    HAS_CLASS_WEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One over the number of labels that count, or over the sum of their weights; one where that is zero."""
+    """One over the number of labels that count, or over the sum of their weights; 1 if that is zero."""
     count = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, tokens, BLOCK):
         offsets = start + tl.arange(0, BLOCK)
@@ -37,9 +39,9 @@ def _reciprocal_count_kernel(
         label = tl.load(labels_ptr + offsets, mask=counts, other=0)
         counts = counts & (label != ignore_index)
         if SHIFT:
-            # the first label of a sequence is no position's target
+            # the first label of a sequence is not the target of any position
             counts = counts & (offsets % seq_len != 0)
-        if HAS_CLASS_WEIGHT:
+        if class_weight_ptr is not None:
             in_vocab = (label >= 0) & (label < vocab)
             count += tl.load(class_weight_ptr + label, mask=counts & in_vocab, other=0.0).to(tl.float32)
         else:
@@ -50,7 +52,7 @@ def _reciprocal_count_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _total_kernel(loss_ptr, factor_ptr, out_ptr, tokens, BLOCK: tl.constexpr):
-    """Sum of the tokens' losses times a factor, always in the same order."""
+    """Sum of the tokens' losses times a factor, in a fixed order."""
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, tokens, BLOCK):
         offsets = start + tl.arange(0, BLOCK)
@@ -59,12 +61,10 @@ def _total_kernel(loss_ptr, factor_ptr, out_ptr, tokens, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _scale_kernel(
-    in_ptr, out_ptr, factor_ptr, late_ptr, elements, HAS_LATE: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Multiply by a factor that only the device knows; where it is one and in place, nothing is touched."""
+def _scale_kernel(in_ptr, out_ptr, factor_ptr, late_ptr, elements, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr):
+    """Multiply by a factor that only the device knows. Returns at once if that is 1 and the result goes in place."""
     factor = tl.load(factor_ptr).to(tl.float32)
-    if HAS_LATE:
+    if late_ptr is not None:
         factor *= tl.load(late_ptr)
     if IN_PLACE and factor == 1.0:
         return
@@ -76,22 +76,21 @@ def _scale_kernel(
         tl.store(out_ptr + offsets, (value * factor).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def loss_divisor(call: LossCall, num_items: Tensor | float | None) -> Tensor:
-    """What every token's loss is multiplied by: one fp32 element on the labels' device, known to the device alone."""
-    labels_N, weight, options = call.labels_N, call.class_weight_V, call.options
+def loss_factor(arguments: LossArguments, num_items: Tensor | float | None) -> Tensor:
+    """The factor in every token's loss: one fp32 element on the labels' device, which the host never reads."""
+    labels_N, options = arguments.labels_N, arguments.options
     if options.reduction == "mean" and num_items is None:
         factor = torch.empty(1, dtype=torch.float32, device=labels_N.device)
         with on_device(labels_N):
             _reciprocal_count_kernel[(1,)](
-                labels_N,
-                labels_N if weight is None else weight,
-                factor,
-                labels_N.numel(),
-                call.seq_len,
-                call.vocab,
-                options.ignore_index,
+                labels_ptr=labels_N,
+                class_weight_ptr=arguments.class_weight_V,
+                out_ptr=factor,
+                tokens=labels_N.numel(),
+                seq_len=arguments.seq_len,
+                vocab=arguments.vocab,
+                ignore_index=options.ignore_index,
                 SHIFT=options.shift,
-                HAS_CLASS_WEIGHT=weight is not None,
                 BLOCK=_SUM_BLOCK,
             )
         return factor
@@ -102,28 +101,27 @@ def loss_divisor(call: LossCall, num_items: Tensor | float | None) -> Tensor:
 
 
 def reduce_losses(loss_N: Tensor, factor: Tensor, out: Tensor) -> None:
-    """Write the sum of the tokens' losses times the factor."""
+    """Write the sum of the tokens' losses, times the factor, to `out`."""
     with on_device(loss_N):
-        _total_kernel[(1,)](loss_N, factor, out, loss_N.numel(), BLOCK=_SUM_BLOCK)
+        _total_kernel[(1,)](loss_ptr=loss_N, factor_ptr=factor, out_ptr=out, tokens=loss_N.numel(), BLOCK=_SUM_BLOCK)
 
 
 def waits_for_loss_scale(dtype: torch.dtype) -> bool:
-    """Whether the gradient takes its factor in backward: in fp16 a probability over the token count flushes to zero."""
+    """Whether gradients get the factor only in backward: in fp16, a probability over the token count underflows."""
     return dtype == torch.float16
 
 
 def scale_by_device_factor(value: Tensor, factor: Tensor, late: Tensor | None, *, in_place: bool) -> Tensor:
-    """`value * factor * late` without asking the host what they are."""
+    """Compute `value * factor * late` in fp32, without a transfer of the factors to the host."""
     out = value if in_place else torch.empty_like(value)
     programs = min(triton.cdiv(value.numel(), _SCALE_BLOCK), _SCALE_PROGRAMS_PER_SM * sm_count(value.device))
     with on_device(value):
         _scale_kernel[(max(programs, 1),)](
-            value,
-            out,
-            factor,
-            factor if late is None else late,
-            value.numel(),
-            HAS_LATE=late is not None,
+            in_ptr=value,
+            out_ptr=out,
+            factor_ptr=factor,
+            late_ptr=late,
+            elements=value.numel(),
             IN_PLACE=in_place,
             BLOCK=_SCALE_BLOCK,
         )

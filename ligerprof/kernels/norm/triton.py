@@ -76,8 +76,8 @@ def _norm_fwd_kernel(
     LONG: tl.constexpr,
 ):
     """Compute y = norm(x + residual) * (weight + offset) + bias: one tile per program, or several if rows are long."""
-    column = tl.arange(0, BLOCK)
     first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
+    column = tl.arange(0, BLOCK)
     if LONG:
         weight = _load_parameter(weight_ptr, offset, columns, BLOCK)
         if bias_ptr is not None:
@@ -88,13 +88,12 @@ def _norm_fwd_kernel(
         row = origin + start + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (column < columns)[None, :]
         row64 = row.to(tl.int64)[:, None]
-        out = row64 * columns + column[None, :]
         x = tl.load(x_ptr + row64 * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
         if residual_ptr is not None:
             x += tl.load(residual_ptr + row64 * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
             # normalize the rounded sum: the next layer reads that one
             total = x.to(sum_ptr.dtype.element_ty)
-            tl.store(sum_ptr + out, total, mask=mask)
+            tl.store(sum_ptr + row64 * columns + column[None, :], total, mask=mask)
             x = total.to(tl.float32)
         if not LONG:
             # after the rows, whose loads take longer
@@ -109,15 +108,16 @@ def _norm_fwd_kernel(
             mean += shift
             x -= shift[:, None]
             variance = tl.maximum(square - shift * shift, 0.0)
-            tl.store(mean_ptr + row, mean, mask=row < rows)
         rstd = tl.rsqrt(variance + tl.cast(eps, tl.float32))
+        if mean_ptr is not None:
+            tl.store(mean_ptr + row, mean, mask=row < rows)
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
         y = x * rstd[:, None] * weight[None, :]
         if bias_ptr is not None:
             if not LONG:
                 bias = _load_parameter(bias_ptr, None, columns, BLOCK)
             y += bias[None, :]
-        tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(y_ptr + row64 * columns + column[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

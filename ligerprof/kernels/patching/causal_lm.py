@@ -4,14 +4,13 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.options import IGNORE_INDEX, LossOptions
+from ligerprof.kernels.options import IGNORE_INDEX, LossOptions, LossRequest
 from ligerprof.kernels.patching.measured_budget import MeasuredBudget
 from ligerprof.models.architecture import Architecture
 
@@ -29,17 +28,8 @@ _LOSS_ARGUMENTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossCall:
-    """What a loss needs beside hidden states or logits. One opaque object, so that no wrapper casts its tensors."""
-
-    labels: Tensor
-    num_items: Tensor | float | None
-    options: LossOptions
-
-
-# (model, hidden states, call) -> loss
-LossRunner = Callable[[nn.Module, Tensor, LossCall], Tensor]
+# (model, hidden states, request) -> loss. The request is one opaque object, so that no wrapper casts its tensors
+LossRunner = Callable[[nn.Module, Tensor, LossRequest], Tensor]
 
 
 def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunner, options: LossOptions) -> Forward:
@@ -68,7 +58,7 @@ def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunne
             return original(self, **inputs, **passed_on)
         outputs = self.get_decoder()(**inputs)
         hidden = _kept_positions(outputs.last_hidden_state, given["logits_to_keep"])
-        loss = run_loss(self, hidden, _loss_call(given, hidden, _with_softcap(options, row, self.config)))
+        loss = run_loss(self, hidden, _loss_request(given, hidden, _with_softcap(options, row, self.config)))
         output = make_output(outputs, loss)
         as_dict = self.config.return_dict if given["return_dict"] is None else given["return_dict"]
         return output if as_dict else output.to_tuple()
@@ -88,7 +78,7 @@ def fused_head_forward(
     """
 
     @functools.wraps(original)
-    def forward(self: Any, hidden: Tensor, loss: LossCall | None = None) -> Tensor:
+    def forward(self: Any, hidden: Tensor, loss: LossRequest | None = None) -> Tensor:
         if loss is None:
             logits: Tensor = original(self, hidden)
             return logits
@@ -101,7 +91,7 @@ def fused_head_forward(
     return forward
 
 
-def loss_in_head(model: Any, hidden: Tensor, call: LossCall) -> Tensor:
+def loss_in_head(model: Any, hidden: Tensor, request: LossRequest) -> Tensor:
     """Run the fused loss through the model's head.
 
     Raises:
@@ -113,16 +103,16 @@ def loss_in_head(model: Any, hidden: Tensor, call: LossCall) -> Tensor:
             f"flce: the model's head became a {type(head).__name__} after the kernels were put in."
             " Resize or wrap it first, or leave flce out."
         )
-    loss: Tensor = head(hidden, loss=call)
+    loss: Tensor = head(hidden, loss=request)
     return loss
 
 
 def loss_after_head(kernel: Callable[..., Tensor]) -> LossRunner:
     """Logits by the head as it is, then the loss over them, its gradient in their place."""
 
-    def run(model: Any, hidden: Tensor, call: LossCall) -> Tensor:
+    def run(model: Any, hidden: Tensor, request: LossRequest) -> Tensor:
         logits = model.get_output_embeddings()(hidden)
-        return kernel(logits, call.labels, call.options, call.num_items)
+        return kernel(logits, request.labels, request.options, request.num_items)
 
     return run
 
@@ -132,11 +122,11 @@ def _with_softcap(options: LossOptions, row: Architecture, config: Any) -> LossO
     return options if softcap is None else dataclasses.replace(options, softcap=softcap)
 
 
-def _loss_call(given: dict[str, Any], hidden: Tensor, options: LossOptions) -> LossCall:
+def _loss_request(given: dict[str, Any], hidden: Tensor, options: LossOptions) -> LossRequest:
     shifted = given["shift_labels"] is not None
     labels = given["shift_labels"] if shifted else given["labels"]
     ignore_index = IGNORE_INDEX if given["ignore_index"] is None else given["ignore_index"]
-    return LossCall(
+    return LossRequest(
         labels=labels.reshape(hidden.shape[:-1]) if labels.numel() == hidden.shape[:-1].numel() else labels,
         num_items=given["num_items_in_batch"],
         options=dataclasses.replace(options, shift=not shifted, ignore_index=ignore_index),

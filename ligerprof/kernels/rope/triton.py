@@ -1,8 +1,9 @@
-"""Rotary position embedding in Triton: queries and keys in one launch, whatever their strides, in fp32.
+"""Rotary position embedding in Triton: queries and keys of any strides in one launch, in fp32.
 
-B sequences, T tokens, H heads, D elements a head. The two halves of a head are the rotated pairs. Results lie where the
-inputs did, or in memory of their own as [B, T, H, D], both ways: so the linear layers before and behind see contiguous
-rows.
+The two halves of a head are the rotated pairs. Results overwrite the inputs or lie in new memory as [B, T, H, D], in
+forward and in backward, so that the linear layers before and after see contiguous rows.
+
+Axes: B sequences, T tokens, H heads, D elements per head.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -19,7 +20,7 @@ from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
 from ligerprof.kernels.tensors import is_unshared
 
-# launch: a program turns a few heads of one token; neighbours in memory follow one another
+# launch config: a program rotates a few heads of one token; consecutive programs take neighboring memory
 _TILE_PAIRS = 1024
 _WARPS = 4
 
@@ -53,7 +54,7 @@ def _rope_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Rotate one group of HEADS heads of one token; the groups of queries come before those of keys."""
+    """Rotate one group of HEADS heads of one token; the groups of queries precede those of keys."""
     GROUPS: tl.constexpr = Q_GROUPS + K_GROUPS
     place = (tl.program_id(0) // GROUPS).to(tl.int64)
     group = tl.program_id(0) % GROUPS
@@ -106,23 +107,27 @@ def _rotate(
     q_groups, k_groups = triton.cdiv(q_heads, heads), triton.cdiv(k_heads, heads)
     with on_device(q):
         _rope_kernel[(batch * tokens * (q_groups + k_groups),)](
-            q,
-            k,
-            q_out,
-            k_out,
-            cos,
-            sin,
-            *q.stride()[:3],
-            *k.stride()[:3],
+            q_ptr=q,
+            k_ptr=k,
+            q_out_ptr=q_out,
+            k_out_ptr=k_out,
+            cos_ptr=cos,
+            sin_ptr=sin,
+            q_batch_stride=q.stride(0),
+            q_head_stride=q.stride(1),
+            q_token_stride=q.stride(2),
+            k_batch_stride=k.stride(0),
+            k_head_stride=k.stride(1),
+            k_token_stride=k.stride(2),
             # one sequence of angles may serve the whole batch
-            0 if cos.shape[0] == 1 else cos.stride(0),
-            cos.stride(1),
-            0 if sin.shape[0] == 1 else sin.stride(0),
-            sin.stride(1),
-            tokens,
-            q_heads,
-            k_heads,
-            dim // 2,
+            cos_batch_stride=0 if cos.shape[0] == 1 else cos.stride(0),
+            cos_token_stride=cos.stride(1),
+            sin_batch_stride=0 if sin.shape[0] == 1 else sin.stride(0),
+            sin_token_stride=sin.stride(1),
+            tokens=tokens,
+            q_heads=q_heads,
+            k_heads=k_heads,
+            half=dim // 2,
             BACKWARD=backward,
             IN_PLACE=in_place,
             Q_GROUPS=q_groups,
@@ -133,9 +138,9 @@ def _rotate(
         )
     if not in_place:
         return q_out.transpose(1, 2), k_out.transpose(1, 2)
-    # whoever keeps q or k for a backward pass is told instead of reading rotated values
+    # bump the version counters, so that autograd raises an error if another backward pass needs q or k
     torch.autograd.graph.increment_version((q, k))
-    # new tensors on the same memory: mark_dirty takes no two outputs of which one is a view
+    # new tensors on the same memory: mark_dirty does not accept views among several outputs
     return q.detach(), k.detach()
 
 
@@ -144,24 +149,24 @@ def _unit_stride(value: Tensor) -> Tensor:
 
 
 def _can_be_overwritten(x: Tensor) -> bool:
-    """Whether the kernel can write x where it lies: memory that is its own, each element's and nobody else's."""
+    """Whether the kernel may write over x: no other tensor and no two of its elements share its memory."""
     if x.stride(-1) != 1 or (x.is_leaf and x.requires_grad) or not is_unshared(x):
         return False
     span = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        # each axis has to step over all that the narrower ones reach
+        # each axis must step over everything that the narrower axes cover
         if size > 1 and stride < span:
             return False
         span += stride * (size - 1)
     return True
 
 
-def _go_together(q: Tensor, k: Tensor, *angles: Tensor) -> bool:
+def _shapes_match(q: Tensor, k: Tensor, *angles: Tensor) -> bool:
     if (q.ndim, k.ndim) != (4, 4) or q.shape[-1] % 2:
         return False
     batch, _, tokens, dim = q.shape
-    turned_alike = k.shape == (batch, k.shape[1], tokens, dim)
-    return turned_alike and all(angle.shape in ((1, tokens, dim), (batch, tokens, dim)) for angle in angles)
+    keys_match = k.shape == (batch, k.shape[1], tokens, dim)
+    return keys_match and all(angle.shape in ((1, tokens, dim), (batch, tokens, dim)) for angle in angles)
 
 
 class _Rope(torch.autograd.Function):
@@ -173,33 +178,33 @@ class _Rope(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Tensor | None, ...]:
-        # not in place: autograd may have handed the same gradients to somebody else
+        # not in place: autograd may pass the same gradients to other functions
         return *_rotate(q_grad, k_grad, *ctx.saved_tensors, backward=True), None, None, None
 
 
 def apply_rope(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1, *, in_place: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys by their positions' angles, in their own dtype.
+    """Rotate queries and keys by the angles of their positions, in their own dtype.
 
     Args:
         q: [B, H, T, D] with `unsqueeze_dim` 1, [B, T, H, D] with 2, of any strides.
-        k: the same with its own number of heads.
+        k: like q, with its own number of heads.
         cos: [B or 1, T, D].
         sin: [B or 1, T, D].
-        in_place: whether the results may be written over q and k, as they may where nobody reads these afterwards.
-            They are not under torch.compile, over a leaf that wants a gradient, or where other tensors or several
-            elements share the memory. Whoever keeps q or k for a backward pass gets torch's error.
+        in_place: allow the results to overwrite q and k. They do not under torch.compile, if q or k is a leaf that
+            wants a gradient, or if other tensors or several elements share the memory. A backward pass that needs the
+            overwritten q or k raises torch's error.
 
     Raises:
-        KernelInputError: shapes that do not go together.
+        KernelInputError: the shapes do not match.
     """
     in_place = in_place and not torch.compiler.is_compiling() and _can_be_overwritten(q) and _can_be_overwritten(k)
     if unsqueeze_dim == 2:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
-    if not _go_together(q, k, cos, sin):
+    if not _shapes_match(q, k, cos, sin):
         raise KernelInputError(
-            f"rope: queries {tuple(q.shape)}, keys {tuple(k.shape)} and angles {tuple(cos.shape)} do not go together."
+            f"rope: queries {tuple(q.shape)}, keys {tuple(k.shape)} and angles {tuple(cos.shape)} do not match."
         )
     q, k = _Rope.apply(q, k, cos, sin, in_place)
     return (q.transpose(1, 2), k.transpose(1, 2)) if unsqueeze_dim == 2 else (q, k)
@@ -208,5 +213,5 @@ def apply_rope(
 def apply_rope_in_place(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """`apply_rope` over the queries and keys that an attention has just made and reads through this call alone."""
+    """`apply_rope` that may overwrite queries and keys, as an attention layer calls it."""
     return apply_rope(q, k, cos, sin, unsqueeze_dim, in_place=True)

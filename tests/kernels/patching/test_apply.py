@@ -162,7 +162,7 @@ def test_tuples_positions_and_hidden_states_come_back_as_before(device: torch.de
 
 def test_labels_that_do_not_fit_the_kept_positions_are_refused(device: torch.device) -> None:
     model = tiny_model("llama", device=device)
-    with apply(model, "flce"), pytest.raises(KernelInputError, match="do not go together"):
+    with apply(model, "flce"), pytest.raises(KernelInputError, match="do not match"):
         model(**batch(model), logits_to_keep=4)
 
 

@@ -1,0 +1,68 @@
+"""The arguments that launches of the row kernels share.
+
+Axes: N tokens, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ligerprof.kernels.options import LossOptions
+
+# of one launch, by the kernel's parameter names
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossArguments:
+    """Arguments shared by every launch over the tokens, regardless of which rows it processes.
+
+    Attributes:
+        labels_N: contiguous.
+        loss_N: receives the losses in fp32.
+        seq_len: tokens per sequence, used if the options shift.
+        vocab: words of the whole vocabulary.
+        scale: factor on the gradient, with one element or one per token; None is a factor of one.
+        bias_V: added to the logits, or None.
+        class_weight_V: weight of each word, or None.
+        class_weight_sum: the sum of the class weights, one element; None unless labels are smoothed.
+        prediction_N: receives the most likely word of each token, -1 where the label is ignored; or None.
+    """
+
+    labels_N: Tensor
+    loss_N: Tensor
+    seq_len: int
+    vocab: int
+    options: LossOptions
+    scale: Tensor | None = None
+    bias_V: Tensor | None = None
+    class_weight_V: Tensor | None = None
+    class_weight_sum: Tensor | None = None
+    prediction_N: Tensor | None = None
+
+    def for_labels(self) -> Arguments:
+        """What every kernel is passed."""
+        options = self.options
+        return {
+            "labels_ptr": self.labels_N,
+            "bias_ptr": self.bias_V,
+            "class_weight_ptr": self.class_weight_V,
+            "class_weight_sum_ptr": self.class_weight_sum,
+            "seq_len": self.seq_len,
+            "ignore_index": options.ignore_index,
+            "logit_scale": options.logit_scale,
+            "softcap": options.softcap,
+            "smoothing": options.label_smoothing or None,
+            "z_weight": options.z_loss,
+            "SHIFT": options.shift,
+        }
+
+    def for_results(self) -> Arguments:
+        """What kernels are passed that write losses."""
+        return {"loss_ptr": self.loss_N, "prediction_ptr": self.prediction_N}
+
+    def for_gradient(self) -> Arguments:
+        """What kernels are passed that write a gradient."""
+        stride = 0 if self.scale is None or self.scale.numel() == 1 else 1
+        return {"scale_ptr": self.scale, "scale_stride": stride}

@@ -1,0 +1,186 @@
+"""What the row kernels of both losses compute: functions of one row's logits and its label.
+
+Logits are in base 2 inside, because exp2 is one instruction. An option or tensor that is None compiles its part away. A
+row holds `width` elements, of which the first `words` are logits; the rest is padding, which aligns rows for wide loads
+and may be overwritten. Some arguments come as tuples:
+
+    span       first_word, words, width: which words of the vocabulary the row holds
+    formula    bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing
+    terms      weights in the token's loss: w_y of the label's class, own of the label's logit, all_words, each_word
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+import triton
+import triton.language as tl
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LN_2 = tl.constexpr(0.6931471805599453)
+# instead of -inf, so that a lane that has seen only -inf does not compute inf - inf
+_LOWEST = tl.constexpr(-3.0e38)
+
+
+@triton.jit
+def load_label(labels_ptr, token, seq_len, ignore_index, SHIFT: tl.constexpr):
+    """The label that a token is scored against; with SHIFT that of the next token in the sequence."""
+    if SHIFT:
+        has_next = token % seq_len + 1 < seq_len
+        return tl.load(labels_ptr + token + 1, mask=has_next, other=ignore_index)
+    return tl.load(labels_ptr + token)
+
+
+@triton.jit
+def _to_base_2(raw, words, mask, formula):
+    """Stored logits as the loss sees them: with bias, scale and softcap, in fp32 and base 2."""
+    bias_ptr, _, logit_scale, softcap, _ = formula
+    z = raw.to(tl.float32)
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + words, mask=mask, other=0.0).to(tl.float32)
+    # the casts are for Triton's interpreter, where the host's numbers are Python's
+    logit_scale = tl.cast(logit_scale, tl.float32)
+    if softcap is not None:
+        softcap = tl.cast(softcap, tl.float32)
+        # tanh(u) = 1 - 2 / (1 + e^2u)
+        z = (softcap * _LOG2_E) * (1.0 - 2.0 / (1.0 + tl.exp2((2.0 * logit_scale / softcap * _LOG2_E) * z)))
+    else:
+        z *= logit_scale * _LOG2_E
+    return z
+
+
+@triton.jit
+def term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr):
+    """See `terms`."""
+    own, all_words, each_word = w_y, 0.0, 0.0
+    if smoothing is not None:
+        all_words = tl.cast(smoothing, tl.float32)
+        own *= 1.0 - all_words
+        each_word = all_words / vocab
+        if class_weight_ptr is not None:
+            all_words = each_word * tl.load(class_weight_sum_ptr).to(tl.float32)
+    return w_y, own, all_words, each_word
+
+
+@triton.jit
+def token_loss(lse, z_y, z_sum, terms, z_weight):
+    """A token's loss in base e, from logits and their log-sum-exp in base 2."""
+    w_y, own, all_words, each_word = terms
+    loss = own * (lse - z_y) + all_words * lse - each_word * z_sum
+    return (loss + w_y * tl.cast(z_weight, tl.float32) * _LN_2 * lse * lse) * _LN_2
+
+
+@triton.jit
+def reduce_words(
+    logits_ptr, prediction_ptr, span, formula, PADDED: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr
+):
+    """Highest logit, sum of exponentials relative to it, (weighted) sum of logits, and the place of the highest."""
+    first_word, words, width = span
+    _, class_weight_ptr, _, softcap, smoothing = formula
+    lane = tl.arange(0, LANES)
+    block = tl.arange(0, DEPTH)[:, None] * LANES + lane[None, :]
+    # each lane has its own maximum and sums, so that threads do not wait for each other inside the loop
+    lane_highest = tl.full([LANES], _LOWEST, tl.float32)
+    lane_total = tl.zeros([LANES], tl.float32)
+    lane_sum = tl.zeros([LANES], tl.float32)
+    lane_place = tl.zeros([LANES], tl.int32)
+    for start in range(0, width, DEPTH * LANES):
+        offsets = start + block
+        mask = offsets < words
+        # evict_last: keep the row in the L2 cache for the second reading, whose own traffic is evict_first
+        raw = tl.load(logits_ptr + offsets, mask=offsets < width, other=float("-inf"), eviction_policy="evict_last")
+        z = _to_base_2(raw, first_word + offsets, mask, formula)
+        if PADDED or softcap is not None:
+            z = tl.where(mask, z, float("-inf"))
+        if smoothing is not None:
+            summed = tl.where(mask, z, 0.0)
+            if class_weight_ptr is not None:
+                summed *= tl.load(class_weight_ptr + first_word + offsets, mask=mask, other=0.0).to(tl.float32)
+            lane_sum += tl.sum(summed, 0)
+        if prediction_ptr is not None:
+            top, depth = tl.max(z, 0, return_indices=True)
+            lane_place = tl.where(top > lane_highest, start + depth * LANES + lane, lane_place)
+        new_highest = tl.maximum(lane_highest, tl.max(z, 0))
+        lane_total = lane_total * tl.exp2(lane_highest - new_highest)
+        lane_total += tl.sum(tl.exp2(z - new_highest[None, :]), 0)
+        lane_highest = new_highest
+    highest = tl.max(lane_highest)
+    total = tl.sum(lane_total * tl.exp2(lane_highest - highest))
+    place = 0
+    if prediction_ptr is not None:
+        place = tl.min(tl.where(lane_highest == highest, lane_place, words))
+    return highest, total, tl.sum(lane_sum), place
+
+
+@triton.jit
+def label_logit(logits_ptr, label, place, in_block, formula):
+    """The label's logit in base 2; called after the row was read, when the cache holds it."""
+    raw = tl.load(logits_ptr + place, mask=in_block, other=0.0)
+    return _to_base_2(raw, label, in_block, formula)
+
+
+@triton.jit
+def _gradient(z, lse, of_softmax, of_target, softcap):
+    """Gradient of stored logits, from logits in base 2: of_softmax * softmax(z) - of_target."""
+    grad = tl.exp2(z - lse) * of_softmax
+    if of_target is not None:
+        grad -= of_target
+    if softcap is not None:
+        capped = z / (tl.cast(softcap, tl.float32) * _LOG2_E)
+        grad *= 1.0 - capped * capped
+    return grad
+
+
+@triton.jit
+def store_gradient(
+    logits_ptr,
+    grad_ptr,
+    span,
+    formula,
+    terms,
+    z_weight,
+    scale,
+    lse,
+    z_y,
+    place,
+    in_block,
+    PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Write the gradient of a row's words, times `scale`. The label is the word at `place`, if it is `in_block`."""
+    first_word, words, width = span
+    _, class_weight_ptr, _, softcap, smoothing = formula
+    w_y, own, all_words, each_word = terms
+    block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    of_softmax = scale * (own + all_words + 2.0 * w_y * tl.cast(z_weight, tl.float32) * _LN_2 * lse)
+    each_word *= scale
+    for start in range(0, width, DEPTH * LANES):
+        offsets = start + block
+        mask = offsets < words
+        inside = offsets < width
+        raw = tl.load(logits_ptr + offsets, mask=inside, other=float("-inf"), eviction_policy="evict_first")
+        z = _to_base_2(raw, first_word + offsets, mask, formula)
+        if PADDED:
+            z = tl.where(mask, z, float("-inf"))
+        of_target = None
+        if smoothing is not None:
+            of_target = each_word
+            if class_weight_ptr is not None:
+                of_target *= tl.load(class_weight_ptr + first_word + offsets, mask=mask, other=0.0).to(tl.float32)
+        grad = _gradient(z, lse, of_softmax, of_target, softcap)
+        tl.store(grad_ptr + offsets, grad.to(grad_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    # the label's own word: writing one word twice is cheaper than comparing every word with the label
+    tl.debug_barrier()
+    of_label = own * scale
+    if smoothing is not None:
+        of_label += each_word * w_y
+    grad_y = _gradient(z_y, lse, of_softmax, of_label, softcap)
+    tl.store(grad_ptr + place, grad_y.to(grad_ptr.dtype.element_ty), mask=in_block)
+
+
+@triton.jit
+def store_zeros(grad_ptr, width, DEPTH: tl.constexpr, LANES: tl.constexpr):
+    """Write a zero gradient, for a row whose label is ignored."""
+    block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    for start in range(0, width, DEPTH * LANES):
+        zeros = tl.zeros([DEPTH, LANES], dtype=tl.float32).to(grad_ptr.dtype.element_ty)
+        tl.store(grad_ptr + start + block, zeros, mask=start + block < width)
