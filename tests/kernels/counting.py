@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.layers import gated_product, rotate_both
 from ligerprof.analyzers.estimate.loss import head_and_loss, hf_loss
-from ligerprof.analyzers.estimate.meter import Block, Meter
+from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
 from ligerprof.gpus import GpuSpec, find_gpu
@@ -21,7 +21,7 @@ from ligerprof.roles import Role
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.runs.simulated.patches import simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
-from ligerprof.torch_memory.allocator.blocks import Block as AllocatorBlock
+from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
@@ -39,7 +39,7 @@ def count_plain_torch(slot: str, shape: KernelShape) -> tuple[int, int, int, int
     # the gradients of all outputs come from outside
     joined = tape.run(Operation(elements=0, width=1, passes=outputs, view_of=outputs[0]))
     meter.start()
-    tape.backward(joined, Block(size_bytes=0, role=Role.OTHER, place=meter.place, holders=2), source)
+    tape.backward(joined, Allocation(size_bytes=0, role=Role.OTHER, place=meter.place, holders=2), source)
     return (
         output_bytes,
         kept_bytes - output_bytes,
@@ -56,12 +56,12 @@ class RequestedBytes(SimulatedDevice):
         super().__init__(gpu, limits, AllocatorSettings(), record=False)
         self.live_bytes = self.peak_bytes = 0
 
-    def allocate(self, size_bytes: int) -> AllocatorBlock:
+    def allocate(self, size_bytes: int) -> Block:
         self.live_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return super().allocate(size_bytes)
 
-    def release(self, block: AllocatorBlock) -> None:
+    def release(self, block: Block) -> None:
         self.live_bytes -= block.requested_bytes
         super().release(block)
 

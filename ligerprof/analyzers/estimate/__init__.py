@@ -1,6 +1,6 @@
-"""What a training step will need, in closed form."""
+"""The analytic estimate of what a training step will need."""
 
-from ligerprof.analyzers.estimate.closed_form import estimate, estimated_peak_bytes
+from ligerprof.analyzers.estimate.analytic import estimate, estimated_peak_bytes
 from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 

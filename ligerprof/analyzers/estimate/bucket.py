@@ -14,7 +14,7 @@ _DOUBLES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Emptying:
+class BucketFlush:
     """The bucket's gradients are reduced.
 
     Attributes:
@@ -31,28 +31,28 @@ class Emptying:
         return sum(item.elements for item in self.held)
 
 
-def emptyings(recipe: TrainingRecipe) -> Iterator[Emptying]:
+def bucket_flushes(recipe: TrainingRecipe) -> Iterator[BucketFlush]:
     """Every time in a backward pass: gradients come from the last parameter to the first."""
     held: list[ParameterShape] = []
     filled, most = 0, zero_settings(recipe)["reduce_bucket_size"]
     for item in reversed(recipe.spec.parameters):
         if held and filled + item.elements > most:
-            yield Emptying(waiting=item, held=tuple(held))
+            yield BucketFlush(waiting=item, held=tuple(held))
             held, filled = [], 0
         held.append(item)
         filled += item.elements
-    yield Emptying(waiting=None, held=tuple(held))
+    yield BucketFlush(waiting=None, held=tuple(held))
 
 
-def scattered_elements(recipe: TrainingRecipe, emptying: Emptying) -> int:
+def scattered_elements(recipe: TrainingRecipe, flush: BucketFlush) -> int:
     """What stage 3 makes besides, in 16-bit elements.
 
     Gradients are put together once more, in the order of ranks (coalesced_collectives.py,
     reduce_scatter_coalesced), a single one that needs no padding excepted. With an offloaded optimizer each
     one's partition comes back from main memory, and its norm is taken of an fp64 copy (stage3.py, partition_grads).
     """
-    largest = max(item.elements for item in emptying.held)
-    alone = len(emptying.held) == 1 and largest % recipe.gpus == 0
-    copied = 0 if alone else emptying.elements
+    largest = max(item.elements for item in flush.held)
+    alone = len(flush.held) == 1 and largest % recipe.gpus == 0
+    copied = 0 if alone else flush.elements
     partition = -(-largest // recipe.gpus) if recipe.offload is not Offload.NONE else 0
     return copied + partition + _DOUBLES * min(partition, _NORM_ELEMENTS)

@@ -16,7 +16,7 @@ from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 
 
-class GatheredWhenNeeded:
+class GatheredOnDemand:
     """What the first step holds: a layer's weights while it runs, the head's where the model holds it."""
 
     def __init__(self, recipe: TrainingRecipe) -> None:

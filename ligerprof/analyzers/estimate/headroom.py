@@ -41,10 +41,10 @@ def find_headroom(recipe: TrainingRecipe) -> Headroom:
     """The largest workspace that leaves the estimated peak where the smallest one has it.
 
     What the loss may take is the peak elsewhere in the step less what is allocated when the loss begins. Both follow
-    from the closed form, so this asks it for the peak at one size after another, halving the range each time.
+    from the analytic estimate, which gives the peak at one size after another; each halves the range.
 
     Raises:
-        UnknownModelError: an architecture that has no closed form.
+        UnknownModelError: an architecture that the estimate does not cover.
         KernelUnavailableError: a kernel that the provider does not have.
     """
     if recipe.spec.no_estimate_reason is not None:

@@ -20,7 +20,7 @@ _OPTIMIZER_BUFFERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _Buffer:
     """One buffer in main memory.
 
     Attributes:
@@ -53,67 +53,67 @@ def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:
 
 def _stage_1_or_2(
     recipe: TrainingRecipe, elements: Elements, settings: Config, weights: Collection[Weight]
-) -> Iterator[_Block]:
+) -> Iterator[_Buffer]:
     """stage_1_and_2.py."""
     locked, trained = settings["offload_optimizer"]["pin_memory"], elements.trained_share
     # single_partition_of_fp32_groups and its gradient (initialize_optimizer_states)
-    yield from (_Block(FP32_BYTES * trained, locked),) * 2
+    yield from (_Buffer(FP32_BYTES * trained, locked),) * 2
     yield from _moments(recipe, trained)
     # param_buffer_of_bit16_for_cpu_offload_groups: updated weights on their way to the GPU
-    yield _Block(HALF_BYTES * trained, locked)
+    yield _Buffer(HALF_BYTES * trained, locked)
     # temp_grad_buffer_for_cpu_offload
-    yield _Block(HALF_BYTES * elements.largest, locked)
+    yield _Buffer(HALF_BYTES * elements.largest, locked)
     if recipe.grad_accum > 1:
         # accumulated_grads_in_cpu, a buffer for each parameter of this rank (async_accumulate_grad_in_cpu_via_gpu)
         for weight in weights:
             if weight.trainable:
-                yield _Block(HALF_BYTES * part(recipe, weight.elements), locked)
+                yield _Buffer(HALF_BYTES * part(recipe, weight.elements), locked)
 
 
 def _stage_3(
     recipe: TrainingRecipe, elements: Elements, settings: Config, weights: Collection[Weight]
-) -> Iterator[_Block]:
+) -> Iterator[_Buffer]:
     """stage3.py, with the optimizer or everything in main memory."""
     locked = settings["offload_optimizer"]["pin_memory"]
     for group in elements.groups:
         # fp32_partitioned_groups_flat and its gradient (initialize_optimizer_states)
-        yield _Block(FP32_BYTES * group)
-        yield _Block(FP32_BYTES * group, locked)
+        yield _Buffer(FP32_BYTES * group)
+        yield _Buffer(FP32_BYTES * group, locked)
         yield from _moments(recipe, group)
     # grad_partitions_flat_buffer
-    yield _Block(HALF_BYTES * elements.trained_share, locked)
+    yield _Buffer(HALF_BYTES * elements.trained_share, locked)
     if recipe.offload is Offload.ALL:
         # param_groups_fp16_flat_cpu_memory
-        yield _Block(HALF_BYTES * elements.trained_share, locked=True)
+        yield _Buffer(HALF_BYTES * elements.trained_share, locked=True)
         yield from _partitions(recipe, settings["offload_param"]["pin_memory"], weights)
 
 
-def _partitions(recipe: TrainingRecipe, locked: bool, weights: Collection[Weight]) -> Iterator[_Block]:
+def _partitions(recipe: TrainingRecipe, locked: bool, weights: Collection[Weight]) -> Iterator[_Buffer]:
     """Each parameter's own partition (partition_parameters.py, _partition_param).
 
     One that trains moves to the flat buffer; torch keeps the page-locked memory that it leaves.
     """
     for weight in weights:
         if locked or not weight.trainable:
-            yield _Block(HALF_BYTES * part(recipe, weight.elements), locked)
+            yield _Buffer(HALF_BYTES * part(recipe, weight.elements), locked)
 
 
-def _stage_3_on_disk(recipe: TrainingRecipe, elements: Elements, settings: Config) -> Iterator[_Block]:
+def _stage_3_on_disk(recipe: TrainingRecipe, elements: Elements, settings: Config) -> Iterator[_Buffer]:
     """What stays in memory beside a disk: DeepSpeed locks buffers for reading and writing itself, unrounded."""
     optimizer, weights = settings["offload_optimizer"], settings["offload_param"]
-    yield _Block(HALF_BYTES * elements.trained_share, optimizer["pin_memory"])
+    yield _Buffer(HALF_BYTES * elements.trained_share, optimizer["pin_memory"])
     # param_groups_fp16_flat_cpu_memory
     most = weights.get("max_in_cpu", _MOST_IN_MEMORY)
-    yield _Block(HALF_BYTES * min(elements.trained_share, most), locked=True)
+    yield _Buffer(HALF_BYTES * min(elements.trained_share, most), locked=True)
     if elements.trained_share > most:
         # reserve_partitioned_swap_space
-        yield _Block(HALF_BYTES * recipe.gpus * max(elements.groups))
+        yield _Buffer(HALF_BYTES * recipe.gpus * max(elements.groups))
     # swap_tensor/partitioned_param_swapper.py
-    yield _Block(HALF_BYTES * weights["buffer_count"] * weights["buffer_size"])
+    yield _Buffer(HALF_BYTES * weights["buffer_count"] * weights["buffer_size"])
     # swap_tensor/utils.py, SwapBufferManager
-    yield _Block(FP32_BYTES * optimizer.get("buffer_count", _OPTIMIZER_BUFFERS) * max(elements.groups))
+    yield _Buffer(FP32_BYTES * optimizer.get("buffer_count", _OPTIMIZER_BUFFERS) * max(elements.groups))
 
 
-def _moments(recipe: TrainingRecipe, elements: int) -> Iterator[_Block]:
+def _moments(recipe: TrainingRecipe, elements: int) -> Iterator[_Buffer]:
     """DeepSpeedCPUAdam's exp_avg and exp_avg_sq, made by its first step (ops/adam/cpu_adam.py)."""
-    yield from (_Block(FP32_BYTES * elements),) * moment_count(recipe.optimizer)
+    yield from (_Buffer(FP32_BYTES * elements),) * moment_count(recipe.optimizer)

@@ -1,4 +1,4 @@
-"""The head and the loss: the planes of tokens times vocabulary that are alive together."""
+"""The head and the loss: the [T, V] logits tensors that are alive together."""
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
@@ -51,7 +51,7 @@ def _capped(context: Context, logits: Value) -> Value:
 
 
 def _upcast(context: Context, logits: Value) -> Value:
-    """`logits.float()`: a second plane, or the same one in fp32."""
+    """`logits.float()`: a second [T, V] tensor, or the same one if it is fp32."""
     if logits.width == FP32_BYTES:
         return context.tape.name(logits)
     return context.tape.run(

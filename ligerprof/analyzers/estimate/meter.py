@@ -9,7 +9,7 @@ from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRule
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class Allocation:
     """One allocation; it lives until its last holder lets go.
 
     Attributes:
@@ -24,19 +24,19 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slack:
-    """Blocks whose rests of up to 1 MiB the allocator may not split off.
+class UnsplitRemainders:
+    """Blocks of which the allocator may leave a remainder of up to 1 MiB unsplit.
 
     Attributes:
         blocks: how many there are.
-        counted_bytes: rests that are counted, as if the device were empty; cached memory may serve them tighter.
+        counted_bytes: remainders that are counted, as on an empty device; cached blocks may fit tighter.
     """
 
     blocks: int
     counted_bytes: int
 
 
-_PLANES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
+_LOGITS_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
 
 
 class Meter:
@@ -47,8 +47,8 @@ class Meter:
 
     Attributes:
         place: the part of the model that runs.
-        large_blocks: blocks now of the pool whose rests of up to 1 MiB are not split off.
-        planes_peak_bytes: the most that tensors of tokens times vocabulary ever took together.
+        large_blocks: blocks now of the pool in which remainders of up to 1 MiB stay unsplit.
+        logits_peak_bytes: the most that tensors of tokens times vocabulary ever took together.
     """
 
     def __init__(self, rules: SizeRules) -> None:
@@ -61,8 +61,8 @@ class Meter:
         self._peak_placed = dict(self._placed)
         self.place = WHOLE
         self.large_blocks = self._peak_large_blocks = 0
-        self._counted_rest_bytes = self._peak_counted_rest_bytes = 0
-        self.planes_peak_bytes = 0
+        self._counted_remainder_bytes = self._peak_counted_remainder_bytes = 0
+        self.logits_peak_bytes = 0
         self._library_bytes = 0
 
     @property
@@ -81,7 +81,7 @@ class Meter:
         self._peak = dict(self._held)
         self._peak_placed = dict(self._placed)
         self._peak_large_blocks = self.large_blocks
-        self._peak_counted_rest_bytes = self._counted_rest_bytes
+        self._peak_counted_remainder_bytes = self._counted_remainder_bytes
 
     def peak(self) -> MemoryBreakdown:
         """Who held what at the highest moment since `start`."""
@@ -94,28 +94,28 @@ class Meter:
             roles.setdefault(place, {})[role] = size_bytes
         return {place: MemoryBreakdown(roles=held) for place, held in roles.items()}
 
-    def peak_slack(self) -> Slack:
+    def peak_remainders(self) -> UnsplitRemainders:
         """Blocks at that moment that may be larger than was asked for."""
-        return Slack(blocks=self._peak_large_blocks, counted_bytes=self._peak_counted_rest_bytes)
+        return UnsplitRemainders(blocks=self._peak_large_blocks, counted_bytes=self._peak_counted_remainder_bytes)
 
-    def add_slack(self, slack: Slack) -> None:
+    def add_remainders(self, remainders: UnsplitRemainders) -> None:
         """Count blocks that `add` brings next among those that may be larger than was asked for."""
-        self.large_blocks += slack.blocks
-        self._counted_rest_bytes += slack.counted_bytes
+        self.large_blocks += remainders.blocks
+        self._counted_remainder_bytes += remainders.counted_bytes
 
-    def take(self, size_bytes: int, role: Role) -> Block:
+    def take(self, size_bytes: int, role: Role) -> Allocation:
         """Allocate a block with one holder."""
-        block = Block(size_bytes=size_bytes, role=role, place=self.place)
+        block = Allocation(size_bytes=size_bytes, role=role, place=self.place)
         self.large_blocks += size_bytes > SMALL_REQUEST_BYTES
         self._change(block, size_bytes, self._rules.round_request(size_bytes))
         return block
 
-    def keep(self, block: Block) -> Block:
+    def keep(self, block: Allocation) -> Allocation:
         """Add a holder."""
         block.holders += 1
         return block
 
-    def drop(self, block: Block) -> None:
+    def drop(self, block: Allocation) -> None:
         """Take a holder away; the last one frees the block."""
         block.holders -= 1
         if block.holders == 0:
@@ -155,7 +155,7 @@ class Meter:
         self._placed[place, role] = self._placed.get((place, role), 0) + size_bytes
         self._total_bytes += size_bytes
 
-    def _change(self, block: Block, size_bytes: int, block_bytes: int) -> None:
+    def _change(self, block: Allocation, size_bytes: int, block_bytes: int) -> None:
         self._count(block.place, block.role, size_bytes)
         if block_bytes != size_bytes:
             self._count(block.place, Role.ALLOCATOR_ROUNDING, block_bytes - size_bytes)
@@ -167,5 +167,5 @@ class Meter:
             self._peak = dict(self._held)
             self._peak_placed = dict(self._placed)
             self._peak_large_blocks = self.large_blocks
-            self._peak_counted_rest_bytes = self._counted_rest_bytes
-        self.planes_peak_bytes = max(self.planes_peak_bytes, sum(self._held[role] for role in _PLANES))
+            self._peak_counted_remainder_bytes = self._counted_remainder_bytes
+        self.logits_peak_bytes = max(self.logits_peak_bytes, sum(self._held[role] for role in _LOGITS_ROLES))

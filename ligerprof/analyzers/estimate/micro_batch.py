@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
-from ligerprof.analyzers.estimate.meter import Block, Meter
+from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.model import embed, mask_elements, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.placement import Placement
@@ -37,7 +37,7 @@ class _Layer:
     source: Value
     output: Value
     context: Context
-    checkpoint: Block | None
+    checkpoint: Allocation | None
 
 
 class MicroBatch:
@@ -57,7 +57,7 @@ class MicroBatch:
         self._bottom = self._new_context(Tape(meter))
         self._top = self._new_context(Tape(meter))
         self._layers: list[_Layer] = []
-        self._until_backward_ends: list[Block] = []
+        self._until_backward_ends: list[Allocation] = []
 
     def forward(self) -> None:
         """Run embedding, layers, head and loss; what is left is what backward needs."""
@@ -133,7 +133,7 @@ class MicroBatch:
             self._meter.large_blocks += (times - 1) * (self._meter.large_blocks - blocks)
             self._meter.add({role: after[role] - before[role] for role in after}, times - 1)
 
-    def _layer_forward(self, index: int, times: int, stream: Value, held: Block) -> tuple[Value, Block]:
+    def _layer_forward(self, index: int, times: int, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
         """Run a layer on `stream`; the caller's loop variable `held` moves on to its output."""
         self._meter.place = layer_place(index, times)
         checkpointing = self._recipe.checkpointing
@@ -151,9 +151,9 @@ class MicroBatch:
         self._repeat(times, run)
         return result[0], context.tape.hand_over(result[0])
 
-    def _layer_backward(self, layer: _Layer, gradient: Block | None) -> Block | None:
+    def _layer_backward(self, layer: _Layer, gradient: Allocation | None) -> Allocation | None:
         self._meter.place = layer_place(layer.index, layer.times)
-        flowing: list[Block | None] = [None]
+        flowing: list[Allocation | None] = [None]
 
         def run() -> None:
             if gradient is None:
@@ -167,7 +167,7 @@ class MicroBatch:
         self._repeat(layer.times, run)
         return flowing[0]
 
-    def _recompute_and_backward(self, layer: _Layer, gradient: Block) -> Block | None:
+    def _recompute_and_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:
         """torch.utils.checkpoint: run the layer again when its backward first needs a saved tensor.
 
         That run stops at the last tensor that backward needs. The reentrant kind runs the layer

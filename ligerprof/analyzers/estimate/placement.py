@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ligerprof.analyzers.estimate.meter import Slack
+from ligerprof.analyzers.estimate.meter import UnsplitRemainders
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
@@ -47,14 +47,14 @@ class Placement:
             backward left.
         updates: what the optimizer's step makes and drops, moment by moment; in a first step with the
             states that it has made by then.
-        states_slack, update_slack: what the allocator may leave of those blocks larger than was asked.
+        states_remainders, update_remainders: what the allocator may leave of those blocks larger than was asked.
     """
 
     resident: Bytes
     states: Bytes
     updates: Sequence[Bytes]
-    states_slack: Slack = field(default_factory=lambda: Slack(blocks=0, counted_bytes=0))
-    update_slack: Slack = field(default_factory=lambda: Slack(blocks=0, counted_bytes=0))
+    states_remainders: UnsplitRemainders = field(default_factory=lambda: UnsplitRemainders(blocks=0, counted_bytes=0))
+    update_remainders: UnsplitRemainders = field(default_factory=lambda: UnsplitRemainders(blocks=0, counted_bytes=0))
     running: Bytes = field(default_factory=dict)
     in_layers: Bytes = field(default_factory=dict)
     arriving: Bytes = field(default_factory=dict)
@@ -74,16 +74,16 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
     device = _EmptyDevice(recipe)
     stored = [size for weight in weights for size in weight.stored_sizes]
     resident, _ = device.place(Role.PARAMETERS, stored)
-    states, states_slack = device.place(Role.OPTIMIZER_STATES, list(state_sizes(recipe, trainable)))
-    update, update_slack = device.place(Role.OPTIMIZER_TEMPORARIES, _update_sizes(recipe, trainable))
+    states, states_remainders = device.place(Role.OPTIMIZER_STATES, list(state_sizes(recipe, trainable)))
+    update, update_remainders = device.place(Role.OPTIMIZER_TEMPORARIES, _update_sizes(recipe, trainable))
     decomposition_bytes = max((tensor.decomposition_bytes for tensor in _galore_tensors(recipe, trainable)), default=0)
     decomposition = {Role.OPTIMIZER_TEMPORARIES: decomposition_bytes}
     return Placement(
         resident=resident,
         states=states,
         updates=(Counter(states) + Counter(decomposition), Counter(states) + Counter(update)) if first else (update,),
-        states_slack=states_slack,
-        update_slack=update_slack,
+        states_remainders=states_remainders,
+        update_remainders=update_remainders,
     )
 
 
@@ -130,15 +130,15 @@ class _EmptyDevice:
         settings = parse_allocator_settings(recipe.alloc_conf)
         self._rules, self._allocator = settings.rules, CachingAllocator(settings=settings)
 
-    def place(self, role: Role, sizes: list[int]) -> tuple[Bytes, Slack]:
+    def place(self, role: Role, sizes: list[int]) -> tuple[Bytes, UnsplitRemainders]:
         """Requested bytes under `role`, what their blocks take beyond that, and how sure that is."""
         before_bytes = self._allocator.allocated_bytes
         for size_bytes in sizes:
             self._allocator.malloc(size_bytes)
         held_bytes = self._allocator.allocated_bytes - before_bytes
         requested_bytes = sum(sizes)
-        slack = Slack(
+        remainders = UnsplitRemainders(
             blocks=sum(size_bytes > SMALL_REQUEST_BYTES for size_bytes in sizes),
             counted_bytes=held_bytes - sum(self._rules.round_request(size_bytes) for size_bytes in sizes),
         )
-        return {role: requested_bytes, Role.ALLOCATOR_ROUNDING: held_bytes - requested_bytes}, slack
+        return {role: requested_bytes, Role.ALLOCATOR_ROUNDING: held_bytes - requested_bytes}, remainders

@@ -29,7 +29,7 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """A training step's memory on one GPU in closed form.
+    """The estimated memory of a training step on one GPU.
 
     Attributes:
         peak_bytes: what max_memory_allocated would report for the steady step, from an empty device.
@@ -37,11 +37,11 @@ class MemoryEstimate:
         phases: the highest bytes of forward, backward and optimizer.
         static_bytes: weights, gradients and optimizer states: parameters times a few bytes.
         checkpoint_bytes: the inputs of all decoder layers, 0 without checkpointing.
-        logits_bytes: the highest sum of all planes of tokens times vocabulary; 0 with a loss that makes none.
+        logits_bytes: the highest sum of all [T, V] logits tensors; 0 with a loss that makes none.
         roles: who holds the peak; adds up to `peak_bytes`.
         layers: the same by part of the model, from the input on.
         lowest_bytes, highest_bytes: what the peak lies between, depending on which large blocks the allocator does
-            not split: it keeps rests of up to 1 MiB.
+            not split: it leaves remainders of up to 1 MiB in them.
         first_step_peak_bytes: the first step's peak: it finds no optimizer states.
         host_bytes: main memory that training takes in this GPU's process with offload, else 0.
         terms: the headline quantities as formulas.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.meter import Meter, Slack
+from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
@@ -25,14 +25,14 @@ class StepPeaks:
     Attributes:
         phases: who held what at the highest moment of each phase.
         places: the same by part of the model.
-        slack: blocks at those moments that the allocator may leave larger than was asked.
-        planes_bytes: the most that tensors of tokens times vocabulary took together.
+        remainders: blocks at those moments that the allocator may leave larger than was asked.
+        logits_bytes: the most that tensors of tokens times vocabulary took together.
     """
 
     phases: Mapping[Phase, MemoryBreakdown]
     places: Mapping[Phase, Mapping[str, MemoryBreakdown]]
-    slack: Mapping[Phase, Slack]
-    planes_bytes: int
+    remainders: Mapping[Phase, UnsplitRemainders]
+    logits_bytes: int
 
     @property
     def phase(self) -> Phase:
@@ -45,9 +45,9 @@ class StepPeaks:
         return self.phases[self.phase]
 
     @property
-    def peak_slack(self) -> Slack:
+    def peak_remainders(self) -> UnsplitRemainders:
         """Such blocks at the peak of the step."""
-        return self.slack[self.phase]
+        return self.remainders[self.phase]
 
     @property
     def peak_places(self) -> Mapping[str, MemoryBreakdown]:
@@ -96,8 +96,8 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     return StepPeaks(
         phases=highest.roles,
         places=highest.places,
-        slack=highest.slack,
-        planes_bytes=meter.planes_peak_bytes,
+        remainders=highest.remainders,
+        logits_bytes=meter.logits_peak_bytes,
     )
 
 
@@ -119,14 +119,14 @@ class _Highest:
         self._meter = meter
         self.roles: dict[Phase, MemoryBreakdown] = {}
         self.places: dict[Phase, Mapping[str, MemoryBreakdown]] = {}
-        self.slack: dict[Phase, Slack] = {}
+        self.remainders: dict[Phase, UnsplitRemainders] = {}
 
     def note(self, phase: Phase) -> None:
         """The phase ends."""
         peak = self._meter.peak()
         if phase not in self.roles or peak.total_bytes > self.roles[phase].total_bytes:
             self.roles[phase], self.places[phase] = peak, self._meter.peak_places()
-            self.slack[phase] = self._meter.peak_slack()
+            self.remainders[phase] = self._meter.peak_remainders()
 
 
 class _Static:
@@ -150,7 +150,7 @@ class _Static:
             meter.take(size_bytes, Role.INPUTS)
         if not first:
             self._add(meter, self._placement.states)
-            meter.add_slack(self._placement.states_slack)
+            meter.add_remainders(self._placement.states_remainders)
             meter.add({Role.LIBRARY_WORKSPACE: sum(workspace_sizes(self._recipe, self._weights))})
 
     def update(self, meter: Meter, *, first: bool) -> None:
@@ -161,8 +161,8 @@ class _Static:
             meter.settle(Role.GRADIENTS, placement.gradients_at_update)
         meter.start()
         if first:
-            meter.add_slack(placement.states_slack)
-        meter.add_slack(placement.update_slack)
+            meter.add_remainders(placement.states_remainders)
+        meter.add_remainders(placement.update_remainders)
         for made in placement.updates:
             self._add(meter, made)
             self._add(meter, made, times=-1)

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ligerprof.analyzers.estimate.meter import Block, Meter
+from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.roles import Role
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    block: Block
+    block: Allocation
     is_view: bool
 
 
@@ -40,7 +40,7 @@ class Weight:
     shape: tuple[int, ...] = ()
     in_layer: bool = False
     packed_sizes: tuple[int, ...] = ()
-    gradient: Block | None = None
+    gradient: Allocation | None = None
     pending: _Pending | None = None
     arrived: int = 0
 
@@ -72,7 +72,7 @@ class Value:
     elements: int
     width: int
     needs_gradient: bool
-    block: Block | None
+    block: Allocation | None
     gradient_role: Role = Role.ACTIVATIONS
 
     @property
@@ -145,8 +145,8 @@ class Operation:
 class _Node:
     operation: Operation
     outputs: tuple[Value, ...]
-    saved: list[Block] = field(default_factory=list)
-    early: list[tuple[Tensor, Block]] = field(default_factory=list)
+    saved: list[Allocation] = field(default_factory=list)
+    early: list[tuple[Tensor, Allocation]] = field(default_factory=list)
 
 
 class Tape:
@@ -166,7 +166,7 @@ class Tape:
         self._stop_after_saves = stop_after_saves
         self._stopped = False
         self._nodes: list[_Node] = []
-        self._variables: list[Block] = []
+        self._variables: list[Allocation] = []
         self._pending: dict[int, _Pending] = {}
 
     def run(self, operation: Operation) -> Value:
@@ -215,13 +215,13 @@ class Tape:
                 self._variables.remove(value.block)
                 self.meter.drop(value.block)
 
-    def hand_over(self, value: Value) -> Block:
+    def hand_over(self, value: Value) -> Allocation:
         """Give the tensor's Python variable to the caller, who drops the block."""
         assert value.block is not None
         self._variables.remove(value.block)
         return value.block
 
-    def backward(self, output: Value, gradient: Block, source: Value | None) -> Block | None:
+    def backward(self, output: Value, gradient: Allocation, source: Value | None) -> Allocation | None:
         """Walk the operations backwards from the gradient of `output`.
 
         Returns:
@@ -230,7 +230,7 @@ class Tape:
         self.start_backward(output, gradient)
         return self.finish_backward(source)
 
-    def start_backward(self, output: Value, gradient: Block) -> None:
+    def start_backward(self, output: Value, gradient: Allocation) -> None:
         """Walk backwards up to the first operation that needs something saved."""
         self._pending[id(output)] = _Pending(gradient, is_view=False)
         while self._nodes and not self._nodes[-1].operation.saves_anything:
@@ -246,7 +246,7 @@ class Tape:
         }
         self._pending = {again.get(key, key): pending for key, pending in first_pass._pending.items()}
 
-    def finish_backward(self, source: Value | None) -> Block | None:
+    def finish_backward(self, source: Value | None) -> Allocation | None:
         """Walk the rest of the way; the gradient of `source`, held once, or None where it needs none."""
         while self._nodes:
             self._run_backward(self._nodes.pop())
@@ -347,11 +347,11 @@ class Tape:
             (item, _Pending(block, is_view=False)) for item, block in node.early if item not in node.operation.inputs
         ]
 
-    def _forget(self, blocks: Iterable[Block]) -> None:
+    def _forget(self, blocks: Iterable[Allocation]) -> None:
         for block in blocks:
             self.meter.drop(block)
 
-    def _make_gradient(self, item: Tensor) -> Block:
+    def _make_gradient(self, item: Tensor) -> Allocation:
         return self.meter.take(item.size_bytes, _gradient_role(item))
 
     def _deliver(self, item: Tensor, new: _Pending) -> None:

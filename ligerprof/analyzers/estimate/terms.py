@@ -79,12 +79,14 @@ def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
     return Term(name="checkpoints", formula=formula, size_bytes=size_bytes)
 
 
-def logits_term(recipe: TrainingRecipe, planes_bytes: int) -> Term:
-    """The planes of tokens times vocabulary that are alive together, in units of one in fp32."""
+def logits_term(recipe: TrainingRecipe, logits_bytes: int) -> Term:
+    """The [T, V] logits tensors that are alive together, in units of one in fp32."""
     spec = recipe.spec
-    plane_bytes = recipe.tokens * spec.vocab_size * FP32_BYTES
-    if planes_bytes < plane_bytes // 2:
-        return Term(name="logits", formula="no plane is whole: the fused loss works in chunks", size_bytes=planes_bytes)
-    planes = f"{planes_bytes / plane_bytes:.3g} x B T V 4"
-    formula = f"{planes}, B T V 4 = {recipe.batch} x {recipe.seq} x {spec.vocab_size} x 4"
-    return Term(name="logits", formula=formula, size_bytes=planes_bytes)
+    tensor_bytes = recipe.tokens * spec.vocab_size * FP32_BYTES
+    if logits_bytes < tensor_bytes // 2:
+        return Term(
+            name="logits", formula="no whole logits tensor: the fused loss works in chunks", size_bytes=logits_bytes
+        )
+    count = f"{logits_bytes / tensor_bytes:.3g} x B T V 4"
+    formula = f"{count}, B T V 4 = {recipe.batch} x {recipe.seq} x {spec.vocab_size} x 4"
+    return Term(name="logits", formula=formula, size_bytes=logits_bytes)

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.bucket import emptyings, scattered_elements
-from ligerprof.analyzers.estimate.gathered import Gathered, GatheredWhenNeeded
+from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elements
+from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand
 from ligerprof.analyzers.estimate.partition import Elements, count_elements
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.places import explicit_layers
@@ -20,7 +20,7 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
 from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
-AnyGathered = Gathered | GatheredWhenNeeded
+AnyGathered = Gathered | GatheredOnDemand
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
@@ -45,7 +45,7 @@ def _require_known(recipe: TrainingRecipe) -> None:
         (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
     ):
         if given:
-            raise UnsupportedError(f"estimate: {what} has no closed form yet; {instead}.")
+            raise UnsupportedError(f"estimate: {what} is not supported yet; {instead}.")
 
 
 def _stage_0(recipe: TrainingRecipe, elements: Elements) -> Placement:
@@ -92,7 +92,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
     """Stage 3 partitions the weights as well (stage3.py) and gathers them (gathered.py)."""
     offloaded, moved = recipe.offload is not Offload.NONE, recipe.offload.moves_parameters
     trained = elements.trained_share
-    gathered = GatheredWhenNeeded(recipe) if first else Gathered(recipe)
+    gathered = GatheredOnDemand(recipe) if first else Gathered(recipe)
     at_loss_bytes, in_layers_bytes = HALF_BYTES * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
     shard_bytes = HALF_BYTES * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
     return Placement(
@@ -137,7 +137,7 @@ class _Fills:
 
 
 def _fills(recipe: TrainingRecipe) -> _Fills:
-    *within, end = emptyings(recipe)
+    *within, end = bucket_flushes(recipe)
     waiting = 0
     if len(end.held) == 1 and within:
         waiting, end = end.elements, within.pop()
@@ -197,14 +197,14 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
     inside = (item.name for item in recipe.spec.parameters if is_in_layer(item.name))
     order = {name: index for index, name in enumerate(inside)}
     in_layers_bytes = _most_in_layers_bytes(recipe, gathered)
-    for emptying in emptyings(recipe):
-        if emptying.waiting is None:
+    for flush in bucket_flushes(recipe):
+        if flush.waiting is None:
             continue
-        name, passed, freed = _arrival(recipe.spec, order, emptying.waiting)
+        name, passed, freed = _arrival(recipe.spec, order, flush.waiting)
         if freed and not recipe.checkpointing:
             # those layers have freed far more than this
             continue
-        held_bytes = HALF_BYTES * (scattered_elements(recipe, emptying) + gathered.in_layers(passed))
+        held_bytes = HALF_BYTES * (scattered_elements(recipe, flush) + gathered.in_layers(passed))
         counted_bytes = in_layers_bytes if name in order else HALF_BYTES * gathered.at_loss()
         most[name] = max(most.get(name, 0), held_bytes - counted_bytes - _freed_bytes(recipe, freed))
     return most
@@ -232,7 +232,7 @@ def _arrival(spec: ModelSpec, order: Mapping[str, int], waiting: ParameterShape)
 
 def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
     """What the last gradients take in stage 3, beside the embedding that is still gathered."""
-    *_, last = emptyings(recipe)
+    *_, last = bucket_flushes(recipe)
     elements = scattered_elements(recipe, last) + gathered.in_layers(recipe.spec.layers)
     return {Role.COMMUNICATION: HALF_BYTES * elements}
 

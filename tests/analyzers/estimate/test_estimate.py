@@ -191,14 +191,14 @@ def test_checkpoints_are_the_input_of_every_layer() -> None:
 
 
 def test_losses_differ_in_their_planes() -> None:
-    plane_bytes, shifted_bytes = 4 * 1024 * 128256 * 4, 4 * 1023 * 128256 * 4
+    tensor_bytes, shifted_bytes = 4 * 1024 * 128256 * 4, 4 * 1023 * 128256 * 4
     of_4_45 = estimate(TrainingRecipe(precision="bf16", loss="hf-4.45"))
-    assert of_4_45.roles[Role.LOGITS] == plane_bytes
+    assert of_4_45.roles[Role.LOGITS] == tensor_bytes
     assert of_4_45.roles[Role.SHIFT_LOGITS] == shifted_bytes
     # beside the log-probabilities, the loss and the number of labels
     assert of_4_45.roles[Role.CE_TEMPORARIES] == shifted_bytes + 8
-    assert of_4_45.logits_bytes == pytest.approx(3 * plane_bytes, rel=1e-3)
-    assert estimate(TrainingRecipe(liger="flce")).logits_bytes < plane_bytes // 1000
+    assert of_4_45.logits_bytes == pytest.approx(3 * tensor_bytes, rel=1e-3)
+    assert estimate(TrainingRecipe(liger="flce")).logits_bytes < tensor_bytes // 1000
 
 
 def test_a_larger_workspace_of_the_fused_loss_shows() -> None:

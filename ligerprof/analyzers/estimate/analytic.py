@@ -26,17 +26,17 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     """Predict what one training step takes, from the recipe's sizes alone; torch is not imported.
 
     Raises:
-        UnknownModelError: an architecture that has no closed form.
+        UnknownModelError: an architecture that the estimate does not cover.
         UnsupportedError: an option that has none yet.
         KernelUnavailableError: a kernel that the provider does not have.
     """
-    _require_closed_form(recipe)
+    _require_estimable(recipe)
     headroom = headroom_note(recipe)
     recipe = settle_flce_budget(recipe)
     kernels = find_kernel_set(recipe.kernels, recipe.provider)
     steady = step_peaks(recipe, kernels, first=False)
     first = step_peaks(recipe, kernels, first=True)
-    static, *others = terms = tuple(_terms(recipe, steady.planes_bytes))
+    static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))
     lowest_bytes, highest_bytes = _between(recipe, steady)
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
     return MemoryEstimate(
@@ -45,7 +45,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         phases={phase: held.total_bytes for phase, held in steady.phases.items()},
         static_bytes=static.size_bytes,
         checkpoint_bytes=checkpoint_bytes,
-        logits_bytes=steady.planes_bytes,
+        logits_bytes=steady.logits_bytes,
         roles=steady.peak,
         layers=tuple(_layers(recipe, steady.peak_places)),
         lowest_bytes=lowest_bytes,
@@ -67,11 +67,11 @@ def estimated_peak_bytes(recipe: TrainingRecipe) -> int | None:
 
 
 def _between(recipe: TrainingRecipe, peaks: StepPeaks) -> tuple[int, int]:
-    """The peak with no rest of a large block kept, and with every one as large as it can be."""
-    slack = peaks.peak_slack
-    lowest_bytes = peaks.peak.total_bytes - slack.counted_bytes
+    """The peak without the unsplit remainders of large blocks, and with each as large as it can be."""
+    remainders = peaks.peak_remainders
+    lowest_bytes = peaks.peak.total_bytes - remainders.counted_bytes
     rules = parse_allocator_settings(recipe.alloc_conf).rules
-    return lowest_bytes, lowest_bytes + slack.blocks * (rules.smallest_rest(SMALL_REQUEST_BYTES + 1) - 1)
+    return lowest_bytes, lowest_bytes + remainders.blocks * (rules.smallest_rest(SMALL_REQUEST_BYTES + 1) - 1)
 
 
 def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iterator[PlaceBytes]:
@@ -80,18 +80,18 @@ def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iter
         yield PlaceBytes(name=name, count=count, roles=held.get(name, nothing))
 
 
-def _require_closed_form(recipe: TrainingRecipe) -> None:
+def _require_estimable(recipe: TrainingRecipe) -> None:
     if recipe.spec.no_estimate_reason is not None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."
         )
 
 
-def _terms(recipe: TrainingRecipe, planes_bytes: int) -> Iterator[Term]:
+def _terms(recipe: TrainingRecipe, logits_bytes: int) -> Iterator[Term]:
     yield static_term(recipe, make_weights(recipe).values())
     if (checkpoints := checkpoint_term(recipe)) is not None:
         yield checkpoints
-    yield logits_term(recipe, planes_bytes)
+    yield logits_term(recipe, logits_bytes)
 
 
 def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
