@@ -9,7 +9,8 @@ from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import DTYPE_BYTES
+from ligerprof.torch_memory import autocast
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +66,11 @@ class Context:
         if value.width == width:
             return self.tape.name(value)
         return self.tape.run(Operation(elements=value.elements, width=width, inputs=(value,)))
+
+    def cast_for(self, operator: str, value: Value) -> Value:
+        """The tensor as autocast hands it to `operator`: in fp32 if the operator is on that list."""
+        widens = self.half_bytes is not None and operator in autocast.FP32
+        return self.cast(value, FP32_BYTES if widens else value.width)
 
     def autocast(self, value: Value) -> Value:
         """The tensor as autocast hands it to a matrix product."""

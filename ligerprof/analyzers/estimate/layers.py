@@ -280,7 +280,7 @@ def _gelu_new(context: Context, value: Value) -> Value:
     """
     tape = context.tape
     half = scale(context, value)
-    wide = context.cast(value, FP32_BYTES if context.half_bytes else value.width)
+    wide = context.cast_for("pow.Tensor_Scalar", value)
     cube = tape.run(
         Operation(
             elements=wide.elements,

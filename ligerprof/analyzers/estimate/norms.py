@@ -74,7 +74,7 @@ def _layer_norm(context: Context, value: Value, weight: Weight, bias: Weight) ->
     Autocast runs it in fp32 and lets its output stay so.
     """
     tape = context.tape
-    read = context.cast(value, FP32_BYTES if context.half_bytes else value.width)
+    read = context.cast_for("layer_norm", value)
     gpu = context.recipe.gpu_spec
     scratch = backward_scratch(context.tokens, weight.elements, weight.width, gpu) if weight.trainable else ()
     output = tape.run(

@@ -1,8 +1,7 @@
 """Autocast on fake CPU tensors as autocast does it on CUDA.
 
 torch.autocast("cuda") switches itself off where there is no CUDA, so the simulator uses torch.autocast("cpu"), whose
-lists of operators differ. While a simulation runs, the CPU key gets the lists of CUDA's (ATen/autocast_mode.h:
-AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE, and what AT_FORALL_LOWER_PRECISION_FP has more).
+lists of operators differ. While a simulation runs, the CPU key gets CUDA's lists, those of torch_memory/autocast.py.
 """
 
 import warnings
@@ -13,62 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ligerprof.torch_memory.autocast import FP32, FP32_RESULT, LOWER, WIDEST
+
 Operator = Callable[..., Any]
 Caster = Callable[[Operator], Operator]
 
 _KEY = "AutocastCPU"
 
-# the operators of each list that occur in language models; losses of other kinds, convolutions and upsampling do not
-_FP32 = (
-    "acos",
-    "asin",
-    "cosh",
-    "cosine_similarity",
-    "erfinv",
-    "exp",
-    "expm1",
-    "group_norm",
-    "kl_div",
-    "layer_norm",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logsumexp",
-    "mse_loss",
-    "native_layer_norm",
-    "nll_loss",
-    "nll_loss2d",
-    "pow.Scalar",
-    "pow.Tensor_Scalar",
-    "pow.Tensor_Tensor",
-    "reciprocal",
-    "rms_norm",
-    "rsqrt",
-    "sinh",
-    "softplus",
-    "tan",
-)
-_FP32_RESULT = (
-    "cumprod",
-    "cumsum",
-    "linalg_vector_norm",
-    "log_softmax.int",
-    "prod",
-    "prod.dim_int",
-    "softmax.int",
-    "sum",
-    "sum.dim_IntList",
-)
-_WIDEST = ("addcdiv", "addcmul", "atan2", "dot", "index_put", "scatter_add", "tensordot", "vdot")
-_LOWER = ("addmv", "addr", "einsum", "mv")
 # on the lists of CPUs alone
 _CPU_ALONE = ("cat", "cross_entropy_loss", "index_copy", "stack")
 
 
 def register(library: torch.library.Library) -> None:
     """Give the CPU key CUDA's lists until the library is destroyed."""
-    for names, caster in ((_FP32, _in_fp32), (_FP32_RESULT, _to_fp32), (_WIDEST, _in_widest), (_LOWER, _in_lower)):
+    for names, caster in ((FP32, _in_fp32), (FP32_RESULT, _to_fp32), (WIDEST, _in_widest), (LOWER, _in_lower)):
         for name in names:
             _override(library, name, caster(_operator(name)))
     for name in _CPU_ALONE:
