@@ -229,7 +229,7 @@ def test_an_unknown_architecture_is_one_clear_line() -> None:
         (
             {"engine": "deepspeed", "precision": "mixed", "zero": 2, "optimizer": "adamw-8bit"},
             UnsupportedError,
-            "--optimizer adamw-8bit with --engine deepspeed has no closed",
+            "--optimizer adamw-8bit with --engine deepspeed is not supported",
         ),
         ({"model": "gpt2-xl", "lora": 8}, RecipeError, "gpt2-xl has none of them"),
     ],
