@@ -290,25 +290,26 @@ def _gelu_new(context: Context, value: Value) -> Value:
             backward_scratch_bytes=2 * wide.size_bytes,
         )
     )
+    tape.release(wide)
     term = renamed(context, cube, scale(context, cube))
     total = renamed(context, term, add(context, value, term))
     argument = renamed(context, total, scale(context, total))
     bent = renamed(context, argument, unary(context, argument, saves_output=True))
     shifted = tape.run(Operation(elements=bent.elements, width=bent.width, passes=(bent,)))
-    tape.release(wide, bent)
+    tape.release(bent)
     output = _times_wider(context, half, shifted)
     tape.release(half, shifted)
     return output
 
 
 def _times_wider(context: Context, left: Value, right: Value) -> Value:
-    """`left * right` where `right` may be wider: keeps both."""
-    return context.tape.run(
-        Operation(
-            elements=right.elements,
-            width=right.width,
-            inputs=(left, right),
-            saves=(left, right),
-            backward_scratch_bytes=right.size_bytes if left.width != right.width else 0,
-        )
-    )
+    """`left * right` where `right` may be wider: keeps both.
+
+    Both gradients are made wide; autograd casts the left one after the product's own gradient is freed.
+    """
+    tape = context.tape
+    wide = Operation(elements=left.elements, width=right.width, inputs=(left,), view_of=left)
+    read = tape.name(left) if left.width == right.width else tape.run(wide)
+    output = tape.run(Operation(elements=right.elements, width=right.width, inputs=(read, right), saves=(read, right)))
+    tape.release(read)
+    return output
