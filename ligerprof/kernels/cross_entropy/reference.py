@@ -8,7 +8,7 @@ from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
 
 
 def next_labels(labels: Tensor, options: LossOptions) -> Tensor:
-    """The label each position is scored against."""
+    """The label that each position is scored against."""
     if not options.shift:
         return labels
     return functional.pad(labels, (0, 1), value=options.ignore_index)[..., 1:].contiguous()
@@ -24,8 +24,8 @@ def cross_entropy(
     """Cross-entropy of logits [..., V] against labels [...], computed in fp32 or wider.
 
     Args:
-        num_items: what the summed loss is divided by instead of the count, where the reduction is `mean`.
-        class_weight: [V], what a label's loss is multiplied by; a mean divides by the weights of the labels.
+        num_items: for the reduction `mean`, what the summed loss is divided by instead of the number of labels.
+        class_weight: [V], weight of each label's loss; a mean divides by the sum of the labels' weights.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if options.logit_scale != 1.0:

@@ -9,7 +9,7 @@ _REFERENCE = "ligerprof.kernels.cross_entropy.reference:cross_entropy"
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
-    """The gradient takes the logits' place; beside it stand the tokens' losses and one factor."""
+    """The gradient overwrites the logits; new are the tokens' losses and one factor."""
     return KernelMemory(
         kept_inputs=("logits",),
         output_bytes=FP32_BYTES,

@@ -1,1 +1,1 @@
-"""Linear layer and cross-entropy fused: the logits never whole."""
+"""Linear layer and cross-entropy fused, without ever holding all logits."""

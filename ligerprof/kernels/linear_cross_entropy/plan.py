@@ -1,4 +1,4 @@
-"""Decide how many tokens the fused loss takes at a time: the one rule for kernel and estimator."""
+"""Decide how many tokens the fused loss processes at a time; the kernel and the estimate share this plan."""
 
 from dataclasses import dataclass
 
@@ -6,45 +6,43 @@ from ligerprof.errors import RecipeError
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.units import MIB, format_bytes
 
-# one chunk of 1024 tokens of a 128256-word vocabulary in 16 bit, and little more
+# slightly more than one chunk of 1024 tokens of a 128256-word vocabulary in 16 bit
 BALANCED_BYTES = 256 * MIB
 
-# tiles of cuBLAS products: a chunk that is no multiple leaves part of the last tile idle
+# tiles of cuBLAS products: part of the last tile is idle unless a chunk is a multiple
 _TILE_TOKENS = 128
 _SMALL_TILE_TOKENS = 16
 
-# a row stride of whole 16s is what Triton takes for proof that rows are aligned; cuBLAS's fast kernels want 16 bytes
+# Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
 _ROW_ALIGNMENT_ELEMENTS = 16
 
 
-# of the row kernel, in fp32, for each token whose logits are made block by block of the vocabulary
+# the row kernels' four fp32 statistics, per token whose logits are computed block by block of the vocabulary
 STATISTICS_BYTES = 4 * 4
 
 
-# tokens of a chunk from which on it costs less to read and write the head's gradient for it than to make its logits
-# twice, as measured at 2048 and 4096 hidden elements
+# chunks of at least so many tokens cost less to accumulate into the head's gradient than to compute their logits twice,
+# as measured at 2048 and 4096 hidden elements
 _WORTHWHILE_TOKENS = 384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkPlan:
-    """How one fused loss spreads its logits over memory.
+    """How one fused loss lays out its logits in memory.
 
-    The first `scratch_tokens` have their logits in the bytes of the head's gradient, which is written last: those of
-    vocabulary block 0 in the workspace and those of block i where the gradient's rows of block i - 1 will be. Written
-    from the last block to the first, the gradient overwrites only logits that were used. The remaining tokens come
-    chunk by chunk through the workspace. Small chunks would read and write the head's gradient too often: where
-    `recomputed`, the remaining tokens go through the scratch first, chunk by chunk, for their losses and the hidden
-    states' gradient, and their logits are made again, block by block in the workspace, for the head's.
+    The logits of the first `scratch_tokens` lie in the memory of the head's gradient, which is written last; see the
+    picture in `chunks._Scratch`. The other tokens go through the workspace chunk by chunk. Small chunks would read and
+    write the head's gradient too often: if `recomputed`, the other tokens go through the scratch first, for their
+    losses and the hidden states' gradient, and their logits are computed again for the head's gradient.
 
     Attributes:
-        scratch_tokens: 0 where no gradient's bytes are used.
+        scratch_tokens: 0 if there is no scratch.
         block_words: vocabulary words of a block, the last block may hold fewer; 0 without scratch.
-        chunk_tokens: tokens of a chunk, the last chunk may hold fewer; 0 where scratch takes all.
-        chunks: of the remaining tokens.
-        recomputed: whether their logits are made twice.
-        row_elements: elements from one row of a chunk's logits to the next.
-        workspace_bytes: of the one buffer that holds a chunk's logits, or block 0 and all rows' statistics.
+        chunk_tokens: tokens per chunk, the last chunk may hold fewer; 0 if the scratch takes all tokens.
+        chunks: number of chunks of the other tokens.
+        recomputed: whether the other tokens' logits are computed twice.
+        row_elements: stride between rows of a chunk's logits.
+        workspace_bytes: size of the buffer that holds a chunk's logits, or block 0 and all statistics.
     """
 
     scratch_tokens: int
@@ -63,12 +61,12 @@ def plan_chunks(
 
     Args:
         tokens: rows of the hidden states.
-        element_bytes: bytes of a logit as it is stored (2 or 4).
+        element_bytes: bytes per stored logit (2 or 4).
         budget: `lean` (no more than liger-kernel's chunk), `balanced` (256 MiB), or bytes.
-        gradient_bytes: bytes an element of the head's gradient; 0 where none is made.
+        gradient_bytes: bytes per element of the head's gradient; 0 if it is not wanted.
 
     Raises:
-        RecipeError: an unknown word, or fewer bytes than the smallest chunk takes.
+        RecipeError: the budget is an unknown word, or smaller than the smallest chunk.
     """
     row_elements = aligned(vocab)
     row_bytes = row_elements * element_bytes
@@ -81,16 +79,16 @@ def plan_chunks(
     most = min(tokens, hidden * gradient_bytes // element_bytes)
     budget_bytes -= tokens * STATISTICS_BYTES
     scratch = _plan_scratch(most, largest, vocab, element_bytes, budget_bytes, gradient_bytes)
-    rest = tokens - scratch.tokens
-    recomputed = scratch.tokens > 0 and largest < min(rest, _WORTHWHILE_TOKENS)
-    chunk_tokens = _equal_chunks(rest, scratch.tokens if recomputed else largest)
+    others = tokens - scratch.tokens
+    recomputed = scratch.tokens > 0 and largest < min(others, _WORTHWHILE_TOKENS)
+    chunk_tokens = _equal_chunks(others, scratch.tokens if recomputed else largest)
     chunk_bytes = 0 if recomputed else chunk_tokens * row_bytes
     scratch_bytes = scratch.workspace_bytes + tokens * STATISTICS_BYTES if scratch.tokens else 0
     return ChunkPlan(
         scratch_tokens=scratch.tokens,
         block_words=scratch.block_words,
         chunk_tokens=chunk_tokens,
-        chunks=-(-rest // chunk_tokens) if rest else 0,
+        chunks=-(-others // chunk_tokens) if others else 0,
         recomputed=recomputed,
         row_elements=row_elements,
         workspace_bytes=max(chunk_bytes, scratch_bytes),
@@ -98,7 +96,7 @@ def plan_chunks(
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch:
+class _ScratchPlan:
     tokens: int = 0
     block_words: int = 0
     workspace_bytes: int = 0
@@ -106,11 +104,10 @@ class _Scratch:
 
 def _plan_scratch(
     most: int, largest_chunk: int, vocab: int, element_bytes: int, budget_bytes: int, gradient_bytes: int
-) -> _Scratch:
-    """As many tokens as the gradient's bytes hold, if that is more than a chunk.
+) -> _ScratchPlan:
+    """As many tokens as the memory of the head's gradient holds, if that is more than a chunk.
 
-    The hidden states' gradient is summed in fp32 where the head's last block of gradients will be, so that block
-    bounds the tokens too.
+    The hidden states' gradient is summed in fp32 in the rows of the last block, which limits the tokens too.
     """
     for tokens in range(_whole_tiles(most), largest_chunk, -_tile_tokens(most)):
         room = budget_bytes // (tokens * element_bytes)
@@ -120,12 +117,12 @@ def _plan_scratch(
         words = aligned(-(-vocab // -(-vocab // most_words)))
         last_words = vocab - (-(-vocab // words) - 1) * words
         if last_words * gradient_bytes >= tokens * FP32_BYTES:
-            return _Scratch(tokens, words, words * tokens * element_bytes)
-    return _Scratch()
+            return _ScratchPlan(tokens, words, words * tokens * element_bytes)
+    return _ScratchPlan()
 
 
 def aligned(elements: int) -> int:
-    """The stride of rows of so many elements."""
+    """The stride of rows of this many elements."""
     return _round_up(elements, _ROW_ALIGNMENT_ELEMENTS)
 
 
@@ -158,7 +155,7 @@ def _tokens_within(budget_bytes: int, row_bytes: int, tokens: int) -> int:
 
 
 def _equal_chunks(tokens: int, largest: int) -> int:
-    """Split evenly into as few chunks as `largest` allows, whole tiles each."""
+    """Tokens per chunk of an even split into as few chunks of whole tiles as `largest` allows."""
     if largest >= tokens:
         return tokens
     whole_tiles = _whole_tiles(largest)

@@ -1,4 +1,4 @@
-"""Linear layer and cross-entropy in plain torch: the logits whole."""
+"""Linear layer and cross-entropy in plain torch, which holds all logits."""
 
 from torch import Tensor
 from torch.nn import functional
@@ -20,7 +20,7 @@ def fused_linear_cross_entropy(  # noqa: PLR0913, PLR0917 -- the signature of it
     """Cross-entropy of `hidden @ weight.T + bias` [..., V] against labels [...].
 
     Args:
-        predictions: takes each position's likeliest word, -1 where the label is ignored.
+        predictions: receives each position's most likely word, -1 where the label is ignored.
     """
     logits = functional.linear(hidden, weight, bias)
     if predictions is not None:

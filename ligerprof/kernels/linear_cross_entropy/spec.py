@@ -10,7 +10,7 @@ _REFERENCE = "ligerprof.kernels.linear_cross_entropy.reference:fused_linear_cros
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
-    """Both gradients are made in forward; the workspace of one chunk is all that is held of the logits."""
+    """Both gradients are computed in forward; of the logits only the workspace exists."""
     hidden_elements, weight_elements = shape.tokens * shape.hidden, shape.vocab * shape.hidden
     product_bytes = shape.product_bytes
     cast_hidden = shape.activation_bytes != product_bytes

@@ -11,9 +11,9 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: in
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return (x * cos + _turned(x) * sin).to(x.dtype)
+    return (x * cos + _rotate_half(x) * sin).to(x.dtype)
 
 
-def _turned(x: Tensor) -> Tensor:
+def _rotate_half(x: Tensor) -> Tensor:
     low, high = x.chunk(2, dim=-1)
     return torch.cat((-high, low), dim=-1)

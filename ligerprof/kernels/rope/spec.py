@@ -8,7 +8,7 @@ _REFERENCE = "ligerprof.kernels.rope.reference:apply_rope"
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
-    """Only the angles are kept; `parameter_bytes` is theirs. Forward rotates in place; gradients are made anew."""
+    """Keeps the angles, whose dtype `parameter_bytes` describes. Forward rotates in place; gradients are new memory."""
     elements = shape.tokens * (shape.heads + shape.kv_heads) * shape.head_dim
     return KernelMemory(kept_inputs=("cos", "sin"), backward_gradient_bytes=elements * shape.activation_bytes)
 
