@@ -1,6 +1,7 @@
 """`ligerprof study`: run the grids that a study file describes, resumable, and write the study's report."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from ligerprof.cli.common_options import (
 )
 from ligerprof.cli.output import print_json, say
 from ligerprof.cli.sweep import print_plan, print_result, watching
-from ligerprof.errors import UnsupportedError
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
 from ligerprof.runs.step import choose_backend
-from ligerprof.runs.study.file import Part, Study, load_study
+from ligerprof.runs.study.file import load_study
+from ligerprof.runs.study.outline import Part, Study
 from ligerprof.runs.sweep.cells import RESULTS_NAME
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.process import CellSettings
@@ -103,14 +105,15 @@ def _write_report(study: Study, folder: SweepFolder, earlier: tuple[Path, ...], 
 
 def _plan(study: Study, how: dict[str, Any]) -> SweepPlan:
     """The cells of the parts that can run here; in a dry run without a device, of all parts."""
-    parts = study.select(how["only"].split(",") if how["only"] else ())
-    providers = study.choose_providers(how["provider"].split(",")) if how["provider"] else study.providers
+    chosen = _choose(how["only"], [part.name for part in study.parts], "part")
+    parts = [part for part in study.parts if part.name in chosen]
+    providers = _choose(how["provider"], study.providers, "provider")
     device = Device(how["device"])
     if how["dry_run"] and device is Device.AUTO:
         device = Device.CUDA
     elif choose_backend(TrainingRecipe(device=device)) is Backend.SIMULATED:
         device = Device.SIMULATED
-        parts = _simulated_parts(study, parts)
+        parts = _simulated_parts(parts)
     else:
         device = Device.CUDA
     grids = [
@@ -121,21 +124,26 @@ def _plan(study: Study, how: dict[str, Any]) -> SweepPlan:
     return make_plan(tuple(grids), searches=searches)
 
 
-def _simulated_parts(study: Study, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Parts that the simulator covers; the others are named on stderr.
+def _choose(names: str | None, known: Sequence[str], what: str) -> Sequence[str]:
+    """The names in a comma-separated option; all known ones if it was not given."""
+    chosen = names.split(",") if names else known
+    for name in chosen:
+        if name not in known:
+            raise RecipeError(f"the study has no {what} {name!r}. Known: {', '.join(known)}.")
+    return chosen
+
+
+def _simulated_parts(parts: list[Part]) -> list[Part]:
+    """The parts that the simulator covers; names the others on stderr.
 
     Raises:
         UnsupportedError: it covers none.
     """
-    zero = [
-        part
-        for part in parts
-        if Engine.DEEPSPEED in study.grid(part, device=Device.SIMULATED).options.get("engine", ())
-    ]
+    zero = [part for part in parts if Engine.DEEPSPEED in part.options.get("engine", ())]
     left_out = ", ".join(part.name for part in zero)
     why = "the simulator does not cover ZeRO; `ligerprof study --dry-run` shows the estimates"
     if len(zero) == len(parts):
         raise UnsupportedError(f"study: {left_out}: a CUDA device is needed, as {why}.")
     if zero:
         say(f"left out without a GPU: {left_out} ({why})")
-    return tuple(part for part in parts if part not in zero)
+    return [part for part in parts if part not in zero]

@@ -1,21 +1,16 @@
 """Write a study's report: a Markdown file with the sections that its file outlines, and their figures."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.reports.study.found import Found, read_found
 from ligerprof.reports.study.gaps import find_gaps, gaps_in_words, gaps_section
-from ligerprof.reports.study.quantities import OUT_OF_MEMORY
-from ligerprof.reports.study.tables import BEYOND, borders_table, cell_table, estimates_table, roles_table
+from ligerprof.reports.study.tables import BEYOND, OUT_OF_MEMORY, draw_table
 from ligerprof.reports.study.texts import Texts
-from ligerprof.runs.study.file import Study
-from ligerprof.runs.study.outline import Figure, Section
+from ligerprof.runs.study.outline import Figure, Section, Study
 from ligerprof.runs.sweep.cells import Cell, CellStatus
-
-if TYPE_CHECKING:
-    from matplotlib import figure as matplotlib_figure
 
 NAME = "README.md"
 _GAPS = "Not measured yet"
@@ -26,11 +21,11 @@ def write_report(study: Study, paths: Sequence[Path], folder: Path, *, command: 
 
     Args:
         paths: result files, or folders of sweeps; of two rows of one cell the last counts.
-        command: that runs the study, such as `ligerprof study`.
+        command: the command that runs the study, such as `ligerprof study`.
 
     Raises:
         OutputError: the report exists, or cannot be written.
-        ResultFormatError: a file that a sweep did not write, or no finished cell in any.
+        ResultFormatError: a file was not written by a sweep, or none contains a finished cell.
         StudyFileError: a text of the study cannot be filled in.
     """
     target = folder / NAME
@@ -41,7 +36,7 @@ def write_report(study: Study, paths: Sequence[Path], folder: Path, *, command: 
 
 
 class _Report:
-    """The lines of the report; figures are written along the way."""
+    """The lines of the report; figures are written as the lines that show them are generated."""
 
     def __init__(self, found: Found, folder: Path, command: str) -> None:
         self._found, self._folder, self._command = found, folder, command
@@ -53,7 +48,9 @@ class _Report:
         study = self._found.study
         yield from (f"# {study.title}", "")
         yield from _paragraphs(self._texts.fill(study.text), self._origin())
-        yield from self._claims(study.claims, self._gap_claims())
+        link = f"[{_GAPS}](#{_GAPS.lower().replace(' ', '-')})"
+        missing = [f"{link}, or only in part: {gaps_in_words(self._gaps)}."] if self._gaps else []
+        yield from self._claims(study.claims, missing)
         yield from _paragraphs(self._legend())
         for section in study.sections:
             yield from self._section(section)
@@ -68,10 +65,6 @@ class _Report:
         days = " to ".join(dict.fromkeys((found.days[0], found.days[-1]))) if found.days else "on an unknown day"
         return f"{len(found.cells)} steps, {lost} of them out of memory, {found.origin}, {days}, with {versions}."
 
-    def _gap_claims(self) -> tuple[str, ...]:
-        link = f"[{_GAPS}](#{_GAPS.lower().replace(' ', '-')})"
-        return (f"{link}, or only in part: {gaps_in_words(self._gaps)}.",) if self._gaps else ()
-
     def _legend(self) -> str:
         blank = "; blank: not measured yet" if self._gaps else ""
         return (
@@ -84,50 +77,35 @@ class _Report:
     def _section(self, section: Section) -> Iterator[str]:
         if any(self._texts.values[name] is None for name in section.needs):
             return
-        lines, cells = self._tables(section)
+        lines: list[str] = []
+        cells: dict[str, Cell] = {}
+        for table in section.tables:
+            more, shown = draw_table(self._found, self._texts, table, section.where)
+            lines += more
+            cells |= {cell.key: cell for cell in shown}
         lines += _paragraphs(*(self._texts.fill(note) for note in section.notes))
-        lines += self._claims(section.claims, ())
+        lines += self._claims(section.claims)
         if lines:
             yield from (f"## {section.title}", "")
             yield from _paragraphs(self._texts.fill(section.text))
             yield from lines
             for figure in section.figures:
-                yield from self._figure(figure, cells)
+                yield from self._figure(figure, tuple(cells.values()))
 
-    def _tables(self, section: Section) -> tuple[list[str], list[Cell]]:
-        """The tables of a section, and the cells in them."""
-        found = self._found
-        parts = [cell_table(found, self._texts, table, section.where) for table in section.tables]
-        if section.borders is not None:
-            parts.append((borders_table(found, section.borders, section.where), []))
-        if section.roles is not None:
-            parts.append(roles_table(found, section.roles, section.where))
-        if section.estimates is not None:
-            parts.append(estimates_table(found, section.estimates))
-        cells = {cell.key: cell for _, shown in parts for cell in shown}
-        return [line for lines, _ in parts for line in lines], list(cells.values())
-
-    def _claims(self, claims: Sequence[str], more: Sequence[str]) -> list[str]:
+    def _claims(self, claims: Sequence[str], more: Sequence[str] = ()) -> list[str]:
         filled = [*filter(None, map(self._texts.fill, claims)), *more]
         return [*(f"- {claim}" for claim in filled), ""] if filled else []
 
-    def _figure(self, figure: Figure, shown: Sequence[Cell]) -> Iterator[str]:
+    def _figure(self, figure: Figure, shown: tuple[Cell, ...]) -> Iterator[str]:
+        from ligerprof.reports.figures.kinds import KINDS, PlotInput
+        from ligerprof.reports.figures.sources import Sources
+        from ligerprof.reports.figures.style import write_figure
+
         cells = shown if figure.where is None else self._found.select(figure.where)
-        drawn = _draw(figure.kind, cells)
-        if drawn is not None:
-            from ligerprof.reports.figures.style import write_figure
-
-            write_figure(drawn, self._folder / f"{figure.name}.svg", force=True)
+        # nothing if the cells do not suffice for the figure
+        for drawn in itertools.islice(KINDS[figure.kind].draw(PlotInput(sources=Sources(cells=cells))), 1):
+            write_figure(drawn.figure, self._folder / f"{figure.name}.svg", force=True)
             yield from (f"![{figure.alt}]({figure.name}.svg)", "")
-
-
-def _draw(kind: str, cells: Sequence[Cell]) -> "matplotlib_figure.Figure | None":
-    """A figure as `ligerprof plot` draws it; None where the cells do not allow it."""
-    from ligerprof.reports.figures.kinds import KINDS, PlotInput
-    from ligerprof.reports.figures.sources import Sources
-
-    drawn = next(KINDS[kind].draw(PlotInput(sources=Sources(cells=tuple(cells)))), None)
-    return None if drawn is None else drawn.figure
 
 
 def _paragraphs(*texts: str) -> list[str]:

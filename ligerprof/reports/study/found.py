@@ -1,7 +1,7 @@
-"""The finished steps of a study, and how to select them."""
+"""The finished steps of a study: how to select them, and their figures."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,14 @@ from typing import Any
 from ligerprof.errors import ResultFormatError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.sweep import origin_words
-from ligerprof.runs.study.file import KernelSet, Study
+from ligerprof.roles import Role
+from ligerprof.runs.study.outline import KernelSet, Study
 from ligerprof.runs.sweep.cells import Cell, CellStatus, read_cells, read_rows
 from ligerprof.runs.sweep.grid import AXES, without_unused_options
+from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.units import GIB, format_bytes
+
+Where = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,23 +41,21 @@ class Found:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The limit on reserved bytes, where all cells that have a limit have the same one."""
-        limits = {cell.recipe.memory_limit_bytes for cell in self.cells} - {None}
-        return limits.pop() if len(limits) == 1 else None
+        """The limit on reserved bytes, if all cells that have a limit have the same one."""
+        return shared_limit_bytes(cell for cell in self.cells if cell.recipe.memory_limit_bytes is not None)
 
-    def select(self, where: Mapping[str, Any]) -> tuple[Cell, ...]:
+    def select(self, where: Where) -> tuple[Cell, ...]:
         """The cells that meet conditions, in the order of their rows."""
-        (name,) = where.get("cells", (None,))
-        conditions = {**(self.study.cells[name] if name is not None else {}), **where}
-        sets = [self.study.kernels[name].options for name in conditions.pop("kernels", ())]
-        conditions.pop("cells", None)
+        conditions = {key: values for name in where.get("cells", ()) for key, values in self.study.cells[name].items()}
+        conditions |= {key: values for key, values in where.items() if key != "cells"}
+        sets = [self.study.kernels[name] for name in conditions.pop("kernels", ())]
         return tuple(cell for cell in self.cells if _meets(without_unused_options(cell.recipe), conditions, sets))
 
-    def find(self, where: Mapping[str, Any]) -> Cell | None:
+    def find(self, where: Where) -> Cell | None:
         """The first cell that meets conditions."""
         return next(iter(self.select(where)), None)
 
-    def is_above_oom(self, where: Mapping[str, Any]) -> bool:
+    def is_above_oom(self, where: Where) -> bool:
         """Whether a cell with the same conditions, no larger in batch and sequence, was out of memory."""
         sizes = {name: max(where[name]) for name in AXES if name in where}
         rest = {name: values for name, values in where.items() if name not in sizes}
@@ -61,16 +64,12 @@ class Found:
             for cell in self.select(rest)
         )
 
-    def kernel_title(self, name: str) -> str:
-        """A kernel set as tables name it."""
-        return self.study.kernels[name].title or name
-
     def title(self, recipe: TrainingRecipe) -> str:
         """The kernels of a recipe as tables name them."""
         recipe = without_unused_options(recipe)
-        for name, one in self.study.kernels.items():
-            if _is_set(recipe, one.options):
-                return one.title or name
+        for one in self.study.kernels.values():
+            if _uses(recipe, one):
+                return one.title
         return recipe.liger if recipe.provider == KernelSet(liger="").provider else f"{recipe.liger}, {recipe.provider}"
 
 
@@ -78,7 +77,7 @@ def read_found(study: Study, paths: Sequence[Path]) -> Found:
     """Read result files, or folders of sweeps; failed cells are left out, and of rows with one key the last counts.
 
     Raises:
-        ResultFormatError: a file that a sweep did not write, or none of them holds a finished cell.
+        ResultFormatError: a file was not written by a sweep, or none of them contains a finished cell.
     """
     cells = tuple(cell for cell in read_cells(paths) if cell.status is not CellStatus.FAILED)
     if not cells:
@@ -96,18 +95,89 @@ def read_found(study: Study, paths: Sequence[Path]) -> Found:
 
 
 def minutes_apart(cells: Iterable[Cell]) -> int | None:
-    """Minutes from the end of the first cell to that of the last; None where a row does not say when it ended."""
+    """Minutes from the end of the first cell to that of the last; None if a row does not say when it ended."""
     ends = [cell.finished for cell in cells]
     known = [end for end in ends if end is not None]
     return round((max(known) - min(known)).total_seconds() / 60) if len(known) == len(ends) > 0 else None
 
 
-def _meets(recipe: TrainingRecipe, conditions: Mapping[str, Any], sets: Sequence[Mapping[str, str]]) -> bool:
+def shared_limit_bytes(cells: Iterable[Cell]) -> int | None:
+    """The cells' limit on reserved bytes; None if they have none or several."""
+    limits = {cell.recipe.memory_limit_bytes for cell in cells}
+    return limits.pop() if len(limits) == 1 else None
+
+
+def peak_bytes(cell: Cell) -> int:
+    """Peak allocated bytes; 0 if the row lacks them."""
+    return cell.figures.peak_bytes if cell.figures is not None else 0
+
+
+def role_bytes(cell: Cell, *roles: Role) -> int:
+    """Bytes of roles at the peak; 0 if the row lacks them."""
+    return sum(cell.figures.roles[role] for role in roles) if cell.figures is not None else 0
+
+
+def value_of(cell: Cell | None, show: str) -> float | None:
+    """A figure as a number; None if the step did not finish, or its row lacks the figure."""
+    return _FIGURES[show][0](cell) if cell is not None and cell.status is CellStatus.DONE else None
+
+
+def in_table(value: float, show: str) -> str:
+    """A figure in a table whose heading has the unit."""
+    form = _FIGURES[show][1]
+    return form.format(value) if form else gib(value)
+
+
+def in_words(value: float, show: str) -> str:
+    """A figure with its unit, for a sentence."""
+    form = _FIGURES[show][1]
+    return form.format(value) if form else format_bytes(round(value))
+
+
+def gib(size_bytes: float) -> str:
+    """A size in GiB, two digits."""
+    return f"{size_bytes / GIB:.2f}"
+
+
+def percent(ratio: float, digits: int = 1) -> str:
+    """The difference of a ratio from one, with its sign unless it rounds to zero."""
+    value = round(100 * (ratio - 1), digits)
+    return f"{value:+.{digits}f} %" if value else f"{0:.{digits}f} %"
+
+
+def _loss_bytes(cell: Cell) -> int:
+    return role_bytes(cell, Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
+
+
+def _logits_bytes(cell: Cell) -> int:
+    """One [T, V] logits tensor in fp32."""
+    return cell.recipe.tokens * cell.recipe.spec.vocab_size * FP32_BYTES
+
+
+def _peak_or_none(cell: Cell) -> int | None:
+    return peak_bytes(cell) or None
+
+
+# how to compute each figure of a finished step, and its format; sizes have none
+_FIGURES: Mapping[str, tuple[Callable[[Cell], float | None], str]] = {
+    "peak": (_peak_or_none, ""),
+    "peak and reserved": (_peak_or_none, ""),
+    "tokens/s": (lambda cell: cell.tokens_per_second, "{:,.0f}"),
+    "loss": (_loss_bytes, ""),
+    "loss share": (lambda cell: 100 * _loss_bytes(cell) / max(peak_bytes(cell), 1), "{:.0f} %"),
+    "loss in logits": (lambda cell: _loss_bytes(cell) / _logits_bytes(cell), "{:.2f} x"),
+    "logits": (_logits_bytes, ""),
+    # between several steps
+    "minutes": (lambda _: None, ""),
+}
+
+
+def _meets(recipe: TrainingRecipe, conditions: Where, sets: Sequence[KernelSet]) -> bool:
     values = {name: recipe.spec.name if name == "model" else getattr(recipe, name) for name in conditions}
     return all(values[name] in allowed for name, allowed in conditions.items()) and (
-        not sets or any(_is_set(recipe, one) for one in sets)
+        not sets or any(_uses(recipe, one) for one in sets)
     )
 
 
-def _is_set(recipe: TrainingRecipe, options: Mapping[str, str]) -> bool:
-    return all(getattr(recipe, name) == value for name, value in options.items())
+def _uses(recipe: TrainingRecipe, kernels: KernelSet) -> bool:
+    return all(getattr(recipe, name) == value for name, value in kernels.options.items())

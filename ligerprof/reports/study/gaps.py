@@ -1,11 +1,11 @@
-"""What a study's parts ask for and the rows do not hold yet, and the command that runs it."""
+"""The steps of a study's parts that no row contains, and the command that runs them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.study.found import Found
 from ligerprof.reports.study.tables import markdown_table
-from ligerprof.runs.study.file import Part
+from ligerprof.runs.study.outline import Part
 from ligerprof.runs.sweep.borders import UNITS, line_edges
 from ligerprof.runs.sweep.grid import cell_key, expand
 from ligerprof.runs.sweep.runner import is_beyond
@@ -17,11 +17,20 @@ Gap = tuple[str, str, str, str]
 
 def find_gaps(found: Found) -> tuple[Gap, ...]:
     """What is missing, in the study's order; steps above one that was out of memory do not count."""
-    return tuple(gap for part in found.study.parts for gap in (*_steps(part, found), *_search(part, found)))
+    gaps: list[Gap] = []
+    for part in found.study.parts:
+        # on the device and under the limit of the rows
+        grid = found.study.grid(part, device=found.cells[0].recipe.device, memory_limit_bytes=found.limit_bytes)
+        by_kernels: dict[str, list[TrainingRecipe]] = {}
+        for recipe in expand([grid], lambda _: None)[0]:
+            by_kernels.setdefault(found.title(recipe), []).append(recipe)
+        gaps += _steps(part, found, by_kernels)
+        gaps += _searches(part, found, by_kernels)
+    return tuple(gaps)
 
 
 def gaps_in_words(gaps: Iterable[Gap]) -> str:
-    """The parts with the kernels for which they lack something, such as `paper (none; all)`."""
+    """The parts with the kernel sets that lack something, such as `paper (none; all)`."""
     kernels: dict[str, list[str]] = {}
     for part, name, *_ in gaps:
         kernels.setdefault(part, []).append(name)
@@ -29,42 +38,29 @@ def gaps_in_words(gaps: Iterable[Gap]) -> str:
 
 
 def gaps_section(found: Found, gaps: Sequence[Gap], command: str) -> list[str]:
-    """A row per part and kernel set, and the command that runs what is missing.
+    """One row per part and kernel set, and the command that runs what is missing.
 
     Args:
-        command: that runs this study, such as `ligerprof study`.
+        command: the command that runs this study, such as `ligerprof study`.
     """
     parts = ",".join(dict.fromkeys(part for part, *_ in gaps))
+    own_limits = {limit for part in found.study.parts for limit in part.options.get("memory_limit_bytes", ())}
+    limit_bytes = found.limit_bytes
+    limit = "" if limit_bytes is None or limit_bytes in own_limits else f" --memory-limit {size_text(limit_bytes)}"
     return [
         *markdown_table(["part", "kernels", "measured", "not measured yet, batch x sequence"], gaps),
         "In a folder whose `results.jsonl` holds the rows of this report, this runs what is missing:",
         "",
         "```",
-        f"{command} --only {parts}{_limit_flag(found)} -o FOLDER",
+        f"{command} --only {parts}{limit} -o FOLDER",
         "```",
         "",
     ]
 
 
-def _recipes(part: Part, found: Found) -> tuple[TrainingRecipe, ...]:
-    """The steps of a part, on the device and under the limit of the rows."""
-    grid = found.study.grid(part, device=found.cells[0].recipe.device, memory_limit_bytes=found.limit_bytes)
-    return expand([grid], lambda _: None)[0]
-
-
-def _limit_flag(found: Found) -> str:
-    """The option that sets the limit of the rows, where the study's own is another."""
-    own = {limit for part in found.study.parts for limit in found.study.limits(part)}
-    limit_bytes = found.limit_bytes
-    return "" if limit_bytes is None or limit_bytes in own else f" --memory-limit {size_text(limit_bytes)}"
-
-
-def _steps(part: Part, found: Found) -> Iterator[Gap]:
+def _steps(part: Part, found: Found, by_kernels: dict[str, list[TrainingRecipe]]) -> Iterator[Gap]:
     keys = {cell.key for cell in found.cells}
-    asked: dict[str, list[TrainingRecipe]] = {}
-    for recipe in _recipes(part, found):
-        asked.setdefault(found.title(recipe), []).append(recipe)
-    for kernels, recipes in asked.items():
+    for kernels, recipes in by_kernels.items():
         lacking = [one for one in recipes if cell_key(one) not in keys and not is_beyond(one, found.cells)]
         if lacking:
             measured = sum(cell_key(recipe) in keys for recipe in recipes)
@@ -72,15 +68,12 @@ def _steps(part: Part, found: Found) -> Iterator[Gap]:
             yield part.name, kernels, f"{measured} of {len(recipes)}", missing
 
 
-def _search(part: Part, found: Found) -> Iterator[Gap]:
-    """The borders of a part that searches them, where they are not found to the last step."""
+def _searches(part: Part, found: Found, by_kernels: dict[str, list[TrainingRecipe]]) -> Iterator[Gap]:
+    """The borders of a part that searches for them, if the two sizes around a border are not adjacent."""
     if part.find_limit is None:
         return
-    lines: dict[str, TrainingRecipe] = {}
-    for recipe in _recipes(part, found):
-        lines.setdefault(found.title(recipe), recipe)
-    for kernels, recipe in lines.items():
-        largest, smallest = line_edges(found.cells, recipe, part.find_limit)
+    for kernels, recipes in by_kernels.items():
+        largest, smallest = line_edges(found.cells, recipes[0], part.find_limit)
         if largest is None or smallest is None or smallest - largest > UNITS[part.find_limit]:
             above = "" if largest is None else f" above {largest:,}"
             below = "" if smallest is None else f" below {smallest:,}"

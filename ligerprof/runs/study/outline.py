@@ -1,98 +1,82 @@
-"""The outline of a study's report: values, sections, tables and figures; docs/study.md describes every key."""
+"""The format of a study file: grids of training steps and the outline of their report; docs/study.md has every key."""
 
-import string
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_type_hints
+from typing import Any, ClassVar, Literal
 
-from ligerprof.errors import RecipeError
+from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Axis
-from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
-from ligerprof.runs.study.schema import StudyFileError, convert
-from ligerprof.units import parse_bytes
+from ligerprof.recipe.training import RECIPE_OPTIONS
+from ligerprof.runs.sweep.grid import Grid
 
-Show = Literal["peak", "reserved", "peak and reserved", "tokens/s", "loss", "loss share", "loss in logits", "logits"]
+Show = Literal["peak", "peak and reserved", "tokens/s", "loss", "loss share", "loss in logits", "logits", "minutes"]
 FigureKind = Literal[
     "batch", "seq", "peak-batch", "peak-seq", "throughput-batch", "throughput-seq", "ablation", "roles", "accuracy"
 ]
+_NO_KERNELS = "none"
+
+
+class StudyFileError(LigerprofError):
+    """A study file that cannot be read, or whose content is invalid."""
 
 
 class Options(dict[str, tuple[Any, ...]]):
     """Recipe options by name, each with one value or several."""
 
-    EXTRA: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def read(cls, values: object, key: str) -> "Options":
-        """Options from a table whose values are single values or lists.
-
-        Raises:
-            StudyFileError: an unknown option, or a value of the wrong type.
-        """
-        hints = {**get_type_hints(TrainingRecipe), **dict.fromkeys(cls.EXTRA, str)}
-        known = [*RECIPE_OPTIONS, *cls.EXTRA]
-        read = cls()
-        for name, value in convert(dict[str, Any], values, key).items():
-            if name not in known:
-                raise StudyFileError(f"{key}.{name}: unknown option. Known: {', '.join(known)}.")
-            listed = value if isinstance(value, list) else [value]
-            read[name] = tuple(_read_option(hints[name], name, one, f"{key}.{name}") for one in listed)
-        return read
+    KNOWN: ClassVar[tuple[str, ...]] = tuple(RECIPE_OPTIONS)
 
 
 class Conditions(Options):
-    """Values that a recipe's options must have for its step to be selected; lists hold alternatives.
+    """Values that a recipe's options must have for its step to be selected; several values are alternatives.
 
-    `cells` names conditions in the study's `cells`, `kernels` sets in its `kernels`.
+    `cells` names an entry in the study's `cells`, and `kernels` entries in its `kernels`.
     """
 
-    EXTRA = ("cells", "kernels")
+    KNOWN = (*RECIPE_OPTIONS, "cells", "kernels")
 
 
-def names_in(text: str) -> tuple[str, ...]:
-    """The values that a text names in braces.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelSet:
+    """Kernels with their provider: a column or a row of tables."""
 
-    Raises:
-        StudyFileError: its braces do not match.
+    liger: str
+    provider: str = "ligerprof"
+    title: str = ""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The recipe's options."""
+        return {"liger": self.liger, "provider": self.provider}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A grid of training steps: every combination of option values and kernel sets.
+
+    Attributes:
+        base: the entry in `bases` that `options` adds to.
+        find_limit: axis along which to search for the largest value that fits, after the grid has run.
     """
-    try:
-        return tuple(name for _, name, _, _ in string.Formatter().parse(text) if name is not None)
-    except ValueError as error:
-        raise StudyFileError(f"{text!r:.60}: {error}.") from None
 
-
-def _read_option(hint: Any, name: str, value: object, key: str) -> Any:
-    if name.endswith("_bytes") and isinstance(value, str):
-        try:
-            return parse_bytes(value)
-        except RecipeError as error:
-            raise StudyFileError(f"{key}: {error}") from None
-    return convert(hint, value, key)
+    name: str
+    options: Options
+    base: str = ""
+    kernels: tuple[str, ...] = ()
+    find_limit: Axis | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """A value that texts name, computed from the result rows."""
+    """A value that texts name in braces, computed from the result rows."""
 
     find: Literal["figure", "largest", "smallest-oom", "limit", "spread", "end"]
     show: Show = "peak"
     axis: Axis = Axis.BATCH
     where: Conditions = field(default_factory=Conditions)
-    minus: Conditions | None = None
-    against: Conditions = field(default_factory=Conditions)
+    against: Conditions | None = None
     within_minutes: int | None = None
     beyond_minutes: int | None = None
     words: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """The rows of a table."""
-
-    by: Literal["batch", "seq", "size", "kernels"]
-    heading: str
-    values: tuple[int | str, ...] = ()
-    where: Conditions = field(default_factory=Conditions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,22 +84,9 @@ class Column:
     """One column of a table."""
 
     title: str
-    show: Show | Literal["minutes"]
+    show: Show
     where: Conditions = field(default_factory=Conditions)
     against: Conditions | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """Figures of steps by row and column."""
-
-    rows: Rows
-    caption: str = ""
-    columns: tuple[Column, ...] = ()
-    kernels: tuple[str, ...] = ()
-    show: Show = "peak"
-    complete: bool = False
-    least: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,29 +99,21 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Borders:
-    """A table of the largest sizes that ran, a row per line and kernel set."""
+class Table:
+    """A table whose rows are sizes, kernel sets, lines, roles or steps; `by` decides which other fields apply."""
 
-    lines: tuple[Line, ...]
-    kernels: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Roles:
-    """A table of the roles at the peak, a column per batch or sequence and kernel set."""
-
-    caption: str
-    axis: Axis
-    values: tuple[int, ...]
-    kernels: tuple[str, ...]
-    least_share: float = 0.005
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimates:
-    """A table of the estimated peaks next to those of the steps, all or those that meet conditions."""
-
+    by: Literal["batch", "seq", "size", "kernels", "line", "role", "step"]
+    heading: str = ""
+    caption: str = ""
     where: Conditions = field(default_factory=Conditions)
+    values: tuple[int, ...] = ()
+    kernels: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    show: Show = "peak"
+    complete: bool = False
+    least: int = 1
+    lines: tuple[Line, ...] = ()
+    axis: Axis = Axis.BATCH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,16 +128,61 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A section of the report, left out where it has neither a table nor a claim nor a note."""
+    """A section of the report, left out if it has no table, claim or note."""
 
     title: str
     text: str = ""
     where: Conditions = field(default_factory=Conditions)
     needs: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    borders: Borders | None = None
-    roles: Roles | None = None
-    estimates: Estimates | None = None
     notes: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """A whole study file.
+
+    Attributes:
+        bases: recipe options that several parts share.
+        cells: conditions that several tables share.
+    """
+
+    title: str
+    parts: tuple[Part, ...]
+    text: str = ""
+    claims: tuple[str, ...] = ()
+    kernels: Mapping[str, KernelSet] = field(default_factory=dict)
+    bases: Mapping[str, Options] = field(default_factory=dict)
+    cells: Mapping[str, Conditions] = field(default_factory=dict)
+    values: Mapping[str, Value] = field(default_factory=dict)
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Providers of the study's kernels."""
+        return tuple(dict.fromkeys(one.provider for one in self.kernels.values() if one.liger != _NO_KERNELS))
+
+    def grid(
+        self,
+        part: Part,
+        *,
+        device: str,
+        memory_limit_bytes: int | None = None,
+        providers: Collection[str] | None = None,
+    ) -> Grid:
+        """The grid of a part.
+
+        Args:
+            memory_limit_bytes: replaces the part's limit if it has one; None keeps it.
+            providers: run only these providers' kernels; None runs all. Steps without kernels always run.
+        """
+        options = {**part.options, "device": (device,)}
+        if memory_limit_bytes is not None and "memory_limit_bytes" in options:
+            options["memory_limit_bytes"] = (memory_limit_bytes,)
+        sets = [self.kernels[name] for name in part.kernels]
+        variants = tuple(
+            one.options for one in sets if providers is None or one.liger == _NO_KERNELS or one.provider in providers
+        )
+        return Grid(options=options, variants=variants if sets else ({},))
