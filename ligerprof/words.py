@@ -38,3 +38,16 @@ class Word(str, Enum):
             return cls(value)
         except ValueError:
             raise RecipeError(f"unknown {name} {value!r}. Known: {', '.join(cls.choices())}.") from None
+
+
+class ExplainedWord(Word):
+    """A category whose members are declared as `NAME = "word", "meaning"`; tables print the meaning."""
+
+    meaning: str
+
+    def __new__(cls, word: str, meaning: str) -> "ExplainedWord":
+        """Keep the word as the value."""
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.meaning = meaning
+        return member

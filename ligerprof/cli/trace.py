@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.trace.analysis import analyze_trace
+from ligerprof.analyzers.trace.analysis import analyze
 from ligerprof.analyzers.trace.difference import TraceDifference
+from ligerprof.analyzers.trace.events import read_trace
 from ligerprof.analyzers.trace.report import TraceReport
 from ligerprof.cli.common_options import json_option, top_option
 from ligerprof.cli.output import print_json
@@ -29,7 +30,7 @@ def command(traces: tuple[Path, ...], top: int, as_json: bool) -> None:
     """
     if len(traces) > _MOST_TRACES:
         raise click.UsageError(f"{len(traces)} traces given. Give one, or two to compare.")
-    reports = [analyze_trace(find_trace(path) if path.is_dir() else path) for path in traces]
+    reports = [analyze(read_trace(find_trace(path) if path.is_dir() else path)) for path in traces]
     found = reports[0] if len(reports) == 1 else TraceDifference(before=reports[0], after=reports[1])
     if as_json:
         print_json(found.to_json(top=top))

@@ -1,5 +1,6 @@
-"""Terminal tables of `models`, `kernels` and `env`."""
+"""The plain table of terminal reports."""
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -7,13 +8,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-def listing_table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str, ...] = ()) -> "Table":
-    """An empty table.
+def listing_table(
+    *headings: str,
+    right: Sequence[str] = (),
+    folded: Sequence[str] = (),
+    rows: Iterable[Sequence["str | Text"]] = (),
+) -> "Table":
+    """A table without vertical lines.
 
     Args:
         headings: one per column.
         right: headings of right-aligned columns.
         folded: headings of columns whose cells may wrap.
+        rows: cells to print verbatim, not as rich markup; an empty row is a rule.
     """
     from rich import box
     from rich.table import Table
@@ -24,6 +31,11 @@ def listing_table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str
         # a Text is printed verbatim: names of models and plug-ins may look like rich markup
         text = Text(heading, justify="right" if heading in right else "left")
         table.add_column(text, justify=text.justify or "left", no_wrap=heading not in folded, overflow="fold")
+    for row in rows:
+        if row:
+            add_listing_row(table, *row)
+        else:
+            table.add_section()
     return table
 
 

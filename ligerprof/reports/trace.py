@@ -1,69 +1,55 @@
 """Render `ligerprof trace`: the step's time on the GPU and on the host, for one trace or two."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ligerprof.analyzers.trace.difference import TraceDifference
 from ligerprof.analyzers.trace.gaps import GapCause
-from ligerprof.analyzers.trace.host import LAYER_MEANINGS
-from ligerprof.analyzers.trace.kernel_classes import CLASS_MEANINGS, KernelClass, short_name
+from ligerprof.analyzers.trace.host import HostLayer
+from ligerprof.analyzers.trace.kernel_classes import KernelClass, short_name
 from ligerprof.analyzers.trace.phases import WorkPhase
-from ligerprof.analyzers.trace.report import DeviceUse, KernelTime, TraceReport, WorkTime
+from ligerprof.analyzers.trace.report import DeviceUse, TraceReport, WorkTime
+from ligerprof.reports.listing import listing_table
+from ligerprof.words import WordT
 
-GAP_MEANINGS: dict[GapCause, str] = {
-    GapCause.HOST_LATE: "idle: host launched late",
-    GapCause.LAUNCHING: "idle: launch in progress",
-    GapCause.QUEUED: "idle: between queued kernels",
-    GapCause.UNKNOWN: "idle: launch not in the trace",
-    GapCause.END: "idle: after the last kernel",
-}
 _NAME_WIDTH, _OPERATOR_WIDTH = 46, 20
 _UNKNOWN = "n/a"
+_PAIR = ("first", "second", "change")
 
 
 def render_trace(report: TraceReport, *, top: int) -> RenderableType:
-    """Lay out one trace, at most 100 columns wide.
-
-    Args:
-        top: number of rows in the table of kernels.
-    """
+    """Lay out one trace, at most 100 columns wide, with `top` rows in the table of kernels."""
     parts: list[RenderableType] = [Text(heading(report), style="bold"), Text(verdict(report)), Text("")]
     for device in report.devices:
-        parts += [_device_table(device, report.window_seconds), _gap_table(device)]
-    parts.append(_work_table("kernels by class", report.classes, CLASS_MEANINGS))
+        parts += [_device_table(device), _gap_table(device)]
+    classes = sorted(report.classes.items(), key=lambda item: -item[1].seconds)
+    parts.append(_work_table("kernels by class", classes, "contents"))
     if report.phases is not None:
-        parts.append(_work_table("kernels by phase", report.phases, {}))
+        parts.append(_work_table("kernels by phase", report.phases.items()))
     if report.host is not None:
-        parts.append(_host_table(report))
-    parts.append(_kernel_table(report.kernels, top))
+        parts.append(_host_table(report, report.host))
+    parts.append(_kernel_table(report, top))
     return Group(*parts, *(Text(f"note: {note}") for note in report.notes))
 
 
 def render_trace_difference(difference: TraceDifference, *, top: int) -> RenderableType:
-    """Lay out two traces side by side, at most 100 columns wide.
-
-    Args:
-        top: number of rows in the table of kernels.
-    """
-    traces = (difference.before, difference.after)
+    """Lay out two traces side by side, at most 100 columns wide, with `top` rows in the table of kernels."""
+    before, after = difference.before, difference.after
     parts: list[RenderableType] = []
-    for name, report in zip(("first", "second"), traces, strict=True):
+    for name, report in (("first", before), ("second", after)):
         parts += [Text(f"{name}: {heading(report)}", style="bold"), Text(verdict(report))]
-    parts += [Text(""), _step_pair(traces), _pair_of(KernelClass, "kernels by class, ms", [r.classes for r in traces])]
-    phases = [report.phases for report in traces if report.phases is not None]
-    if len(phases) == len(traces):
-        parts.append(_pair_of(WorkPhase, "kernels by phase, ms", phases))
-    if (host := _host_pair(traces)) is not None:
-        parts.append(host)
+    parts += [Text(""), _step_pair(before, after), _work_pair("kernels by class, ms", before.classes, after.classes)]
+    if before.phases is not None and after.phases is not None:
+        parts.append(_work_pair("kernels by phase, ms", before.phases, after.phases))
+    if before.host is not None and after.host is not None:
+        parts.append(_host_pair(before.host, after.host))
     parts.append(_changes_table(difference, top))
-    notes = [f"{name} trace: {note}" for name, r in zip(("first", "second"), traces, strict=True) for note in r.notes]
+    notes = [f"{name} trace: {note}" for name, r in (("first", before), ("second", after)) for note in r.notes]
     return Group(*parts, *(Text(f"note: {note}") for note in notes))
 
 
@@ -87,146 +73,136 @@ def verdict(report: TraceReport) -> str:
     if idle_seconds <= 0:
         return f"{text}; it was never idle."
     cause = max(GapCause, key=device.gap_seconds)
-    meaning = GAP_MEANINGS[cause].removeprefix("idle: ")
     return (
         f"{text}. It was idle for {_share(idle_seconds, window)} ({_ms(idle_seconds)} ms)."
-        f" Largest cause: {meaning} ({_share(device.gap_seconds(cause), idle_seconds)} of idle time)."
+        f" Largest cause: {cause.meaning} ({_share(device.gap_seconds(cause), idle_seconds)} of idle time)."
     )
 
 
-def _device_table(device: DeviceUse, window_seconds: float) -> Table:
-    streams = "1 stream" if device.streams == 1 else f"{device.streams} streams"
-    table = _table(f"GPU {device.device}, {streams}", ("ms", "share", "count"))
+def _device_table(device: DeviceUse) -> Table:
+    window_seconds = device.window_seconds
     copies_seconds = device.occupied_seconds - device.busy_seconds
-    rows = [("kernels", device.busy_seconds, device.kernels), ("copies and fills only", copies_seconds, device.copies)]
+    uses = [("kernels", device.busy_seconds, device.kernels), ("copies and fills only", copies_seconds, device.copies)]
     for cause in GapCause:
-        count = sum(gap.count for gap in device.gaps if gap.cause is cause)
-        if count:
-            rows.append((GAP_MEANINGS[cause], device.gap_seconds(cause), count))
-    for index, (name, seconds, count) in enumerate(rows, 1):
-        cells = (_ms(seconds), _share(seconds, window_seconds), f"{count:,}")
-        table.add_row(name, *cells, end_section=index == len(rows))
-    table.add_row("total", _ms(window_seconds), _share(window_seconds, window_seconds), "")
-    return table
+        if count := sum(gap.count for gap in device.gaps if gap.cause is cause):
+            uses.append((f"idle: {cause.meaning}", device.gap_seconds(cause), count))
+    rows = [(name, _ms(seconds), _share(seconds, window_seconds), _count(count)) for name, seconds, count in uses]
+    total = ("total", _ms(window_seconds), _share(window_seconds, window_seconds), "")
+    streams = "1 stream" if device.streams == 1 else f"{device.streams} streams"
+    return _table(f"GPU {device.device}, {streams}", ("ms", "share", "count"), [*rows, (), total])
 
 
 def _gap_table(device: DeviceUse) -> Table:
     """Gaps by size, with one column per cause that occurs."""
     causes = [cause for cause in GapCause if device.gap_seconds(cause)]
-    table = _table("gap, µs", ("count", "ms", *(f"{cause.value.replace('_', ' ')}, ms" for cause in causes)))
+    rows = []
     by_size = sorted(device.gaps, key=lambda gap: gap.from_seconds)
     for _, same_size in groupby(by_size, key=lambda gap: gap.from_seconds):
         gaps = list(same_size)
-        below = gaps[0].below_seconds
-        size = (
-            f"{_us(gaps[0].from_seconds)} to {_us(below)}" if below is not None else f"{_us(gaps[0].from_seconds)} up"
-        )
+        low, high = gaps[0].from_seconds, gaps[0].below_seconds
+        size = f"{_us(low)} to {_us(high)}" if high is not None else f"{_us(low)} up"
         times = [sum(gap.seconds for gap in gaps if gap.cause is cause) for cause in causes]
-        table.add_row(size, f"{sum(gap.count for gap in gaps):,}", _ms(sum(times)), *map(_ms, times))
-    return table
+        rows.append((size, _count(sum(gap.count for gap in gaps)), _ms(sum(times)), *map(_ms, times)))
+    return _table("gap, µs", ("count", "ms", *(f"{cause.replace('_', ' ')}, ms" for cause in causes)), rows)
 
 
-def _work_table(title: str, work: Mapping[Any, WorkTime], meanings: Mapping[Any, str]) -> Table:
-    table = _table(title, ("ms", "share", "count", "mean, µs"), last="contents" if meanings else None)
-    total_seconds = sum(time.seconds for time in work.values())
-    for key, time in work.items():
-        cells = (_ms(time.seconds), _share(time.seconds, total_seconds), f"{time.count:,}", _us(_mean(time)))
-        table.add_row(key.value, *cells, *([meanings[key]] if meanings else []))
-    return table
+def _work_table(title: str, work: Iterable[tuple[KernelClass | WorkPhase, WorkTime]], *last: str) -> Table:
+    times = [(kind, time) for kind, time in work if time.count]
+    total_seconds = sum(time.seconds for _, time in times)
+    rows = []
+    for kind, time in times:
+        cells = (kind, _ms(time.seconds), _share(time.seconds, total_seconds), *_count_and_mean(time))
+        rows.append((*cells, kind.meaning) if isinstance(kind, KernelClass) else cells)
+    return _table(title, ("ms", "share", "count", "mean, µs"), rows, *last)
 
 
-def _host_table(report: TraceReport) -> Table:
-    table = _table("host", ("ms", "share", "µs per kernel"), last="contents")
-    for layer, seconds in (report.host or {}).items():
-        per_kernel = _us(seconds / report.kernel_count) if report.kernel_count else _UNKNOWN
-        cells = (_ms(seconds), _share(seconds, report.window_seconds), per_kernel)
-        table.add_row(layer.value, *cells, LAYER_MEANINGS[layer])
-    return table
+def _host_table(report: TraceReport, host: Mapping[HostLayer, float]) -> Table:
+    count = report.kernel_count
+    rows = []
+    for layer, seconds in host.items():
+        per_kernel = _us(seconds / count) if count else _UNKNOWN
+        rows.append((layer, _ms(seconds), _share(seconds, report.window_seconds), per_kernel, layer.meaning))
+    return _table("host", ("ms", "share", "µs per kernel"), rows, "contents")
 
 
-def _kernel_table(kernels: Sequence[KernelTime], top: int) -> Table:
-    table = _table("kernel", ("ms", "count", "mean, µs"), last="operator")
-    for kernel in kernels[:top]:
-        cells = (_ms(kernel.seconds), f"{kernel.count:,}", _us(kernel.seconds / kernel.count))
-        table.add_row(_fit(short_name(kernel.name), _NAME_WIDTH), *cells, _fit(kernel.operator, _OPERATOR_WIDTH))
-    if rest := kernels[top:]:
-        table.add_section()
-        count = sum(kernel.count for kernel in rest)
-        table.add_row(f"{len(rest)} more", _ms(sum(kernel.seconds for kernel in rest)), f"{count:,}", "", "")
-    return table
+def _kernel_table(report: TraceReport, top: int) -> Table:
+    rows: list[tuple[str, ...]] = [
+        (
+            _fit(short_name(kernel.name), _NAME_WIDTH),
+            _ms(kernel.seconds),
+            *_count_and_mean(kernel),
+            _fit(kernel.operator, _OPERATOR_WIDTH),
+        )
+        for kernel in report.kernels[:top]
+    ]
+    if rest := report.kernels[top:]:
+        count = _count(sum(kernel.count for kernel in rest))
+        rows += [(), (f"{len(rest)} more", _ms(sum(kernel.seconds for kernel in rest)), count, "", "")]
+    return _table("kernel", ("ms", "count", "mean, µs"), rows, "operator")
 
 
-def _step_pair(traces: Sequence[TraceReport]) -> Table:
-    table = _table("step", ("first", "second", "change"))
-
-    def add(name: str, write: Callable[[float], str], figure: Callable[[TraceReport], float]) -> None:
-        before, after = map(figure, traces)
-        table.add_row(name, write(before), write(after), _signed(write, after - before))
-
-    add("time, ms", _ms, lambda report: report.window_seconds)
-    add("kernels", _count, lambda report: report.kernel_count)
-    add("kernels, ms", _ms, lambda report: report.busiest.busy_seconds)
-    add("busy, %", lambda share: f"{100 * share:.1f}", lambda report: report.busy_share)
+def _step_pair(before: TraceReport, after: TraceReport) -> Table:
+    first, second = before.busiest, after.busiest
+    rows = [
+        ("time, ms", *_pair(_ms, before.window_seconds, after.window_seconds)),
+        ("kernels", *_pair(_count, before.kernel_count, after.kernel_count)),
+        ("kernels, ms", *_pair(_ms, first.busy_seconds, second.busy_seconds)),
+        ("busy, %", *_pair(lambda share: f"{100 * share:.1f}", first.busy_share, second.busy_share)),
+    ]
     for cause in GapCause:
-        if any(report.idle_seconds[cause] for report in traces):
-            add(f"{GAP_MEANINGS[cause]}, ms", _ms, lambda report, cause=cause: report.idle_seconds[cause])  # type: ignore[misc]
-    return table
+        seconds = (first.gap_seconds(cause), second.gap_seconds(cause))
+        if any(seconds):
+            rows.append((f"idle: {cause.meaning}, ms", *_pair(_ms, *seconds)))
+    return _table("step", _PAIR, rows)
 
 
-def _pair_of(words: Iterable[Any], title: str, work: Sequence[Mapping[Any, WorkTime]]) -> Table:
-    table = _table(title, ("first", "second", "change", "first, count", "second, count"))
-    for word in words:
-        before, after = (times.get(word, WorkTime(count=0, seconds=0.0)) for times in work)
-        if before.count or after.count:
-            change = _signed(_ms, after.seconds - before.seconds)
-            counts = (_count(before.count), _count(after.count))
-            table.add_row(word.value, _ms(before.seconds), _ms(after.seconds), change, *counts)
-    return table
+def _work_pair(title: str, before: Mapping[WordT, WorkTime], after: Mapping[WordT, WorkTime]) -> Table:
+    rows = [
+        (kind, *_pair(_ms, first.seconds, after[kind].seconds), _count(first.count), _count(after[kind].count))
+        for kind, first in before.items()
+        if first.count or after[kind].count
+    ]
+    return _table(title, (*_PAIR, "first, count", "second, count"), rows)
 
 
-def _host_pair(traces: Sequence[TraceReport]) -> Table | None:
-    first, second = (report.host for report in traces)
-    if first is None or second is None:
-        return None
-    table = _table("host, ms", ("first", "second", "change"), last="contents")
-    for layer, meaning in LAYER_MEANINGS.items():
-        change = _signed(_ms, second[layer] - first[layer])
-        table.add_row(layer.value, _ms(first[layer]), _ms(second[layer]), change, meaning)
-    return table
+def _host_pair(before: Mapping[HostLayer, float], after: Mapping[HostLayer, float]) -> Table:
+    rows = [(layer, *_pair(_ms, before[layer], after[layer]), layer.meaning) for layer in HostLayer]
+    return _table("host, ms", _PAIR, rows, "contents")
 
 
 def _changes_table(difference: TraceDifference, top: int) -> Table:
-    table = _table("kernel, ms", ("first", "second", "change", "count"), last="operator")
     changes = difference.kernels()
-    for change in changes[:top]:
-        times = (_ms(change.before_seconds), _ms(change.after_seconds), _signed(_ms, change.difference_seconds))
-        counts = f"{change.before_count:,} > {change.after_count:,}"
-        name, operator = short_name(change.kernel.name), change.kernel.operator
-        table.add_row(_fit(name, _NAME_WIDTH - 8), *times, counts, _fit(operator, _OPERATOR_WIDTH - 4))
+    rows: list[tuple[str, ...]] = [
+        (
+            _fit(short_name(change.kernel.name), _NAME_WIDTH - 8),
+            *_pair(_ms, change.before.seconds, change.after.seconds),
+            f"{_count(change.before.count)} > {_count(change.after.count)}",
+            _fit(change.kernel.operator, _OPERATOR_WIDTH - 4),
+        )
+        for change in changes[:top]
+    ]
     if rest := changes[top:]:
-        table.add_section()
-        before, after = (sum(times) for times in zip(*((c.before_seconds, c.after_seconds) for c in rest), strict=True))
-        table.add_row(f"{len(rest)} more", _ms(before), _ms(after), _signed(_ms, after - before), "", "")
-    return table
+        seconds = (sum(change.before.seconds for change in rest), sum(change.after.seconds for change in rest))
+        rows += [(), (f"{len(rest)} more", *_pair(_ms, *seconds), "", "")]
+    return _table("kernel, ms", (*_PAIR, "count"), rows, "operator")
 
 
-def _table(heading: str, figures: Sequence[str], *, last: str | None = None) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(heading, no_wrap=True)
-    for figure in figures:
-        table.add_column(figure, justify="right", no_wrap=True)
-    if last is not None:
-        table.add_column(last, no_wrap=True)
-    return table
+def _table(heading: str, figures: tuple[str, ...], rows: Iterable[tuple[str, ...]], *last: str) -> Table:
+    return listing_table(heading, *figures, *last, right=figures, rows=rows)
 
 
-def _mean(time: WorkTime) -> float:
-    return time.seconds / time.count
+def _pair(write: Callable[[float], str], before: float, after: float) -> tuple[str, str, str]:
+    """The cells of two figures and their difference."""
+    change = write(after - before)
+    return write(before), write(after), f"+{change}" if after > before else change
 
 
-def _fit(text: str, width: int) -> Text:
-    """Shorten text to a width; a Text, so that kernel names are not read as markup."""
-    return Text(text if len(text) <= width else f"{text[: width - 1]}…")
+def _count_and_mean(time: WorkTime) -> tuple[str, str]:
+    return _count(time.count), _us(time.mean_seconds)
+
+
+def _fit(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _ms(seconds: float) -> str:
@@ -240,11 +216,6 @@ def _us(seconds: float) -> str:
 
 def _count(number: float) -> str:
     return f"{number:,.0f}"
-
-
-def _signed(write: Callable[[float], str], difference: float) -> str:
-    text = write(difference)
-    return f"+{text}" if difference > 0 else text
 
 
 def _share(part: float, whole: float) -> str:

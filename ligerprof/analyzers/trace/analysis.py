@@ -1,17 +1,17 @@
 """Compute a trace's report: busy and idle time per GPU, kernels by class and phase, and host time by layer."""
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Numbers, Trace, read_trace
-from ligerprof.analyzers.trace.gaps import CAUSES, SIZE_BOUNDS_US, Gaps, find_gaps, launching_calls
-from ligerprof.analyzers.trace.host import HostLayer, calls_of_layer, host_layers
+from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Mask, Numbers, Trace, first_match
+from ligerprof.analyzers.trace.gaps import CAUSES, SIZE_BOUNDS_US, Gaps, find_gaps
+from ligerprof.analyzers.trace.host import HostLayer, calls_by_layer, host_layers
 from ligerprof.analyzers.trace.intervals import Times, clip, group_indices, length, union
 from ligerprof.analyzers.trace.kernel_classes import KernelClass, kernel_class
-from ligerprof.analyzers.trace.phases import PHASES, WorkPhase, work_phases
+from ligerprof.analyzers.trace.phases import WorkPhase, work_phases
 from ligerprof.analyzers.trace.report import (
     DeviceUse,
     GapGroup,
@@ -22,20 +22,10 @@ from ligerprof.analyzers.trace.report import (
     WorkTime,
 )
 from ligerprof.errors import TraceFormatError
+from ligerprof.words import WordT
 
-_STEP = "ProfilerStep#"
+_STEP = re.compile("^ProfilerStep#")
 _LARGEST_GAPS = 100
-
-Mask = npt.NDArray[np.bool_]
-
-
-def analyze_trace(path: str | Path) -> TraceReport:
-    """Read a profiler trace and report what its GPUs did in the profiled steps.
-
-    Raises:
-        TraceFormatError: the file is not a trace, is damaged, truncated or too large, or has no GPU work.
-    """
-    return analyze(read_trace(path))
 
 
 def analyze(trace: Trace) -> TraceReport:
@@ -69,21 +59,27 @@ class _Analysis:
         self._work = trace.work.where(inside)
         self._microseconds = (ends - starts)[inside]
         self._spans = starts[inside], ends[inside]
-        self._launches = launching_calls(self._work, trace.calls)
-        self._operators = _operator_names(trace, self._work)
+        # per piece of work: the call that launched it, one for all kernels of a CUDA graph, or ABSENT
+        self._launches = first_match(trace.calls.correlations, self._work.correlations)
+        # and the name of the operator; the index ABSENT, -1, selects the appended values
+        operators = first_match(trace.operators.operators, self._work.operators)
+        self._operators = np.append(trace.operators.names, ABSENT)[operators]
+        self._names = (*trace.names, "")
 
     def report(self) -> TraceReport:
         trace = self._trace
         phases = work_phases(trace, self._launches)
         host = host_layers(trace, self._window)
+        order = list(KernelClass)
+        classes = np.array([order.index(kernel_class(name)) for name in trace.names])[self._work.names]
         return TraceReport(
             source=trace.source,
             window_seconds=_seconds(self._window[1] - self._window[0]),
             steps=tuple(trace.names[name] for name in self._steps.names),
             devices=tuple(self._device_use(*device) for device in group_indices(self._work.places)),
             launches=self._launch_calls(),
-            classes=self._classes(),
-            phases=None if phases is None else self._phases(phases),
+            classes=self._times(classes, KernelClass),
+            phases=None if phases is None else self._times(phases, WorkPhase),
             kernels=self._kernels(),
             host=None if host is None else {layer: _seconds(time) for layer, time in host.items()},
             notes=tuple(self._notes()),
@@ -100,6 +96,7 @@ class _Analysis:
         gaps = find_gaps(work, self._launches[index], self._trace.calls, self._window)
         return DeviceUse(
             device=device,
+            window_seconds=_seconds(self._window[1] - self._window[0]),
             streams=len(np.unique(work.streams)),
             kernels=len(kernels),
             copies=len(index) - len(kernels),
@@ -114,21 +111,20 @@ class _Analysis:
         return _seconds(length(union(starts[index], ends[index])))
 
     def _largest_gaps(self, gaps: Gaps, index: Numbers) -> Iterator[LargeGap]:
+        # the index ABSENT, -1, selects the appended ABSENT
+        names = np.append(self._work.names[index], ABSENT)[gaps.next_work]
+        operators = np.append(self._operators[index], ABSENT)[gaps.next_work]
         for gap in np.argsort(-gaps.sizes, kind="stable")[:_LARGEST_GAPS]:
-            work = ABSENT if gaps.next_work[gap] == ABSENT else index[gaps.next_work[gap]]
             yield LargeGap(
                 start_seconds=_seconds(gaps.starts[gap] - self._window[0]),
                 seconds=_seconds(gaps.sizes[gap]),
                 cause=CAUSES[gaps.causes[gap]],
-                next_kernel="" if work == ABSENT else self._trace.names[self._work.names[work]],
-                operator="" if work == ABSENT else self._operator_name(self._operators[work]),
+                next_kernel=self._names[names[gap]],
+                operator=self._names[operators[gap]],
             )
 
-    def _operator_name(self, name: int) -> str:
-        return "" if name == ABSENT else self._trace.names[name]
-
     def _launch_calls(self) -> Launches:
-        calls = calls_of_layer(self._trace, HostLayer.LAUNCH)
+        calls = calls_by_layer(self._trace)[HostLayer.LAUNCH]
         inside = (calls.starts >= self._window[0]) & (calls.starts < self._window[1])
         launched = self._launches != ABSENT
         delays = self._work.starts[launched] - self._trace.calls.starts[self._launches[launched]]
@@ -138,15 +134,9 @@ class _Analysis:
             median_delay_seconds=_seconds(np.median(delays)) if len(delays) else None,
         )
 
-    def _classes(self) -> dict[KernelClass, WorkTime]:
-        order = list(KernelClass)
-        kinds = np.array([order.index(kernel_class(name)) for name in self._trace.names])[self._work.names]
-        found = {kind: self._work_time(kinds == index) for index, kind in enumerate(order)}
-        return {kind: work for kind, work in sorted(found.items(), key=lambda item: -item[1].seconds) if work.count}
-
-    def _phases(self, phases: Numbers) -> dict[WorkPhase, WorkTime]:
-        found = {phase: self._work_time(phases == index) for index, phase in enumerate(PHASES)}
-        return {phase: work for phase, work in found.items() if work.count}
+    def _times(self, indices: Numbers, words: type[WordT]) -> dict[WordT, WorkTime]:
+        """The work by category, given the index of each piece's category."""
+        return {word: self._work_time(indices == index) for index, word in enumerate(words)}
 
     def _work_time(self, chosen: Mask) -> WorkTime:
         return WorkTime(count=int(chosen.sum()), seconds=_seconds(self._microseconds[chosen].sum()))
@@ -161,7 +151,7 @@ class _Analysis:
             KernelTime(
                 name=self._trace.names[names[index]],
                 kind=kernel_class(self._trace.names[names[index]]),
-                operator=self._operator_name(operators[index]),
+                operator=self._names[operators[index]],
                 count=int(counts[index]),
                 seconds=_seconds(times[index]),
                 longest_seconds=_seconds(longest[index]),
@@ -183,12 +173,11 @@ class _Analysis:
 
 def _profiled_steps(trace: Trace) -> Events:
     """The spans of profiled steps, sorted by start: annotations, or operators before torch 1.12."""
-    names = np.array([index for index, name in enumerate(trace.names) if name.startswith(_STEP)], dtype=np.int64)
     for events in (trace.annotations, trace.operators):
-        steps = events.where(np.isin(events.names, names))
+        steps = events.where(trace.named(events, _STEP))
         if len(steps):
-            return steps.where(np.argsort(steps.starts, kind="stable"))
-    return trace.annotations.where(np.zeros(len(trace.annotations), dtype=np.bool_))
+            break
+    return steps.where(np.argsort(steps.starts, kind="stable"))
 
 
 def _window(trace: Trace, steps: Events) -> tuple[float, float]:
@@ -198,18 +187,6 @@ def _window(trace: Trace, steps: Events) -> tuple[float, float]:
     if end <= start:
         raise TraceFormatError(f"{trace.source}: its profiled steps have zero duration. Record the trace again.")
     return start, end
-
-
-def _operator_names(trace: Trace, work: Events) -> Numbers:
-    """For each piece of GPU work, the name index of the operator that launched it, or ABSENT."""
-    known = np.flatnonzero(trace.operators.operators != ABSENT)
-    if not len(known):
-        return np.full(len(work), ABSENT)
-    known = known[np.argsort(trace.operators.operators[known], kind="stable")]
-    ids = trace.operators.operators[known]
-    places = np.minimum(np.searchsorted(ids, work.operators), len(known) - 1)
-    found = (ids[places] == work.operators) & (work.operators != ABSENT)
-    return np.where(found, trace.operators.names[known[places]], ABSENT)
 
 
 def _main_operators(group: Numbers, operators: Numbers, microseconds: Times, groups: int) -> Numbers:
@@ -227,18 +204,15 @@ def _main_operators(group: Numbers, operators: Numbers, microseconds: Times, gro
 
 def _gap_groups(gaps: Gaps) -> Iterator[GapGroup]:
     """Gaps by cause and size; empty groups are omitted."""
-    bounds = SIZE_BOUNDS_US
-    sizes = np.digitize(gaps.sizes, bounds) - 1
-    for cause in CAUSES:
-        for size in range(len(bounds) - 1):
-            chosen = gaps.of_cause(cause) & (sizes == size)
-            if not chosen.any():
-                continue
-            below = bounds[size + 1]
-            yield GapGroup(
-                cause=cause,
-                from_seconds=_seconds(bounds[size]),
-                below_seconds=_seconds(below) if np.isfinite(below) else None,
-                count=int(chosen.sum()),
-                seconds=_seconds(gaps.sizes[chosen].sum()),
-            )
+    sizes = np.digitize(gaps.sizes, SIZE_BOUNDS_US) - 1
+    for index, cause in enumerate(CAUSES):
+        for size, (low, high) in enumerate(pairwise(SIZE_BOUNDS_US)):
+            chosen = gaps.sizes[(gaps.causes == index) & (sizes == size)]
+            if len(chosen):
+                yield GapGroup(
+                    cause=cause,
+                    from_seconds=_seconds(low),
+                    below_seconds=_seconds(high) if np.isfinite(high) else None,
+                    count=len(chosen),
+                    seconds=_seconds(chosen.sum()),
+                )

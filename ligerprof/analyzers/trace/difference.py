@@ -2,44 +2,33 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from ligerprof.analyzers.trace.gaps import GapCause
-from ligerprof.analyzers.trace.host import HostLayer
-from ligerprof.analyzers.trace.kernel_classes import KernelClass
-from ligerprof.analyzers.trace.phases import WorkPhase
-from ligerprof.analyzers.trace.report import KernelTime, TraceReport, WorkTime
-from ligerprof.serialization import select
-
-Key = TypeVar("Key")
+from ligerprof.analyzers.trace.report import NO_WORK, KernelTime, TraceReport, WorkTime
+from ligerprof.serialization import document, select
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelChange:
-    """One kernel in two traces; zeros for a trace in which it did not run.
+    """One kernel in two traces; no work in a trace in which it did not run.
 
     Attributes:
         kernel: the kernel in the second trace, or in the first if it ran only there.
     """
 
     kernel: KernelTime
-    before_count: int
-    after_count: int
-    before_seconds: float
-    after_seconds: float
+    before: WorkTime
+    after: WorkTime
 
     @property
     def difference_seconds(self) -> float:
-        """Time in the second trace less time in the first."""
-        return self.after_seconds - self.before_seconds
+        """Time in the second trace less time in the first, to the nanosecond."""
+        return _less(self.after.seconds, self.before.seconds)
 
     def to_json(self) -> dict[str, Any]:
         """One entry of `kernels_by_change`."""
-        return {
-            **select(self, "kernel.name", "class=kernel.kind", "before_count", "after_count", "before_seconds"),
-            "after_seconds": self.after_seconds,
-            "difference_seconds": round(self.difference_seconds, 9),
-        }
+        figures = (f"{trace}_{name}={trace}.{name}" for name in ("count", "seconds") for trace in ("before", "after"))
+        return select(self, "kernel.name", "class=kernel.kind", *figures, "difference_seconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +41,10 @@ class TraceDifference:
     def kernels(self) -> tuple[KernelChange, ...]:
         """Every kernel, matched by its full name, the largest change in time first."""
         before, after = ({kernel.name: kernel for kernel in trace.kernels} for trace in (self.before, self.after))
-        changes = [_change(kernel, before.get(name), after.get(name)) for name, kernel in {**before, **after}.items()]
+        changes = [
+            KernelChange(kernel=kernel, before=before.get(name, NO_WORK), after=after.get(name, NO_WORK))
+            for name, kernel in {**before, **after}.items()
+        ]
         return tuple(sorted(changes, key=lambda change: -abs(change.difference_seconds)))
 
     def to_json(self, *, top: int | None = None) -> dict[str, Any]:
@@ -62,43 +54,33 @@ class TraceDifference:
             top: number of kernels to list; None lists all.
         """
         before, after = self.before, self.after
-        return {
-            "schema": 1,
-            "kind": "trace",
-            "traces": [before.to_json(top=top), after.to_json(top=top)],
-            "difference": {
-                "window_seconds": round(after.window_seconds - before.window_seconds, 9),
-                "kernels": after.kernel_count - before.kernel_count,
-                "launches": after.launches.count - before.launches.count,
-                "gpu_busy_seconds": round(after.busiest.busy_seconds - before.busiest.busy_seconds, 9),
-                "gpu_busy_share": after.busy_share - before.busy_share,
-                "idle_seconds": _changes(before.idle_seconds, after.idle_seconds, GapCause),
-                "classes": _changes(_times(before.classes), _times(after.classes), KernelClass),
-                "phases": _changes(_times(before.phases), _times(after.phases), WorkPhase),
-                "host": _changes(before.host, after.host, HostLayer),
-                "kernels_by_change": [change.to_json() for change in self.kernels()[:top]],
-            },
+        difference = {
+            "window_seconds": _less(after.window_seconds, before.window_seconds),
+            "kernels": after.kernel_count - before.kernel_count,
+            "launches": after.launches.count - before.launches.count,
+            "gpu_busy_seconds": _less(after.busiest.busy_seconds, before.busiest.busy_seconds),
+            "gpu_busy_share": after.busiest.busy_share - before.busiest.busy_share,
+            "idle_seconds": _changes(before.idle_seconds, after.idle_seconds),
+            "classes": _changes(before.classes, after.classes),
+            "phases": _changes(before.phases, after.phases),
+            "host": _changes(before.host, after.host),
+            "kernels_by_change": [change.to_json() for change in self.kernels()[:top]],
         }
+        traces = [trace.to_json(top=top) for trace in (before, after)]
+        return document("trace", {"traces": traces, "difference": difference})
 
 
-def _change(kernel: KernelTime, before: KernelTime | None, after: KernelTime | None) -> KernelChange:
-    return KernelChange(
-        kernel=kernel,
-        before_count=before.count if before else 0,
-        after_count=after.count if after else 0,
-        before_seconds=before.seconds if before else 0.0,
-        after_seconds=after.seconds if after else 0.0,
-    )
+def _less(after: float, before: float) -> float:
+    """The difference, rounded to nanoseconds, the resolution of a trace."""
+    return round(after - before, 9)
 
 
-def _times(work: Mapping[Key, WorkTime] | None) -> dict[Key, float] | None:
-    return None if work is None else {key: time.seconds for key, time in work.items()}
-
-
-def _changes(
-    before: Mapping[Any, float] | None, after: Mapping[Any, float] | None, words: Any
-) -> dict[str, float] | None:
+def _changes(before: Mapping[Any, Any] | None, after: Mapping[Any, Any] | None) -> dict[str, float] | None:
     """After less before, in seconds; None if a trace lacks the figures."""
     if before is None or after is None:
         return None
-    return {word.value: round(after.get(word, 0.0) - before.get(word, 0.0), 9) for word in words}
+    return {word.value: _less(_seconds(after[word]), _seconds(before[word])) for word in before}
+
+
+def _seconds(time: WorkTime | float) -> float:
+    return time.seconds if isinstance(time, WorkTime) else time

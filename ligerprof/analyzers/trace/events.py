@@ -1,10 +1,11 @@
-"""Store the fields that the analysis needs in columns: about 60 bytes per event instead of a thousand."""
+"""Store the fields of a trace that the analysis needs in columns: about 60 bytes per event instead of a thousand."""
 
 import math
+import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,6 +18,7 @@ from ligerprof.errors import TraceFormatError
 
 Times = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 ABSENT = -1
 PLAIN, RECORDED, NODE = 0, 1, 2
@@ -27,11 +29,10 @@ _MOST_NAMES = 100_000
 _LONGEST_NAME = 1000
 # devices beyond this count as one
 _MOST_DEVICES = 256
-_MORE_NAMES = "(more names)"
 _LARGEST_NUMBER = 2**62
 
 
-class Table(IntEnum):
+class Table(Enum):
     """The kind of an event that is kept."""
 
     GPU_WORK = 0
@@ -107,6 +108,11 @@ class Trace:
     threads: tuple[tuple[Any, Any], ...]
     unusable: int
 
+    def named(self, events: Events, pattern: re.Pattern[str]) -> Mask:
+        """Mask of the events whose name matches a pattern."""
+        matching: Mask = np.array([pattern.search(name) is not None for name in self.names], dtype=np.bool_)
+        return matching[events.names]
+
 
 def read_trace(path: str | Path) -> Trace:
     """Read a Chrome trace written by torch.profiler, plain or compressed with gzip or xz.
@@ -127,7 +133,7 @@ def collect(source: str, entries: Iterable[Any]) -> Trace:
     collector = _Collector(source)
     for entry in entries:
         collector.add(entry)
-    if not collector.rows[Table.GPU_WORK].starts:
+    if not collector.rows[Table.GPU_WORK].columns["starts"]:
         raise TraceFormatError(
             f"{source}: contains no GPU work. Was ProfilerActivity.CUDA among the profiler's activities?"
         )
@@ -135,33 +141,19 @@ def collect(source: str, entries: Iterable[Any]) -> Trace:
 
 
 class _Rows:
-    """Growable columns of one table."""
+    """Growable columns of one table, in the order of the fields of Events."""
 
     def __init__(self) -> None:
-        self.starts = array("d")
-        self.ends = array("d")
-        self.whole = [array("q") for _ in range(6)]
+        self.columns: dict[str, array[Any]] = {
+            name: array("d" if name in ("starts", "ends") else "q") for name in Events.__slots__
+        }
 
-    def append(self, start: float, duration: float, *numbers: int) -> None:
-        self.starts.append(start)
-        self.ends.append(start + duration)
-        for column, number in zip(self.whole, numbers, strict=True):
-            column.append(number)
+    def append(self, *values: float) -> None:
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value)
 
     def events(self) -> Events:
-        names, places, streams, correlations, operators, kinds = (
-            np.array(column, dtype=np.int64) for column in self.whole
-        )
-        return Events(
-            starts=np.array(self.starts, dtype=np.float64),
-            ends=np.array(self.ends, dtype=np.float64),
-            names=names,
-            places=places,
-            streams=streams,
-            correlations=correlations,
-            operators=operators,
-            kinds=kinds,
-        )
+        return Events(**{name: np.array(column) for name, column in self.columns.items()})
 
 
 class _Collector:
@@ -181,34 +173,26 @@ class _Collector:
         category = entry.get("cat")
         if entry["ph"] != "X" or not isinstance(category, str):
             return
-        table = _TABLES.get(category) if category in _TABLES else _TABLES.get(category.lower())
+        table = _TABLES.get(category) or _TABLES.get(category.lower())
         if table is None:
             return
-        span = self._span(entry)
-        if span is None:
+        start, duration, name = entry.get("ts"), entry.get("dur"), entry.get("name")
+        if not (_is_time(start) and _is_time(duration) and duration >= 0 and isinstance(name, str)):
             self._skip()
             return
         self._count += 1
         if self._count > _MOST_ROWS:
             raise TraceFormatError(f"{self._source}: more than {_MOST_ROWS:,} events. {RECORD_LESS}")
-        args = entry.get("args")
-        self._append(table, span, entry, args if isinstance(args, dict) else {})
+        self.rows[table].append(start, start + duration, self._name_id(name), *self._details(table, entry))
 
     def _skip(self) -> None:
         self._unusable += 1
         if self._unusable > _MOST_UNUSABLE:
             raise TraceFormatError(f"{self._source}: more than {_MOST_UNUSABLE:,} entries are not trace events.")
 
-    def _span(self, entry: Mapping[str, Any]) -> tuple[float, float, int] | None:
-        """Start, duration and name, or None if one of them is unusable."""
-        start, duration, name = entry.get("ts"), entry.get("dur"), entry.get("name")
-        if not (_is_time(start) and _is_time(duration) and duration >= 0 and isinstance(name, str)):
-            return None
-        return start, duration, self._name_id(name)
-
-    def _append(
-        self, table: Table, span: tuple[float, float, int], entry: Mapping[str, Any], args: Mapping[str, Any]
-    ) -> None:
+    def _details(self, table: Table, entry: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+        """Place, stream, correlation, operator and kind."""
+        args = entry["args"] if isinstance(entry.get("args"), dict) else {}
         stream, kind = 0, PLAIN
         if table is Table.GPU_WORK:
             place = min(_number(args.get("device", entry.get("pid")), 0), _MOST_DEVICES)
@@ -219,7 +203,7 @@ class _Collector:
             kind = _autograd_kind(args) if table is Table.OPERATOR else PLAIN
         correlation = _number(args.get("correlation"), ABSENT)
         operator = _number(args.get("External id", args.get("external id")), ABSENT)
-        self.rows[table].append(*span, place, stream, correlation, operator, kind)
+        return place, stream, correlation, operator, kind
 
     def trace(self) -> Trace:
         """The trace collected so far."""
@@ -238,9 +222,10 @@ class _Collector:
         known = self._names.get(name)
         if known is not None:
             return known
-        readable = "".join(_readable(name[:_LONGEST_NAME]))
+        # control characters and lone surrogates become `?`
+        readable = "".join(character if character.isprintable() else "?" for character in name[:_LONGEST_NAME])
         if len(self._names) >= _MOST_NAMES:
-            readable = _MORE_NAMES
+            readable = "(more names)"
         return self._names.setdefault(readable, len(self._names))
 
     def _thread_id(self, process: Any, thread: Any) -> int:
@@ -248,11 +233,6 @@ class _Collector:
         if len(self._threads) >= _MOST_NAMES:
             key = (None, None)
         return self._threads.setdefault(key, len(self._threads))  # type: ignore[arg-type]
-
-
-def _readable(name: str) -> Iterator[str]:
-    """The characters of a name, with control characters and lone surrogates replaced by `?`."""
-    return (character if character.isprintable() else "?" for character in name)
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
@@ -264,6 +244,17 @@ def _is_time(value: Any) -> TypeGuard[float]:
 def _number(value: Any, default: int) -> int:
     """The value if it is an integer that a column can hold, else the default."""
     return value if type(value) is int and 0 <= value < _LARGEST_NUMBER else default
+
+
+def first_match(ids: Numbers, wanted: Numbers) -> Numbers:
+    """For each wanted id, the index of the first equal id; ABSENT if there is none or the id is ABSENT."""
+    known = np.flatnonzero(ids != ABSENT)
+    if not len(known):
+        return np.full(len(wanted), ABSENT)
+    known = known[np.argsort(ids[known], kind="stable")]
+    places = np.minimum(np.searchsorted(ids[known], wanted), len(known) - 1)
+    found = (ids[known[places]] == wanted) & (wanted != ABSENT)
+    return np.where(found, known[places], ABSENT)
 
 
 def _autograd_kind(args: Mapping[str, Any]) -> int:

@@ -1,18 +1,17 @@
 """Classify idle time of a GPU: late launch, launch in progress, or work already queued."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.trace.events import ABSENT, Events, Numbers, Times
+from ligerprof.words import ExplainedWord
 
 # microseconds; a gap that equals a bound counts in the range above it
 SIZE_BOUNDS_US = (0.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0, float("inf"))
 
 
-class GapCause(str, Enum):
+class GapCause(ExplainedWord):
     """Why a device was idle, according to the call that launched its next work.
 
     The call began after the device became idle (host_late), was in progress then (launching), or
@@ -20,11 +19,11 @@ class GapCause(str, Enum):
     the trace (unknown), or no work follows in the window (end).
     """
 
-    HOST_LATE = "host_late"
-    LAUNCHING = "launching"
-    QUEUED = "queued"
-    UNKNOWN = "unknown"
-    END = "end"
+    HOST_LATE = "host_late", "host launched late"
+    LAUNCHING = "launching", "launch in progress"
+    QUEUED = "queued", "between queued kernels"
+    UNKNOWN = "unknown", "launch not in the trace"
+    END = "end", "after the last kernel"
 
 
 CAUSES = tuple(GapCause)
@@ -35,8 +34,7 @@ class Gaps:
     """The idle spans of one device within a window, sorted by start.
 
     Attributes:
-        starts: microseconds of the trace's clock.
-        ends: microseconds of the trace's clock.
+        starts, ends: microseconds of the trace's clock.
         causes: index into CAUSES.
         next_work: index of the work that ended the gap; ABSENT for the last gap.
     """
@@ -51,35 +49,13 @@ class Gaps:
         """Durations in microseconds."""
         return self.ends - self.starts
 
-    def of_cause(self, cause: GapCause) -> npt.NDArray[np.bool_]:
-        """Mask of the gaps with this cause."""
-        chosen: npt.NDArray[np.bool_] = self.causes == CAUSES.index(cause)
-        return chosen
-
-
-def launching_calls(work: Events, calls: Events) -> Numbers:
-    """For each piece of GPU work, the index of the host call that launched it, or ABSENT.
-
-    A CUDA graph's launch is the call of every kernel in the graph.
-    """
-    known = np.flatnonzero(calls.correlations != ABSENT)
-    if not len(known):
-        return np.full(len(work), ABSENT, dtype=np.int64)
-    # stable: if two calls share a correlation id, the first in the file wins
-    known = known[np.argsort(calls.correlations[known], kind="stable")]
-    correlations = calls.correlations[known]
-    places = np.searchsorted(correlations, work.correlations)
-    places = np.minimum(places, len(known) - 1)
-    found = (correlations[places] == work.correlations) & (work.correlations != ABSENT)
-    return np.where(found, known[places], ABSENT)
-
 
 def find_gaps(work: Events, launches: Numbers, calls: Events, window: tuple[float, float]) -> Gaps:
     """The idle spans of one device: the window less the union of its kernels, copies and fills.
 
     Args:
         work: the device's work on all streams.
-        launches: result of `launching_calls` for this work.
+        launches: per piece of work, the index of the call that launched it, or ABSENT.
         calls: the host's calls.
         window: start and end; idle time before the first and after the last work counts.
     """
@@ -91,24 +67,18 @@ def find_gaps(work: Events, launches: Numbers, calls: Events, window: tuple[floa
     is_gap = gap_ends > busy_until
     next_work = np.append(order, ABSENT)[is_gap]
     gap_starts = busy_until[is_gap]
+    # the index ABSENT, -1, selects the appended value
+    launch = np.append(launches, ABSENT)[next_work]
+    began, returned = (np.append(times, 0.0)[launch] for times in (calls.starts, calls.ends))
+    causes = {
+        GapCause.END: next_work == ABSENT,
+        GapCause.UNKNOWN: launch == ABSENT,
+        GapCause.HOST_LATE: began >= gap_starts,
+        GapCause.LAUNCHING: returned > gap_starts,
+    }
     return Gaps(
         starts=gap_starts,
         ends=gap_ends[is_gap],
-        causes=_causes(gap_starts, next_work, launches, calls),
+        causes=np.select(list(causes.values()), list(map(CAUSES.index, causes)), CAUSES.index(GapCause.QUEUED)),
         next_work=next_work,
     )
-
-
-def _causes(gap_starts: Times, next_work: Numbers, launches: Numbers, calls: Events) -> Numbers:
-    causes = np.full(len(gap_starts), CAUSES.index(GapCause.END))
-    follows = np.flatnonzero(next_work != ABSENT)
-    launch = launches[next_work[follows]]
-    causes[follows] = CAUSES.index(GapCause.UNKNOWN)
-    follows, launch = follows[launch != ABSENT], launch[launch != ABSENT]
-    idle_since = gap_starts[follows]
-    causes[follows] = np.select(
-        [calls.starts[launch] >= idle_since, calls.ends[launch] > idle_since],
-        [CAUSES.index(GapCause.HOST_LATE), CAUSES.index(GapCause.LAUNCHING)],
-        CAUSES.index(GapCause.QUEUED),
-    )
-    return causes

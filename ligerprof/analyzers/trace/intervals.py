@@ -1,4 +1,4 @@
-"""Unions of time spans: how long a device or host was busy when spans overlap."""
+"""Unions of time spans."""
 
 from collections.abc import Iterator
 
@@ -39,11 +39,6 @@ def union(starts: Times, ends: Times) -> Spans:
 def length(spans: Spans) -> float:
     """Total length of spans that do not overlap."""
     return float(np.sum(spans[1] - spans[0]))
-
-
-def joined(first: Spans, second: Spans) -> Spans:
-    """The union of two sets of spans."""
-    return union(np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1])))
 
 
 def contains(spans: Spans, moments: Times) -> npt.NDArray[np.bool_]:

@@ -51,7 +51,7 @@ class DeviceUse:
     Attributes:
         streams: number of streams with work.
         kernels: number of kernels that ran, at least in part, within the window.
-        copies: number of copies and fills that ran, at least in part, within the window.
+        copies: as `kernels`, for copies and fills.
         busy_seconds: time with at least one kernel running.
         occupied_seconds: time with at least one kernel, copy or fill running; with the gaps it
             sums to the window.
@@ -59,6 +59,7 @@ class DeviceUse:
     """
 
     device: int
+    window_seconds: float
     streams: int
     kernels: int
     copies: int
@@ -67,14 +68,21 @@ class DeviceUse:
     gaps: tuple[GapGroup, ...]
     largest_gaps: tuple[LargeGap, ...]
 
-    def to_json(self, window_seconds: float) -> dict[str, Any]:
+    @property
+    def busy_share(self) -> float:
+        """Share of the window with a kernel running."""
+        return self.busy_seconds / self.window_seconds
+
+    @property
+    def occupied_share(self) -> float:
+        """Share of the window with a kernel, copy or fill running."""
+        return self.occupied_seconds / self.window_seconds
+
+    def to_json(self) -> dict[str, Any]:
         """One entry of `devices`."""
         return {
-            **select(self, "device", "streams", "kernels", "copies", "busy_seconds"),
-            "busy_share": self.busy_seconds / window_seconds,
-            "occupied_seconds": self.occupied_seconds,
-            "occupied_share": self.occupied_seconds / window_seconds,
-            **select(self, "gaps", "largest_gaps"),
+            **select(self, "device", "streams", "kernels", "copies", "busy_seconds", "busy_share"),
+            **select(self, "occupied_seconds", "occupied_share", "gaps", "largest_gaps"),
         }
 
     def gap_seconds(self, cause: GapCause) -> float:
@@ -89,9 +97,17 @@ class WorkTime:
     count: int
     seconds: float
 
+    @property
+    def mean_seconds(self) -> float:
+        """Average duration; the count must not be 0."""
+        return self.seconds / self.count
+
+
+NO_WORK = WorkTime(count=0, seconds=0.0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelTime:
+class KernelTime(WorkTime):
     """All runs of one kernel.
 
     Attributes:
@@ -101,14 +117,7 @@ class KernelTime:
     name: str
     kind: KernelClass
     operator: str
-    count: int
-    seconds: float
     longest_seconds: float
-
-    @property
-    def mean_seconds(self) -> float:
-        """Average duration of a run."""
-        return self.seconds / self.count
 
     def to_json(self) -> dict[str, Any]:
         """One entry of `top_kernels`."""
@@ -139,8 +148,8 @@ class TraceReport:
         window_seconds: from the start of the first profiled step to the end of the last.
         steps: names of the profiled steps; empty if the trace has none and the window is the whole trace.
         devices: sorted by index.
-        classes: largest first; classes without work are omitted.
-        phases: None if the trace has no spans of phases.
+        classes: every class.
+        phases: every phase; None if the trace has no spans of phases.
         kernels: every kernel, copy and fill by name, largest time first.
         host: seconds by layer, which sum to the window; None without launching calls.
         notes: caveats, one sentence each.
@@ -168,11 +177,6 @@ class TraceReport:
         return max(self.devices, key=lambda device: device.busy_seconds)
 
     @property
-    def busy_share(self) -> float:
-        """The busiest device's share of the window with a kernel running."""
-        return self.busiest.busy_seconds / self.window_seconds
-
-    @property
     def idle_seconds(self) -> dict[GapCause, float]:
         """Idle time of the busiest device by cause."""
         return {cause: self.busiest.gap_seconds(cause) for cause in GapCause}
@@ -183,33 +187,17 @@ class TraceReport:
         Args:
             top: number of kernels to list; None lists all.
         """
+        host = None
+        if self.host is not None:
+            host = {layer.value: self._host_json(seconds) for layer, seconds in self.host.items()}
         return document(
             "trace",
             select(self, "source", "window_seconds", "steps", "kernels=kernel_count"),
-            select(self, "gpu_busy_seconds=busiest.busy_seconds", "gpu_busy_share=busy_share"),
-            {
-                "gpu_occupied_share": self.busiest.occupied_seconds / self.window_seconds,
-                "devices": [device.to_json(self.window_seconds) for device in self.devices],
-            },
-            select(self, "launches"),
-            {
-                "classes": {kind.value: _work_json(self.classes.get(kind)) for kind in KernelClass},
-                "phases": None
-                if self.phases is None
-                else {phase.value: _work_json(self.phases.get(phase)) for phase in WorkPhase},
-                "top_kernels": to_json(self.kernels[:top]),
-                "host": None if self.host is None else self._host_json(self.host),
-            },
+            select(self, *(f"gpu_{name}=busiest.{name}" for name in ("busy_seconds", "busy_share", "occupied_share"))),
+            select(self, "devices", "launches", "classes", "phases"),
+            {"top_kernels": to_json(self.kernels[:top]), "host": host},
             select(self, "notes"),
         )
 
-    def _host_json(self, host: Mapping[HostLayer, float]) -> dict[str, Any]:
-        count = self.kernel_count
-        return {
-            layer.value: {"seconds": seconds, "seconds_per_kernel": seconds / count if count else None}
-            for layer, seconds in host.items()
-        }
-
-
-def _work_json(work: WorkTime | None) -> dict[str, Any]:
-    return {"count": work.count if work else 0, "seconds": work.seconds if work else 0.0}
+    def _host_json(self, seconds: float) -> dict[str, Any]:
+        return {"seconds": seconds, "seconds_per_kernel": seconds / self.kernel_count if self.kernel_count else None}

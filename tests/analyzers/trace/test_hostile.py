@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ligerprof.analyzers.trace.analysis import analyze, analyze_trace
-from ligerprof.analyzers.trace.events import collect
+from ligerprof.analyzers.trace.analysis import analyze
+from ligerprof.analyzers.trace.events import collect, read_trace
 from ligerprof.errors import LigerprofError, TraceFormatError
 from ligerprof.units import MIB
 from tests.analyzers.trace.entries import RECORDING, Entry, call, copy, kernel, operator, step, write
@@ -23,11 +23,12 @@ GOOD = (step(0, 100), operator(1, 8, **{"External id": 3}), call(2, 3, 5), kerne
 CHILD = """
 import sys, time
 from pathlib import Path
-from ligerprof.analyzers.trace.analysis import analyze_trace
+from ligerprof.analyzers.trace.analysis import analyze
+from ligerprof.analyzers.trace.events import read_trace
 from ligerprof.errors import LigerprofError
 began = time.process_time()
 try:
-    analyze_trace(sys.argv[1])
+    analyze(read_trace(sys.argv[1]))
     print("a report")
 except LigerprofError as error:
     assert "\\n" not in str(error)
@@ -110,10 +111,10 @@ def test_truncated_or_damaged_compressed_data_is_one_line(pack: Any, tmp_path: P
     path = tmp_path / "trace.json"
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(TraceFormatError, match=r"compressed data ends early\. Was the file truncated\?"):
-        analyze_trace(path)
+        analyze(read_trace(path))
     path.write_bytes(packed[: len(packed) // 2] + b"\xff" * 40 + packed[len(packed) // 2 :])
     with pytest.raises(TraceFormatError, match="cannot be read"):
-        analyze_trace(path)
+        analyze(read_trace(path))
 
 
 def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
         # a name that is not valid UTF-8
         + b" "
     )
-    names = [entry.name for entry in analyze_trace(path).kernels]
+    names = [entry.name for entry in analyze(read_trace(path)).kernels]
     assert "?[2J???[red]gemm".replace("???", "??") in names
     "".join(names).encode()
 
@@ -161,7 +162,7 @@ def test_entries_of_another_type_are_counted(entry: Any) -> None:
 
 def test_extreme_times_do_not_overflow(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", step(-(2**61), 2**62 - 1), kernel(2**61, 5), kernel(0, 2**61))
-    json.dumps(analyze_trace(path).to_json(), allow_nan=False)
+    json.dumps(analyze(read_trace(path)).to_json(), allow_nan=False)
 
 
 @pytest.mark.parametrize("rounds", [150, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -183,7 +184,7 @@ def test_damaged_bytes_are_a_report_or_one_error(rounds: int, tmp_path: Path) ->
                 del damaged[at : at + draw.randrange(1, 40)]
         path.write_bytes(damaged)
         try:
-            json.dumps(analyze_trace(path).to_json(), allow_nan=False)
+            json.dumps(analyze(read_trace(path)).to_json(), allow_nan=False)
         except LigerprofError as error:
             errors += 1
             message = str(error)
