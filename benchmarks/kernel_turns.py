@@ -88,7 +88,7 @@ def find_operation(kernel: str) -> Any:
         wants=(*alone.wants, "weight"),
         make=make,
         output_sizes=lambda shape: ((shape.sequences, shape.seq_len, shape.hidden),),
-        call=lambda entry, given, _options: (entry(given["gate"], given["up"], given["weight"]),),
+        arguments=lambda given, _options: (given["gate"], given["up"], given["weight"]),
     )
 
 
@@ -96,9 +96,9 @@ def measure_case(kernel: str, sizes: dict[str, int], budget: str, series: int) -
     import torch
 
     from ligerprof.runs.bench.calls import BoundCall, make_tensors
-    from ligerprof.runs.bench.floors import Direction
     from ligerprof.runs.bench.machine import CudaClock
     from ligerprof.runs.bench.operations import Maker
+    from ligerprof.runs.bench.records import Direction
     from ligerprof.runs.bench.shapes import TINY
     from ligerprof.runs.bench.timing import Repetitions, time_in_turns
 

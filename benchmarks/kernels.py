@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ligerprof.runs.bench.floors import Direction
 from ligerprof.runs.bench.operations import OPERATIONS
 from ligerprof.runs.bench.records import (
+    Direction,
     ErrorRecord,
     Finding,
     HostRecord,
@@ -97,8 +97,7 @@ def measure(results: Path, cells: Sequence[Cell], minutes: float) -> None:
 
 def subject_of(cell: Cell) -> Subject:
     (shape,) = find_shapes(cell.kernel, cell.shape)
-    sizes = OPERATIONS[cell.kernel].sizes(shape)
-    return Subject(kernel=cell.kernel, provider="all", shape=cell.shape, sizes=sizes, dtype="bf16")
+    return OPERATIONS[cell.kernel].subject("all", shape, "bf16")
 
 
 class Measured:

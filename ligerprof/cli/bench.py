@@ -1,6 +1,6 @@
 """`ligerprof bench`: kernels side by side, timed in turns on one GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +10,26 @@ from ligerprof.cli.common_options import folder_option, force_option, json_optio
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.runs.bench.floors import Direction
-from ligerprof.runs.bench.records import Finding, join_findings, read_lines, write_csv, write_lines
-from ligerprof.runs.bench.shapes import find_kernels, find_shapes
+from ligerprof.runs.bench.records import Direction, Finding, join_findings, read_lines, write_csv, write_lines
+from ligerprof.runs.bench.shapes import BENCH_KERNELS, find_kernels, find_shapes
 
-_ALL_PASSES = "all"
 _FILE = click.Path(path_type=Path, dir_okay=False)
 RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
+_HELP = f"""Time kernels side by side and check them against fp64.
+
+KERNEL is {", ".join(BENCH_KERNELS)}, or all. The providers are timed in turns, together with a floor: the fused loss's
+three matrix products alone, or a copy of as many bytes as the operation must move. A provider that cannot run is listed
+with the reason.
+"""
 
 
-@click.command(name="bench", short_help="Time kernels side by side and check them against fp64.")
+@click.command(name="bench", short_help="Time kernels side by side and check them against fp64.", help=_HELP)
 @click.argument("kernels", nargs=-1, metavar="KERNEL...")
 @click.option(
     "--providers",
     metavar="NAMES",
-    help="Whose kernels, joined by commas; PROVIDER:VARIANT as in ligerprof:lean, ligerprof:1GiB+fp32, liger:fp32,"
-    " cce:exact. Default: everybody.",
+    help="Providers joined by commas, with a variant after a colon: ligerprof:lean, ligerprof:1GiB+fp32, liger:fp32,"
+    " cce:exact. Default: all providers.",
 )
 @click.option(
     "--shapes",
@@ -38,20 +42,24 @@ RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
 @click.option(
     "--pass",
     "passes",
-    type=click.Choice([*(direction.value for direction in Direction), _ALL_PASSES]),
-    default=_ALL_PASSES,
+    type=click.Choice([*(direction.value for direction in Direction), "all"]),
+    default="all",
     show_default=True,
-    help="What is timed; full is forward and backward in one.",
+    help="The pass to time; full is forward and backward in one.",
 )
 @click.option(
-    "--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True, help="Of tensors."
+    "--dtype",
+    type=click.Choice(["bf16", "fp16", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="Data type of the tensors.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
     default=2.0,
     show_default=True,
-    help="Time for each shape and pass; ten repetitions are made however long they take.",
+    help="Time per shape and pass; each provider runs at least ten times regardless.",
 )
 @click.option("--errors/--no-errors", default=True, show_default=True, help="Measure errors against fp64.")
 @click.option("--host/--no-host", default=True, show_default=True, help="Measure the host's cost of a call.")
@@ -60,7 +68,7 @@ RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
     "earlier",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     multiple=True,
-    help="Join records of an earlier bench.jsonl; may be repeated, and alone needs no GPU.",
+    help="Add the records of an earlier bench.jsonl; may be repeated, and alone needs no GPU.",
 )
 @click.option("--csv", "csv_file", type=_FILE, help="Write every record as CSV.")
 @click.option("--figure", "figure_file", type=_FILE, help="Draw times with their quantile bands: .png, .svg or .pdf.")
@@ -68,12 +76,7 @@ RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
 @force_option
 @json_option
 def command(as_json: bool, **options: Any) -> None:
-    """Time kernels side by side and check them against fp64.
-
-    KERNEL is flce, ce, rms, add_rms, layernorm, rope, swiglu, geglu, or all. Every provider runs in turn with the
-    others and with the floor: the fused loss's three matrix products alone, or a copy of as many bytes as the
-    operation must move. A provider that cannot run is listed with the reason.
-    """
+    """Time kernels side by side and check them against fp64."""
     targets = _targets(options)
     require_absent(targets, force=options["force"])
     if not options["kernels"] and not options["earlier"]:
@@ -93,8 +96,8 @@ def command(as_json: bool, **options: Any) -> None:
         console().print(render_bench(findings))
 
 
-def _measure(options: dict[str, Any]) -> list[Finding]:
-    """Findings of this machine. Wrong names are told before torch is imported."""
+def _measure(options: Mapping[str, Any]) -> list[Finding]:
+    """Run the benchmark; unknown kernels and shapes raise before torch is imported."""
     kernels = find_kernels(options["kernels"])
     for kernel in kernels:
         find_shapes(kernel, options["shapes"])
@@ -103,12 +106,11 @@ def _measure(options: dict[str, Any]) -> list[Finding]:
     from ligerprof.runs.bench.timing import Repetitions
 
     providers = options["providers"]
-    passes = options["passes"]
     plan = BenchPlan(
         kernels=kernels,
         providers=None if providers is None else tuple(name.strip() for name in providers.split(",") if name.strip()),
         shapes=options["shapes"],
-        directions=tuple(Direction) if passes == _ALL_PASSES else (Direction(passes),),
+        directions=tuple(direction for direction in Direction if options["passes"] in (direction.value, "all")),
         dtype=options["dtype"],
         repetitions=Repetitions(seconds=options["seconds"]),
         errors=options["errors"],
@@ -117,25 +119,22 @@ def _measure(options: dict[str, Any]) -> list[Finding]:
     return list(run_bench(plan, CudaMachine(), say))
 
 
-def _targets(options: dict[str, Any]) -> dict[Path, str]:
-    """Files to write, each with what goes into it."""
+def _targets(options: Mapping[str, Any]) -> dict[Path, str]:
+    """Files to write, each with the kind of its content."""
     targets: dict[Path, str] = {}
     if options["output"] is not None:
         targets = {options["output"] / name: name for name in (RECORDS, TABLE, FIGURE)}
-    for path, what in ((options["csv_file"], TABLE), (options["figure_file"], FIGURE)):
-        if path is not None:
-            targets[path] = what
-    return targets
+    named = {options["csv_file"]: TABLE, options["figure_file"]: FIGURE}
+    return targets | {path: kind for path, kind in named.items() if path is not None}
 
 
-def _write(findings: Sequence[Finding], targets: dict[Path, str], *, force: bool) -> None:
+def _write(findings: Sequence[Finding], targets: Mapping[Path, str], *, force: bool) -> None:
     from ligerprof.reports.figures.kernels import draw_bench
     from ligerprof.reports.figures.style import write_figure
 
-    for path, what in targets.items():
-        if what == FIGURE:
+    for path, kind in targets.items():
+        if kind == FIGURE:
             write_figure(draw_bench(findings), path, force=force)
         else:
-            text = write_csv(findings) if what == TABLE else write_lines(findings)
-            write_new_file(path, text, force=force)
+            write_new_file(path, write_csv(findings) if kind == TABLE else write_lines(findings), force=force)
         say(f"wrote {path}")

@@ -1,11 +1,11 @@
-"""How a bench is shown: tables of times, errors and host costs."""
+"""Terminal tables and JSON of a bench: times, errors and host costs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ligerprof.reports.listing import listing_table
-from ligerprof.runs.bench.floors import Direction
-from ligerprof.runs.bench.records import SCHEMA, ErrorRecord, Finding, HostRecord, MissingRecord, Record, TimeRecord
+from ligerprof.runs.bench.records import Direction, ErrorRecord, Finding, HostRecord, MissingRecord, TimeRecord
+from ligerprof.serialization import document
 from ligerprof.units import format_mib
 
 if TYPE_CHECKING:
@@ -13,53 +13,55 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Kind = TypeVar("Kind", TimeRecord, ErrorRecord, HostRecord, MissingRecord)
+_Shape = tuple[str, str, str, str]
 
 
 def bench_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """The object of `ligerprof bench --json`: the same flat records that -o writes as JSON Lines."""
-    return {"schema": SCHEMA, "kind": "bench", "records": [finding.row() for finding in findings]}
+    return document("bench", {"records": [finding.row() for finding in findings]})
 
 
 def render_bench(findings: Sequence[Finding]) -> "RenderableType":
-    """Lay findings out for a terminal."""
+    """Tables of all findings for a terminal."""
     from rich.console import Group
     from rich.text import Text
 
-    records = [finding.record for finding in findings]
     parts: list[RenderableType] = []
-    for heading in _environments(findings):
+    for heading, table in _tables(findings):
         parts.append(Text(heading, style="bold"))
-    times = _of_kind(records, TimeRecord)
-    for kernel, shape, sizes, dtype in _shapes(times):
-        here = [record for record in times if _place(record) == (kernel, shape, sizes, dtype)]
-        parts += [Text(f"\n{kernel} {shape}: {sizes} {dtype}", style="bold"), _times_table(here)]
-    parts += _errors_part(_of_kind(records, ErrorRecord))
-    parts += _host_part(_of_kind(records, HostRecord))
-    parts += _missing_part(_of_kind(records, MissingRecord))
+        parts += [table] if table is not None else []
     return Group(*parts)
 
 
-def _environments(findings: Sequence[Finding]) -> Iterable[str]:
-    """One line for each card and set of versions."""
-    lines: dict[str, None] = {}
-    for finding in findings:
-        told = {name: text for name, text in finding.environment.items() if name not in ("gpu", "date")}
-        parts = [finding.environment.get("gpu", "unknown GPU"), *(f"{name} {text}" for name, text in told.items())]
-        lines[", ".join(parts)] = None
-    return lines
+def _tables(findings: Sequence[Finding]) -> "Iterator[tuple[str, Table | None]]":
+    for environment in dict.fromkeys(_environment(finding.environment) for finding in findings):
+        yield environment, None
+    for (kernel, shape, sizes, dtype), times in _by_shape(_of_kind(findings, TimeRecord)).items():
+        yield f"\n{kernel} {shape}: {sizes} {dtype}", _times_table(times)
+    for (kernel, shape, sizes, dtype), errors in _by_shape(_of_kind(findings, ErrorRecord)).items():
+        yield f"\n{kernel} {shape}: error against fp64 at {sizes} {dtype}, and over torch's", _errors_table(errors)
+    if hosts := _of_kind(findings, HostRecord):
+        yield "\nthe host's cost of forward and backward, tiny tensors", _host_table(hosts)
+    if missing := _of_kind(findings, MissingRecord):
+        yield "\nnot measured", _missing_table(missing)
 
 
-def _of_kind(records: Iterable[Record], kind: type[Kind]) -> list[Kind]:
-    return [record for record in records if isinstance(record, kind)]
+def _environment(environment: Mapping[str, str]) -> str:
+    """GPU and versions in one line."""
+    versions = (f"{name} {text}" for name, text in environment.items() if name not in ("gpu", "date"))
+    return ", ".join([environment.get("gpu", "unknown GPU"), *versions])
 
 
-def _place(record: Record) -> tuple[str, str, str, str]:
-    subject = record.subject
-    return subject.kernel, subject.shape, subject.sizes, subject.dtype
+def _of_kind(findings: Iterable[Finding], kind: type[Kind]) -> list[Kind]:
+    return [finding.record for finding in findings if isinstance(finding.record, kind)]
 
 
-def _shapes(records: Iterable[Record]) -> Iterable[tuple[str, str, str, str]]:
-    return dict.fromkeys(_place(record) for record in records)
+def _by_shape(records: Iterable[Kind]) -> dict[_Shape, list[Kind]]:
+    groups: dict[_Shape, list[Kind]] = {}
+    for record in records:
+        subject = record.subject
+        groups.setdefault((subject.kernel, subject.shape, subject.sizes, subject.dtype), []).append(record)
+    return groups
 
 
 def _times_table(records: Sequence[TimeRecord]) -> "Table":
@@ -79,27 +81,15 @@ def _times_table(records: Sequence[TimeRecord]) -> "Table":
     return table
 
 
-def _errors_part(records: Sequence[ErrorRecord]) -> "Iterable[RenderableType]":
-    from rich.text import Text
-
-    for kernel, shape, sizes, dtype in _shapes(records):
-        here = [record for record in records if _place(record) == (kernel, shape, sizes, dtype)]
-        yield Text(f"\n{kernel} {shape}: error against fp64 at {sizes} {dtype}, and over torch's", style="bold")
-        yield _errors_table(here)
-
-
 def _errors_table(records: Sequence[ErrorRecord]) -> "Table":
     tensors = tuple(dict.fromkeys(record.tensor for record in records))
     counted = ("chunks",) if any(record.chunks is not None for record in records) else ()
     table = listing_table("data", "provider", *counted, *tensors, right=(*counted, *tensors))
-    for regime in dict.fromkeys(record.regime for record in records):
-        providers = dict.fromkeys(record.subject.provider for record in records if record.regime == regime)
-        for number, provider in enumerate(providers):
-            cells = {
-                record.tensor: record
-                for record in records
-                if record.regime == regime and record.subject.provider == provider
-            }
+    regimes: dict[str, dict[str, dict[str, ErrorRecord]]] = {}
+    for record in records:
+        regimes.setdefault(record.regime, {}).setdefault(record.subject.provider, {})[record.tensor] = record
+    for regime, providers in regimes.items():
+        for number, (provider, cells) in enumerate(providers.items()):
             chunks = next(iter(cells.values())).chunks
             table.add_row(
                 regime if number == 0 else "",
@@ -117,26 +107,17 @@ def _error_cell(record: ErrorRecord | None) -> str:
     return f"{record.error:.1e}" if record.ratio is None else f"{record.error:.1e} x{record.ratio:.2f}"
 
 
-def _host_part(records: Sequence[HostRecord]) -> "Iterable[RenderableType]":
-    from rich.text import Text
-
-    if not records:
-        return
-    figures = ("us a call", "waits for the device")
+def _host_table(records: Sequence[HostRecord]) -> "Table":
+    figures = ("us per call", "waits for the device")
     table = listing_table("kernel", "provider", "dtype", *figures, right=figures)
     for record in records:
         subject = record.subject
         microseconds = f"{record.host_seconds * 1e6:.0f}"
         table.add_row(subject.kernel, subject.provider, subject.dtype, microseconds, str(record.synchronizations))
-    yield Text("\nthe host's cost of forward and backward, tiny tensors", style="bold")
-    yield table
+    return table
 
 
-def _missing_part(records: Sequence[MissingRecord]) -> "Iterable[RenderableType]":
-    from rich.text import Text
-
-    if not records:
-        return
+def _missing_table(records: Sequence[MissingRecord]) -> "Table":
     shapes: dict[tuple[str, str, str], list[str]] = {}
     for record in records:
         subject = record.subject
@@ -144,5 +125,4 @@ def _missing_part(records: Sequence[MissingRecord]) -> "Iterable[RenderableType]
     table = listing_table("kernel", "shapes", "provider", "reason", folded=("shapes", "reason"))
     for (kernel, provider, reason), names in shapes.items():
         table.add_row(kernel, ", ".join(dict.fromkeys(names)), provider, reason)
-    yield Text("\nnot measured", style="bold")
-    yield table
+    return table

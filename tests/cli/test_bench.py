@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 from ligerprof.cli.bench import FIGURE, RECORDS, TABLE
 from ligerprof.cli.main import main
-from ligerprof.runs.bench.floors import Direction
 from ligerprof.runs.bench.operations import OPERATIONS
 from ligerprof.runs.bench.records import (
+    Direction,
     ErrorRecord,
     Finding,
     HostRecord,
@@ -30,7 +30,7 @@ ENVIRONMENT = {"gpu": "NVIDIA H200", "date": "2026-11-20T10:00:00+00:00", "torch
 
 def subject(kernel: str, provider: str, shape: str) -> Subject:
     (found,) = find_shapes(kernel, shape)
-    return Subject(kernel=kernel, provider=provider, shape=shape, sizes=OPERATIONS[kernel].sizes(found), dtype="bf16")
+    return OPERATIONS[kernel].subject(provider, found, "bf16")
 
 
 def timing(kernel: str, provider: str, shape: str, seconds: float, direction: Direction) -> TimeRecord:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.reports.figures.style import INK, LineLook, new_figure, styled, write_legend, write_title
-from ligerprof.runs.bench.floors import Direction
-from ligerprof.runs.bench.records import Finding, TimeRecord
+from ligerprof.runs.bench.records import Direction, Finding, TimeRecord
 from ligerprof.units import GIB
 
 if TYPE_CHECKING:

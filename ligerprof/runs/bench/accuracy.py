@@ -12,15 +12,11 @@ from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
 from ligerprof.runs.bench.calls import BoundCall, CallTensors, describe_failure, make_tensors, wrap_tensors
 from ligerprof.runs.bench.operations import DTYPES, Maker, Operation, Tensors
 from ligerprof.runs.bench.providers import Provided
-from ligerprof.runs.bench.records import ErrorRecord, MissingRecord, Subject
+from ligerprof.runs.bench.records import ErrorRecord, MissingRecord
 from ligerprof.runs.bench.shapes import BenchShape
 
-# tokens and hidden size at which fp64 is cheap; the vocabulary is 32 times the hidden size, so that liger-kernel
-# makes 32 chunks, as it does for Llama 3's vocabulary
-_TOKENS, _HIDDEN, _VOCAB = 2048, 1024, 32768
-_ELEMENTWISE_TOKENS = 512
+_LOSSES = ("flce", "ce")
 _SMALLEST_CHUNK = 16
-_UNLIMITED = 2**62
 EAGER = "torch"
 
 
@@ -29,7 +25,6 @@ class Regime:
     """A distribution of logits.
 
     Attributes:
-        std: standard deviation of the logits.
         offset: added to all logits, through a direction that hidden states and weight rows share.
         sampled: whether labels are drawn from the softmax, as for a trained model, or uniformly.
     """
@@ -52,15 +47,12 @@ _PLAIN = Regime(name="normal", std=1.0, sampled=False)
 
 def error_shape(kernel: str, shape: BenchShape) -> BenchShape:
     """The reduced shape at which `shape` is checked."""
-    if kernel not in ("flce", "ce"):
-        return dataclasses.replace(shape, sequences=1, seq_len=min(_ELEMENTWISE_TOKENS, shape.tokens))
-    return dataclasses.replace(
-        shape,
-        sequences=1,
-        seq_len=min(_TOKENS, shape.tokens),
-        hidden=min(_HIDDEN, shape.hidden),
-        vocab=min(_VOCAB, shape.vocab),
-    )
+    if kernel not in _LOSSES:
+        return dataclasses.replace(shape, sequences=1, seq_len=min(512, shape.tokens))
+    # sizes at which fp64 is cheap; the vocabulary is 32 times the hidden size, so that liger-kernel makes 32 chunks,
+    # as it does for Llama 3's vocabulary
+    tokens, hidden, vocab = min(2048, shape.tokens), min(1024, shape.hidden), min(32768, shape.vocab)
+    return dataclasses.replace(shape, sequences=1, seq_len=tokens, hidden=hidden, vocab=vocab)
 
 
 def relative_error(value: Tensor, exact: Tensor) -> float:
@@ -94,7 +86,7 @@ def same_chunks(
         return provided, None
     wanted = _plan(shape, element_bytes, provided.options.budget).chunks
     tokens = max(-(-reduced.tokens // wanted), min(_SMALLEST_CHUNK, reduced.tokens))
-    whole = _plan(reduced, element_bytes, _UNLIMITED)
+    whole = _plan(reduced, element_bytes, 2**62)
     plan = _plan(reduced, element_bytes, tokens * (whole.workspace_bytes // whole.chunk_tokens))
     options = dataclasses.replace(provided.options, budget=plan.workspace_bytes)
     return dataclasses.replace(provided, options=options), plan.chunks
@@ -109,12 +101,7 @@ def _plan(shape: BenchShape, element_bytes: int, budget: str | int) -> ChunkPlan
 def measure_errors(
     operation: Operation, shape: BenchShape, providers: Sequence[Provided], eager: Provided, maker: Maker
 ) -> Iterator[ErrorRecord | MissingRecord]:
-    """The errors of every provider in every regime, and those of the eager reference.
-
-    Args:
-        shape: the real shape, which is reduced.
-        eager: torch's reference.
-    """
+    """Errors of each provider and of torch's eager reference in each regime, at the reduced `shape`."""
     reduced = error_shape(operation.name, shape)
     dtype = next(name for name, dtype in DTYPES.items() if dtype == maker.dtype)
     for regime, tensors in _all_data(operation, reduced, maker):
@@ -122,13 +109,7 @@ def measure_errors(
         baseline = _errors(operation, eager, tensors, exact)
         for provided in providers:
             forced, chunks = same_chunks(provided, shape, reduced, maker.dtype.itemsize)
-            subject = Subject(
-                kernel=operation.name,
-                provider=provided.name,
-                shape=shape.name,
-                sizes=operation.sizes(reduced),
-                dtype=dtype,
-            )
+            subject = operation.subject(provided.name, reduced, dtype)
             try:
                 errors = _errors(operation, forced, tensors, exact)
             except Exception as error:  # a third-party kernel may fail in any way; the others still run
@@ -147,7 +128,7 @@ def measure_errors(
 
 
 def _all_data(operation: Operation, shape: BenchShape, maker: Maker) -> Iterator[tuple[Regime, CallTensors]]:
-    if operation.name not in ("flce", "ce"):
+    if operation.name not in _LOSSES:
         yield _PLAIN, make_tensors(operation, shape, maker)
         return
     for regime in REGIMES:
@@ -164,7 +145,7 @@ def _exact_results(operation: Operation, tensors: CallTensors) -> tuple[Tensor, 
         name: value.detach().double() if value.is_floating_point() else value for name, value in tensors.inputs.items()
     }
     wanted = [inputs[name].requires_grad_(True) for name in operation.wants]  # noqa: FBT003 - torch's own signature
-    outputs = operation.exact(inputs)
+    outputs = operation.exact_outputs(inputs)
     gradients = torch.autograd.grad(outputs, wanted, [gradient.double() for gradient in tensors.gradients])
     return (*(output.detach() for output in outputs), *gradients)
 

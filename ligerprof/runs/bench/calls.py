@@ -1,23 +1,20 @@
 """Call one provider's kernel on one set of tensors: forward, backward or both, any number of times."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ligerprof.runs.bench.floors import Direction
 from ligerprof.runs.bench.operations import Maker, Operation, Outputs, Tensors
 from ligerprof.runs.bench.providers import Provided
+from ligerprof.runs.bench.records import Direction
 from ligerprof.runs.bench.shapes import BenchShape
 from ligerprof.runs.bench.timing import Candidate
-
-_MAX_REASON = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallTensors:
-    """Inputs and the gradients that backward starts from, with copies, since some kernels overwrite both."""
+    """Inputs and the outputs' gradients, with copies, since some kernels overwrite both."""
 
     inputs: Tensors
     gradients: Outputs
@@ -57,11 +54,7 @@ def wrap_tensors(operation: Operation, inputs: Tensors, gradients: Outputs) -> C
 
 
 class BoundCall:
-    """A kernel with the tensors that it is called on.
-
-    Attributes:
-        name: the provider.
-    """
+    """A provider's kernel and the tensors to call it on."""
 
     def __init__(self, operation: Operation, provided: Provided, tensors: CallTensors) -> None:
         self.name = provided.name
@@ -96,11 +89,10 @@ class BoundCall:
 
     def candidate(self, direction: Direction) -> Candidate:
         """The candidate to time for one direction."""
-        prepare: Callable[[], None] = self._tensors.restore
         if direction is Direction.BACKWARD:
             return Candidate(name=self.name, prepare=self._prepare_backward, run=self._run_backward)
         run = self.forward if direction is Direction.FORWARD else self.full
-        return Candidate(name=self.name, prepare=prepare, run=run)
+        return Candidate(name=self.name, prepare=self._tensors.restore, run=run)
 
     def _prepare_backward(self) -> None:
         self._tensors.restore()
@@ -112,5 +104,5 @@ class BoundCall:
 
 
 def describe_failure(error: Exception) -> str:
-    """An exception in one line of bounded length."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
+    """An exception in one line of at most 300 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -35,27 +35,21 @@ class Machine(Protocol):
 
     def copy(self, moved_bytes: int) -> Run:
         """A copy on the device that reads and writes `moved_bytes` in total."""
-        ...
 
     def extra_peak_bytes(self, run: Run) -> int:
         """The highest allocated bytes during `run`, minus those before it."""
-        ...
 
     def host_seconds(self, run: Run) -> float:
         """The host's time for one call of `run`."""
-        ...
 
     def synchronizations(self, run: Run) -> tuple[int, str | None]:
-        """How often the host waits for the device within `run`, and torch's message about the first time."""
-        ...
+        """How often the host waits for the device in `run`, and torch's message about the first wait."""
 
     def release(self) -> None:
         """Release cached memory."""
-        ...
 
     def environment(self) -> dict[str, str]:
         """Device, versions and date."""
-        ...
 
 
 class CudaClock:
@@ -86,11 +80,7 @@ class CudaClock:
 
 
 class CudaMachine:
-    """The current CUDA device.
-
-    Raises:
-        MissingDependencyError: there is no CUDA device.
-    """
+    """The current CUDA device; creating it raises MissingDependencyError without one."""
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
@@ -159,11 +149,7 @@ class CudaMachine:
 
     def environment(self) -> dict[str, str]:
         """GPU, CUDA, Python, packages, date in UTC."""
-        versions = {
-            "ligerprof": __version__,
-            "cuda": str(torch.version.cuda),
-            "python": platform.python_version(),
-        }
+        versions = {"ligerprof": __version__, "cuda": str(torch.version.cuda), "python": platform.python_version()}
         for package in _PACKAGES:
             try:
                 versions[package] = version(package)

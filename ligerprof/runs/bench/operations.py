@@ -4,7 +4,7 @@ B sequences, T tokens per sequence, N = B*T tokens, D hidden, I intermediate, V 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ligerprof.kernels.options import LossOptions
-from ligerprof.runs.bench.floors import Moved
+from ligerprof.runs.bench.records import Direction, Subject
 from ligerprof.runs.bench.shapes import BENCH_KERNELS, BenchShape
 
 Kernel = Callable[..., Any]
@@ -20,10 +20,8 @@ Tensors = dict[str, Tensor]
 Outputs = tuple[Tensor, ...]
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-NORM_EPS = 1e-5
+_NORM_EPS = 1e-5
 _ROPE_THETA = 500000.0
-# as heads are initialized; hidden states are normalized
-_WEIGHT_STD = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +53,14 @@ class Operation:
     Attributes:
         outputs: names of the outputs.
         wants: names of the inputs that need a gradient.
-        make: random inputs.
+        make: random inputs by name.
         output_sizes: sizes of the outputs; the gradients passed to backward are contiguous.
-        call: calls a kernel, which has the signature of its slot, on the inputs.
-        exact: the formula itself, without casts.
+        arguments: the kernel's arguments in the order of its slot, from the inputs and a loss's options.
+        exact: the formula without casts; takes the inputs by name.
         sizes: the sizes it depends on, such as `4096x2048x128256`.
-        moved: what any implementation must move; None for the fused loss, which is bound by products.
+        moved: tensors that any implementation must read or write per pass; small ones are left out, and passes
+            without a fair count. Empty for the fused loss, which is bound by products.
+        moved_elements: elements of one such tensor.
     """
 
     name: str
@@ -68,27 +68,47 @@ class Operation:
     wants: tuple[str, ...]
     make: Callable[[BenchShape, Maker], Tensors]
     output_sizes: Callable[[BenchShape], tuple[tuple[int, ...], ...]]
-    call: Callable[[Kernel, Tensors, LossOptions], Outputs]
-    exact: Callable[[Tensors], Outputs]
+    arguments: Callable[[Tensors, LossOptions], tuple[Any, ...]]
+    exact: Callable[..., Tensor | Outputs]
     sizes: Callable[[BenchShape], str]
-    moved: Moved | None
+    moved: Mapping[Direction, int] = field(default_factory=dict)
+    moved_elements: Callable[[BenchShape], int] = lambda shape: shape.tokens * shape.hidden
 
     @property
     def result_names(self) -> tuple[str, ...]:
         """Names of outputs and gradients, in the order in which they are compared."""
         return (*self.outputs, *(f"d_{name}" for name in self.wants))
 
+    def subject(self, provider: str, shape: BenchShape, dtype: str) -> Subject:
+        """The subject of a record: a provider's kernel at a shape."""
+        sizes = self.sizes(shape)
+        return Subject(kernel=self.name, provider=provider, shape=shape.name, sizes=sizes, dtype=dtype)
+
+    def call(self, kernel: Kernel, inputs: Tensors, options: LossOptions) -> Outputs:
+        """The outputs of a kernel."""
+        return _as_tuple(kernel(*self.arguments(inputs, options)))
+
+    def exact_outputs(self, inputs: Tensors) -> Outputs:
+        """The outputs of the formula, in the inputs' dtype."""
+        return _as_tuple(self.exact(**inputs))
+
+    def fewest_bytes(self, shape: BenchShape, element_bytes: int, direction: Direction) -> int | None:
+        """Bytes that any implementation must read and write; None if there is no fair count."""
+        count = self.moved.get(direction)
+        return None if count is None else count * self.moved_elements(shape) * element_bytes
+
+
+def _as_tuple(outputs: Tensor | Outputs) -> Outputs:
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
 
 def _make_flce(shape: BenchShape, maker: Maker) -> Tensors:
     return {
         "hidden": maker.normal(shape.tokens, shape.hidden),
-        "weight": maker.normal(shape.vocab, shape.hidden, std=_WEIGHT_STD),
+        # the standard deviation that heads are initialized with
+        "weight": maker.normal(shape.vocab, shape.hidden, std=0.02),
         "labels": maker.labels(shape.tokens, shape.vocab),
     }
-
-
-def _make_ce(shape: BenchShape, maker: Maker) -> Tensors:
-    return {"logits": maker.normal(shape.tokens, shape.vocab), "labels": maker.labels(shape.tokens, shape.vocab)}
 
 
 def _make_rms(shape: BenchShape, maker: Maker) -> Tensors:
@@ -98,17 +118,8 @@ def _make_rms(shape: BenchShape, maker: Maker) -> Tensors:
     }
 
 
-def _make_add_rms(shape: BenchShape, maker: Maker) -> Tensors:
-    return {**_make_rms(shape, maker), "residual": maker.normal(shape.sequences, shape.seq_len, shape.hidden)}
-
-
-def _make_layernorm(shape: BenchShape, maker: Maker) -> Tensors:
-    return {**_make_rms(shape, maker), "bias": maker.normal(shape.hidden, std=0.1)}
-
-
 def _make_gated(shape: BenchShape, maker: Maker) -> Tensors:
-    sizes = (shape.sequences, shape.seq_len, shape.intermediate)
-    return {"gate": maker.normal(*sizes), "up": maker.normal(*sizes)}
+    return {name: maker.normal(shape.sequences, shape.seq_len, shape.intermediate) for name in ("gate", "up")}
 
 
 def _make_rope(shape: BenchShape, maker: Maker) -> Tensors:
@@ -130,92 +141,33 @@ def _heads_first(projected: Tensor, head_dim: int) -> Tensor:
     return projected.view(*projected.shape[:-1], -1, head_dim).transpose(1, 2)
 
 
-def _call_flce(kernel: Kernel, given: Tensors, options: LossOptions) -> Outputs:
-    return (kernel(given["hidden"], given["weight"], given["labels"], options),)
-
-
-def _call_ce(kernel: Kernel, given: Tensors, options: LossOptions) -> Outputs:
-    return (kernel(given["logits"], given["labels"], options),)
-
-
-def _call_rms(kernel: Kernel, given: Tensors, _options: LossOptions) -> Outputs:
-    return (kernel(given["hidden"], given["weight"], NORM_EPS, 0.0),)
-
-
-def _call_add_rms(kernel: Kernel, given: Tensors, _options: LossOptions) -> Outputs:
-    return tuple(kernel(given["hidden"], given["residual"], given["weight"], NORM_EPS, 0.0))
-
-
-def _call_layernorm(kernel: Kernel, given: Tensors, _options: LossOptions) -> Outputs:
-    return (kernel(given["hidden"], given["weight"], given["bias"], NORM_EPS),)
-
-
-def _call_gated(kernel: Kernel, given: Tensors, _options: LossOptions) -> Outputs:
-    return (kernel(given["gate"], given["up"]),)
-
-
-def _call_rope(kernel: Kernel, given: Tensors, _options: LossOptions) -> Outputs:
+def _rope_arguments(given: Tensors, _options: LossOptions) -> tuple[Tensor, ...]:
     cos, sin = given["cos"], given["sin"]
-    head_dim = cos.shape[-1]
-    return tuple(kernel(_heads_first(given["queries"], head_dim), _heads_first(given["keys"], head_dim), cos, sin))
+    return *(_heads_first(given[name], cos.shape[-1]) for name in ("queries", "keys")), cos, sin
 
 
-def _exact_flce(given: Tensors) -> Outputs:
-    return (functional.cross_entropy(given["hidden"] @ given["weight"].t(), given["labels"]),)
+def _exact_rms(hidden: Tensor, weight: Tensor) -> Tensor:
+    return weight * hidden / (hidden.square().mean(-1, keepdim=True) + _NORM_EPS).sqrt()
 
 
-def _exact_ce(given: Tensors) -> Outputs:
-    return (functional.cross_entropy(given["logits"], given["labels"]),)
+def _exact_layernorm(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    centered = hidden - hidden.mean(-1, keepdim=True)
+    return weight * centered / (centered.square().mean(-1, keepdim=True) + _NORM_EPS).sqrt() + bias
 
 
-def _exact_rms(given: Tensors) -> Outputs:
-    hidden = given["hidden"]
-    return (given["weight"] * hidden / (hidden.square().mean(-1, keepdim=True) + NORM_EPS).sqrt(),)
-
-
-def _exact_add_rms(given: Tensors) -> Outputs:
-    total = given["hidden"] + given["residual"]
-    return (*_exact_rms({"hidden": total, "weight": given["weight"]}), total)
-
-
-def _exact_layernorm(given: Tensors) -> Outputs:
-    centered = given["hidden"] - given["hidden"].mean(-1, keepdim=True)
-    scale = (centered.square().mean(-1, keepdim=True) + NORM_EPS).sqrt()
-    return (given["weight"] * centered / scale + given["bias"],)
-
-
-def _exact_swiglu(given: Tensors) -> Outputs:
-    return (given["gate"] * torch.sigmoid(given["gate"]) * given["up"],)
-
-
-def _exact_geglu(given: Tensors) -> Outputs:
+def _exact_geglu(gate: Tensor, up: Tensor) -> Tensor:
     """The tanh approximation, which models use."""
-    gate = given["gate"]
     inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
-    return (0.5 * gate * (1 + torch.tanh(inner)) * given["up"],)
+    return 0.5 * gate * (1 + torch.tanh(inner)) * up
 
 
-def _exact_rope(given: Tensors) -> Outputs:
-    cos, sin = given["cos"].unsqueeze(1), given["sin"].unsqueeze(1)
-
+def _exact_rope(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     def rotate(projected: Tensor) -> Tensor:
         heads = _heads_first(projected, cos.shape[-1])
         first, second = heads.chunk(2, dim=-1)
-        return heads * cos + torch.cat((-second, first), dim=-1) * sin
+        return heads * cos.unsqueeze(1) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(1)
 
-    return rotate(given["queries"]), rotate(given["keys"])
-
-
-def _scalar_sizes(_shape: BenchShape) -> tuple[tuple[int, ...], ...]:
-    return ((),)
-
-
-def _hidden_sizes(shape: BenchShape) -> tuple[tuple[int, ...], ...]:
-    return ((shape.sequences, shape.seq_len, shape.hidden),)
-
-
-def _gated_sizes(shape: BenchShape) -> tuple[tuple[int, ...], ...]:
-    return ((shape.sequences, shape.seq_len, shape.intermediate),)
+    return rotate(queries), rotate(keys)
 
 
 def _rope_sizes(shape: BenchShape) -> tuple[tuple[int, ...], ...]:
@@ -223,112 +175,99 @@ def _rope_sizes(shape: BenchShape) -> tuple[tuple[int, ...], ...]:
     return tuple((shape.sequences, heads, shape.seq_len, shape.head_dim) for heads in (shape.heads, shape.kv_heads))
 
 
-def _norm_text(shape: BenchShape) -> str:
-    return f"{shape.tokens}x{shape.hidden}"
+def _moved(forward: int, backward: int) -> Mapping[Direction, int]:
+    return {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.FULL: forward + backward}
 
 
-def _hidden_elements(shape: BenchShape) -> int:
-    return shape.tokens * shape.hidden
+_RMS = Operation(
+    name="rms",
+    outputs=("output",),
+    wants=("hidden", "weight"),
+    make=_make_rms,
+    output_sizes=lambda shape: ((shape.sequences, shape.seq_len, shape.hidden),),
+    arguments=lambda given, _: (given["hidden"], given["weight"], _NORM_EPS, 0.0),
+    exact=_exact_rms,
+    sizes=lambda shape: f"{shape.tokens}x{shape.hidden}",
+    # x in, y out; dy and x in, dx out
+    moved=_moved(2, 3),
+)
+_SWIGLU = Operation(
+    name="swiglu",
+    outputs=("output",),
+    wants=("gate", "up"),
+    make=_make_gated,
+    output_sizes=lambda shape: ((shape.sequences, shape.seq_len, shape.intermediate),),
+    arguments=lambda given, _: (given["gate"], given["up"]),
+    exact=lambda gate, up: gate * torch.sigmoid(gate) * up,
+    sizes=lambda shape: f"{shape.tokens}x{shape.intermediate}",
+    # gate and up in, product out; its gradient, gate and up in, two gradients out
+    moved=_moved(3, 5),
+    moved_elements=lambda shape: shape.tokens * shape.intermediate,
+)
+_ROWS = (
+    Operation(
+        name="flce",
+        outputs=("loss",),
+        wants=("hidden", "weight"),
+        make=_make_flce,
+        output_sizes=lambda _: ((),),
+        arguments=lambda given, options: (given["hidden"], given["weight"], given["labels"], options),
+        exact=lambda hidden, weight, labels: functional.cross_entropy(hidden @ weight.t(), labels),
+        sizes=lambda shape: f"{shape.tokens}x{shape.hidden}x{shape.vocab}",
+    ),
+    Operation(
+        name="ce",
+        outputs=("loss",),
+        wants=("logits",),
+        make=lambda shape, maker: {
+            "logits": maker.normal(shape.tokens, shape.vocab),
+            "labels": maker.labels(shape.tokens, shape.vocab),
+        },
+        output_sizes=lambda _: ((),),
+        arguments=lambda given, options: (given["logits"], given["labels"], options),
+        exact=lambda logits, labels: functional.cross_entropy(logits, target=labels),
+        sizes=lambda shape: f"{shape.tokens}x{shape.vocab}",
+        # logits in, their gradient out, in whichever pass
+        moved={Direction.FULL: 2},
+        moved_elements=lambda shape: shape.tokens * shape.vocab,
+    ),
+    _RMS,
+    replace(
+        _RMS,
+        name="add_rms",
+        outputs=("output", "sum"),
+        wants=("hidden", "residual", "weight"),
+        make=lambda shape, maker: {**_make_rms(shape, maker), "residual": maker.normal(*_RMS.output_sizes(shape)[0])},
+        output_sizes=lambda shape: _RMS.output_sizes(shape) * 2,
+        arguments=lambda given, _: (given["hidden"], given["residual"], given["weight"], _NORM_EPS, 0.0),
+        exact=lambda hidden, weight, residual: (_exact_rms(hidden + residual, weight), hidden + residual),
+        # x and residual in, sum and y out; dy, dsum and sum in, one gradient for both out
+        moved=_moved(4, 4),
+    ),
+    replace(
+        _RMS,
+        name="layernorm",
+        wants=("hidden", "weight", "bias"),
+        make=lambda shape, maker: {**_make_rms(shape, maker), "bias": maker.normal(shape.hidden, std=0.1)},
+        arguments=lambda given, _: (given["hidden"], given["weight"], given["bias"], _NORM_EPS),
+        exact=_exact_layernorm,
+    ),
+    Operation(
+        name="rope",
+        outputs=("queries", "keys"),
+        wants=("queries", "keys"),
+        make=_make_rope,
+        output_sizes=_rope_sizes,
+        arguments=_rope_arguments,
+        exact=_exact_rope,
+        sizes=lambda shape: f"{shape.sequences}x{shape.seq_len}x({shape.heads}+{shape.kv_heads})x{shape.head_dim}",
+        # queries and keys in and out, in either pass
+        moved=_moved(2, 2),
+        moved_elements=lambda shape: shape.tokens * (shape.heads + shape.kv_heads) * shape.head_dim,
+    ),
+    _SWIGLU,
+    replace(_SWIGLU, name="geglu", exact=_exact_geglu),
+)
 
-
-def _rotated_elements(shape: BenchShape) -> int:
-    return shape.tokens * (shape.heads + shape.kv_heads) * shape.head_dim
-
-
-# x in, y out; dy and x in, dx out
-_NORM_MOVED = Moved(elements=_hidden_elements, forward=2, backward=3, full=5)
-
-
-def _gated(name: str, exact: Callable[[Tensors], Outputs]) -> Operation:
-    return Operation(
-        name=name,
-        outputs=("output",),
-        wants=("gate", "up"),
-        make=_make_gated,
-        output_sizes=_gated_sizes,
-        call=_call_gated,
-        exact=exact,
-        sizes=lambda shape: f"{shape.tokens}x{shape.intermediate}",
-        # gate and up in, product out; its gradient, gate and up in, two gradients out
-        moved=Moved(elements=lambda shape: shape.tokens * shape.intermediate, forward=3, backward=5, full=8),
-    )
-
-
-_OPERATIONS = {
-    operation.name: operation
-    for operation in (
-        Operation(
-            name="flce",
-            outputs=("loss",),
-            wants=("hidden", "weight"),
-            make=_make_flce,
-            output_sizes=_scalar_sizes,
-            call=_call_flce,
-            exact=_exact_flce,
-            sizes=lambda shape: f"{shape.tokens}x{shape.hidden}x{shape.vocab}",
-            moved=None,
-        ),
-        Operation(
-            name="ce",
-            outputs=("loss",),
-            wants=("logits",),
-            make=_make_ce,
-            output_sizes=_scalar_sizes,
-            call=_call_ce,
-            exact=_exact_ce,
-            sizes=lambda shape: f"{shape.tokens}x{shape.vocab}",
-            # logits in, their gradient out, in whichever pass
-            moved=Moved(elements=lambda shape: shape.tokens * shape.vocab, forward=None, backward=None, full=2),
-        ),
-        Operation(
-            name="rms",
-            outputs=("output",),
-            wants=("hidden", "weight"),
-            make=_make_rms,
-            output_sizes=_hidden_sizes,
-            call=_call_rms,
-            exact=_exact_rms,
-            sizes=_norm_text,
-            moved=_NORM_MOVED,
-        ),
-        Operation(
-            name="add_rms",
-            outputs=("output", "sum"),
-            wants=("hidden", "residual", "weight"),
-            make=_make_add_rms,
-            output_sizes=lambda shape: _hidden_sizes(shape) * 2,
-            call=_call_add_rms,
-            exact=_exact_add_rms,
-            sizes=_norm_text,
-            # x and residual in, sum and y out; dy, dsum and sum in, one gradient for both out
-            moved=Moved(elements=_hidden_elements, forward=4, backward=4, full=8),
-        ),
-        Operation(
-            name="layernorm",
-            outputs=("output",),
-            wants=("hidden", "weight", "bias"),
-            make=_make_layernorm,
-            output_sizes=_hidden_sizes,
-            call=_call_layernorm,
-            exact=_exact_layernorm,
-            sizes=_norm_text,
-            moved=_NORM_MOVED,
-        ),
-        Operation(
-            name="rope",
-            outputs=("queries", "keys"),
-            wants=("queries", "keys"),
-            make=_make_rope,
-            output_sizes=_rope_sizes,
-            call=_call_rope,
-            exact=_exact_rope,
-            sizes=lambda shape: f"{shape.sequences}x{shape.seq_len}x({shape.heads}+{shape.kv_heads})x{shape.head_dim}",
-            # queries and keys in and out, either way
-            moved=Moved(elements=_rotated_elements, forward=2, backward=2, full=4),
-        ),
-        _gated("swiglu", _exact_swiglu),
-        _gated("geglu", _exact_geglu),
-    )
-}
-
-OPERATIONS: Mapping[str, Operation] = {name: _OPERATIONS[name] for name in BENCH_KERNELS}
+_BY_NAME = {operation.name: operation for operation in _ROWS}
+OPERATIONS: Mapping[str, Operation] = {name: _BY_NAME[name] for name in BENCH_KERNELS}

@@ -18,17 +18,16 @@ from ligerprof.runs.bench.operations import Kernel
 from ligerprof.units import parse_bytes
 
 _FUSED_LOSS_ONLY = ("torch-linear-ce", "cce")
-_BUDGET_WORDS = ("lean", "balanced")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provided:
-    """A kernel that can be called.
+    """A provider's kernel.
 
     Attributes:
         name: the provider, with a variant after a colon.
-        kernel: has the signature of the kernel's slot.
-        options: what a loss is called with.
+        kernel: a function with the signature of the kernel's slot.
+        options: passed to a loss.
         budgeted: whether the options' budget determines the chunks of the fused loss.
     """
 
@@ -78,19 +77,24 @@ def _find_one(kernel: str, name: str, device_kind: str) -> Provided:
     if provider in _FACTORIES:
         function = _FACTORIES[provider](kernel, variant, device_kind)
         return Provided(name=name, kernel=function, options=LossOptions(in_place=True))
-    spec_provider = "torch" if provider == "torch-compile" else provider
-    options = _own_options(kernel, variant) if provider == "ligerprof" else _no_variant(provider, variant)
-    function = _registered(kernel, spec_provider, device_kind)
+    ours = provider == "ligerprof"
+    options = _own_options(kernel, variant) if ours else _no_variant(provider, variant)
     if provider == "torch-compile":
-        function = _compiled(function)
-    return Provided(
-        name=name, kernel=function, options=options, budgeted=kernel == "flce" and spec_provider == "ligerprof"
-    )
+        function = _compiled(_registered(kernel, "torch", device_kind))
+    else:
+        function = _registered(kernel, provider, device_kind)
+    return Provided(name=name, kernel=function, options=options, budgeted=ours and kernel == "flce")
 
 
 def _registered(kernel: str, provider: str, device_kind: str) -> Kernel:
     if (kernel, provider) == ("add_rms", "torch"):
-        return _add_then_norm(_registered("rms", provider, device_kind))
+        norm = _registered("rms", provider, device_kind)
+
+        def add_then_norm(hidden: Tensor, residual: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+            total = hidden + residual
+            return norm(total, *arguments), total
+
+        return add_then_norm
     spec = find_kernel(kernel, provider)
     require_available(spec, device_kind)
     return load_entry(spec.entry)
@@ -104,30 +108,23 @@ def _no_variant(provider: str, variant: str) -> LossOptions:
 
 def _own_options(kernel: str, variant: str) -> LossOptions:
     """Parse `lean`, `balanced` or a size, optionally with `+fp32`."""
-    options = LossOptions(in_place=True)
-    if variant and kernel != "flce":
+    if kernel != "flce":
         return _no_variant(f"ligerprof's {kernel}", variant)
+    options = LossOptions(in_place=True)
     for word in filter(None, variant.split("+")):
         if word == "fp32":
             options = dataclasses.replace(options, accumulate_fp32=True)
         else:
-            options = dataclasses.replace(options, budget=word if word in _BUDGET_WORDS else parse_bytes(word))
+            budget = word if word in ("lean", "balanced") else parse_bytes(word)
+            options = dataclasses.replace(options, budget=budget)
     return options
-
-
-def _add_then_norm(norm: Kernel) -> Kernel:
-    def run(hidden: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-        total = hidden + residual
-        return norm(total, weight, eps, offset), total
-
-    return run
 
 
 def _compiled(function: Kernel) -> Kernel:
     compiled = torch.compile(function, dynamic=False)
 
     def run(*arguments: Any) -> Any:
-        # the reference's defaults take the place of the options, none of which plain torch uses
+        # the reference's defaults replace the options, which plain torch does not use
         return compiled(*(value for value in arguments if not isinstance(value, LossOptions)))
 
     return run

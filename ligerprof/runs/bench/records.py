@@ -6,14 +6,13 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ligerprof.errors import LigerprofError
 from ligerprof.files import FileKind, parse_object, read_text
-from ligerprof.runs.bench.floors import Direction
-
-SCHEMA = 1
+from ligerprof.serialization import SCHEMA, to_json
 
 
 class BenchFileError(LigerprofError):
@@ -23,14 +22,21 @@ class BenchFileError(LigerprofError):
 _FILE = FileKind(error=BenchFileError, hint="Give a file that `ligerprof bench -o` wrote.")
 
 
+class Direction(str, Enum):
+    """The timed pass; `full` is forward and backward in one."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    FULL = "full"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
     """A kernel of a provider at some sizes.
 
     Attributes:
         provider: with its variant, such as `ligerprof:lean`.
-        shape: name of the shape.
-        sizes: those that the kernel depends on, such as `4096x2048x128256`.
+        sizes: the ones that the kernel depends on, such as `4096x2048x128256`.
     """
 
     kernel: str
@@ -50,7 +56,7 @@ class TimeRecord:
             empty; timed in turns with the kernel.
         floor_share: floor over median.
         copy_rate_share: the fewest bytes over the median, as a share of a 1 GiB copy's bandwidth; for `copy` only.
-        extra_peak_bytes: peak bytes of a forward and backward pass beyond its inputs.
+        extra_peak_bytes: peak of a forward and backward pass, minus the bytes allocated before it.
     """
 
     what: ClassVar[str] = "time"
@@ -91,12 +97,12 @@ class ErrorRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRecord:
-    """The host's cost of a call.
+    """The host's cost of forward and backward.
 
     Attributes:
-        host_seconds: time until forward and backward of a tiny shape are launched.
-        synchronizations: times the host waits for the device in forward and backward.
-        synchronization: torch's message about the first one, or None.
+        host_seconds: time to launch both at a tiny shape.
+        synchronizations: number of times that the host waits for the device.
+        synchronization: torch's message about the first wait, or None.
     """
 
     what: ClassVar[str] = "host"
@@ -140,10 +146,10 @@ class Finding:
 
     def row(self) -> dict[str, Any]:
         """One flat JSON object."""
-        own = {item.name: getattr(self.record, item.name) for item in dataclasses.fields(self.record)}
-        subject = dataclasses.asdict(own.pop("subject"))
+        own = to_json(self.record)
+        subject = own.pop("subject")
         if "direction" in own:
-            own = {"pass": own.pop("direction").value, **own}
+            own = {"pass": own.pop("direction"), **own}
         return {"schema": SCHEMA, "what": self.record.what, **subject, **own, **self.environment}
 
 
@@ -153,16 +159,18 @@ def finding_from_row(row: Mapping[str, Any]) -> Finding:
     Raises:
         BenchFileError: it is not a record.
     """
-    rest = dict(row)
+    left = dict(row)
     try:
-        if rest.pop("schema") != SCHEMA:
+        if left.pop("schema") != SCHEMA:
             raise BenchFileError(f"a record of schema {row['schema']}; this version reads {SCHEMA}.")
-        kind = _KINDS[rest.pop("what")]
-        subject = Subject(**{item.name: rest.pop(item.name) for item in dataclasses.fields(Subject)})
-        if "pass" in rest:
-            rest["direction"] = Direction(rest.pop("pass"))
-        own = {item.name: rest.pop(item.name) for item in dataclasses.fields(kind) if item.name in rest}
-        return Finding(record=kind(subject=subject, **own), environment={name: str(rest[name]) for name in rest})
+        kind = _KINDS[left.pop("what")]
+        subject = Subject(**{item.name: left.pop(item.name) for item in dataclasses.fields(Subject)})
+        if "pass" in left:
+            left["direction"] = Direction(left.pop("pass"))
+        own = {item.name: left.pop(item.name) for item in dataclasses.fields(kind) if item.name in left}
+        return Finding(
+            record=kind(subject=subject, **own), environment={name: str(text) for name, text in left.items()}
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise BenchFileError(f"not a bench record ({type(error).__name__}: {error}).") from None
 
@@ -191,11 +199,7 @@ def read_lines(path: Path) -> list[Finding]:
 
 def join_findings(*groups: Sequence[Finding]) -> tuple[Finding, ...]:
     """Join groups of findings in order; of those with the same key the last counts."""
-    latest: dict[tuple[str, ...], Finding] = {}
-    for group in groups:
-        for finding in group:
-            latest[finding.key] = finding
-    return tuple(latest.values())
+    return tuple({finding.key: finding for group in groups for finding in group}.values())
 
 
 def write_csv(findings: Sequence[Finding]) -> str:

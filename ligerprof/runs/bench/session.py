@@ -1,4 +1,4 @@
-"""Run the measurements of a benchmark; every provider gets a result or a reason why it has none."""
+"""Run the measurements of a benchmark; each provider gets a result, or a reason why it has none."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,19 @@ from torch import Tensor
 
 from ligerprof.runs.bench.accuracy import EAGER, measure_errors
 from ligerprof.runs.bench.calls import BoundCall, CallTensors, describe_failure, make_tensors
-from ligerprof.runs.bench.floors import Direction, fewest_bytes
 from ligerprof.runs.bench.machine import Machine, Run
-from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation
+from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors
 from ligerprof.runs.bench.providers import find_provided
-from ligerprof.runs.bench.records import ErrorRecord, Finding, HostRecord, MissingRecord, Record, Subject, TimeRecord
+from ligerprof.runs.bench.records import (
+    Direction,
+    ErrorRecord,
+    Finding,
+    HostRecord,
+    MissingRecord,
+    Record,
+    Subject,
+    TimeRecord,
+)
 from ligerprof.runs.bench.shapes import TINY, BenchShape, find_shapes
 from ligerprof.runs.bench.timing import Candidate, Quantiles, Repetitions, time_in_turns
 from ligerprof.runs.outcome import Progress
@@ -21,7 +29,6 @@ from ligerprof.units import GIB
 
 _FLOOR, _LARGE_COPY = "floor", "large copy"
 _LARGE_COPY_BYTES = 2 * GIB
-_SEED = 0
 _WARM_UP_CALLS = 3
 
 
@@ -31,9 +38,8 @@ class BenchPlan:
 
     Attributes:
         providers: `PROVIDER` or `PROVIDER:VARIANT` each; None: all.
-        shapes: as `--shapes` takes it.
+        shapes: the value of `--shapes`.
         dtype: bf16, fp16 or fp32.
-        errors, host: whether to measure errors against fp64, and the host's cost of a call.
     """
 
     kernels: tuple[str, ...]
@@ -63,39 +69,6 @@ def _run_kernel(operation: Operation, plan: BenchPlan, machine: Machine, progres
         progress(f"{operation.name}: the host's cost")
         yield from _Bench(operation, TINY, plan, machine).run_host()
         machine.release()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Floor:
-    """A lower bound that is timed in turns with the kernels.
-
-    Attributes:
-        kind: `products`, `copy`, or empty if there is none.
-        large_copy: a copy large enough to measure bandwidth; with `copy` only.
-        moved_bytes: the fewest bytes that the operation can move; with `copy` only.
-    """
-
-    kind: str = ""
-    run: Run | None = None
-    large_copy: Run | None = None
-    moved_bytes: int = 0
-
-    def candidates(self, prepare: Run) -> Iterator[Candidate]:
-        """The candidates to time in turns with the kernels."""
-        for name, run in ((_FLOOR, self.run), (_LARGE_COPY, self.large_copy)):
-            if run is not None:
-                yield Candidate(name=name, prepare=prepare, run=run)
-
-    def figures(self, times: Mapping[str, Quantiles], seconds: float) -> dict[str, Any]:
-        """The fields of a time record that refer to the floor."""
-        if self.run is None:
-            return {}
-        floor_seconds = times[_FLOOR].median
-        found: dict[str, Any] = {"floor": self.kind, "floor_seconds": floor_seconds}
-        found["floor_share"] = floor_seconds / seconds
-        if self.large_copy is not None:
-            found["copy_rate_share"] = self.moved_bytes / _LARGE_COPY_BYTES * times[_LARGE_COPY].median / seconds
-        return found
 
 
 class _Bench:
@@ -128,22 +101,36 @@ class _Bench:
     def _run_times(self) -> Iterator[TimeRecord]:
         tensors = self._make_tensors()
         calls = self._usable_calls(tensors)
-        peaks = {call.name: self._peak(call, tensors) for call in calls}
+        peaks = {}
+        for call in calls:
+            tensors.restore()
+            peaks[call.name] = self._machine.extra_peak_bytes(call.full)
         for direction in self._plan.directions if calls else ():
-            floor = self._floor(direction, tensors)
-            candidates = [*floor.candidates(tensors.restore), *(call.candidate(direction) for call in calls)]
+            moved_bytes = self._operation.fewest_bytes(self._shape, self._dtype.itemsize, direction)
+            floors = self._floors(direction, moved_bytes, tensors.inputs)
+            candidates = [Candidate(name=name, prepare=tensors.restore, run=run) for name, run in floors.items()]
+            candidates += [call.candidate(direction) for call in calls]
             times = time_in_turns(candidates, self._machine.clock, self._plan.repetitions)
             for call in calls:
+                own = times[call.name]
                 yield TimeRecord(
                     subject=self._subject(call.name),
                     direction=direction,
-                    median_seconds=times[call.name].median,
-                    low_seconds=times[call.name].low,
-                    high_seconds=times[call.name].high,
-                    repetitions=times[call.name].count,
+                    median_seconds=own.median,
+                    low_seconds=own.low,
+                    high_seconds=own.high,
+                    repetitions=own.count,
                     extra_peak_bytes=peaks[call.name],
-                    **floor.figures(times, times[call.name].median),
+                    **_compare_to_floor(own.median, times, moved_bytes),
                 )
+
+    def _floors(self, direction: Direction, moved_bytes: int | None, inputs: Tensors) -> dict[str, Run]:
+        """The lower bound to time in turns with the kernels, and a copy large enough to measure bandwidth."""
+        if self._operation.name == "flce" and direction is Direction.FULL:
+            return {_FLOOR: three_products(inputs["hidden"], inputs["weight"])}
+        if moved_bytes is None:
+            return {}
+        return {_FLOOR: self._machine.copy(moved_bytes), _LARGE_COPY: self._machine.copy(_LARGE_COPY_BYTES)}
 
     def _run_errors(self) -> Iterator[ErrorRecord | MissingRecord]:
         eager = next((provided for provided in self._found if provided.name == EAGER), None)
@@ -156,7 +143,7 @@ class _Bench:
         usable = []
         for provided in self._found:
             call = BoundCall(self._operation, provided, tensors)
-            reason = self._failure(lambda call=call: self._warm_up(call, tensors))  # type: ignore[misc]
+            reason = self._failure(call, tensors)
             if reason is None:
                 usable.append((provided, call))
             else:
@@ -164,10 +151,12 @@ class _Bench:
         self._found = [provided for provided, _ in usable]
         return [call for _, call in usable]
 
-    def _failure(self, run: Callable[[], None]) -> str | None:
-        """Why `run` fails, in one line: third-party kernels may fail in any way, and the others still run."""
+    def _failure(self, call: BoundCall, tensors: CallTensors) -> str | None:
+        """Warm a kernel up; if that fails in any way, the reason in one line, and the other kernels still run."""
         try:
-            run()
+            for _ in range(_WARM_UP_CALLS):
+                tensors.restore()
+                call.full()
         except Exception as error:
             reason = describe_failure(error)
         else:
@@ -176,40 +165,26 @@ class _Bench:
         self._machine.release()
         return reason
 
-    def _warm_up(self, call: BoundCall, tensors: CallTensors) -> None:
-        for _ in range(_WARM_UP_CALLS):
-            tensors.restore()
-            call.full()
-
-    def _peak(self, call: BoundCall, tensors: CallTensors) -> int:
-        tensors.restore()
-        return self._machine.extra_peak_bytes(call.full)
-
-    def _floor(self, direction: Direction, tensors: CallTensors) -> "_Floor":
-        if self._operation.name == "flce":
-            if direction is not Direction.FULL:
-                return _Floor()
-            return _Floor(kind="products", run=three_products(tensors.inputs["hidden"], tensors.inputs["weight"]))
-        moved_bytes = fewest_bytes(self._operation.moved, self._shape, self._dtype.itemsize, direction)
-        if moved_bytes is None:
-            return _Floor()
-        copy, large_copy = (self._machine.copy(count) for count in (moved_bytes, _LARGE_COPY_BYTES))
-        return _Floor(kind="copy", run=copy, large_copy=large_copy, moved_bytes=moved_bytes)
-
     def _make_tensors(self) -> CallTensors:
         return make_tensors(self._operation, self._shape, self._maker())
 
     def _maker(self) -> Maker:
-        return Maker(dtype=self._dtype, generator=torch.Generator(self._machine.device).manual_seed(_SEED))
+        return Maker(dtype=self._dtype, generator=torch.Generator(self._machine.device).manual_seed(0))
 
     def _subject(self, provider: str) -> Subject:
-        return Subject(
-            kernel=self._operation.name,
-            provider=provider,
-            shape=self._shape.name,
-            sizes=self._operation.sizes(self._shape),
-            dtype=self._plan.dtype,
-        )
+        return self._operation.subject(provider, self._shape, self._plan.dtype)
+
+
+def _compare_to_floor(seconds: float, times: Mapping[str, Quantiles], moved_bytes: int | None) -> dict[str, Any]:
+    """The fields of a time record that refer to the floor."""
+    if _FLOOR not in times:
+        return {}
+    floor_seconds = times[_FLOOR].median
+    found: dict[str, Any] = {"floor_seconds": floor_seconds, "floor_share": floor_seconds / seconds}
+    if moved_bytes is None:
+        return {"floor": "products", **found}
+    rate_share = moved_bytes / _LARGE_COPY_BYTES * times[_LARGE_COPY].median / seconds
+    return {"floor": "copy", "copy_rate_share": rate_share, **found}
 
 
 def three_products(hidden: Tensor, weight: Tensor) -> Callable[[], None]:

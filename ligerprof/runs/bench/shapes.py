@@ -16,26 +16,15 @@ _SEQ_LEN = 2048
 _MODEL_TOKENS = 8192
 _LLAMAS = ("llama3.2-1b", "llama3.2-3b", "llama3.1-8b", "llama3.1-70b")
 _ALIASES = {"A": "llama3.2-1b@4096", "B": "llama3.2-1b@16384", "C": "llama3.1-8b@8192"}
-_PAPER_SIZES = {
-    "V": (40960, 81920, 122880, 163840),
-    "T": (4096, 8192, 12288, 16384),
-    "H": (4096, 8192, 12288, 16384),
-}
-# the paper's gated layers are Llama 2 7B's
-_PAPER_GATED_MODEL = "llama2-7b"
+_PAPER_SIZES = {"V": (40960, 81920, 122880, 163840), "T": (4096, 8192, 12288, 16384), "H": (4096, 8192, 12288, 16384)}
 _VARIED = re.compile(r"([VTH])=([1-9][0-9]{0,8})")
-# eight key heads for thirty-two query heads of 128, as in Llama 3
+# eight key heads for thirty-two query heads, as in Llama 3
 _QUERIES_PER_KEY = 4
-_HEADS_STEP = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchShape:
-    """The sizes of one measurement; each kernel uses some of them.
-
-    Attributes:
-        name: its name in tables and on axes.
-    """
+    """The sizes of one measurement, under a name for tables and axes; each kernel uses some of them."""
 
     name: str
     sequences: int
@@ -55,24 +44,12 @@ class BenchShape:
 
 # small enough that the device waits for the host
 TINY = BenchShape(
-    name="tiny",
-    sequences=2,
-    seq_len=32,
-    hidden=256,
-    intermediate=512,
-    vocab=2048,
-    heads=4,
-    kv_heads=2,
-    head_dim=64,
+    name="tiny", sequences=2, seq_len=32, hidden=256, intermediate=512, vocab=2048, heads=4, kv_heads=2, head_dim=64
 )
 
 
 def find_kernels(names: Sequence[str]) -> tuple[str, ...]:
-    """Kernels by name; `all` means every one.
-
-    Raises:
-        RecipeError: a name is unknown.
-    """
+    """The named kernels, each once, or every kernel for `all`; raises RecipeError for an unknown name."""
     if "all" in names:
         return BENCH_KERNELS
     for name in names:
@@ -100,7 +77,8 @@ def _read_word(kernel: str, word: str) -> Iterable[BenchShape]:
     if word == "llama":
         return [_named(name) for name in _LLAMAS]
     if word == "paper":
-        return _paper_shapes(kernel)
+        letter = _SLOTS[kernel].varied
+        return [_varied(kernel, letter, size) for size in _PAPER_SIZES[letter]]
     if (match := _VARIED.fullmatch(word)) is not None:
         return [_varied(kernel, match.group(1), int(match.group(2)))]
     return [_named(word)]
@@ -112,11 +90,11 @@ def _named(word: str) -> BenchShape:
         raise RecipeError(f"{word!r}: {count!r} is not a number of tokens. Write it as llama3.1-8b@8192.")
     tokens = int(count) if count else _MODEL_TOKENS
     spec = load_model(model)
-    whole = tokens % _SEQ_LEN == 0
+    sequences = tokens // _SEQ_LEN if tokens % _SEQ_LEN == 0 else 1
     return BenchShape(
         name=word,
-        sequences=tokens // _SEQ_LEN if whole else 1,
-        seq_len=_SEQ_LEN if whole else tokens,
+        sequences=sequences,
+        seq_len=tokens // sequences,
         hidden=spec.hidden_size,
         intermediate=spec.intermediate_size,
         vocab=spec.vocab_size,
@@ -132,15 +110,12 @@ def _varied(kernel: str, letter: str, size: int) -> BenchShape:
     if letter == "V":
         return dataclasses.replace(base, name=name, vocab=size)
     if letter == "T":
-        model = _named(_PAPER_GATED_MODEL) if _SLOTS[kernel].varied == "T" else base
+        # the paper's gated layers are those of Llama 2 7B
+        model = _named("llama2-7b") if _SLOTS[kernel].varied == "T" else base
         return dataclasses.replace(model, name=name, sequences=1, seq_len=size)
     heads = size // base.head_dim
     if heads * base.head_dim != size or heads % _QUERIES_PER_KEY:
-        raise RecipeError(f"{name!r} is not a hidden size of whole heads. Use a multiple of {_HEADS_STEP}.")
+        raise RecipeError(
+            f"{name!r} is not a hidden size of whole heads. Use a multiple of {_QUERIES_PER_KEY * base.head_dim}."
+        )
     return dataclasses.replace(base, name=name, hidden=size, heads=heads, kv_heads=heads // _QUERIES_PER_KEY)
-
-
-def _paper_shapes(kernel: str) -> list[BenchShape]:
-    """What the Liger paper varies for this kernel."""
-    letter = _SLOTS[kernel].varied
-    return [_varied(kernel, letter, size) for size in _PAPER_SIZES[letter]]

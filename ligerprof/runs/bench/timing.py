@@ -1,4 +1,4 @@
-"""Time candidates in turns: their order, their repetitions, and the quantiles."""
+"""Time candidates in turns: order, repetitions, and quantiles."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 
 WARM_UP_ROUNDS = 2
-_SEED = 0
 # timed runs per turn, after one settling time
 RUNS_PER_TURN = 3
 # longer work keeps the device busy while the host launches the next
@@ -17,12 +16,7 @@ _SHORT_SECONDS = 2e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One thing to time.
-
-    Attributes:
-        prepare: restores the inputs; not timed.
-        run: the work to time.
-    """
+    """Work to time; `prepare` restores its inputs and is not timed."""
 
     name: str
     prepare: Callable[[], object]
@@ -38,19 +32,17 @@ class Clock(Protocol):
         Args:
             head_start: let the host launch all of `run` before the device starts it.
         """
-        ...
 
     def now(self) -> float:
         """Wall-clock seconds."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetitions:
-    """How often each candidate is timed: `least` times, then on until `seconds` or `most` is reached, in whole turns.
+    """How often to time each candidate: `least` times, then until `seconds` or `most` is reached, in whole turns.
 
     Attributes:
-        settle_seconds: how long a candidate runs untimed at the start of its turn.
+        settle_seconds: time that a candidate runs untimed at the start of its turn.
     """
 
     least: int = 10
@@ -97,40 +89,29 @@ def time_in_turns(candidates: Sequence[Candidate], clock: Clock, repetitions: Re
 
 def turn_order(count: int, number: int) -> list[int]:
     """The order of candidates in round `number`."""
-    order: list[int] = np.random.default_rng((_SEED, number // 2)).permutation(count).tolist()
+    order: list[int] = np.random.default_rng((0, number // 2)).permutation(count).tolist()
     return order[::-1] if number % 2 else order
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """The approximate time of one run.
-
-    Attributes:
-        seconds: the run without preparation.
-        prepared_seconds: wall-clock time, preparation included.
-    """
-
-    seconds: float
-    prepared_seconds: float
-
-
-def _warm_up(candidates: Sequence[Candidate], clock: Clock) -> dict[str, _Expected]:
+def _warm_up(candidates: Sequence[Candidate], clock: Clock) -> dict[str, tuple[float, float]]:
+    """Seconds of one run of each candidate, and its wall-clock seconds with the preparation."""
     expected = {}
     for _ in range(WARM_UP_ROUNDS):
         for candidate in candidates:
             started = clock.now()
             candidate.prepare()
             seconds = clock.time(candidate.run, head_start=True)()
-            expected[candidate.name] = _Expected(seconds, clock.now() - started)
+            expected[candidate.name] = seconds, clock.now() - started
     return expected
 
 
-def _take_turn(candidate: Candidate, clock: Clock, expected: _Expected, settle_seconds: float) -> list[float]:
-    for _ in range(math.ceil(settle_seconds / expected.prepared_seconds)):
+def _take_turn(candidate: Candidate, clock: Clock, expected: tuple[float, float], settle_seconds: float) -> list[float]:
+    seconds, prepared_seconds = expected
+    for _ in range(math.ceil(settle_seconds / prepared_seconds)):
         candidate.prepare()
         candidate.run()
     pending = []
     for _ in range(RUNS_PER_TURN):
         candidate.prepare()
-        pending.append(clock.time(candidate.run, head_start=expected.seconds < _SHORT_SECONDS))
+        pending.append(clock.time(candidate.run, head_start=seconds < _SHORT_SECONDS))
     return [read() for read in pending]

@@ -18,10 +18,9 @@ from ligerprof.runs.bench.accuracy import (
     same_chunks,
 )
 from ligerprof.runs.bench.calls import BoundCall, make_tensors
-from ligerprof.runs.bench.floors import Direction
 from ligerprof.runs.bench.operations import OPERATIONS, Maker
 from ligerprof.runs.bench.providers import Provided, find_provided, provider_names
-from ligerprof.runs.bench.records import ErrorRecord
+from ligerprof.runs.bench.records import Direction, ErrorRecord
 from ligerprof.runs.bench.shapes import BENCH_KERNELS, BenchShape, find_shapes
 
 # no size is a multiple of a block

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.runs.bench.floors import Direction
 from ligerprof.runs.bench.records import (
     BenchFileError,
+    Direction,
     ErrorRecord,
     Finding,
     HostRecord,

@@ -1,8 +1,8 @@
 import pytest
 
 from ligerprof.errors import RecipeError, UnknownModelError
-from ligerprof.runs.bench.floors import Direction, fewest_bytes
 from ligerprof.runs.bench.operations import OPERATIONS
+from ligerprof.runs.bench.records import Direction
 from ligerprof.runs.bench.shapes import BENCH_KERNELS, find_kernels, find_shapes
 
 MB = 10**6
@@ -73,15 +73,15 @@ def test_kernels_by_name() -> None:
 )
 def test_fewest_bytes_of_the_studied_shape(kernel: str, forward_mb: int, backward_mb: int) -> None:
     (shape,) = find_shapes(kernel, "study")
-    moved = {direction: fewest_bytes(OPERATIONS[kernel].moved, shape, 2, direction) for direction in Direction}
+    moved = {direction: OPERATIONS[kernel].fewest_bytes(shape, 2, direction) for direction in Direction}
     assert moved[Direction.FORWARD] == pytest.approx(forward_mb * MB, rel=0.005)
     assert moved[Direction.BACKWARD] == pytest.approx(backward_mb * MB, rel=0.005)
     assert moved[Direction.FULL] == (moved[Direction.FORWARD] or 0) + (moved[Direction.BACKWARD] or 0)
-    assert fewest_bytes(OPERATIONS[kernel].moved, shape, 4, Direction.FULL) == 2 * (moved[Direction.FULL] or 0)
+    assert OPERATIONS[kernel].fewest_bytes(shape, 4, Direction.FULL) == 2 * (moved[Direction.FULL] or 0)
 
 
 def test_losses_have_a_floor_only_as_a_whole() -> None:
     (shape,) = find_shapes("ce", "C")
-    assert fewest_bytes(OPERATIONS["ce"].moved, shape, 2, Direction.FULL) == 2 * 8192 * 128256 * 2
+    assert OPERATIONS["ce"].fewest_bytes(shape, 2, Direction.FULL) == 2 * 8192 * 128256 * 2
     for kernel, direction in (("ce", Direction.FORWARD), ("ce", Direction.BACKWARD), ("flce", Direction.FULL)):
-        assert fewest_bytes(OPERATIONS[kernel].moved, shape, 2, direction) is None
+        assert OPERATIONS[kernel].fewest_bytes(shape, 2, direction) is None
