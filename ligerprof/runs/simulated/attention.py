@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention of fake tensors, as CUDA runs it: torch_memory's program carried out with torch."""
+"""scaled_dot_product_attention on fake tensors: torch_memory's program executed with torch operators."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
-    """scaled_dot_product_attention as it runs on `gpu`; the kernels it takes are added to `used`."""
+    """scaled_dot_product_attention as `gpu` runs it; adds the kernels that run to `used`."""
 
     def scaled_dot_product_attention(  # noqa: PLR0913
         query: Tensor,
@@ -48,7 +48,7 @@ def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
 
 
 def problem_of(query: Tensor, key: Tensor, value: Tensor) -> AttentionProblem:
-    """A call on these tensors; the call's other arguments have their defaults."""
+    """A call with these tensors, and defaults for its other arguments."""
     inputs = (query, key, value)
     batch, heads, queries, width = query.shape
     return AttentionProblem(
@@ -66,7 +66,7 @@ def problem_of(query: Tensor, key: Tensor, value: Tensor) -> AttentionProblem:
 
 
 class _Operations:
-    """AttentionOperations on fake tensors; they die with their last reference.
+    """AttentionOperations on fake tensors, which are freed with their last reference.
 
     Args:
         scale: the factor of the scores.
@@ -133,7 +133,7 @@ class _Operations:
         return torch.matmul(probabilities, value)
 
     def release(self, *tensors: Tensor | None) -> None:
-        """Nothing: Python's references end by themselves."""
+        """Do nothing: Python drops the references."""
 
     def replace(self, _old: Tensor, new: Tensor) -> Tensor:
         return new
@@ -147,7 +147,7 @@ class _Operations:
 
 
 def _first(results: Any) -> Tensor:
-    """The output; what else the operator returned dies in the order in which C++ destroys a tuple."""
+    """The output; the other results are freed in the order in which C++ destroys a tuple."""
     remaining = list(results)
     del results
     output: Tensor = remaining.pop(0)

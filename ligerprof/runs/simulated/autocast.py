@@ -1,7 +1,7 @@
-"""Autocast on fake CPU tensors as autocast does it on CUDA.
+"""Autocast fake CPU tensors by CUDA's rules.
 
-torch.autocast("cuda") switches itself off where there is no CUDA, so the simulator uses torch.autocast("cpu"), whose
-lists of operators differ. While a simulation runs, the CPU key gets CUDA's lists, those of torch_memory/autocast.py.
+torch.autocast("cuda") disables itself without CUDA, so the simulator uses torch.autocast("cpu"). Its operator lists
+differ; during a simulation, CUDA's lists from torch_memory/autocast.py replace them.
 """
 
 import warnings
@@ -19,12 +19,12 @@ Caster = Callable[[Operator], Operator]
 
 _KEY = "AutocastCPU"
 
-# on the lists of CPUs alone
+# on the CPU lists only
 _CPU_ALONE = ("cat", "cross_entropy_loss", "index_copy", "stack")
 
 
 def register(library: torch.library.Library) -> None:
-    """Give the CPU key CUDA's lists until the library is destroyed."""
+    """Register CUDA's lists for the CPU key until the library is destroyed."""
     for names, caster in ((FP32, _in_fp32), (FP32_RESULT, _to_fp32), (WIDEST, _in_widest), (LOWER, _in_lower)):
         for name in names:
             _override(library, name, caster(_operator(name)))
@@ -34,7 +34,7 @@ def register(library: torch.library.Library) -> None:
 
 def _override(library: torch.library.Library, name: str, function: Any) -> None:
     with warnings.catch_warnings():
-        # that a kernel is overridden is the point
+        # the override is intended
         warnings.filterwarnings("ignore", message=".*only once for all operators", category=UserWarning)
         library.impl(name, function, _KEY, allow_override=True)  # type: ignore[no-untyped-call]
 
@@ -84,7 +84,7 @@ def _in_widest(operator: Operator) -> Operator:
 
 
 def _to_fp32(operator: Operator) -> Operator:
-    """Ask for an fp32 result where the caller did not ask for a type (fp32_set_opt_dtype)."""
+    """Request an fp32 result unless the caller passed a dtype (fp32_set_opt_dtype)."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         names = [argument.name for argument in operator._schema.arguments]  # type: ignore[attr-defined]

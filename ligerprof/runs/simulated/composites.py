@@ -1,7 +1,7 @@
-"""Send composite operators of fake CPU tensors the way CUDA tensors go.
+"""Decompose composite operators on fake CPU tensors as on CUDA.
 
-Composite operators ask for the device of their inputs and then take other roads. Each function below is registered for
-fake tensors' dispatch key while a simulation runs, and calls what CUDA would call.
+Composite operators choose their implementation by the device of their inputs. During a simulation, the functions below
+are registered for the dispatch key of fake tensors and call what CUDA would call.
 """
 
 from typing import Any, cast
@@ -42,7 +42,7 @@ def _dropout(source: Tensor, probability: float, train: bool) -> Tensor:
 
 
 def register(library: torch.library.Library, attention: Any) -> None:
-    """Register all of them, and `attention` for scaled_dot_product_attention, until the library is destroyed."""
+    """Register these functions, and `attention` as scaled_dot_product_attention, until the library is destroyed."""
     for name, function in (
         ("softmax.int", _softmax),
         ("log_softmax.int", _log_softmax),

@@ -1,4 +1,4 @@
-"""The GPU that the simulator pretends to have: its allocator, its events, and where each came from."""
+"""The simulated GPU: its allocator, and its events with their stacks."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,19 +14,19 @@ from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 from ligerprof.torch_memory.scratch import Scratch
 
-# the engine's caller: what stands below it in a backward stack belongs to another thread on a GPU
+# the caller of autograd's engine: on a GPU, the frames below it belong to another thread
 _ENGINE_FRAME = "_engine_run_backward"
-# what stands between an operator and the recorder, and is not there on a GPU
+# frames between an operator and the recorder, which a GPU recording does not have
 _OWN_FILES = ("/ligerprof/runs/simulated/", "/torch/_ops.py", "/torch/_compile.py", "/torch/_dynamo/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceLimits:
-    """What the allocator may reserve.
+    """Limits on reserved memory.
 
     Attributes:
-        capacity_bytes: what the GPU has beside its CUDA context.
-        limit_bytes: the limit that was set on top, or None.
+        capacity_bytes: the GPU's memory less its CUDA context.
+        limit_bytes: a lower limit set by the user, or None.
     """
 
     capacity_bytes: int
@@ -34,18 +34,16 @@ class DeviceLimits:
 
 
 class SimulatedDevice:
-    """Blocks for whoever asks, and a record of it.
+    """A caching allocator and a recording of its events.
 
     Args:
-        gpu: the GPU that it stands for.
-        limits: what may be reserved.
         settings: PYTORCH_CUDA_ALLOC_CONF.
         record: whether to keep events and Python frames for a snapshot.
 
     Attributes:
-        gpu: the GPU that it stands for.
+        gpu: the simulated GPU.
         allocator: its caching allocator, with all counters.
-        events: everything that happened so far, where it is recorded.
+        events: all events so far, if they are recorded.
     """
 
     def __init__(self, gpu: GpuSpec, limits: DeviceLimits, settings: AllocatorSettings, *, record: bool) -> None:
@@ -64,25 +62,25 @@ class SimulatedDevice:
         )
 
     def stamp(self, text: str) -> None:
-        """Stamp the events that follow."""
+        """Stamp the following events."""
         self._stamp = EventContext(text)
 
     def allocate(self, size_bytes: int) -> Block:
-        """Hand out a block, remembering who asked."""
+        """Allocate a block and record its stack."""
         return self.allocator.malloc(size_bytes, self._context() if self._record else None)
 
     def release(self, block: Block) -> None:
-        """Take a block back."""
+        """Free a block."""
         self.allocator.free(block, self._stamp)
 
     def touch(self, *sizes_bytes: int) -> None:
-        """Hold blocks of these sizes together for a moment; sizes of 0 are skipped."""
+        """Allocate blocks of these sizes together, then free them; sizes of 0 are skipped."""
         with self.held(*sizes_bytes):
             pass
 
     @contextmanager
     def held(self, *sizes_bytes: int) -> Iterator[None]:
-        """Hold blocks of these sizes; they are released in reverse order, as C++ destroys locals."""
+        """Hold blocks of these sizes; they are freed in reverse order, as C++ destroys locals."""
         blocks = [self.allocate(size) for size in sizes_bytes if size > 0]
         try:
             yield
@@ -102,13 +100,13 @@ class SimulatedDevice:
                 self.release(oldest)
 
     def hold_for_good(self, name: str, size_bytes: int) -> None:
-        """Take a workspace that a library never gives back, once for each name."""
+        """Allocate a workspace that a library never frees, once per name."""
         if name not in self._held_for_good:
             self._held_for_good.add(name)
             self.allocate(size_bytes)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything recorded so far as torch's snapshot dict."""
+        """Build torch's snapshot dict from the recording so far."""
         tracebacks = [traceback for _, traceback in self._tracebacks]
         # torch._C._profiler is what torch.cuda.memory itself resolves Python frames with
         stacks = torch._C._profiler.symbolize_tracebacks(tracebacks) if tracebacks else []
@@ -128,7 +126,7 @@ class SimulatedDevice:
 
 
 def _device_thread_frames(stack: Sequence[Frame]) -> list[Frame]:
-    """Drop the simulator's own frames, and what a GPU's autograd thread would not show."""
+    """Drop the simulator's own frames, and frames that are in another thread on a GPU."""
     first = 0
     while first < len(stack) and any(part in stack[first]["filename"] for part in _OWN_FILES):
         first += 1

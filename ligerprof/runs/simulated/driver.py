@@ -1,4 +1,4 @@
-"""Run a recipe's build, warm-up and steady step on fake tensors, and tell what a GPU would have held."""
+"""Build a recipe's model and run its warm-up and steady steps on fake tensors."""
 
 import gc
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from ligerprof.runs.versions import package_versions
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
-# fake tensors of the CPU stand for those of a GPU
+# fake CPU tensors in place of GPU tensors
 _STAND_IN = torch.device("cpu")
 
 
@@ -33,20 +33,20 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
     """Run one profiled step of a recipe without a GPU.
 
     Args:
-        recipe: what to train and how, and which GPU to stand for.
-        record: whether to keep the events that make up the outcome's snapshot.
-        progress: told what happens, one line each.
+        recipe: what to train, how, and on which GPU.
+        record: whether to record events for the outcome's snapshot.
+        progress: callback that receives a short status message.
 
     Raises:
-        UnsupportedError: the recipe asks for what the simulator does not cover.
+        UnsupportedError: the simulator does not cover an option.
         KernelUnavailableError: kernels that cannot be simulated.
         ModelCodeError: the model's own code fails on the recipe.
-        RecipeError: a memory limit above the GPU's memory, or allocator settings that torch would not take.
+        RecipeError: a memory limit above the GPU's memory, or allocator settings that torch would refuse.
     """
     require_supported(recipe, command="simulate")
     if recipe.gpu_spec.vendor != "nvidia":
         raise UnsupportedError(
-            f"simulate: --gpu {recipe.gpu} is not built yet; ROCm chooses other kernels. Use --gpu h200."
+            f"simulate: --gpu {recipe.gpu} is not supported yet; ROCm runs other kernels. Use --gpu h200."
         )
     return _Simulation(recipe, record=record, progress=progress or _silent).run()
 
@@ -75,7 +75,7 @@ class _Simulation:
             try:
                 self._build_and_train()
             except AllocatorFullError as error:
-                # the failed call's frames still hold what was alive
+                # the frames of the failed call still hold the live tensors
                 self._take_snapshot()
                 oom = self._out_of_memory(error)
         return self._outcome(oom)
@@ -96,13 +96,13 @@ class _Simulation:
             device_type=_STAND_IN.type,
         )
         batch = make_batch(recipe, _STAND_IN)
-        # the optimizer has no state in the first step: the second is the earliest steady one
+        # the optimizer has no state in the first step, so the second is the earliest steady one
         last = max(recipe.warmup, 1) + 1
         for number in range(1, last + 1):
             self._progress(f"simulating step {number} of {last}")
             self._meter.next_step()
             train_step(trainer, batch, self._meter)
-        # model and optimizer are still there, as they are when a GPU's history is read
+        # model and optimizer are still alive, as they are when a GPU's history is dumped
         self._take_snapshot()
 
     def _take_snapshot(self) -> None:
@@ -136,7 +136,7 @@ class _Simulation:
             snapshot=self._snapshot,
             oom=oom,
             versions=package_versions(),
-            notes=notes_on(self._recipe, self._attention),
+            notes=tuple(notes_on(self._recipe, self._attention)),
         )
 
 
@@ -151,7 +151,7 @@ def _limits(recipe: TrainingRecipe) -> DeviceLimits:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Let storages die with their last reference, and not when a collection happens to run."""
+    """Free storages with their last reference, independent of garbage collection."""
     was_collecting = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,6 +1,6 @@
-"""What bitsandbytes and galore_torch hold, on fake tensors: the same storages at the same moments, and no values.
+"""Stand-ins for bitsandbytes and galore_torch on fake tensors: the same storages at the same moments, without values.
 
-Both packages want a GPU. Written from bitsandbytes 0.50.2 and galore_torch 1.0.
+Both packages need a GPU. Written from bitsandbytes 0.50.2 and galore_torch 1.0.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class FourBitLinear(nn.Linear):
     """bitsandbytes.nn.Linear4bit with NF4 and double quantization.
 
     Args:
-        weight: what is quantized; its dtype is the one that products are computed in.
+        weight: the weight to quantize; products are computed in its dtype.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -36,12 +36,12 @@ class FourBitLinear(nn.Linear):
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def forward(self, value: Tensor) -> Tensor:
-        """Linear4bit.forward: compute in the quantized weight's dtype, return the input's."""
+        """Linear4bit.forward: compute in the original weight's dtype, return the input's."""
         product: Tensor = _FourBitProduct.apply(value.to(self._dtype), self)  # type: ignore[no-untyped-call]
         return product.to(value.dtype)
 
     def unpack(self, scales: Tensor) -> Tensor:
-        """The whole weight; `scales` in fp32 are read on the way."""
+        """The whole weight, computed from `scales` in fp32."""
         del scales
         return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device=self._device)
 
@@ -51,12 +51,12 @@ class FourBitLinear(nn.Linear):
 
     @property
     def offset(self) -> Tensor:
-        """The mean that was taken off the scales."""
+        """The mean that was subtracted from the scales."""
         return self._offset
 
 
 class _FourBitProduct(torch.autograd.Function):
-    """MatMul4Bit, by way of `_dequant_linear_fallback` in forward."""
+    """MatMul4Bit, with `_dequant_linear_fallback` in forward."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, layer: FourBitLinear) -> Tensor:
@@ -77,7 +77,7 @@ class _FourBitProduct(torch.autograd.Function):
 
 
 class _AdaptedFourBitLinear(AdaptedLinear):
-    """peft's Linear4bit (lora/bnb.py), which is not there without bitsandbytes."""
+    """peft's Linear4bit (lora/bnb.py), which does not exist without bitsandbytes."""
 
     def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         name = self.active_adapters[0]
@@ -85,7 +85,7 @@ class _AdaptedFourBitLinear(AdaptedLinear):
         result = result.clone()
         converts = not torch.is_autocast_enabled()
         if converts:
-            # peft makes adapters in fp32, whatever the model's dtype is
+            # peft creates adapters in fp32 for any dtype of the model
             x = self._cast_input_dtype(x, torch.float32)
         output: Tensor = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x))) * self.scaling[name]
         if converts:
@@ -94,14 +94,14 @@ class _AdaptedFourBitLinear(AdaptedLinear):
 
 
 def adapt_as_over_bitsandbytes(model: nn.Module) -> None:
-    """Let adapters over stand-ins run as peft's own layer over bitsandbytes' would."""
+    """Make adapters on stand-ins run like peft's layer for bitsandbytes."""
     for module in model.modules():
         if isinstance(module, AdaptedLinear) and isinstance(module.base_layer, FourBitLinear):
             module.__class__ = _AdaptedFourBitLinear
 
 
 class EightBitAdamW(torch.optim.Optimizer):
-    """bitsandbytes.optim.AdamW8bit: states made in the first step, updated in place by one kernel."""
+    """bitsandbytes.optim.AdamW8bit: states are created in the first step and updated in place by one kernel."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__(parameters, {})
@@ -109,7 +109,7 @@ class EightBitAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make the states of parameters that have none."""
+        """Create missing states."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -128,14 +128,14 @@ class EightBitAdamW(torch.optim.Optimizer):
 
 
 class ProjectedAdamW(torch.optim.Optimizer):
-    """galore_torch.GaLoreAdamW tensor by tensor; a group with a `rank` is projected."""
+    """galore_torch.GaLoreAdamW, which projects the groups that have a `rank`."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update; variables hold what they held until the next parameter's takes their place."""
+        """One update; local variables keep a parameter's tensors until the next parameter replaces them."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -154,7 +154,7 @@ class ProjectedAdamW(torch.optim.Optimizer):
 
 
 def _project(state: dict[str, Any], gradient: Tensor, rank: int) -> Tensor:
-    """GaLoreProjector.project of type `std`; the decomposition is made again after 200 steps only."""
+    """GaLoreProjector.project of type `std`; the decomposition is repeated only every 200 steps."""
     tall = gradient.shape[0] >= gradient.shape[1]
     if "vectors" not in state:
         state["vectors"] = _vectors(gradient, rank, tall=tall)
@@ -163,7 +163,7 @@ def _project(state: dict[str, Any], gradient: Tensor, rank: int) -> Tensor:
 
 
 def _vectors(gradient: Tensor, rank: int, *, tall: bool) -> Tensor:
-    """The first singular vectors of the shorter side: a view of all where the gradient is fp32, else a copy."""
+    """The first singular vectors of the shorter side: a view of all of them for an fp32 gradient, else a copy."""
     left, values, right = torch.linalg.svd(gradient.float(), full_matrices=False)
     scaled = left[:, :rank] @ torch.diag(values[:rank]) if tall else torch.diag(values[:rank]) @ right[:rank, :]
     del scaled

@@ -1,4 +1,4 @@
-"""Read the simulated allocator's counters phase by phase, and stamp what follows."""
+"""Read the simulated allocator's counters per phase, and stamp its events."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 
 @dataclass(slots=True)
 class StepFigures:
-    """Allocated and reserved bytes of one training step, between and in its phases."""
+    """Highest allocated and reserved bytes of one training step and of its phases."""
 
     peak_bytes: int = 0
     reserved_bytes: int = 0
@@ -26,9 +26,9 @@ class PhaseMeter:
     """The observer of simulated training steps.
 
     Attributes:
-        step: number of the step that runs, 0 while building.
-        phase_now: what runs, or where memory ran out.
-        steps: figures of every step begun.
+        step: number of the current step, 0 during the build.
+        phase_now: the current phase, or the one in which memory ran out.
+        steps: figures of all steps so far.
     """
 
     def __init__(self, device: SimulatedDevice) -> None:
@@ -39,13 +39,13 @@ class PhaseMeter:
         self.steps: list[StepFigures] = []
 
     def next_step(self) -> None:
-        """Begin a step's figures."""
+        """Start the next step."""
         self.step += 1
         self.steps.append(StepFigures())
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Measure a phase of the step; what runs out of memory leaves its phase standing."""
+        """Measure a phase of the step; `phase_now` stays if memory runs out in it."""
         self._enter(phase)
         try:
             yield
@@ -56,7 +56,7 @@ class PhaseMeter:
         self._enter(Phase.OUTSIDE)
 
     def loss_made(self, loss: Tensor) -> None:
-        """Label the loss's own autograd nodes."""
+        """Label the autograd nodes of the loss."""
         self.stamper.label_loss(loss)
 
     def _enter(self, phase: Phase) -> None:

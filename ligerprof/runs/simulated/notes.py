@@ -1,4 +1,4 @@
-"""What a reader of a simulated outcome should know."""
+"""Notes on a simulated result: its assumptions and stand-ins."""
 
 from collections.abc import Iterator
 
@@ -7,38 +7,34 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.attention.selection import AttentionKernel
 
 
-def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> tuple[str, ...]:
-    """One sentence each.
+def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
+    """Yield one sentence per note.
 
     Args:
         recipe: what was simulated.
         attention_used: values of the AttentionKernels that ran.
     """
-    return tuple(_notes(recipe, attention_used))
-
-
-def _notes(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
     gpu = recipe.gpu_spec
     yield (
-        f"Simulated, not measured: transformers' code on fake tensors, and a model of torch's CUDA allocator and"
+        f"Simulated, not measured: transformers' code ran on fake tensors with a model of torch's CUDA allocator and"
         f" operators, for one {gpu.title}."
     )
     if not gpu.measured:
         yield (
-            f"Assumed for {gpu.title}: its figures are data sheets', and its attention kernel and workspaces follow"
+            f"Assumed for {gpu.title}: its figures come from data sheets, and its attention kernel and workspaces from"
             " torch's source; only the H200 was measured."
         )
     if attention_used:
         kernels = " and ".join(sorted(AttentionKernel(name).label for name in attention_used))
-        yield f"scaled_dot_product_attention takes {kernels} kernel there."
+        yield f"scaled_dot_product_attention uses {kernels} kernel there."
     if recipe.qlora is not None:
         yield (
             "4-bit weights are stand-ins with the storages of bitsandbytes 0.50 (NF4, double quantization); each"
-            " product unpacks its whole weight, which bitsandbytes leaves out for few tokens."
+            " product unpacks its whole weight, which bitsandbytes avoids for few tokens."
         )
     if recipe.optimizer is Optimizer.ADAMW_8BIT:
-        yield "8-bit moments are stand-ins with the storages of bitsandbytes 0.50; embeddings are in 8 bit too."
+        yield "8-bit moments are stand-ins with the storages of bitsandbytes 0.50; embeddings have 8-bit moments too."
     if recipe.optimizer is Optimizer.GALORE:
-        yield "GaLore is a stand-in with the tensors of galore_torch 1.0; the decomposition's workspace is left out."
+        yield "GaLore is a stand-in with the tensors of galore_torch 1.0; the decomposition's workspace is not counted."
     if recipe.padding > 0:
-        yield "Padding is taken to be there: every batch brings a mask that is not full."
+        yield "Every batch is assumed to contain padding, and so to have a mask."

@@ -1,17 +1,17 @@
-"""Everything that a simulation changes in the process, in one place; all of it is undone at the end.
+"""All changes that a simulation makes to the process; they are undone when it ends.
 
 | what | why |
 |---|---|
 | nn.Module._apply | fake parameters have weak references, for which Module.to's swap of tensors fails |
-| torch.utils._foreach_utils | clip_grad_norm_ asks it whether to take the foreach road, as it does on CUDA |
-| transformers.masking_utils | it takes fake tensors for tracing, and builds masks that no eager run builds |
+| torch.utils._foreach_utils | clip_grad_norm_ asks it whether to use foreach operators, as it does on CUDA |
+| transformers.masking_utils | it mistakes fake tensors for tracing, and builds masks that an eager run does not build |
 | torch.amp.GradScaler | it skips a step whose gradients are not finite; simulated ones have no values |
-| torch.is_autocast_enabled without a device | it means CUDA's, for which the CPU's stands |
-| torch.clear_autocast_cache | it drops casts of weights in the order of their pointers' hashes, another each time |
-| triton's launches | kernels allocate nothing: running them would only need a GPU |
-| composite operators, autocast's lists | they go by the device of their inputs (composites.py, autocast.py) |
-| kernels' device queries | ours and others' ask how many multiprocessors there are, and of what generation |
-| constants "cuda" in other providers' kernels | they ask whether a tensor is on a GPU |
+| torch.is_autocast_enabled without a device | it means CUDA's autocast; the simulation uses the CPU's |
+| torch.clear_autocast_cache | it frees casts of weights in the order of pointer hashes, which varies |
+| triton's launches | kernels allocate no memory, and running them needs a GPU |
+| composite operators, autocast's lists | they depend on the device of their inputs (composites.py, autocast.py) |
+| kernels' device queries | kernels read the number of multiprocessors and the compute capability |
+| constants "cuda" in other providers' kernels | they check that tensors are on a GPU |
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ from ligerprof.runs.simulated import autocast, composites
 from ligerprof.runs.simulated.attention import attention_for
 from ligerprof.runs.simulated.recorder import StorageRecorder
 
-# packages whose kernels are told that the CPU is their GPU
+# packages whose kernels check for the device type "cuda"
 _PROVIDERS = ("liger_kernel.ops", "cut_cross_entropy")
 
 
@@ -42,8 +42,7 @@ def simulated_process(gpu: GpuSpec, recorder: StorageRecorder, attention_used: s
     """Make this process treat fake CPU tensors as it would treat tensors on `gpu`.
 
     Args:
-        gpu: what to stand for.
-        recorder: answers for values that fake tensors do not have.
+        recorder: supplies values that fake tensors do not have.
         attention_used: receives the names of the attention kernels that ran.
     """
     with ExitStack() as stack:
@@ -67,7 +66,7 @@ def simulated_process(gpu: GpuSpec, recorder: StorageRecorder, attention_used: s
 
 @contextmanager
 def providers_take_cpu_for_cuda() -> Iterator[None]:
-    """Let what is imported of other providers' kernels find its tensors on a GPU."""
+    """Make the loaded kernels of other providers accept CPU tensors as CUDA tensors."""
     modules = [module for name, module in sys.modules.items() if name.startswith(_PROVIDERS)]
     codes = {function: function.__code__ for module in modules for function in _functions_of(module)}
     for function, code in codes.items():
@@ -116,7 +115,7 @@ def _foreach_devices() -> list[str]:
 
 
 def _is_never_tracing(_tensor: Any = None) -> bool:
-    # a function and not a Mock, which would keep the tensor that it was called with
+    # not a Mock, which would keep the tensor that it is called with
     return False
 
 
@@ -137,7 +136,7 @@ def _masks_as_when_eager(recorder: StorageRecorder) -> Iterator[None]:
     find_packed = masking.find_packed_sequence_indices
 
     def nothing_is_packed(position_ids: Tensor) -> Any:
-        # what it computes is allocated; positions run through, so that the answer is no
+        # its allocations count; positions are consecutive, so the answer is no
         with recorder.answering(truth=True):
             return find_packed(position_ids)
 

@@ -1,4 +1,4 @@
-"""Turn the birth and death of every fake tensor's storage into blocks of the simulated device."""
+"""Allocate a block of the simulated device for each fake tensor's storage, and free it with the storage."""
 
 import sys
 import weakref
@@ -16,20 +16,20 @@ from ligerprof.torch_memory.allocator.blocks import Block
 
 aten = torch.ops.aten
 
-# torch.tensor(...) makes its value on the host; what the model needs on the GPU is copied there by `to`
+# torch.tensor(...) creates its value in host memory; `to` then copies it to the GPU
 _ON_HOST = aten.lift_fresh.default
 _ITEM = aten._local_scalar_dense.default
 _EQUAL = aten.equal.default
 
-# some versions of torch wrap every dispatch mode to keep the compiler out of it
+# some versions of torch wrap dispatch modes to exclude them from compilation
 _BETWEEN = ("/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
 
-# references to a storage that only an input buffer of autograd holds: the buffer's and this call's
+# references to a storage held only by an input buffer of autograd: the buffer's and this call's
 _BUFFER_REFERENCES = 2
 
 
 class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered over a FakeTensorMode: gives each new storage a block, and takes it back with the storage."""
+    """A dispatch mode, entered inside a FakeTensorMode: allocates a block per storage and frees it with the storage."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -40,7 +40,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: spare every operator the wrapper, and the process the import of the compiler."""
+        """Avoid a wrapper around each operator, and the import of the compiler: nothing is compiled here."""
         return False
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -51,7 +51,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ITEM:
             return self._answer(args[0].dtype)
         if func is _EQUAL:
-            # kernels ask whether the loss's gradient is 1, as it is
+            # kernels test whether the gradient of the loss is 1; it is
             return True
         if func is aten.add.Tensor and (buffer := _accumulation_buffer(args)) is not None:
             result = call.run_untracked()
@@ -61,7 +61,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def answering(self, *, truth: bool) -> Iterator[None]:
-        """Answer `truth` where code asks a fake bool for its value."""
+        """Return `truth` when code reads the value of a fake bool."""
         before, self._truth = self._truth, truth
         try:
             yield
@@ -69,7 +69,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._truth = before
 
     def _answer(self, dtype: torch.dtype) -> float:
-        """Stand in for a value that fake tensors do not have: masks are not full, and numbers are 1."""
+        """A value for a fake tensor: masks are not full, and numbers are 1."""
         return self._truth if dtype == torch.bool else 1
 
     def _track(self, value: Any) -> None:
@@ -77,7 +77,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
             key = storage._cdata
             size = storage.nbytes()
-            # parameters on "meta" stand for what is made later
+            # parameters on "meta" are materialized later
             if size and key not in self._held and tensor.device.type != "meta":
                 self._watch(storage, self._device.allocate(size))
 
@@ -97,7 +97,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def releasing_by_address(self) -> Iterator[None]:
-        """Release what dies inside in an order of its own, where C++ goes by hashes of pointers."""
+        """Free storages that end inside in the order of their addresses, where C++ goes by hashes of pointers."""
         waiting = self._waiting = []
         try:
             yield
@@ -120,10 +120,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _accumulation_buffer(args: Sequence[Any]) -> Tensor | None:
-    """The left side of an addition that autograd's engine makes in place on a GPU, or None.
+    """The left operand of an addition that autograd's engine performs in place on a GPU, or None.
 
-    torch/csrc/autograd/input_buffer.cpp, `accumulate`: where the buffer alone holds a dense tensor and its storage, the
-    next gradient is added to it in place. Fake tensors are subclasses, for which it never does that.
+    torch/csrc/autograd/input_buffer.cpp, `accumulate`: if only the buffer references a dense tensor and its storage,
+    the next gradient is added to it in place. Fake tensors are subclasses, for which the engine never does that.
     """
     left, right = args
     if not isinstance(right, Tensor) or left.shape != right.shape or left.dtype != right.dtype:
@@ -136,7 +136,7 @@ def _accumulation_buffer(args: Sequence[Any]) -> Tensor | None:
 
 
 def _called_by_engine() -> bool:
-    """Whether no Python stands between the engine and this mode: it is not a checkpointed layer that adds."""
+    """Whether the engine called directly, without Python code (such as a checkpointed layer) in between."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.endswith(_BETWEEN) or frame.f_code.co_filename == __file__:
         assert frame.f_back is not None

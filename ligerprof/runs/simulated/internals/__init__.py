@@ -1,28 +1,14 @@
-"""What CUDA's own implementation of an operator allocates and no dispatcher sees.
+"""Memory that CUDA's implementations of operators allocate and that no dispatch mode sees.
 
-Each entry of INTERNALS runs an operator with the temporaries that its CUDA kernel takes, and names the file and
-function of torch that takes them.
+Each entry of INTERNALS runs an operator with the temporaries of its CUDA kernel; their sizes come from torch_memory.
 """
 
 from ligerprof.runs.simulated.internals.attention import ATTENTION_INTERNALS
 from ligerprof.runs.simulated.internals.call import Call
-from ligerprof.runs.simulated.internals.embeddings import EMBEDDING_INTERNALS
-from ligerprof.runs.simulated.internals.foreach import FOREACH_INTERNALS
-from ligerprof.runs.simulated.internals.indexing import INDEX_INTERNALS
-from ligerprof.runs.simulated.internals.norms import NORM_INTERNALS
+from ligerprof.runs.simulated.internals.operators import OPERATOR_INTERNALS
 from ligerprof.runs.simulated.internals.products import PRODUCT_INTERNALS
 from ligerprof.runs.simulated.internals.reductions import REDUCTION_INTERNALS
-from ligerprof.runs.simulated.internals.scans import SCAN_INTERNALS
 
-INTERNALS = {
-    **ATTENTION_INTERNALS,
-    **EMBEDDING_INTERNALS,
-    **FOREACH_INTERNALS,
-    **INDEX_INTERNALS,
-    **NORM_INTERNALS,
-    **PRODUCT_INTERNALS,
-    **REDUCTION_INTERNALS,
-    **SCAN_INTERNALS,
-}
+INTERNALS = {**ATTENTION_INTERNALS, **OPERATOR_INTERNALS, **PRODUCT_INTERNALS, **REDUCTION_INTERNALS}
 
 __all__ = ["INTERNALS", "Call"]

@@ -1,4 +1,4 @@
-"""The fused attention kernels of CUDA on fake tensors: results in the order of their allocation, and scratch."""
+"""CUDA's fused attention kernels on fake tensors: results in allocation order, and scratch memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def _cudnn_forward(call: Call) -> Any:
 
 
 def _flash_forward(call: Call) -> Any:
-    """mha_fwd: seed and offset come after the partial outputs, and dropout copies them."""
+    """mha_fwd: allocate seed and offset after the partial outputs; dropout copies them."""
     dropout = call.argument(3, "dropout_p", 0.0)
     problem = replace(problem_of(*call.args[:3]), dropout=dropout)
     result = call.run_untracked()
@@ -43,7 +43,7 @@ def _flash_forward(call: Call) -> Any:
 
 
 def _efficient_forward(call: Call) -> Any:
-    """Seed and offset stay on the host."""
+    """Seed and offset stay in host memory."""
     result = call.run_untracked()
     call.track(result[:2] if call.argument(4, "compute_log_sumexp") else result[0])
     call.device.run_scratch(forward_scratch(AttentionKernel.EFFICIENT, problem_of(*call.args[:3]), call.device.gpu))
@@ -53,9 +53,7 @@ def _efficient_forward(call: Call) -> Any:
 def _backward(kernel: AttentionKernel) -> Internal:
     def run(call: Call) -> Any:
         inputs: Sequence[Tensor] = call.args[1:4]
-        result = call.run()
-        call.device.run_scratch(backward_scratch(kernel, problem_of(*inputs)))
-        return result
+        return call.run_with_scratch(lambda _: backward_scratch(kernel, problem_of(*inputs)))
 
     return run
 

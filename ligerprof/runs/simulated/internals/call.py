@@ -1,4 +1,4 @@
-"""One operator call as the models of CUDA internals see it."""
+"""One operator call, as the models of CUDA internals receive it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ligerprof.runs.simulated.device import SimulatedDevice
+from ligerprof.torch_memory.scratch import Scratch
 
 
 @dataclass(slots=True)
@@ -14,8 +15,8 @@ class Call:
     """An operator that is about to run.
 
     Attributes:
-        device: whose blocks temporaries take.
-        track: gives the storages of new tensors their blocks, in order.
+        device: allocates the temporaries.
+        track: allocates blocks for the storages of new tensors, in order.
     """
 
     device: SimulatedDevice
@@ -25,17 +26,23 @@ class Call:
     track: Callable[[Any], None]
 
     def run_untracked(self) -> Any:
-        """Run it on fake tensors; the result has no blocks yet."""
+        """Run the operator on fake tensors, without allocating blocks for its result."""
         return self.func(*self.args, **self.kwargs)
 
     def run(self) -> Any:
-        """Run it and give the result its blocks."""
+        """Run the operator and allocate blocks for its result."""
         result = self.run_untracked()
         self.track(result)
         return result
 
+    def run_with_scratch(self, scratch: Callable[[Any], Scratch]) -> Any:
+        """Run the operator, then allocate and free the scratch blocks that follow from its result."""
+        result = self.run()
+        self.device.run_scratch(scratch(result))
+        return result
+
     def argument(self, index: int, name: str, default: Any = None) -> Any:
-        """A schema argument, however it was passed."""
+        """An argument of the schema, passed by position or by name."""
         return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
 
 
@@ -43,5 +50,5 @@ Internal = Callable[[Call], Any]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as torch_memory names it, such as `float32`."""
+    """The name of a dtype in torch_memory, such as `float32`."""
     return str(dtype).removeprefix("torch.")

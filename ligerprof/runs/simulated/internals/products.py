@@ -1,4 +1,4 @@
-"""cuBLAS workspaces, taken once for each thread that multiplies matrices, and never given back."""
+"""cuBLAS workspaces: allocated once per thread that multiplies matrices, and never freed."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ aten = torch.ops.aten
 
 
 def _product(call: Call) -> Any:
-    """Takes the thread's workspace after its result (aten/src/ATen/cuda/CublasHandlePool.cpp, setWorkspaceForHandle).
+    """Allocate the thread's workspace after the result (aten/src/ATen/cuda/CublasHandlePool.cpp).
 
-    A GPU's backward runs in autograd's own thread, which has its own handle and so its own workspace.
+    On a GPU, backward runs in a thread of autograd's, which has its own handle and workspace.
     """
-    # into a given tensor there is nothing to make, and fake tensors of torch 2.11 cannot
+    # with `out`, nothing is allocated, and fake tensors of torch 2.11 fail
     result = call.kwargs["out"] if "out" in call.kwargs else call.run()
     _hold(call, "cublas", call.device.gpu.cublas_workspace_bytes)
     return result
 
 
 def _product_and_bias(call: Call) -> Any:
-    """A bias that is a vector goes through cuBLASLt, which takes a second workspace (getCUDABlasLtWorkspace)."""
+    """A vector bias goes through cuBLASLt, which has its own workspace (getCUDABlasLtWorkspace)."""
     result = _product(call)
     if call.args[0].dim() == 1:
         _hold(call, "cublaslt", LT_WORKSPACE_BYTES)
@@ -30,9 +30,9 @@ def _product_and_bias(call: Call) -> Any:
 
 
 def _grouped_product(call: Call) -> Any:
-    """One product a group of rows; what is not bf16 goes to cuBLAS group by group (GroupedMMUtils.h).
+    """One product per group of rows; dtypes other than bf16 call cuBLAS once per group (GroupedMMUtils.h).
 
-    Shapes are asked for in bf16, which is all that torch's shape function takes.
+    The shape is computed in bf16, the only dtype that torch's shape function accepts.
     """
     if call.args[0].dtype == torch.bfloat16:
         return call.run()
@@ -50,7 +50,7 @@ def _hold(call: Call, library: str, size_bytes: int) -> None:
 
 
 def _overloads(packet: Any) -> list[Any]:
-    """The operator however its result and its type are asked for."""
+    """The overloads that return a tensor or write to one, with or without a dtype."""
     return [getattr(packet, name) for name in packet.overloads() if name in ("default", "out", "dtype", "dtype_out")]
 
 

@@ -1,0 +1,115 @@
+"""Operators whose CUDA implementation allocates temporaries, or returns tensors of other dtypes or in another order."""
+
+from typing import Any
+
+import torch
+
+from ligerprof.runs.simulated.internals.call import Call, Internal, dtype_name
+from ligerprof.torch_memory import layer_norm, softmax
+from ligerprof.torch_memory.embedding import embedding_gradient
+from ligerprof.torch_memory.foreach import norm_partials_bytes
+from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, index_copies
+from ligerprof.torch_memory.scans import cumsum_scratch
+
+aten = torch.ops.aten
+
+
+def _embedding_dense_backward(call: Call) -> Any:
+    """Allocate and free in the order of torch_memory/embedding.py."""
+    gradient, indices, rows = call.args[:3]
+    blocks = embedding_gradient(indices.numel(), rows, gradient.shape[-1], width=indices.element_size())
+    if blocks is None:
+        return call.run()
+    held, touch = call.device.held, call.device.touch
+    with held(blocks.index_bytes, blocks.index_bytes):
+        touch(blocks.index_bytes, blocks.sort_bytes)
+        result = call.run()
+        with held(blocks.index_bytes, blocks.count_bytes):
+            touch(blocks.index_bytes, blocks.rank_scan_bytes)
+            with held(blocks.segment_bytes, blocks.segment_bytes):
+                touch(blocks.segment_scan_bytes)
+                touch(*blocks.part_sizes)
+    return result
+
+
+def _foreach_norm(call: Call) -> Any:
+    with call.device.held(norm_partials_bytes(tensor.numel() for tensor in call.args[0])):
+        return call.run()
+
+
+def _index(call: Call) -> Any:
+    indices = [index for index in call.args[1] if index is not None and index.dtype != torch.bool]
+    if len(indices) < 2:
+        return call.run()
+    broadcast = torch.broadcast_tensors(*indices)  # type: ignore[no-untyped-call]
+    described = [(item.stride(), item.numel() * item.element_size(), item.is_contiguous()) for item in broadcast]
+    with call.device.held(*index_copies(described)):
+        return call.run()
+
+
+def _pow_of_scalar(call: Call) -> Any:
+    return call.run_with_scratch(lambda _: POW_BASE_SCRATCH)
+
+
+def _cumsum(call: Call) -> Any:
+    source, dim = call.args[:2]
+
+    def scratch(result: Any) -> tuple[int, ...]:
+        cast_bytes = source.numel() * result.element_size() if source.dtype != result.dtype else 0
+        return cumsum_scratch(source.numel(), source.shape[dim], cast_bytes=cast_bytes)
+
+    return call.run_with_scratch(scratch)
+
+
+def _native_layer_norm(call: Call) -> Any:
+    """CUDA keeps the statistics in fp32 (torch_memory/layer_norm.py); a CPU keeps them in the input's dtype."""
+    output, mean, deviation = call.run_untracked()
+    if mean.element_size() == 2:
+        mean = mean.new_empty(mean.shape, dtype=torch.float32)
+        deviation = deviation.new_empty(deviation.shape, dtype=torch.float32)
+    call.track((output, mean, deviation))
+    return output, mean, deviation
+
+
+def _native_layer_norm_backward(call: Call) -> Any:
+    gamma = call.args[5]
+    if gamma is None or gamma.numel() == 0:
+        return call.run()
+    columns, rows = gamma.numel(), call.args[1].numel() // gamma.numel()
+    sizes = layer_norm.backward_scratch(rows, columns, gamma.element_size(), call.device.gpu)
+    return call.run_with_scratch(lambda _: sizes)
+
+
+def _native_dropout(call: Call) -> Any:
+    """CUDA allocates the mask before the result (aten/src/ATen/native/cuda/Dropout.cu, dropout_cuda)."""
+    output, mask = call.run_untracked()
+    call.track((mask, output))
+    return output, mask
+
+
+def _softmax_backward(call: Call) -> Any:
+    gradient, output = call.args[:2]
+    dtypes = (dtype_name(gradient.dtype), dtype_name(output.dtype))
+    return call.run_with_scratch(lambda _: softmax.backward_scratch(output.numel(), *dtypes))
+
+
+def _safe_softmax(call: Call) -> Any:
+    source, dim = call.args[:2]
+    columns = max(source.shape[dim], 1)
+    return call.run_with_scratch(
+        lambda result: softmax.safe_scratch(source.numel() // columns, columns, result.element_size())
+    )
+
+
+OPERATOR_INTERNALS: dict[Any, Internal] = {
+    aten.embedding_dense_backward.default: _embedding_dense_backward,
+    aten._foreach_norm.Scalar: _foreach_norm,
+    aten.index.Tensor: _index,
+    aten.pow.Scalar: _pow_of_scalar,
+    aten.cumsum.default: _cumsum,
+    aten.native_layer_norm.default: _native_layer_norm,
+    aten.native_layer_norm_backward.default: _native_layer_norm_backward,
+    aten.native_dropout.default: _native_dropout,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten._safe_softmax.default: _safe_softmax,
+}
