@@ -1,4 +1,4 @@
-"""Search the largest batch or sequence that runs, by running the steps around it."""
+"""Search for the largest batch or sequence that runs, by running the steps around it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.budget import find_limit
-from ligerprof.analyzers.search.fit import SEQ_STEP
+from ligerprof.analyzers.search.fit import SEQ_STEP, find_border
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
@@ -16,11 +16,12 @@ from ligerprof.runs.sweep.runner import Runner
 from ligerprof.serialization import select
 
 UNITS: dict[Axis, int] = {Axis.BATCH: 1, Axis.SEQ: SEQ_STEP}
-# the first stride away from a guess is this share of it
-_STRIDE_SHARE = 16
+
+# a value that fits and one that does not; None if unknown
+Edges = tuple[int | None, int | None]
 
 
-class _NoAnswerError(LigerprofError):
+class _ProbeFailedError(LigerprofError):
     """A step of the search failed."""
 
 
@@ -29,7 +30,7 @@ class Border:
     """Where memory ends along one axis, with all other options fixed.
 
     Attributes:
-        recipe: a step of the line; its own value of the axis does not matter.
+        recipe: a step of the line; its value along the axis does not matter.
         largest: the largest value that ran; None if none did.
         smallest_oom: the smallest value that was out of memory; None if the search ended before it found one.
         reason: why the search ended before the two were adjacent, or None.
@@ -47,7 +48,7 @@ class Border:
 
 
 def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) -> tuple[Border, ...]:
-    """The border of every line of the recipes; finished cells of the folder that are on a line count.
+    """The border of every line of the recipes; the folder's finished cells narrow the search.
 
     Raises:
         SweepInterruptedError: on Ctrl-C.
@@ -55,10 +56,10 @@ def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) 
     lines: dict[str, TrainingRecipe] = {}
     for recipe in recipes:
         lines.setdefault(_line(recipe, axis), recipe)
-    return tuple(_find_border(runner, recipe, axis) for recipe in lines.values())
+    return tuple(_search(runner, recipe, axis) for recipe in lines.values())
 
 
-def edges(cells: Iterable[Cell], axis: Axis) -> tuple[int | None, int | None]:
+def edges(cells: Iterable[Cell], axis: Axis) -> Edges:
     """The largest value along an axis that ran, and the smallest above it that was out of memory."""
     ends: dict[CellStatus, list[int]] = {status: [] for status in CellStatus}
     for cell in cells:
@@ -68,54 +69,33 @@ def edges(cells: Iterable[Cell], axis: Axis) -> tuple[int | None, int | None]:
     return largest, min(lost, default=None)
 
 
-def line_edges(cells: Iterable[Cell], recipe: TrainingRecipe, axis: Axis) -> tuple[int | None, int | None]:
+def line_edges(cells: Iterable[Cell], recipe: TrainingRecipe, axis: Axis) -> Edges:
     """The edges of the cells that differ from a recipe in one axis alone."""
     line = _line(recipe, axis)
     return edges((cell for cell in cells if _line(cell.recipe, axis) == line), axis)
 
 
-def bracket(
-    fits: Callable[[int], bool], guess: int, unit: int, known: tuple[int | None, int | None] = (None, None)
-) -> tuple[int | None, int | None]:
-    """The largest multiple of `unit` that fits, and the next multiple.
+def largest_fitting(fits: Callable[[int], bool], guess: int, unit: int, known: Edges = (None, None)) -> int | None:
+    """The largest multiple of `unit` that fits, or None; every value below one that fits is assumed to fit.
 
     Args:
-        fits: called once per value; every value below one that fits is assumed to fit.
-        guess: the value to start from, rounded down to a multiple.
-        known: a value that fits and one that does not, None where unknown.
-
-    Returns:
-        The two values; None and `unit` if nothing fits.
+        fits: called at most once per value, and only for values between the known ones.
+        guess: where to start.
     """
     low, high = known
-    value = _inside(guess - guess % unit, low, high, unit)
-    stride = max(unit, value // _STRIDE_SHARE // unit * unit)
-    while high is None or (high - (low or 0)) > unit:
-        value = _inside(value, low, high, unit)
-        if fits(value):
-            low = value
-        else:
-            high = value
-        if low is None:
-            value = value - stride
-        elif high is None:
-            value = value + stride
-        else:
-            value = (low + high) // 2 // unit * unit
-        stride *= 2
-    return low, high
+    lowest = (low or 0) // unit
+    most = None if high is None else -(-high // unit) - 1
+
+    def fits_count(count: int) -> bool:
+        return count <= lowest or fits(count * unit)
+
+    return find_border(fits_count, start=max(guess // unit, lowest, 1), most=most) * unit or None
 
 
-def _inside(value: int, low: int | None, high: int | None, unit: int) -> int:
-    """The value, moved between the known ones if it lies outside."""
-    value = max(value, unit, unit if low is None else low + unit)
-    return value if high is None else min(value, high - unit)
-
-
-def _find_border(runner: Runner, recipe: TrainingRecipe, axis: Axis) -> Border:
+def _search(runner: Runner, recipe: TrainingRecipe, axis: Axis) -> Border:
     reason = None
 
-    def fits(value: int) -> bool:
+    def runs(value: int) -> bool:
         nonlocal reason
         try:
             probe = recipe.resized(axis, value)
@@ -123,46 +103,34 @@ def _find_border(runner: Runner, recipe: TrainingRecipe, axis: Axis) -> Border:
             # the model has fewer positions
             reason = str(error)
             return False
-        return _runs(runner, probe)
+        runner.run([probe])
+        cell = runner.cells.get(cell_key(probe))
+        if cell is not None and cell.status is CellStatus.FAILED:
+            raise _ProbeFailedError(f"{probe.batch} x {probe.seq} failed: {cell.error}")
+        # without a cell, it was skipped: a smaller one was out of memory
+        return cell is not None and cell.status is CellStatus.DONE
 
-    unit = UNITS[axis]
+    known = line_edges(runner.cells.values(), recipe, axis)
     try:
-        known = _aligned(*line_edges(runner.cells.values(), recipe, axis), unit)
-        bracket(fits, _guess(recipe, axis, known), unit, known)
-    except _NoAnswerError as error:
+        largest_fitting(runs, _guess(recipe, axis, known), UNITS[axis], known)
+    except _ProbeFailedError as error:
         reason = str(error)
     largest, smallest_oom = line_edges(runner.cells.values(), recipe, axis)
     return Border(recipe=recipe, axis=axis, largest=largest, smallest_oom=smallest_oom, reason=reason)
-
-
-def _aligned(low: int | None, high: int | None, unit: int) -> tuple[int | None, int | None]:
-    """The two rounded outwards to multiples of `unit`: down from what fits, up from what does not."""
-    return (low // unit * unit or None) if low else None, -(-high // unit) * unit if high else None
-
-
-def _runs(runner: Runner, recipe: TrainingRecipe) -> bool:
-    runner.run([recipe])
-    cell = runner.finished(recipe)
-    if cell is None:
-        raise _NoAnswerError(f"{recipe.batch} x {recipe.seq} failed: {runner.cells[cell_key(recipe)].error}")
-    return cell.status is CellStatus.DONE
 
 
 def _line(recipe: TrainingRecipe, axis: Axis) -> str:
     return cell_key(recipe.resized(axis, 1))
 
 
-def _guess(recipe: TrainingRecipe, axis: Axis, known: tuple[int | None, int | None]) -> int:
-    """The border according to the estimate; the recipe's own value if it cannot be estimated."""
+def _guess(recipe: TrainingRecipe, axis: Axis, known: Edges) -> int:
+    """The estimated border; the recipe's own value if the estimate does not cover the recipe."""
     own: int = getattr(recipe, axis)
     try:
         limit_bytes = find_limit(recipe).size_bytes
-        low, _ = bracket(
-            lambda value: estimate(recipe.resized(axis, value)).peak_bytes <= limit_bytes,
-            own,
-            UNITS[axis],
-            known,
+        guess = largest_fitting(
+            lambda value: estimate(recipe.resized(axis, value)).peak_bytes <= limit_bytes, own, UNITS[axis], known
         )
     except LigerprofError:
         return own
-    return low or own
+    return guess or own

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,15 @@ from ligerprof.errors import LigerprofError, ResultFormatError
 from ligerprof.files import FileKind, parse_json, read_text
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.training_options import TrainingOptions
+from ligerprof.words import Word
 
 RESULTS_NAME = "results.jsonl"
-_KINDS = ("cell", "step", None)
-_SCHEMAS = (1, None)
 # a row has about ten thousand bytes
 _ROWS = FileKind(error=ResultFormatError, hint="Give a folder or file of `ligerprof sweep`.", max_bytes=256 * 2**20)
 
 
-class CellStatus(str, Enum):
-    """How a cell ended. The value is the word in the JSON."""
+class CellStatus(Word):
+    """How a cell ended."""
 
     DONE = "done"
     OOM = "oom"
@@ -36,16 +34,13 @@ class Cell:
     """One training step of a sweep.
 
     Attributes:
-        key: the same for two runs of one cell, of which the later counts.
-        error: why it failed, or None.
-        seconds: how long the cell took, from the start of its process.
-        finished: when it ended, None if the row does not say.
-        figures: peak, phases and roles (up to the failure if memory ran out); None if no step got that far.
+        key: identifies the cell; of two rows with one key the later counts.
+        seconds: duration of the whole process.
+        figures: peak, phases and roles, up to the failure if memory ran out; None if the row has no step.
         gpu: the GPU that was measured or simulated; "" if unknown.
         reserved_bytes: the highest reserved bytes of the steady step.
-        limit_bytes: the limit on reserved bytes, or None.
-        step_seconds: median of the timed steps; None when simulated or not done.
-        tokens_per_second: per GPU.
+        limit_bytes: the limit on reserved bytes.
+        step_seconds: median of the timed steps; None if simulated or not done.
     """
 
     key: str
@@ -75,7 +70,7 @@ def read_cells(paths: Iterable[Path]) -> tuple[Cell, ...]:
     line is skipped: it is still being written.
 
     Raises:
-        ResultFormatError: a file or a line that is not a sweep's; the error names both.
+        ResultFormatError: a line was not written by step or sweep; the error names the file and the line.
     """
     cells: dict[str, Cell] = {}
     for path in paths:
@@ -91,7 +86,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """The parsed lines of a file, or of a folder's results.jsonl, each with its source for errors.
 
     Raises:
-        ResultFormatError: a file that cannot be read, or a line but the last that is not JSON.
+        ResultFormatError: the file cannot be read, or a line other than the last is not JSON.
     """
     file = path / RESULTS_NAME if path.is_dir() else path
     text = read_text(file, _ROWS)
@@ -112,11 +107,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def cell_from_json(values: object, source: str) -> Cell:
-    """The cell of a row, which is not trusted.
-
-    Args:
-        values: parsed JSON.
-        source: name of the row in errors.
+    """The cell of an untrusted row; `source` names the row in errors.
 
     Raises:
         ResultFormatError: it is not a row.
@@ -148,9 +139,9 @@ def cell_from_json(values: object, source: str) -> Cell:
 
 def _check_kind(row: ResultReader, source: str) -> None:
     schema, kind = row.get("schema"), row.get("kind")
-    if schema not in _SCHEMAS:
+    if schema not in (1, None):
         raise ResultFormatError(f"{source}: schema {schema!r:.40} is not 1. Was it written by another version?")
-    if kind not in _KINDS:
+    if kind not in ("cell", "step", None):
         raise ResultFormatError(
             f"{source}: kind {kind!r:.40} is not a training step. Give a file that step or sweep wrote."
         )
@@ -160,11 +151,10 @@ def _status(row: ResultReader, source: str) -> CellStatus:
     word = row.get("status")
     if word is None:
         return CellStatus.DONE if row.get("oom") is None else CellStatus.OOM
-    for known in CellStatus:
-        if word == known.value:
-            return known
-    known_words = ", ".join(status.value for status in CellStatus)
-    raise ResultFormatError(f"{source}: status {word!r:.40} is not one of {known_words}.")
+    try:
+        return CellStatus(word)
+    except ValueError:
+        raise ResultFormatError(f"{source}: status {word!r:.40} is not one of {', '.join(CellStatus)}.") from None
 
 
 def _limit_bytes(oom: object, recipe: TrainingRecipe, source: str) -> int | None:

@@ -11,10 +11,10 @@ from typing import Any
 from ligerprof.errors import ResultFormatError, RunDirectoryError
 from ligerprof.files import FileKind, read_json, write_new_file
 from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, read_cells, read_rows
+from ligerprof.serialization import document
 
-GRIDS, RUNS, LOCK = "sweep.json", "runs", "sweep.lock"
+GRIDS, LOCK = "sweep.json", "sweep.lock"
 _GRIDS_FILE = FileKind(error=ResultFormatError, hint="Choose another -o.")
-_SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,45 +28,34 @@ class SweepFolder:
         """One JSON object per line."""
         return self.path / RESULTS_NAME
 
-    def run(self, key: str) -> Path:
-        """The run directory of a cell."""
-        return self.path / RUNS / key
-
-    def log(self, key: str) -> Path:
-        """A cell's stderr."""
-        return self.path / RUNS / f"{key}.log"
-
-    def output(self, key: str) -> Path:
-        """A cell's stdout, while it runs."""
-        return self.path / RUNS / f"{key}.out"
-
-    def deepspeed_config(self, key: str) -> Path:
-        """A cell's DeepSpeed configuration, if the user gave one."""
-        return self.path / RUNS / f"{key}.deepspeed.json"
+    @property
+    def runs(self) -> Path:
+        """The folder of each cell's files."""
+        return self.path / "runs"
 
     def make(self) -> None:
         """Make the folder unless it exists.
 
         Raises:
-            RunDirectoryError: it cannot be made, or holds something else.
+            RunDirectoryError: it cannot be made, or contains something else.
         """
         with disk_errors_in_a_line(self.path):
             found = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
             # rows alone are enough: a sweep can continue from those of another machine
             if found and not found & {GRIDS, RESULTS_NAME}:
                 raise RunDirectoryError(f"{self.path}: not empty, and not a sweep's folder. Choose another -o.")
-            (self.path / RUNS).mkdir(parents=True, exist_ok=True)
+            self.runs.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> dict[str, Cell]:
         """The cells so far by key; of two rows with one key the later counts.
 
         Raises:
-            ResultFormatError: a line that is not a sweep's.
+            ResultFormatError: a line was not written by a sweep.
         """
         return {cell.key: cell for cell in read_cells([self.results])} if self.results.exists() else {}
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """The rows as they are in the file, by key."""
+        """The rows of the file by key, unchecked."""
         rows = read_rows(self.results) if self.results.exists() else ()
         # results of `ligerprof step` have no key
         return {row["key"]: row for _, row in rows if "key" in row}
@@ -103,12 +92,14 @@ class SweepFolder:
         """Add grids to sweep.json, without duplicates.
 
         Raises:
-            ResultFormatError: sweep.json holds something else.
+            ResultFormatError: sweep.json contains something else.
             OutputError: it cannot be written.
         """
         path = self.path / GRIDS
-        known = _read_grids(path) if path.exists() else []
-        content = {"schema": _SCHEMA, "kind": "grids", "grids": known + [grid for grid in grids if grid not in known]}
+        known = read_json(path, _GRIDS_FILE).get("grids") if path.exists() else []
+        if not isinstance(known, list):
+            raise ResultFormatError(f"{path}: not written by a sweep. Choose another -o.")
+        content = document("grids", {"grids": known + [grid for grid in grids if grid not in known]})
         write_new_file(path, json.dumps(content, indent=2) + "\n", force=True)
 
     @contextmanager
@@ -149,10 +140,3 @@ def _is_json(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _read_grids(path: Path) -> list[Any]:
-    grids = read_json(path, _GRIDS_FILE).get("grids")
-    if not isinstance(grids, list):
-        raise ResultFormatError(f"{path}: not written by a sweep. Choose another -o.")
-    return grids

@@ -11,6 +11,7 @@ from typing import Any
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
+from ligerprof.serialization import select
 from ligerprof.units import format_bytes
 
 # at each size these vary fastest: steps that are compared with each other run one after the other
@@ -19,9 +20,6 @@ AXES = tuple(Axis)
 _ALWAYS_SHOWN = (*AXES, "liger", "provider")
 _KEY_DIGITS = 16
 _DEFAULTS: dict[str, Any] = {name: declared.default for name, declared in RECIPE_OPTIONS.items()}
-
-# raises a LigerprofError for a recipe that cannot run here
-Inspector = Callable[[TrainingRecipe], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,19 +37,17 @@ class Grid:
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """The values of each step: sizes ascending, and all kernels of a size before the next size."""
-        names = list(self.options)
-        kernels = [name for name in names if name in KERNEL_OPTIONS]
-        sizes = [name for name in names if name in AXES]
-        others = [name for name in names if name not in (*KERNEL_OPTIONS, *AXES)]
+        kernels = [name for name in self.options if name in KERNEL_OPTIONS]
+        sizes = [name for name in self.options if name in AXES]
+        others = [name for name in self.options if name not in (*KERNEL_OPTIONS, *AXES)]
         for other, size, kernel, variant in itertools.product(
             self._products(others), sorted(self._products(sizes), key=_tokens), self._products(kernels), self.variants
         ):
-            yield other | size | kernel | dict(variant)
+            yield {**other, **size, **kernel, **variant}
 
     def to_json(self) -> dict[str, Any]:
-        """The options with their values, and the variants."""
-        variants = [dict(variant) for variant in self.variants]
-        return {"options": {name: list(values) for name, values in self.options.items()}, "variants": variants}
+        """An entry of `grids` in the sweep's JSON."""
+        return select(self, "options", "variants")
 
     def _products(self, names: Sequence[str]) -> list[dict[str, Any]]:
         return [
@@ -66,12 +62,18 @@ class Refusal:
     values: Mapping[str, Any]
     reason: str
 
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `refused` in the sweep's JSON."""
+        return select(self, "options=values", "reason")
 
-def expand(grids: Iterable[Grid], inspect: Inspector) -> tuple[tuple[TrainingRecipe, ...], tuple[Refusal, ...]]:
+
+def expand(
+    grids: Iterable[Grid], inspect: Callable[[TrainingRecipe], None]
+) -> tuple[tuple[TrainingRecipe, ...], tuple[Refusal, ...]]:
     """The recipes of all grids in order, without duplicates, and the combinations that cannot be trained.
 
     Args:
-        inspect: refuses recipes that cannot run here.
+        inspect: raises a LigerprofError for a recipe that cannot run here.
     """
     recipes: dict[str, TrainingRecipe] = {}
     refusals = []
@@ -100,23 +102,20 @@ def cell_key(recipe: TrainingRecipe) -> str:
 
     Options at their defaults are left out, so that keys stay the same when a later version adds an option.
     """
-    whole = recipe.to_json()
-    values = {name: value for name, value in whole.items() if name == "model" or value != _DEFAULTS.get(name)}
+    values = {
+        name: value for name, value in recipe.to_json().items() if name == "model" or value != _DEFAULTS.get(name)
+    }
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
 
 def line_of(recipe: TrainingRecipe) -> str:
-    """The key that steps share which differ only in batch and sequence."""
+    """The key shared by steps that differ only in batch and sequence."""
     return cell_key(dataclasses.replace(recipe, batch=1, seq=1))
 
 
 def describe(recipe: TrainingRecipe, distinguishing: Iterable[str]) -> str:
-    """A step in a few words: its size, its kernels, and the options that distinguish it from others.
-
-    Args:
-        distinguishing: from `distinguishing_options`.
-    """
+    """A step in a few words: its size, its kernels, and the options that distinguish it from others."""
     kernels = f"{recipe.liger} ({recipe.provider})" if recipe.kernels else "no kernels"
     others = [option_text(recipe, name) for name in distinguishing if name not in _ALWAYS_SHOWN]
     return ", ".join([f"{recipe.batch} x {recipe.seq}", kernels, *others])

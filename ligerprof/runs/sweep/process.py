@@ -19,19 +19,21 @@ from ligerprof.runs.sweep.cells import CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder, disk_errors_in_a_line
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.guard import GRACE_SECONDS
+from ligerprof.serialization import document
 
-_DONE, _OUT_OF_MEMORY = 0, 3
+# done and out of memory
+_EXIT_CODES_WITH_RESULT = (0, 3)
 _LOG_TAIL_BYTES = 4096
 _LONGEST_ERROR = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellSettings:
-    """How every cell of a sweep is run.
+    """How to run every cell of a sweep.
 
     Attributes:
-        timeout_seconds: a cell that takes longer is ended and counts as failed; None: no limit.
-        trace: whether measured cells are profiled for TensorBoard.
+        timeout_seconds: time limit; a cell that exceeds it is ended and counts as failed.
+        trace: profile measured cells for TensorBoard.
     """
 
     timeout_seconds: float | None = None
@@ -39,14 +41,13 @@ class CellSettings:
 
 
 class CellProcess:
-    """A running cell."""
+    """A running cell.
+
+    Raises:
+        RunDirectoryError: its files cannot be written.
+    """
 
     def __init__(self, recipe: TrainingRecipe, folder: SweepFolder, settings: CellSettings) -> None:
-        """Start it.
-
-        Raises:
-            RunDirectoryError: the disk refuses.
-        """
         self.recipe, self.key = recipe, cell_key(recipe)
         self._folder, self._settings = folder, settings
         self._started = time.monotonic()
@@ -55,7 +56,7 @@ class CellProcess:
             self._process = self._start()
 
     def poll(self) -> dict[str, Any] | None:
-        """The row if the cell has ended, else None; ends a cell whose time is up."""
+        """The row if the cell has ended, else None; ends a cell that exceeds its time limit."""
         limit_seconds = self._settings.timeout_seconds
         if self._process.poll() is None and limit_seconds is not None and self._seconds() > limit_seconds:
             self._timed_out = True
@@ -64,10 +65,10 @@ class CellProcess:
 
     def words(self) -> str:
         """The last line of the cell's stderr."""
-        return last_line(self._folder.log(self.key))
+        return last_line(self._file("log"))
 
     def stop(self) -> None:
-        """End the cell with all its processes."""
+        """End the cell and all its processes."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -75,8 +76,8 @@ class CellProcess:
         self._process.kill()
         self._process.wait()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        with self._folder.output(self.key).open("wb") as output, self._folder.log(self.key).open("wb") as log:
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._file("out").open("wb") as output, self._file("log").open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "ligerprof.runs.sweep.guard", *self._command()],
                 stdin=subprocess.PIPE,
@@ -89,12 +90,15 @@ class CellProcess:
         config = self.recipe.deepspeed_config
         flags = recipe_flags(dataclasses.replace(self.recipe, deepspeed_config=None))
         if config is not None:
-            file = self._folder.deepspeed_config(self.key)
+            file = self._file("deepspeed.json")
             write_new_file(file, json.dumps(config), force=True)
             flags = (*flags, "--deepspeed-config", str(file))
         trace = "--trace" if self._settings.trace else "--no-trace"
-        output = ("-o", str(self._folder.run(self.key)), "--force", "--json")
+        output = ("-o", str(self._folder.runs / self.key), "--force", "--json")
         return [sys.executable, "-m", "ligerprof", "step", *flags, trace, *output]
+
+    def _file(self, suffix: str) -> Path:
+        return self._folder.runs / f"{self.key}.{suffix}"
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started
@@ -102,24 +106,21 @@ class CellProcess:
     def _row(self) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        head = {"schema": 1, "kind": "cell", "key": self.key}
-        seconds = round(self._seconds(), 3)
         code = self._process.returncode
-        result = self._result() if code in (_DONE, _OUT_OF_MEMORY) else None
+        result = self._result() if code in _EXIT_CODES_WITH_RESULT else None
         if result is not None:
             status = CellStatus.DONE if result["oom"] is None else CellStatus.OOM
-            return {**head, "status": status.value, "error": None, "seconds": seconds, **_without_head(result)}
-        return {
-            **head,
-            "status": CellStatus.FAILED.value,
-            "error": self._reason(code),
-            "seconds": seconds,
-            "recipe": self.recipe.to_json(),
-            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
+            error = None
+        else:
+            status, error = CellStatus.FAILED, self._reason(code)
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            result = {"recipe": self.recipe.to_json(), "finished": now}
+        head = {"key": self.key, "status": status.value, "error": error, "seconds": round(self._seconds(), 3)}
+        # the keys of a step's result, but not its kind
+        return {**document("cell", head), **{name: value for name, value in result.items() if name != "kind"}}
 
     def _result(self) -> dict[str, Any] | None:
-        path = self._folder.output(self.key)
+        path = self._file("out")
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -146,7 +147,3 @@ def last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LONGEST_ERROR]
-
-
-def _without_head(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name not in ("schema", "kind")}

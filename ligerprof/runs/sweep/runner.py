@@ -40,10 +40,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnerSettings:
-    """How cells are run.
+    """How to run cells.
 
     Attributes:
-        jobs: cells that run at once; more than one only if nothing is timed.
+        jobs: number of cells that run at once.
         stop_at_oom: skip cells that are larger than one of the same line that was out of memory.
         again: run finished cells again.
     """
@@ -55,29 +55,18 @@ class RunnerSettings:
 
 
 class Runner:
-    """Runs cells in a locked sweep folder."""
+    """Runs cells in a sweep folder, which the caller has locked and repaired.
+
+    Attributes:
+        cells: every cell of the folder by key.
+        requested: keys of the requested cells, in order, including those that were already finished.
+    """
 
     def __init__(self, folder: SweepFolder, settings: RunnerSettings, watcher: Watcher) -> None:
-        """Read the finished cells. The caller has locked and repaired the folder."""
         self._folder, self._settings, self._watcher = folder, settings, watcher
-        self._cells = folder.read()
         self._running: list[CellProcess] = []
-        self._requested: dict[str, None] = {}
-
-    @property
-    def cells(self) -> dict[str, Cell]:
-        """Every cell of the folder by key."""
-        return self._cells
-
-    @property
-    def requested(self) -> tuple[str, ...]:
-        """Keys of the cells that were requested, in order, those finished before included."""
-        return tuple(self._requested)
-
-    def finished(self, recipe: TrainingRecipe) -> Cell | None:
-        """The cell if it is done or was out of memory; a failed one is tried again."""
-        cell = self._cells.get(cell_key(recipe))
-        return None if cell is None or cell.status is CellStatus.FAILED else cell
+        self.cells = folder.read()
+        self.requested: dict[str, None] = {}
 
     def run(self, recipes: Sequence[TrainingRecipe]) -> tuple[TrainingRecipe, ...]:
         """Run the recipes that are not finished, in order.
@@ -88,8 +77,8 @@ class Runner:
         Raises:
             SweepInterruptedError: on Ctrl-C.
         """
-        self._requested.update(dict.fromkeys(cell_key(recipe) for recipe in recipes))
-        waiting = deque(recipe for recipe in recipes if self._settings.again or self.finished(recipe) is None)
+        self.requested.update(dict.fromkeys(cell_key(recipe) for recipe in recipes))
+        waiting = deque(recipe for recipe in recipes if self._settings.again or not self._is_finished(recipe))
         left_out: list[TrainingRecipe] = []
         self._watcher.expect(len(waiting))
         try:
@@ -108,10 +97,15 @@ class Runner:
             self._running.clear()
         return tuple(left_out)
 
+    def _is_finished(self, recipe: TrainingRecipe) -> bool:
+        """Whether the cell is done or was out of memory; a failed one runs again."""
+        cell = self.cells.get(cell_key(recipe))
+        return cell is not None and cell.status is not CellStatus.FAILED
+
     def _start(self, waiting: deque[TrainingRecipe], left_out: list[TrainingRecipe]) -> None:
         while waiting and len(self._running) < self._settings.jobs:
             recipe = waiting.popleft()
-            if self._settings.stop_at_oom and is_beyond(recipe, self._cells.values()):
+            if self._settings.stop_at_oom and is_beyond(recipe, self.cells.values()):
                 left_out.append(recipe)
                 self._watcher.expect(-1)
             else:
@@ -126,7 +120,7 @@ class Runner:
             self._running.remove(process)
             self._folder.append(row)
             cell = cell_from_json(row, f"cell {process.key}")
-            self._cells[process.key] = cell
+            self.cells[process.key] = cell
             self._watcher.ended(cell)
 
 

@@ -1,4 +1,4 @@
-"""Run a sweep from its grids to its result."""
+"""Plan a sweep from its grids, and run it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, Refusal, expand
 from ligerprof.runs.sweep.runner import Runner, RunnerSettings, Watcher
+from ligerprof.serialization import document, select
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +23,7 @@ class SweepPlan:
 
     Attributes:
         recipes: the cells of the grids, in order, without duplicates.
-        refusals: combinations that cannot be trained.
-        searches: axes whose border is searched afterwards, each with a grid whose lines are searched.
+        searches: axes along which to search for borders afterwards, each with the grid to search from.
     """
 
     grids: tuple[Grid, ...]
@@ -37,9 +37,9 @@ class SweepResult:
     """The result of a sweep.
 
     Attributes:
-        cells: those of the plan and of the searches for borders, in the order in which they were requested.
+        cells: the cells of the plan and of the searches, in the order in which they were requested.
         rows: the cells' rows in results.jsonl.
-        left_out: steps that were skipped because a smaller one was out of memory.
+        left_out: steps skipped because a smaller one was out of memory.
     """
 
     plan: SweepPlan
@@ -55,20 +55,17 @@ class SweepResult:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof sweep --json`."""
-        return {
-            "schema": 1,
-            "kind": "sweep",
-            "folder": str(self.folder.path),
-            "grids": [grid.to_json() for grid in self.plan.grids],
-            "counts": {status.value: self.count(status) for status in CellStatus} | {"left_out": len(self.left_out)},
-            "cells": list(self.rows),
-            "borders": [border.to_json() for border in self.borders],
-            "refused": [{"options": dict(refusal.values), "reason": refusal.reason} for refusal in self.plan.refusals],
-        }
+        counts = {status.value: self.count(status) for status in CellStatus} | {"left_out": len(self.left_out)}
+        return document(
+            "sweep",
+            select(self, "folder=folder.path", "plan.grids"),
+            {"counts": counts},
+            select(self, "cells=rows", "borders", "refused=plan.refusals"),
+        )
 
 
 def on_this_machine(grid: Grid) -> Grid:
-    """The grid with the device that `auto` means here, so that measured and simulated cells have different keys."""
+    """The grid with `auto` replaced by this machine's device: measured and simulated cells need different keys."""
     from ligerprof.runs.step import choose_backend
 
     devices = tuple(Device(word) for word in grid.options.get("device", (Device.AUTO,)))
@@ -81,10 +78,7 @@ def on_this_machine(grid: Grid) -> Grid:
 def make_plan(
     grids: tuple[Grid, ...], *, searches: tuple[tuple[Axis, Grid], ...] = (), skip_invalid: bool = False
 ) -> SweepPlan:
-    """The cells of grids; `auto` among their devices is replaced before.
-
-    Args:
-        searches: axes to search, each with one of the grids.
+    """The cells of grids whose devices are not `auto`.
 
     Raises:
         RecipeError: a combination cannot be trained and `skip_invalid` is not set, or none can.
@@ -101,14 +95,17 @@ def make_plan(
 
 
 def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, watcher: Watcher) -> SweepResult:
-    """Run the cells that are not finished, then search the borders.
+    """Run the cells that are not finished, then search for the borders.
 
     Raises:
         RecipeError: several jobs, and cells are timed.
-        RunDirectoryError: another sweep is running in the folder, or it holds something else.
+        RunDirectoryError: another sweep is running in the folder, or it contains something else.
         SweepInterruptedError: on Ctrl-C.
     """
-    _refuse_timed_jobs(plan, settings)
+    if settings.jobs > 1 and any(recipe.device is not Device.SIMULATED for recipe in plan.recipes):
+        raise RecipeError(
+            f"--jobs {settings.jobs}: measured cells run one at a time, or they slow each other down. Leave it out."
+        )
     folder.make()
     with folder.locked():
         folder.repair()
@@ -134,10 +131,3 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, wa
 
 def _require_runnable(recipe: TrainingRecipe) -> None:
     require_supported(recipe, command="simulate" if recipe.device is Device.SIMULATED else "sweep")
-
-
-def _refuse_timed_jobs(plan: SweepPlan, settings: RunnerSettings) -> None:
-    if settings.jobs > 1 and any(recipe.device is not Device.SIMULATED for recipe in plan.recipes):
-        raise RecipeError(
-            f"--jobs {settings.jobs}: measured cells run one at a time, or they slow each other down. Leave it out."
-        )

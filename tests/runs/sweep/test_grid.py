@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.sweep.borders import bracket
+from ligerprof.runs.sweep.borders import largest_fitting
 from ligerprof.runs.sweep.grid import Grid, cell_key, describe, distinguishing_options, expand
 
 TINY = {"model": ("tiny",)}
@@ -87,7 +87,7 @@ def test_cells_are_told_apart_in_as_few_words_as_will_do() -> None:
     known=st.tuples(st.booleans(), st.booleans()),
     shares=st.tuples(st.floats(0, 1), st.floats(0, 1)),
 )
-def test_bracket_finds_the_border_wherever_it_starts(
+def test_the_largest_fitting_value_is_found_from_any_start(
     border: int, guess: int, unit: int, known: tuple[bool, bool], shares: tuple[float, float]
 ) -> None:
     asked: list[int] = []
@@ -98,9 +98,9 @@ def test_bracket_finds_the_border_wherever_it_starts(
 
     low = int(shares[0] * border) * unit if known[0] else 0
     high = (border + 1 + int(shares[1] * 50)) * unit if known[1] else None
-    found = bracket(fits, guess * unit, unit, (low or None, high))
-    assert found == (border * unit or None, (border + 1) * unit)
+    found = largest_fitting(fits, guess * unit, unit, (low or None, high))
+    assert found == (border * unit or None)
     assert len(set(asked)) == len(asked)
-    assert all(value % unit == 0 and value >= unit for value in asked)
+    assert all(value % unit == 0 and value > low for value in asked)
     # a stride that doubles, then halves: not every size on the way
     assert len(asked) <= 24
