@@ -1,4 +1,4 @@
-"""Run directories: where they are made, what their files are called, and how they are read."""
+"""Run directories: their location, the names of their files, and how to read and write them."""
 
 import json
 import pickle
@@ -45,49 +45,46 @@ class RunDirectory:
             self.path.rmdir()
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
-        """Write one of the JSON files, as `write_text` does."""
+        """Write a JSON file as `write_text` does."""
         self.write_text(name, json.dumps(values, indent=2) + "\n")
 
     def write_snapshot(self, snapshot: Mapping[str, Any], *, rank: int | None = None, force: bool = True) -> None:
-        """Write a snapshot dict as torch.cuda.memory._dump_snapshot does.
-
-        Args:
-            rank: the rank it is from, unless it is the snapshot of the whole run.
-            force: overwrite a snapshot that exists.
+        """Write a snapshot dict as torch.cuda.memory._dump_snapshot does; `rank` None: the snapshot of the whole run.
 
         Raises:
-            OutputError: the snapshot exists, or cannot be written.
+            OutputError: the snapshot exists (without `force`), or cannot be written.
         """
         name = SNAPSHOT_NAME if rank is None else f"snapshot-rank{rank}.pickle"
-        content = pickle.dumps(snapshot, protocol=4)
-        write_new_file(self.path / name, content, force=force, flag="force=True")
+        write_new_file(self.path / name, pickle.dumps(snapshot, protocol=4), force=force, flag="force=True")
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file of the run, whole or not at all; a file of an earlier run is replaced.
+        """Write a file of the run atomically, replacing one of an earlier run.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: the file cannot be written.
         """
         write_new_file(self.path / name, text, force=True)
 
 
 def create_run_directory(output: Path | None, *, force: bool = False) -> RunDirectory:
-    """Create the folder of a new run: `output`, or the next number under runs/.
-
-    Args:
-        output: the folder itself; None: runs/001, runs/002, …
-        force: write into `output` even if it has files.
+    """Create the folder of a new run: `output`, or the next of runs/001, runs/002 and so on.
 
     Raises:
-        RunDirectoryError: it exists with files in it, or cannot be created.
+        RunDirectoryError: `output` contains files (without `force`), or cannot be created.
     """
     try:
-        return RunDirectory(path=_numbered(DEFAULT_PARENT) if output is None else _named(output, force))
+        if output is None:
+            return RunDirectory(path=_numbered(DEFAULT_PARENT))
+        output.mkdir(parents=True, exist_ok=True)
+        used = next(output.iterdir(), None) is not None
     except OSError as error:
         where = output or DEFAULT_PARENT
         raise RunDirectoryError(
             f"{where}: cannot create the run directory ({error.strerror}). Choose another -o."
         ) from None
+    if used and not force:
+        raise RunDirectoryError(f"{output}: not empty. Choose another -o, or add --force to overwrite its run.")
+    return RunDirectory(path=output)
 
 
 def _numbered(parent: Path) -> Path:
@@ -97,7 +94,7 @@ def _numbered(parent: Path) -> Path:
     while True:
         path = parent / f"{number:03d}"
         try:
-            # mkdir decides between two runs that start at once
+            # another run that starts at the same moment may create it first
             path.mkdir()
         except FileExistsError:
             number += 1
@@ -105,18 +102,11 @@ def _numbered(parent: Path) -> Path:
             return path
 
 
-def _named(output: Path, force: bool) -> Path:
-    output.mkdir(parents=True, exist_ok=True)
-    if not force and next(output.iterdir(), None) is not None:
-        raise RunDirectoryError(f"{output}: not empty. Choose another -o, or add --force to overwrite its run.")
-    return output
-
-
 def find_trace(path: Path) -> Path:
-    """The newest profiler trace in a run directory, its tensorboard/, or any folder that holds traces itself.
+    """The newest profiler trace in a folder or in its tensorboard/.
 
     Raises:
-        RunDirectoryError: none of them holds one.
+        RunDirectoryError: there is no trace.
     """
     found = [file for folder in (path / TENSORBOARD, path) for file in folder.glob(TRACES) if file.is_file()]
     if not found:
@@ -128,6 +118,6 @@ def read_result(path: Path) -> dict[str, Any]:
     """Read result.json of a run directory.
 
     Raises:
-        RunDirectoryError: it is missing or not a JSON object.
+        RunDirectoryError: the file is missing or not a JSON object.
     """
     return read_json(path / RESULT, _RESULT_FILE)

@@ -1,8 +1,7 @@
 """The loss of transformers 4.45, for `--loss hf-4.45`: logits in fp32, a shifted copy, cross-entropy on that.
 
-LlamaForCausalLM.forward as of 4.45 (src/transformers/models/llama/modeling_llama.py of v4.45.2). With the loss's
-log-probabilities, three tensors of batch * seq * vocab * 4 bytes are alive at once; the 16-bit logits are freed as
-soon as they are cast.
+Written from LlamaForCausalLM.forward in modeling_llama.py of v4.45.2. Together with the log-probabilities, three
+tensors of batch * seq * vocab * 4 bytes are alive at once; the 16-bit logits are freed right after the cast.
 """
 
 from typing import Any
@@ -11,10 +10,7 @@ from torch import Tensor, nn
 
 
 def use_legacy_loss(model: Any) -> None:
-    """Give a causal language model of transformers the forward pass of 4.45, in place.
-
-    The model becomes an instance of a subclass, so that wrappers and other patches see an ordinary method.
-    """
+    """Replace the model's forward, through a subclass, so that wrappers and other patches see an ordinary method."""
     modern = type(model)
     body = {"forward": _forward, "__module__": modern.__module__, "__qualname__": modern.__qualname__}
     model.__class__ = type(modern.__name__, (modern,), body)

@@ -16,17 +16,10 @@ from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.low_bit import galore_projects
 
-# the paper's settings; neither changes the bytes held
-_GALORE_GAP, _GALORE_SCALE = 200, 0.25
-_STD = 0.02
-
 
 @contextmanager
-def linears_unmade(recipe: TrainingRecipe) -> Iterator[None]:
-    """Create linear layers inside on the meta device if they will be quantized one by one."""
-    if recipe.qlora is None:
-        yield
-        return
+def linears_on_meta() -> Iterator[None]:
+    """Create linear layers on the meta device, so that each can be quantized before the next is allocated."""
     make = nn.Linear.__init__
 
     def make_on_meta(self: nn.Linear, *args: Any, **kwargs: Any) -> None:
@@ -37,13 +30,11 @@ def linears_unmade(recipe: TrainingRecipe) -> Iterator[None]:
 
 
 def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.device) -> None:
-    """Replace the layers that QLoRA adapts by 4-bit ones, and materialize what else `linears_unmade` left on meta.
+    """Replace the layers that QLoRA adapts by 4-bit ones, and materialize the others that are still on meta.
 
     Raises:
         MissingDependencyError: on a GPU, bitsandbytes is not installed.
     """
-    if recipe.qlora is None:
-        return
     dtype = getattr(torch, recipe.compute_dtype)
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear):
@@ -52,43 +43,35 @@ def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.dev
             parent, _, own_name = name.rpartition(".")
             setattr(model.get_submodule(parent), own_name, _four_bit(module, dtype, device))
             continue
-        unmade = [(own, parameter) for own, parameter in module.named_parameters() if parameter.device.type == "meta"]
-        for own, parameter in unmade:
-            setattr(module, own, nn.Parameter(_made(parameter, parameter.dtype, device)))
-    # peft looks at this before it uses its layer for 4-bit weights
+        for own_name, parameter in list(module.named_parameters()):
+            if parameter.device.type == "meta":
+                setattr(module, own_name, nn.Parameter(_materialized(parameter, parameter.dtype, device)))
+    # peft uses its layer for 4-bit weights only if this is set
     model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
 def _four_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    weight = _made(linear.weight, dtype, device)
-    bias = None if linear.bias is None else _made(linear.bias, dtype, device)
+    weight = _materialized(linear.weight, dtype, device)
+    bias = None if linear.bias is None else _materialized(linear.bias, dtype, device)
     if device.type != "cuda":
         from ligerprof.runs.simulated.low_bit import FourBitLinear
 
         return FourBitLinear(weight, bias)
-    made = _require("bitsandbytes", "--qlora").nn.Linear4bit(
+    layer: nn.Module = _require("bitsandbytes", "--qlora").nn.Linear4bit(
         linear.in_features, linear.out_features, bias is not None, compute_dtype=dtype, quant_type="nf4", device="meta"
     )
-    parameters = type(made.weight)(weight, requires_grad=False, quant_type="nf4", module=made)
-    made.weight = parameters.to(device)
+    four_bit: Any = type(layer.weight)
+    layer.weight = four_bit(weight, requires_grad=False, quant_type="nf4", module=layer).to(device)
     if bias is not None:
-        made.bias = nn.Parameter(bias, requires_grad=False)
-    layer: nn.Module = made
+        layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer
 
 
-def _made(parameter: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A parameter's values, or random ones if it is on meta."""
+def _materialized(parameter: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The values of a parameter, or random ones if it is on meta."""
     if parameter.device.type != "meta":
         return parameter.detach().to(dtype)
-    return torch.empty(parameter.shape, dtype=dtype, device=device).normal_(std=_STD)
-
-
-def adapt_quantized(model: nn.Module) -> None:
-    """Make adapters over stand-ins work as peft's layer over bitsandbytes does; on a GPU they are that layer."""
-    from ligerprof.runs.simulated.low_bit import adapt_as_over_bitsandbytes
-
-    adapt_as_over_bitsandbytes(model)
+    return torch.empty(parameter.shape, dtype=dtype, device=device).normal_(std=0.02)
 
 
 def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
@@ -121,20 +104,14 @@ def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: f
 
 
 def _galore_groups(recipe: TrainingRecipe, trainable: list[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
-    """What is not projected, then the matrices of decoder layers."""
-    matrices = [
-        parameter
-        for name, parameter in trainable
-        if galore_projects(in_layer=is_in_layer(name), dimensions=parameter.dim())
-    ]
-    chosen = {id(parameter) for parameter in matrices}
-    others = [parameter for _, parameter in trainable if id(parameter) not in chosen]
-    settings = {
-        "rank": recipe.galore_rank,
-        "update_proj_gap": _GALORE_GAP,
-        "scale": _GALORE_SCALE,
-        "proj_type": "std",
-    }
+    """The parameters that are not projected, then the matrices of decoder layers."""
+    others: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
+    for name, parameter in trainable:
+        projected = galore_projects(in_layer=is_in_layer(name), dimensions=parameter.dim())
+        (matrices if projected else others).append(parameter)
+    # the paper's settings; neither the gap nor the scale changes the bytes held
+    settings = {"rank": recipe.galore_rank, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
     return [{"params": others}, {"params": matrices, **settings}]
 
 

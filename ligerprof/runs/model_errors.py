@@ -9,15 +9,13 @@ from ligerprof.errors import LigerprofError, ModelCodeError
 from ligerprof.recipe.training import TrainingRecipe
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
-_RUNS = str(Path(__file__).parent) + "/"
-# frames between the calling code and the exception
-_BETWEEN = (_RUNS, "/torch/", "<")
-_LONGEST_REASON = 160
+# files of frames between the failing call and the exception: this folder's, torch's, and generated code
+_BETWEEN = (str(Path(__file__).parent) + "/", "/torch/", "<")
 
 
 @contextmanager
 def model_failures_in_a_line(recipe: TrainingRecipe, *passing: type[Exception]) -> Iterator[None]:
-    """Turn what the model's code, or a library that it calls, raises into one line; bugs of this package pass.
+    """Turn exceptions of the model's code, and of libraries that it calls, into one line; bugs of this package pass.
 
     Args:
         passing: exceptions that the caller handles, such as running out of memory.
@@ -29,26 +27,17 @@ def model_failures_in_a_line(recipe: TrainingRecipe, *passing: type[Exception]) 
         yield
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if isinstance(error, (LigerprofError, *passing)) or _is_ours(frames):
+        # backward may have no frame of the calling code
+        callers = [frame for frame in frames if not any(part in frame.filename for part in _BETWEEN)]
+        ours = any(frame.filename.startswith(_PACKAGE) for frame in (frames[-1], *callers[-1:]))
+        if ours or isinstance(error, (LigerprofError, *passing)):
             raise
-        raise ModelCodeError(_describe(recipe, error, frames)) from error
+        raise ModelCodeError(_describe(recipe, error, callers[-1] if callers else None)) from error
 
 
-def _asking_frame(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """The innermost frame that is neither torch's nor of the code that runs the step; backward may have none."""
-    asking = [frame for frame in frames if not any(part in frame.filename for part in _BETWEEN)]
-    return asking[-1] if asking else None
-
-
-def _is_ours(frames: traceback.StackSummary) -> bool:
-    asking = _asking_frame(frames)
-    return frames[-1].filename.startswith(_PACKAGE) or (asking is not None and asking.filename.startswith(_PACKAGE))
-
-
-def _describe(recipe: TrainingRecipe, error: Exception, frames: traceback.StackSummary) -> str:
-    asking = _asking_frame(frames)
-    place = f"at {Path(asking.filename).name}:{asking.lineno}" if asking is not None else "in its backward pass"
-    reason = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".") or "no reason given"
+def _describe(recipe: TrainingRecipe, error: Exception, caller: traceback.FrameSummary | None) -> str:
+    place = f"at {Path(caller.filename).name}:{caller.lineno}" if caller is not None else "in its backward pass"
+    reason = " ".join(str(error).split())[:160].rstrip(".") or "no reason given"
     return (
         f"{recipe.spec.name}: the code of {recipe.spec.model_type} fails {place} with {type(error).__name__}: {reason}."
         " Check the config, or try --attention eager, --no-checkpointing or another --precision."

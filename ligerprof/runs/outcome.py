@@ -12,15 +12,12 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutOfMemory:
-    """The allocation that did not fit.
+    """The allocation that did not fit, and the state at that moment.
 
     Attributes:
-        requested_bytes: the size of the allocation, None if the driver did not say.
-        allocated_bytes: allocated bytes at that moment.
-        reserved_bytes: reserved bytes at that moment.
+        requested_bytes: size of the allocation; None if unknown.
         limit_bytes: the limit on reserved bytes.
-        phase: the phase that ran.
-        step: which training step, from 1; 0 while building.
+        step: the training step, from 1; 0 during the build.
     """
 
     requested_bytes: int | None
@@ -36,20 +33,18 @@ class StepOutcome:
     """One steady-state step (the second or a later one) and the first step.
 
     Attributes:
-        backend: whether a GPU measured this or the simulator computed it.
         peak_bytes: max_memory_allocated over the steady step, counted from an empty device; if `oom` is set, over
-            everything that ran.
-        phases: the highest allocated bytes within forward, backward and optimizer of that step.
+            the whole run.
+        phases: peak bytes of forward, backward and optimizer.
         after_phase: allocated bytes at the end of each phase.
-        step_seconds: one entry per timed repetition; empty when simulated.
         profiled_step: number of the steady step in the snapshot's stamps.
         snapshot: torch's snapshot dict (`segments`, `device_traces`, …) of build and all recorded steps.
-        gpu: the GPU that was measured or simulated.
-        versions: package name to version, as imported.
+        step_seconds: one entry per timed repetition; empty if simulated.
+        versions: package name to version.
         notes: remarks for the reader, one sentence each.
-        host_bytes: main memory that the step holds, if the engine keeps something there, else None.
-        ranks: the outcome of each rank if several trained together; the outcome itself is then that of the rank
-            with the highest peak.
+        host_bytes: main memory that the step holds if it offloads to main memory, else None.
+        ranks: outcomes by rank if several trained together; this outcome is then that of the rank with the
+            highest peak.
     """
 
     backend: Backend

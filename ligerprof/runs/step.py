@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
@@ -23,13 +22,7 @@ from ligerprof.snapshots.reader import Snapshot
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """A step's outcome, its attributed peak, and the estimate.
-
-    Attributes:
-        estimate: None where there is no closed form; then a note says why.
-        run: the run directory.
-        finished: when it ended, in UTC.
-    """
+    """A step's outcome, its attributed peak, and the estimate (None if unsupported; a note gives the reason)."""
 
     recipe: TrainingRecipe
     outcome: StepOutcome
@@ -41,13 +34,13 @@ class StepReport:
 
     @property
     def peak(self) -> PeakReport:
-        """What the memory at the step's peak belongs to."""
+        """The attribution of the memory at the step's peak."""
         return self.analysis.peak
 
     @property
     def step_seconds(self) -> float | None:
         """Median of the timed steps; None when simulated or out of memory."""
-        return statistics.median(self.outcome.step_seconds) if self.outcome.step_seconds else None
+        return _median_seconds(self.outcome)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -69,9 +62,12 @@ class StepReport:
             "step",
             select(self, "outcome.backend", "outcome.gpu", "outcome.peak_bytes", "peak.peak_phase"),
             select(outcome, "reserved_bytes", "first_step_peak_bytes", "first_step_reserved_bytes"),
-            {"phases": _of_phases(outcome.phases), "after_phase": _of_phases(outcome.after_phase)},
+            {"phases": _per_phase(outcome.phases), "after_phase": _per_phase(outcome.after_phase)},
             select(self, "peak.roles", "step_seconds", "step_seconds_all=outcome.step_seconds", "tokens_per_second"),
-            {"host_bytes": outcome.host_bytes, "ranks": _ranks_json(outcome)},
+            {
+                "host_bytes": outcome.host_bytes,
+                "ranks": [_rank_json(rank, of_rank) for rank, of_rank in outcome.ranks.items()],
+            },
             select(self, "outcome.oom", "estimate", "error_ratio", "run=run.path", "recipe", "outcome.versions"),
             {"finished": self.finished.isoformat(timespec="seconds"), "notes": list(self.notes)},
         )
@@ -81,31 +77,32 @@ def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
     """Run the step on the recipe's device, attribute its peak and write the run directory.
 
     Args:
-        recipe: `device` auto is a CUDA device if there is one, else the simulator.
-        run: an existing directory; removed if the step cannot run and left nothing in it.
-        progress: callback that receives a short status message.
-        trace: whether a measured step is profiled once more for TensorBoard.
+        run: an existing directory; removed if the step cannot run and wrote nothing.
+        trace: whether to profile another measured step for TensorBoard.
 
     Raises:
-        UnsupportedError: the recipe asks for something this version cannot run.
-        KernelUnavailableError: a kernel it asks for cannot run here.
+        UnsupportedError: this version does not support an option of the recipe.
+        KernelUnavailableError: a kernel of the recipe cannot run here.
         MissingDependencyError: no CUDA device, or a package is missing.
     """
     try:
-        outcome = _outcome(recipe, run, run.tensorboard if trace else None, progress)
+        outcome = _outcome(recipe, run, progress, trace=trace)
     except LigerprofError:
         run.remove_if_empty()
         raise
     progress("attributing the peak")
     report = _report(recipe, outcome, run)
     run.write_json(RECIPE, recipe.to_json())
-    _write_snapshots(outcome, run)
+    run.write_snapshot(outcome.snapshot)
+    for rank, of_rank in outcome.ranks.items():
+        if of_rank.snapshot is not outcome.snapshot:
+            run.write_snapshot(of_rank.snapshot, rank=rank)
     run.write_json(RESULT, report.to_json())
     return report
 
 
 def choose_backend(recipe: TrainingRecipe) -> Backend:
-    """Where the step runs: `auto` is a CUDA device if there is one."""
+    """Whether the step is measured or simulated; `auto` measures if there is a CUDA device."""
     if recipe.device is Device.AUTO:
         import torch
 
@@ -113,14 +110,13 @@ def choose_backend(recipe: TrainingRecipe) -> Backend:
     return Backend.MEASURED if recipe.device is Device.CUDA else Backend.SIMULATED
 
 
-def _outcome(
-    recipe: TrainingRecipe, run: RunDirectory, trace_directory: Path | None, progress: Progress
-) -> StepOutcome:
+def _outcome(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, trace: bool) -> StepOutcome:
     if choose_backend(recipe) is Backend.SIMULATED:
         from ligerprof.runs.simulated import simulate_step
 
         return simulate_step(recipe, progress=progress)
     require_supported(recipe, command="step")
+    trace_directory = run.tensorboard if trace else None
     if recipe.engine is Engine.DEEPSPEED:
         from ligerprof.runs.measured.deepspeed.measure import measure_deepspeed_step
 
@@ -128,14 +124,6 @@ def _outcome(
     from ligerprof.runs.measured.step import measure_step
 
     return measure_step(recipe, trace_directory=trace_directory, progress=progress)
-
-
-def _write_snapshots(outcome: StepOutcome, run: RunDirectory) -> None:
-    """The worst rank's snapshot under the usual name, the others' next to it."""
-    run.write_snapshot(outcome.snapshot)
-    for rank, of_rank in outcome.ranks.items():
-        if of_rank.snapshot is not outcome.snapshot:
-            run.write_snapshot(of_rank.snapshot, rank=rank)
 
 
 def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> StepReport:
@@ -147,7 +135,7 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
         notes.append(f"the roles add up to the snapshot's peak, {difference_bytes:+d} bytes off the counters' peak")
     if (headroom := headroom_note(recipe)) is not None:
         notes.append(headroom)
-    estimated: MemoryEstimate | None = None
+    estimated = None
     try:
         estimated = estimate(recipe)
     except (UnknownModelError, UnsupportedError) as error:
@@ -163,19 +151,20 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
     )
 
 
-def _of_phases(sizes: Mapping[Phase, int]) -> dict[str, int]:
-    """Bytes of every phase of a step, 0 for one that did not run."""
+def _per_phase(sizes: Mapping[Phase, int]) -> dict[str, int]:
+    """Bytes of each phase of a step, 0 for one that did not run."""
     return {phase.value: sizes.get(phase, 0) for phase in STEP_PHASES}
 
 
-def _ranks_json(outcome: StepOutcome) -> list[dict[str, Any]]:
-    return [
-        {
-            "rank": rank,
-            **select(of_rank, "gpu", "peak_bytes", "reserved_bytes"),
-            "phases": _of_phases(of_rank.phases),
-            "host_bytes": of_rank.host_bytes,
-            "step_seconds": statistics.median(of_rank.step_seconds) if of_rank.step_seconds else None,
-        }
-        for rank, of_rank in outcome.ranks.items()
-    ]
+def _median_seconds(outcome: StepOutcome) -> float | None:
+    return statistics.median(outcome.step_seconds) if outcome.step_seconds else None
+
+
+def _rank_json(rank: int, outcome: StepOutcome) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        **select(outcome, "gpu", "peak_bytes", "reserved_bytes"),
+        "phases": _per_phase(outcome.phases),
+        "host_bytes": outcome.host_bytes,
+        "step_seconds": _median_seconds(outcome),
+    }

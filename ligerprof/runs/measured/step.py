@@ -1,9 +1,10 @@
-"""Measure a training step on a CUDA device: one recorded step, one counted, and timed ones with neither."""
+"""Measure training steps on a CUDA device: recorded steps, a counted step without the recorder, timed steps."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,59 +22,50 @@ from ligerprof.runs.versions import package_versions
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.replay import replay
 
-_MAX_EVENTS = 2_000_000
-_STATM = Path("/proc/self/statm")
-
-# builds a model under its engine on a device; calls back with the model before anything wraps it
+# builds the training under the recipe's engine; calls back with the model before anything wraps it
 Build = Callable[[TrainingRecipe, torch.device, Callable[[nn.Module], None]], AbstractContextManager[Training]]
 
 
 def measure_step(
     recipe: TrainingRecipe, *, trace_directory: Path | None, progress: Progress, build: Build = torch_trainer
 ) -> StepOutcome:
-    """Train on the current CUDA device: warm-up, a recorded step, a counted one, timed ones, a traced one.
+    """Train on the current CUDA device: recorded steps, then a counted step, timed steps and a traced step.
 
-    The figures come from the counted step, which runs without recorder and stamps.
+    The figures are those of the counted step, which runs without recorder and stamps.
 
     Args:
-        build: builds the training under the recipe's engine.
-        trace_directory: where the profiler's trace for TensorBoard goes; None: no trace.
-        progress: callback that receives a short status message.
+        trace_directory: the folder for the profiler's trace; None: no trace.
 
     Raises:
-        MissingDependencyError: there is no CUDA device.
+        MissingDependencyError: no CUDA device.
         LigerprofError: this process already holds memory of the device.
     """
     if not torch.cuda.is_available():
         raise MissingDependencyError("no CUDA device. Use --device simulated.")
     with ExitStack() as cleanup:
-        return _measure(_Session(recipe, progress, cleanup), build, trace_directory)
+        session = _Session(recipe, progress, cleanup)
+        try:
+            with session.recorded():
+                session.build(build)
+                session.run_recorded()
+            session.count()
+            session.time()
+            if trace_directory is not None:
+                session.trace(trace_directory)
+        except torch.OutOfMemoryError:
+            return session.out_of_memory()
+        return session.outcome()
 
 
-def _measure(session: "_Session", build: Build, trace_directory: Path | None) -> StepOutcome:
-    try:
-        with session.recorded():
-            session.build(build)
-            session.run_recorded()
-        session.count()
-        session.time()
-        if trace_directory is not None:
-            session.trace(trace_directory)
-    except torch.OutOfMemoryError:
-        return session.out_of_memory()
-    return session.outcome()
+class _Counters:
+    """Peak and final bytes of each phase of one step, from torch's counters; a stamper stamps the step, too."""
 
-
-class _PhaseCounters:
-    """Peak and final bytes of each phase of one step, from torch's counters."""
-
-    def __init__(self, base_bytes: int, on_phase: Callable[[Phase], None] = lambda _: None) -> None:
-        self._base_bytes = base_bytes
-        self._on_phase = on_phase
+    def __init__(self, step: int, base_bytes: int, stamper: Stamper | None = None) -> None:
+        self.step, self.last_phase = step, Phase.BUILD
         self.peaks: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
         self.ends: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
         self.reserved_bytes = 0
-        self.label_loss: Callable[[Tensor], None] = lambda _: None
+        self._base_bytes, self._stamper = base_bytes, stamper
 
     @property
     def peak_bytes(self) -> int:
@@ -81,7 +73,9 @@ class _PhaseCounters:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        self._on_phase(phase)
+        self.last_phase = phase
+        if self._stamper is not None:
+            self._stamper.enter(step=self.step, phase=phase)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         yield
@@ -93,15 +87,15 @@ class _PhaseCounters:
             self.reserved_bytes = max(self.reserved_bytes, torch.cuda.max_memory_reserved())
 
     def loss_made(self, loss: Tensor) -> None:
-        self.label_loss(loss)
+        if self._stamper is not None:
+            self._stamper.label_loss(loss)
 
 
 class _Unobserved:
     """Observes nothing."""
 
-    @contextmanager
-    def phase(self, _phase: Phase) -> Iterator[None]:
-        yield
+    def phase(self, _phase: Phase) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def loss_made(self, _loss: Tensor) -> None:
         pass
@@ -119,21 +113,19 @@ class _Session:
         if self._base_bytes:
             raise LigerprofError(f"this process already holds {self._base_bytes} bytes of the GPU. Start a fresh one.")
         self._stamper: Stamper | None = None
-        self._step, self._phase = 0, Phase.BUILD
         self._snapshot: dict[str, Any] = {}
-        self._first: _PhaseCounters | None = None
-        self._recorded: _PhaseCounters | None = None
-        self._counted: _PhaseCounters | None = None
+        self._recorded: list[_Counters] = []
+        self._counted: _Counters | None = None
         self._seconds: list[float] = []
         self._host_base_bytes = _resident_bytes() if recipe.offload is not Offload.NONE else 0
         self._host_bytes: int | None = None
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record allocator events with stamps; the snapshot is kept even if memory runs out."""
+        """Record allocator events with stamps; the snapshot is taken even if memory runs out."""
         memory: Any = torch.cuda.memory
         # context="all" would break non-reentrant checkpointing around Python autograd Functions
-        memory._record_memory_history(max_entries=_MAX_EVENTS, stacks="python", context="alloc")
+        memory._record_memory_history(max_entries=2_000_000, stacks="python", context="alloc")
         self._stamper = Stamper(memory._set_memory_metadata)
         try:
             yield
@@ -161,28 +153,14 @@ class _Session:
         last = self._recipe.warmup + 1
         for number in range(1, last + 1):
             self._progress(f"step {number} of {last}, recorded")
-            self._run(number)
-
-    def _run(self, number: int) -> None:
-        counters = _PhaseCounters(self._base_bytes, lambda phase: self._enter(number, phase))
-        if self._stamper is not None:
-            counters.label_loss = self._stamper.label_loss
-        if number == 1:
-            self._first = counters
-        self._recorded = counters
-        train_step(self._trainer, self._batch, counters)
-
-    def _enter(self, number: int, phase: Phase) -> None:
-        self._step, self._phase = number, phase
-        if self._stamper is not None:
-            self._stamper.enter(step=number, phase=phase)
+            self._recorded.append(_Counters(number, self._base_bytes, self._stamper))
+            train_step(self._trainer, self._batch, self._recorded[-1])
 
     def count(self) -> None:
         """Run the step whose figures are reported."""
         self._progress("counting a step without the recorder")
-        counters = _PhaseCounters(self._base_bytes, lambda phase: self._enter(self._step, phase))
-        train_step(self._trainer, self._batch, counters)
-        self._counted = counters
+        self._counted = _Counters(self._recorded[-1].step, self._base_bytes)
+        train_step(self._trainer, self._batch, self._counted)
         if self._recipe.offload is not Offload.NONE:
             self._host_bytes = _resident_bytes() - self._host_base_bytes
 
@@ -215,55 +193,49 @@ class _Session:
 
     def outcome(self) -> StepOutcome:
         """The result of a step that fitted."""
-        first, recorded, counted = self._first, self._recorded, self._counted
-        if first is None or recorded is None or counted is None:
+        recorded, counted = self._recorded[-1], self._counted
+        if counted is None:
             raise LigerprofError("the step ended before it was counted.")
         notes = list(self._trainer.notes())
         if recorded.peak_bytes != counted.peak_bytes:
             difference_bytes = recorded.peak_bytes - counted.peak_bytes
             notes.append(f"the recorded step's peak is {difference_bytes:+d} bytes off the reported, unrecorded one")
-        return StepOutcome(
-            backend=Backend.MEASURED,
-            gpu=torch.cuda.get_device_name(self._device),
-            peak_bytes=counted.peak_bytes,
-            reserved_bytes=counted.reserved_bytes,
-            first_step_peak_bytes=first.peak_bytes,
-            first_step_reserved_bytes=first.reserved_bytes,
-            phases=counted.peaks,
-            after_phase=counted.ends,
-            profiled_step=self._recipe.warmup + 1,
-            snapshot=self._snapshot,
+        return dataclasses.replace(
+            self._outcome(counted, peak_bytes=counted.peak_bytes, reserved_bytes=counted.reserved_bytes),
             step_seconds=tuple(self._seconds),
-            versions={**package_versions(), "cuda": str(torch.version.cuda)},
             notes=tuple(notes),
             host_bytes=self._host_bytes,
         )
 
     def out_of_memory(self) -> StepOutcome:
         """The result of a step that did not fit."""
-        last = self._recorded
-        first = self._first
+        last = self._recorded[-1] if self._recorded else _Counters(0, self._base_bytes)
         requested_bytes, (allocated_bytes, reserved_bytes) = self._refused()
         oom = OutOfMemory(
             requested_bytes=requested_bytes,
             allocated_bytes=allocated_bytes,
             reserved_bytes=reserved_bytes,
             limit_bytes=self._limit_bytes,
-            phase=self._phase,
-            step=self._step,
+            phase=(self._counted or last).last_phase,
+            step=last.step,
         )
+        peak_bytes = torch.cuda.max_memory_allocated() - self._base_bytes
+        outcome = self._outcome(last, peak_bytes=peak_bytes, reserved_bytes=torch.cuda.max_memory_reserved())
+        return dataclasses.replace(outcome, oom=oom)
+
+    def _outcome(self, counters: _Counters, *, peak_bytes: int, reserved_bytes: int) -> StepOutcome:
+        first = self._recorded[0] if self._recorded else counters
         return StepOutcome(
             backend=Backend.MEASURED,
             gpu=torch.cuda.get_device_name(self._device),
-            peak_bytes=torch.cuda.max_memory_allocated() - self._base_bytes,
-            reserved_bytes=torch.cuda.max_memory_reserved(),
-            first_step_peak_bytes=first.peak_bytes if first else 0,
-            first_step_reserved_bytes=first.reserved_bytes if first else 0,
-            phases=last.peaks if last else {},
-            after_phase=last.ends if last else {},
-            profiled_step=self._step,
+            peak_bytes=peak_bytes,
+            reserved_bytes=reserved_bytes,
+            first_step_peak_bytes=first.peak_bytes,
+            first_step_reserved_bytes=first.reserved_bytes,
+            phases=counters.peaks,
+            after_phase=counters.ends,
+            profiled_step=counters.step,
             snapshot=self._snapshot,
-            oom=oom,
             versions={**package_versions(), "cuda": str(torch.version.cuda)},
         )
 
@@ -280,7 +252,8 @@ class _Session:
 
 def _resident_bytes() -> int:
     """Resident main memory of this process."""
-    return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limit_memory(recipe: TrainingRecipe, device: torch.device) -> int:

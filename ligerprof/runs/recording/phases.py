@@ -1,4 +1,4 @@
-"""Find the phases of a user's training loop, by hooks on the model, on backward and on optimizers."""
+"""Detect the phases of a user's training loop through hooks on the model, on backward and on optimizers."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -16,14 +16,11 @@ from ligerprof.runs.recording.stamping import Stamper
 
 
 class LoopPhases:
-    """Enters a stamper's phases as a loop goes through them.
+    """Stamps allocations with the phase of a training loop.
 
     Forward begins with the model's forward and lasts until backward, so that it includes the loss; backward is
     torch.autograd.backward, which Tensor.backward calls; the optimizer phase is the `step` of any torch optimizer.
     The first forward after an optimizer step begins the next step.
-
-    Args:
-        emit: callback that receives the stamp's text.
     """
 
     def __init__(self, emit: Callable[[str], None]) -> None:
@@ -35,15 +32,15 @@ class LoopPhases:
         self._original: Any = None
         self._wrapper: Any = None
         self._handles: list[RemovableHandle] = []
-        self._awaits_model: RemovableHandle | None = None
+        self._model_hook: RemovableHandle | None = None
 
     def open(self) -> None:
-        """Install the hooks on backward, on optimizers, and on the first module that runs if no model is attached."""
+        """Install the hooks on backward and optimizers; until a model is attached, also on all modules."""
         self._handles += [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
-        self._awaits_model = register_module_forward_pre_hook(self._first_forward)
+        self._model_hook = register_module_forward_pre_hook(self._first_forward)
         self._wrap_backward()
 
     def close(self) -> None:
@@ -51,7 +48,7 @@ class LoopPhases:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._await_no_model()
+        self._remove_model_hook()
         self._stamper.detach()
         autograd: Any = torch.autograd
         # a later wrapper stays in place; ours becomes a pass-through
@@ -61,7 +58,7 @@ class LoopPhases:
 
     def attach(self, model: nn.Module) -> None:
         """Stamp the modules of `model`; the build phase lasts until its weights are on a device."""
-        self._await_no_model()
+        self._remove_model_hook()
         # hooks run in the order of registration: first the phase, then the module's own stamp
         self._handles.append(model.register_forward_pre_hook(lambda _module, _inputs: self._begin_forward()))
         self._stamper.attach(model)
@@ -74,7 +71,7 @@ class LoopPhases:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """A context whose events are stamped with a phase."""
+        """Stamp the events inside a context with a phase."""
         before = self._phase
         if phase is Phase.FORWARD:
             self._begin_step()
@@ -104,13 +101,13 @@ class LoopPhases:
 
     def _first_forward(self, module: nn.Module, _inputs: Any) -> None:
         self.attach(module)
-        # its hooks were collected before this one ran
+        # this call collected the module's hooks before `attach` added to them
         self._begin_forward()
 
-    def _await_no_model(self) -> None:
-        if self._awaits_model is not None:
-            self._awaits_model.remove()
-            self._awaits_model = None
+    def _remove_model_hook(self) -> None:
+        if self._model_hook is not None:
+            self._model_hook.remove()
+            self._model_hook = None
 
     def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
         self._phase_before_step = self._phase
@@ -118,7 +115,7 @@ class LoopPhases:
 
     def _after_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
         self._ended = True
-        # some loops step inside backward, and some inside a phase of their own
+        # some loops step inside backward, others inside recorder.phase("optimizer")
         before = self._phase_before_step
         self._enter(before if before in (Phase.BACKWARD, Phase.OPTIMIZER) else Phase.OUTSIDE)
 

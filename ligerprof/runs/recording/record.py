@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,35 +19,11 @@ Stacks = Literal["python", "all"]
 MAX_ENTRIES = 1_000_000
 
 
-class History(Protocol):
-    """The allocator's history, as the recorder uses torch.cuda.memory."""
-
-    def start(self, *, max_entries: int, stacks: Stacks) -> None:
-        """Record events from now on, the newest `max_entries` of them."""
-        ...
-
-    def stop(self) -> None:
-        """Stop recording, and drop what was recorded."""
-        ...
-
-    def stamp(self, text: str) -> None:
-        """Attach a text to the events that follow."""
-        ...
-
-    def snapshot(self) -> dict[str, Any]:
-        """The recording, as torch.cuda.memory._snapshot() returns it."""
-        ...
-
-    def observe_out_of_memory(self, observer: Callable[[], None]) -> None:
-        """Call `observer` when an allocation fails, before the exception is raised."""
-        ...
-
-
 class CudaHistory:
-    """The history of torch's CUDA caching allocator.
+    """The history of torch's CUDA caching allocator; a recorder accepts any object with these methods.
 
     Raises:
-        MissingDependencyError: there is no CUDA device.
+        MissingDependencyError: no CUDA device.
     """
 
     def __init__(self) -> None:
@@ -56,17 +32,17 @@ class CudaHistory:
                 "record: there is no CUDA device to record. `ligerprof step --device simulated` needs none."
             )
         cuda: Any = torch.cuda
-        # the observer needs an allocator that exists
+        # creates the allocator, which the observer needs
         cuda.init()
         self._memory = cuda.memory
 
     def start(self, *, max_entries: int, stacks: Stacks) -> None:
-        """Record events from now on, the newest `max_entries` of them."""
+        """Start recording events; only the newest `max_entries` are kept."""
         # context="all" would break non-reentrant checkpointing around Python autograd Functions
         self._memory._record_memory_history(max_entries=max_entries, stacks=stacks, context="alloc")
 
     def stop(self) -> None:
-        """Stop recording, and drop what was recorded."""
+        """Stop recording and drop the events."""
         self._memory._set_memory_metadata("")
         self._memory._record_memory_history(enabled=None)
 
@@ -86,25 +62,16 @@ class CudaHistory:
 
 
 class Recorder:
-    """Records from `open` to `close`, and then writes `snapshot.pickle`, or earlier if memory runs out.
+    """Records from `open` to `close`, and writes snapshot.pickle on `close`, or earlier if memory runs out.
 
-    Args:
-        directory: where the snapshot goes; created if needed.
-        stacks: `python`, or `all` with C++ frames, which cost much more.
-        max_entries: how many events are kept; the oldest are dropped.
-        force: overwrite a snapshot that exists.
-        history: the allocator's history.
-
-    Raises:
-        OutputError: the directory already holds a snapshot.
-        RunDirectoryError: the directory cannot be created.
+    The arguments and exceptions are those of `record`.
     """
 
     def __init__(
         self,
         directory: str | Path,
         *,
-        history: History,
+        history: CudaHistory,
         stacks: Stacks = "python",
         max_entries: int = MAX_ENTRIES,
         force: bool = False,
@@ -113,16 +80,22 @@ class Recorder:
         self._history, self._stacks, self._max_entries, self._force = history, stacks, max_entries, force
         self._phases: LoopPhases | None = None
         self._ran_out = False
-        self._make_room()
+        try:
+            self._run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{directory}: cannot create the directory ({error.strerror}). Record into another."
+            ) from None
+        require_absent([self.snapshot_path], force=force, flag="force=True")
 
     @property
     def snapshot_path(self) -> Path:
-        """The file that `ligerprof explain` reads, written at the end of the recording."""
+        """The file for `ligerprof explain`, written at the end of the recording."""
         return self._run.snapshot
 
     @property
     def is_open(self) -> bool:
-        """Whether it is recording."""
+        """Whether the recorder is recording."""
         return self._phases is not None
 
     def open(self) -> "Recorder":
@@ -137,8 +110,8 @@ class Recorder:
         """Stop recording and write the snapshot.
 
         Args:
-            failure: the exception that ended the loop, or None. With one, a snapshot written when memory ran out
-                is kept, and a snapshot that cannot be written is a warning.
+            failure: the exception that ended the loop, if any. A snapshot written when memory ran out is then
+                kept, and one that cannot be written only causes a warning.
 
         Raises:
             OutputError: the snapshot cannot be written, or another process wrote one in the meantime.
@@ -158,20 +131,16 @@ class Recorder:
             self._history.stop()
 
     def attach(self, model: nn.Module) -> None:
-        """Attribute allocations to the modules of `model`; without a call, it is the first module that runs."""
+        """Attribute allocations to the modules of `model`, by default the first module that runs."""
         self._open_phases().attach(model)
 
     def step(self) -> None:
-        """End a training step; not needed if a torch optimizer's `step` does."""
+        """End a training step; not needed after a torch optimizer's `step`."""
         self._open_phases().end_step()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Set the phase inside a context: `forward`, `backward`, `optimizer`, `build` or `outside`.
-
-        Raises:
-            LigerprofError: the phase is unknown.
-        """
+        """Set the phase inside a context: `forward`, `backward`, `optimizer`, `build` or `outside`."""
         try:
             phase = Phase(name)
         except ValueError:
@@ -185,21 +154,12 @@ class Recorder:
             raise LigerprofError("record: the recording has ended. Use the recorder inside its `with` block.")
         return self._phases
 
-    def _make_room(self) -> None:
-        try:
-            self._run.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"{self._run.path}: cannot create the directory ({error.strerror}). Record into another."
-            ) from None
-        require_absent([self._run.snapshot], force=self._force, flag="force=True")
-
     def _write(self) -> None:
-        # this recorder wrote the snapshot of an earlier out-of-memory error itself
+        # if memory ran out before, this recorder wrote the existing snapshot
         self._run.write_snapshot(self._history.snapshot(), force=self._force or self._ran_out)
 
     def _save_out_of_memory(self) -> None:
-        """Write the snapshot while all memory is still held; torch cannot remove observers, so later calls return."""
+        """Write the snapshot while the memory is in use; torch cannot remove observers, so later calls return."""
         if self._phases is None or self._ran_out:
             return
         try:
@@ -226,19 +186,19 @@ def record(
                 optimizer.step()
                 optimizer.zero_grad()
 
-    Forward, backward and optimizer steps are found by hooks. If memory runs out, the snapshot is written before
-    the exception is raised.
+    Hooks detect forward, backward and optimizer steps. If memory runs out, the snapshot is written before the
+    exception is raised.
 
     Args:
-        directory: where snapshot.pickle goes; created if needed.
-        model: whose modules are named; None: the first module that runs.
-        stacks: `python`, or `all` with C++ frames.
-        max_entries: how many events are kept; the oldest are dropped.
-        force: overwrite a snapshot that exists.
+        directory: the folder for snapshot.pickle, created if missing.
+        model: the model whose modules are named; None: the first module that runs.
+        stacks: `python`, or `all` with C++ frames, which cost more.
+        max_entries: number of events to keep, the newest.
+        force: overwrite an existing snapshot.
 
     Raises:
-        MissingDependencyError: there is no CUDA device.
-        OutputError: the directory already holds a snapshot, or it cannot be written.
+        MissingDependencyError: no CUDA device.
+        OutputError: the directory already contains a snapshot, or the snapshot cannot be written.
         RunDirectoryError: the directory cannot be created.
     """
     recorder = Recorder(directory, history=CudaHistory(), stacks=stacks, max_entries=max_entries, force=force)
@@ -248,7 +208,7 @@ def record(
 
 @contextmanager
 def running(recorder: Recorder, model: nn.Module | None = None) -> Iterator[Recorder]:
-    """Record while the block runs, whatever ends it."""
+    """Open a recorder for a block and close it at the end, also after an exception."""
     recorder.open()
     try:
         if model is not None:

@@ -1,4 +1,4 @@
-"""Keep the allocator's stamp up to date: the phase, module and autograd node that is running."""
+"""Keep the allocator's stamp up to date: the running phase, module and autograd node."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,11 +14,11 @@ _LABEL = "ligerprof.module"
 
 
 class Stamper:
-    """Hooks on a model that pass the stamp of what runs next to `emit`.
+    """Stamps the modules of a model as they run.
 
-    A forward hook stamps a module while it runs. Afterwards, every autograd node that it created and no submodule
-    claimed is labelled with its name, and stamps itself when backward reaches it. Backward allocations, which have
-    no Python frames, thus have a module too.
+    Forward hooks stamp a module while it runs, and label each autograd node that it created outside its submodules
+    with its name. A hook on the node sets the stamp when backward reaches it, so that backward allocations, which
+    do not have Python frames, are attributed to a module.
 
     Args:
         emit: callback that receives the stamp's text, on the thread that allocates next.
@@ -32,12 +32,12 @@ class Stamper:
         self.enter(step=0, phase=Phase.BUILD)
 
     def enter(self, *, step: int, phase: Phase) -> None:
-        """Stamp what follows with a phase and no module."""
+        """Stamp the following events with a phase and no module."""
         self._step, self._phase = step, phase
         self._stamp("")
 
     def attach(self, model: nn.Module) -> None:
-        """Hook every module of `model`; their dotted names are the stamps' modules."""
+        """Hook each module of `model`; stamps contain its dotted name."""
         for name, module in model.named_modules():
             self._handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._after(name)))
@@ -57,7 +57,7 @@ class Stamper:
 
         def hook(_module: nn.Module, inputs: Any, named_inputs: Any) -> None:
             recompute = self._phase is Phase.BACKWARD
-            # nodes that no module has claimed were created by the enclosing one
+            # the enclosing module created the nodes without a label
             if not recompute:
                 for tensor in _tensors((inputs, named_inputs)):
                     self._label(tensor.grad_fn, parent)
@@ -79,17 +79,17 @@ class Stamper:
         return hook
 
     def label_loss(self, loss: Tensor) -> None:
-        """Label the nodes between the model's modules and the loss: the loss function's own."""
+        """Label the nodes of the loss function: those between the model's modules and the loss."""
         self._label(loss.grad_fn, "loss")
 
     def _label(self, root: Node | None, name: str) -> None:
         pending = [root]
         while pending:
-            node = pending.pop()
-            # metadata lives on the C++ node: it marks a node as claimed without keeping it alive
-            if node is None or _LABEL in (metadata := _metadata(node)):
+            node: Any = pending.pop()
+            # metadata belongs to the C++ node: it marks the node as labelled without keeping it alive
+            if node is None or _LABEL in node.metadata:
                 continue
-            metadata[_LABEL] = name
+            node.metadata[_LABEL] = name
             node.register_prehook(self._on_node(name, node.name()))
             pending.extend(following for following, _ in node.next_functions)
 
@@ -100,18 +100,9 @@ class Stamper:
         return hook
 
 
-def _metadata(node: Node) -> dict[str, Any]:
-    # a property of every node, which torch's stub declares as a method
-    metadata: Any = node.metadata
-    return metadata  # type: ignore[no-any-return]
-
-
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
+    elif isinstance(value, (dict, tuple, list)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)

@@ -5,25 +5,13 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ligerprof.runs.recording.record import MAX_ENTRIES, CudaHistory, History, Recorder, Stacks
+from ligerprof.runs.recording.record import MAX_ENTRIES, CudaHistory, Recorder, Stacks
 
 
 class RecordCallback(TrainerCallback):
-    """Records from the start of training to its end, or until memory runs out.
+    """Records from the start of training to its end, or until memory runs out; arguments as for `ligerprof.record`.
 
-        Trainer(..., callbacks=[RecordCallback("out")]).train()
-
-    Args:
-        directory: where snapshot.pickle goes; created if needed.
-        stacks: `python`, or `all` with C++ frames.
-        max_entries: how many events are kept; the oldest are dropped.
-        force: overwrite a snapshot that exists.
-        history: the allocator's history; None: CUDA's.
-
-    Raises:
-        MissingDependencyError: there is no CUDA device.
-        OutputError: the directory already holds a snapshot.
-        RunDirectoryError: the directory cannot be created.
+    Trainer(..., callbacks=[RecordCallback("out")]).train()
     """
 
     def __init__(
@@ -33,7 +21,7 @@ class RecordCallback(TrainerCallback):
         stacks: Stacks = "python",
         max_entries: int = MAX_ENTRIES,
         force: bool = False,
-        history: History | None = None,
+        history: CudaHistory | None = None,
     ) -> None:
         self._recorder = Recorder(
             directory, history=history or CudaHistory(), stacks=stacks, max_entries=max_entries, force=force

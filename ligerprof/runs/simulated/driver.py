@@ -20,7 +20,7 @@ from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
 from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
-from ligerprof.runs.training import Trainer, built_model, make_batch, make_optimizer, train_step
+from ligerprof.runs.training import built_model, make_batch, make_trainer, train_step
 from ligerprof.runs.versions import package_versions
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -88,13 +88,7 @@ class _Simulation:
     def _train(self, model: nn.Module) -> None:
         recipe = self._recipe
         self._meter.stamper.attach(model)
-        trainer = Trainer(
-            recipe=recipe,
-            model=model,
-            optimizer=make_optimizer(recipe, model),
-            scaler=torch.amp.GradScaler(_STAND_IN.type) if recipe.autocast == "float16" else None,
-            device_type=_STAND_IN.type,
-        )
+        trainer = make_trainer(recipe, model, _STAND_IN.type)
         batch = make_batch(recipe, _STAND_IN)
         # the optimizer has no state in the first step, so the second is the earliest steady one
         last = max(recipe.warmup, 1) + 1

@@ -14,21 +14,16 @@ from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.deepspeed import deepspeed_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.training import LEARNING_RATE, built_model, make_optimizer
+from ligerprof.runs.training import LEARNING_RATE, Training, built_model, make_optimizer
 
 # far longer than DeepSpeedCPUAdam takes to build
 _STALE_SECONDS = 900
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeepSpeedTrainer:
-    """The state of training under DeepSpeed.
+class DeepSpeedTrainer(Training):
+    """Training under DeepSpeed, with the engine that deepspeed.initialize returns."""
 
-    Attributes:
-        engine: as deepspeed.initialize returns it.
-    """
-
-    recipe: TrainingRecipe
     engine: Any
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
@@ -40,7 +35,7 @@ class DeepSpeedTrainer:
         """Compute gradients and reduce them across ranks; DeepSpeed scales the loss."""
         self.engine.backward(loss)
         if not self.engine.is_gradient_accumulation_boundary():
-            # counts the micro-batch and updates nothing
+            # only counts the micro-batch
             self.engine.step()
 
     def update(self) -> None:
@@ -51,7 +46,7 @@ class DeepSpeedTrainer:
         """Do nothing: DeepSpeed's step drops them."""
 
     def notes(self) -> tuple[str, ...]:
-        """The number of steps that updated nothing."""
+        """The number of skipped steps, if any."""
         skipped, steps = self.engine.skipped_steps, self.engine.global_steps
         if not skipped:
             return ()
@@ -59,13 +54,9 @@ class DeepSpeedTrainer:
 
 
 def require_deepspeed() -> None:
-    """Require the package.
-
-    Raises:
-        MissingDependencyError: it cannot be imported.
-    """
+    """Raise MissingDependencyError unless deepspeed can be imported."""
     try:
-        import deepspeed  # noqa: F401 - whether it can be imported is the question
+        import deepspeed  # noqa: F401 - tests the import
     except ImportError as error:
         raise MissingDependencyError(
             f"--engine deepspeed needs deepspeed ({error}). Install it with: pip install 'ligerprof[deepspeed]'."
@@ -76,9 +67,7 @@ def require_deepspeed() -> None:
 def deepspeed_trainer(
     recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
 ) -> Iterator[DeepSpeedTrainer]:
-    """Build the model on a device and initialize DeepSpeed; this process is one of the recipe's ranks.
-
-    The usual variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) give the rank.
+    """Build the model on a device and initialize DeepSpeed, as the rank that the environment variables give.
 
     Args:
         see_model: called with the model before DeepSpeed hooks it.
@@ -89,17 +78,17 @@ def deepspeed_trainer(
     import deepspeed
 
     if recipe.offload is Offload.NVME:
-        _require_disk_access()
+        _require_async_io()
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     with built_model(recipe, device) as model:
         see_model(model)
         optimizer, config = _optimizer(recipe, model), deepspeed_config(recipe)
-        with _refusals_in_a_line(recipe):
+        with _config_errors_in_a_line(recipe):
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         yield DeepSpeedTrainer(recipe=recipe, engine=engine)
 
 
-def _require_disk_access() -> None:
+def _require_async_io() -> None:
     from deepspeed.accelerator import get_accelerator
 
     if not get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible(verbose=False):
@@ -109,8 +98,8 @@ def _require_disk_access() -> None:
 
 
 @contextmanager
-def _refusals_in_a_line(recipe: TrainingRecipe) -> Iterator[None]:
-    """Turn what DeepSpeed raises about a user's configuration into one line."""
+def _config_errors_in_a_line(recipe: TrainingRecipe) -> Iterator[None]:
+    """Turn DeepSpeed's errors about a user's configuration into one line."""
     try:
         yield
     except (AssertionError, KeyError, TypeError, ValueError) as error:
@@ -121,7 +110,7 @@ def _refusals_in_a_line(recipe: TrainingRecipe) -> Iterator[None]:
 
 
 def _require_no_stale_lock() -> None:
-    """Refuse the lock of a build that was killed, which torch would wait for without end."""
+    """Raise if a killed build left its lock, for which torch would wait forever."""
     from torch.utils.cpp_extension import _get_build_directory
 
     lock = Path(_get_build_directory("cpu_adam", verbose=False)) / "lock"
@@ -141,7 +130,7 @@ def _optimizer(recipe: TrainingRecipe, model: nn.Module) -> Any:
     try:
         return DeepSpeedCPUAdam(trainable, lr=LEARNING_RATE)
     except Exception as error:
-        # it is compiled at first use, and a failing compiler may raise anything
+        # the first use compiles it, and a failing compiler can raise any exception
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise LigerprofError(
             f"DeepSpeedCPUAdam cannot be built here ({reason}). See `ds_report`; it needs a C++ compiler and ninja."

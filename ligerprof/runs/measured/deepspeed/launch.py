@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,19 @@ from typing import Any
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.outcome import Progress, StepOutcome
 
-# what a rank does, given a callback for its progress; pickled to be sent to the rank's process
+# the function that each rank runs; pickled and sent to the rank's process
 Work = Callable[[Progress], StepOutcome]
 
-# how long other ranks may still report after one has failed: they usually run out of memory at the same place
+# how long other ranks can still report after one has failed: they usually run out of memory at the same place
 _GRACE_SECONDS = 10.0
 _END_SECONDS = 5.0
 
 
 def local_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     """The variables that torch.distributed and DeepSpeed read, for a rank of a group on this machine."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size))
+    return {**ranks, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def free_port() -> int:
@@ -48,11 +43,11 @@ def run_ranks(work: Work, world_size: int, logs: Path, progress: Progress) -> di
     """Run `work` once per rank, each in its own process.
 
     Args:
-        logs: a folder; the output of rank K, tracebacks included, goes to rank-K.log in it.
+        logs: the folder for the output of each rank K, tracebacks included: rank-K.log.
         progress: callback that receives the status messages of rank 0.
 
     Returns:
-        Each rank's outcome; if one ran out of memory, only those of the ranks that still reported.
+        The outcomes by rank; if one ran out of memory, only those of the ranks that still reported.
 
     Raises:
         LigerprofError: a rank refused the recipe or died; the others were ended.
@@ -81,7 +76,7 @@ class _Group:
             settings = local_environment(rank, world_size, port)
             process = context.Process(target=_be_rank, args=(work, settings, theirs, _log(logs, rank)), daemon=True)
             process.start()
-            # only the rank holds this end now: when it dies, our end reads EOF
+            # only the rank keeps this end open: when it dies, our end reads EOF
             theirs.close()
             self._processes[rank], self._open[ours] = process, rank
 
@@ -94,7 +89,7 @@ class _Group:
             ready = wait(list(self._open), None if deadline is None else deadline - time.monotonic())
             for connection in ready:
                 if isinstance(connection, Connection):
-                    self._hear(connection)
+                    self._receive(connection)
             if deadline is not None and time.monotonic() >= deadline:
                 break
         if self._failures and not self._out_of_memory:
@@ -109,31 +104,34 @@ class _Group:
     def _failed(self) -> bool:
         return bool(self._failures) or self._out_of_memory
 
-    def _hear(self, connection: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         rank = self._open[connection]
+        message: StepOutcome | LigerprofError | str
         try:
             message = connection.recv()
         except EOFError:
-            del self._open[connection]
-            if rank not in self._found:
-                self._failures.append(self._death(rank))
+            message = self._death(rank)
+        if isinstance(message, str):
+            if rank == 0:
+                self._progress(message)
             return
+        del self._open[connection]
         if isinstance(message, StepOutcome):
             self._found[rank] = message
-            del self._open[connection]
-        elif isinstance(message, LigerprofError):
+        else:
             self._failures.append(message)
-            del self._open[connection]
-        elif rank == 0:
-            self._progress(message)
 
     def _death(self, rank: int) -> LigerprofError:
         process = self._processes[rank]
         process.join(_END_SECONDS)
-        return LigerprofError(f"rank {rank} {_how(process.exitcode)}. Its output is in {_log(self._logs, rank)}.")
+        how = f"ended with exit code {process.exitcode}"
+        if process.exitcode is not None and process.exitcode < 0:
+            name = signal.Signals(-process.exitcode).name
+            how = f"was ended by {name}" + (" (did main memory run out?)" if name == "SIGKILL" else "")
+        return LigerprofError(f"rank {rank} {how}. Its output is in {_log(self._logs, rank)}.")
 
     def end(self) -> None:
-        """End every rank: one that waits for a dead one would wait for minutes."""
+        """End every rank: a rank that waits for a dead one would wait for minutes."""
         for connection in self._open:
             connection.close()
         for process in self._processes.values():
@@ -149,20 +147,11 @@ def _log(logs: Path, rank: int) -> Path:
     return logs / f"rank-{rank}.log"
 
 
-def _how(exit_code: int | None) -> str:
-    """An exit code in words."""
-    if exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name
-        hint = " (did main memory run out?)" if name == "SIGKILL" else ""
-        return f"was ended by {name}{hint}"
-    return f"ended with exit code {exit_code}"
-
-
 def _be_rank(work: Work, settings: Mapping[str, str], connection: Connection, log: Path) -> None:
     """The main function of a rank's process."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ.update(settings)
-    _print_to(log)
+    _redirect_output(log)
     try:
         message: StepOutcome | LigerprofError = work(connection.send)
     except LigerprofError as error:
@@ -171,10 +160,10 @@ def _be_rank(work: Work, settings: Mapping[str, str], connection: Connection, lo
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         message = LigerprofError(f"rank {settings['RANK']} failed ({reason}). Its output is in {log}.")
-    # the parent may have given up already
+    # the parent may have closed its end already
     with contextlib.suppress(BrokenPipeError):
         connection.send(message)
-    # torch's own exit would wait for ranks that may have ended
+    # torch's own exit handlers would wait for ranks that may have ended
     os._exit(0)
 
 
@@ -185,24 +174,9 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _print_to(log: Path) -> None:
+def _redirect_output(log: Path) -> None:
     """Redirect stdout and stderr into a file, including those of C++ libraries and compilers."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-
-
-@contextlib.contextmanager
-def set_environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside a context."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

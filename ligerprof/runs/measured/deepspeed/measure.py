@@ -3,16 +3,17 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.measured.deepspeed.engine import deepspeed_trainer, require_deepspeed
-from ligerprof.runs.measured.deepspeed.launch import free_port, local_environment, run_ranks, set_environment
+from ligerprof.runs.measured.deepspeed.launch import Work, free_port, local_environment, run_ranks
 from ligerprof.runs.measured.deepspeed.ranks import Rank, merge_ranks, rank_from_environment
 from ligerprof.runs.measured.step import measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
@@ -24,35 +25,30 @@ def measure_deepspeed_step(
     """Train under DeepSpeed as `measure_step` does under plain torch.
 
     Args:
-        trace_directory: where the profiler's traces go; None: no trace.
-        logs: a folder for the output of ranks started here.
-        progress: callback that receives a short status message.
+        logs: a folder for the output of the ranks that this process starts.
 
     Raises:
         MissingDependencyError: deepspeed is not installed, or there are too few CUDA devices.
-        RecipeError: a launcher's group has another size than the recipe's.
+        RecipeError: the launcher's group does not have the recipe's number of GPUs.
         LigerprofError: a rank failed.
     """
     require_deepspeed()
     measure = partial(_measure_here, recipe, trace_directory)
     if (rank := rank_from_environment()) is not None:
-        return _as_one_of(rank, recipe, measure, progress)
+        return _measure_as(rank, recipe, measure, progress)
     _require_devices(recipe.gpus)
     if recipe.gpus > 1:
         return merge_ranks(run_ranks(measure, recipe.gpus, logs, progress))
-    with set_environment(local_environment(0, 1, free_port())), _own_group():
+    with mock.patch.dict(os.environ, local_environment(0, 1, free_port())), _own_group():
         return measure(progress)
 
 
 def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
-    """Train as a rank other than 0 of a launcher's group; its figures go to rank 0.
-
-    Args:
-        trace: whether rank 0 profiles steps; every rank takes part in them.
-    """
+    """Train as rank 1 or higher of a launcher's group; `trace` must be rank 0's, since all ranks run the same steps."""
     with TemporaryDirectory() as folder:
         logs = Path(folder)
-        return measure_deepspeed_step(recipe, trace_directory=logs if trace else None, logs=logs, progress=_silent)
+        trace_directory = logs if trace else None
+        return measure_deepspeed_step(recipe, trace_directory=trace_directory, logs=logs, progress=lambda _: None)
 
 
 def _measure_here(recipe: TrainingRecipe, trace_directory: Path | None, progress: Progress) -> StepOutcome:
@@ -73,22 +69,22 @@ def _require_devices(count: int) -> None:
         raise MissingDependencyError(f"{count} CUDA devices are needed, {found} found. Lower --gpus.")
 
 
-def _as_one_of(rank: Rank, recipe: TrainingRecipe, measure: Any, progress: Progress) -> StepOutcome:
+def _measure_as(rank: Rank, recipe: TrainingRecipe, measure: Work, progress: Progress) -> StepOutcome:
     """Measure as one rank of a launcher's group; rank 0 returns all outcomes, the others their own."""
     if rank.world_size != recipe.gpus:
         raise RecipeError(
             f"WORLD_SIZE is {rank.world_size}, --gpus {recipe.gpus}: give --gpus the number of GPUs of all machines."
         )
-    outcome: StepOutcome = measure(progress)
+    outcome = measure(progress)
     if outcome.oom is not None:
-        # the other ranks wait for this one, and the launcher ends them when it exits
+        # the other ranks wait for this one until the launcher ends them
         return merge_ranks({rank.rank: outcome})
     with _own_group():
         return merge_ranks(gather(rank, outcome))
 
 
 def gather(rank: Rank, outcome: StepOutcome) -> dict[int, StepOutcome]:
-    """Every rank's outcome on rank 0, a rank's own elsewhere."""
+    """All outcomes by rank on rank 0, only the rank's own on the others."""
     from torch import distributed
 
     found: list[Any] = [None] * rank.world_size
@@ -98,17 +94,19 @@ def gather(rank: Rank, outcome: StepOutcome) -> dict[int, StepOutcome]:
 
 @contextmanager
 def _own_group() -> Iterator[None]:
-    """Destroy the process group at the end, if there is one."""
+    """Destroy the process group, if there is one, at exit."""
     from torch import distributed
 
-    with ExitStack() as cleanup:
-        cleanup.callback(lambda: distributed.destroy_process_group() if distributed.is_initialized() else None)
+    try:
         yield
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Keep stdout for results: DeepSpeed's logger and its compilers print there."""
+    """Keep stdout for results: DeepSpeed's logger and compilers print to it."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -118,7 +116,3 @@ def _stdout_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def _silent(_text: str) -> None:
-    pass

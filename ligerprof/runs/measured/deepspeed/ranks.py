@@ -8,16 +8,10 @@ from dataclasses import dataclass
 from ligerprof.errors import RecipeError
 from ligerprof.runs.outcome import StepOutcome
 
-_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rank:
-    """One process of a group that a launcher such as torchrun started.
-
-    Attributes:
-        local: index of its GPU on its machine.
-    """
+    """One process of a group that a launcher such as torchrun started; `local` is the index of its GPU."""
 
     rank: int
     world_size: int
@@ -25,15 +19,16 @@ class Rank:
 
 
 def rank_from_environment(environment: Mapping[str, str] | None = None) -> Rank | None:
-    """Read the variables that torchrun, DeepSpeed's launcher and others set; None if no launcher did.
+    """Read the variables that torchrun, DeepSpeed's launcher and others set; None without a launcher.
 
     Raises:
-        RecipeError: some are missing, or one is no number.
+        RecipeError: a variable is missing or not a number.
     """
     variables = os.environ if environment is None else environment
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
         return None
-    if missing := [name for name in _REQUIRED if name not in variables]:
+    required = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in required if name not in variables]:
         raise RecipeError(f"RANK and WORLD_SIZE go with {', '.join(missing)}, which the environment lacks.")
     try:
         rank, world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
@@ -47,11 +42,8 @@ def rank_from_environment(environment: Mapping[str, str] | None = None) -> Rank 
 def merge_ranks(outcomes: Mapping[int, StepOutcome]) -> StepOutcome:
     """The outcome of the worst rank, with those of all ranks in `ranks`.
 
-    The worst rank is one that ran out of memory, else the one with the highest peak. The time of a step is that of
-    its slowest rank.
-
-    Args:
-        outcomes: at least one, by rank.
+    The worst rank is one that ran out of memory, else the one with the highest peak. The slowest rank gives the
+    time of each step.
     """
     worst = max(outcomes, key=lambda rank: (outcomes[rank].oom is not None, outcomes[rank].peak_bytes, -rank))
     timings = [outcome.step_seconds for outcome in outcomes.values() if outcome.step_seconds]
