@@ -46,7 +46,7 @@ def test_the_run_directory_is_whole(stepped: tuple[Path, dict[str, Any]]) -> Non
     assert {path.name for path in folder.iterdir()} >= {"recipe.json", "result.json", "snapshot.pickle", "report.html"}
     assert json.loads((folder / "result.json").read_text()) == result
     page = (folder / "report.html").read_text()
-    assert "SIMULATED" in page
+    assert "simulated for an NVIDIA H200" in page
     # nothing is loaded from anywhere: the only addresses are XML's names
     assert "src=" not in page
     assert "@import" not in page
@@ -97,7 +97,7 @@ def test_out_of_memory_is_a_result_with_exit_code_3(tmp_path: Path) -> None:
     ("options", "exit_code", "says"),
     [
         (("--device", "cuda"), 1, "no CUDA device"),
-        (("--device", "simulated", "--attention", "flash"), 1, "not built yet"),
+        (("--device", "simulated", "--attention", "flash"), 1, "not supported yet"),
         (("--device", "simulated", "--liger", "rms", "--provider", "nobody"), 1, "nobody"),
         (("--liger", "gelu"), 2, "unknown kernel"),
         (("--model", "nowhere"), 2, "unknown model"),
