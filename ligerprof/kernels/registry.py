@@ -1,5 +1,6 @@
-"""Which kernels there are: the built-in ones as a written tuple, strangers by entry point."""
+"""The kernel registry: built-in kernels, plus plug-ins discovered through entry points."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,24 +21,14 @@ from ligerprof.kernels.spec import KernelSpec
 ENTRY_POINT_GROUP = "ligerprof.kernels"
 
 BUILT_IN: tuple[KernelSpec, ...] = (
-    *ROPE_SPECS,
-    *NORM_SPECS,
-    *GATED_SPECS,
-    *CE_SPECS,
-    *FLCE_SPECS,
-    *LIGER_SPECS,
-    *CCE_SPECS,
+    *(*ROPE_SPECS, *NORM_SPECS, *GATED_SPECS, *CE_SPECS, *FLCE_SPECS),
+    *(*LIGER_SPECS, *CCE_SPECS),
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BrokenPlugin:
-    """A plug-in that could not be loaded.
-
-    Attributes:
-        entry_point: its name and value, as the package declares them.
-        reason: what went wrong, in one line.
-    """
+    """A plug-in that failed to load: `name = value` of its entry point, and the reason in one line."""
 
     entry_point: str
     reason: str
@@ -45,24 +36,20 @@ class BrokenPlugin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelRegistry:
-    """Everything that can be asked for, and what cannot and why."""
+    """The available kernels, ordered by slot, and the plug-ins that failed to load."""
 
     kernels: tuple[KernelSpec, ...]
     broken: tuple[BrokenPlugin, ...] = ()
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """Every provider once, in the order of the kernels."""
+        """Each provider once, in the order of the kernels."""
         return tuple(dict.fromkeys(kernel.provider for kernel in self.kernels))
 
 
 @lru_cache(maxsize=1)
 def load_registry() -> KernelRegistry:
-    """The built-in kernels and every installed plug-in's, read once a process.
-
-    Raises:
-        KernelUnavailableError: two kernels of one name and provider.
-    """
+    """The built-in kernels and those of installed plug-ins, read once per process."""
     return build_registry(entry_points(group=ENTRY_POINT_GROUP))
 
 
@@ -76,10 +63,15 @@ def build_registry(plugins: Iterable[EntryPoint]) -> KernelRegistry:
     for plugin in plugins:
         try:
             kernels.extend(_load_plugin(plugin))
-        except Exception as error:  # a stranger's code may fail in any way, and must not take the rest down
+        except Exception as error:  # a plug-in may fail in any way, and the other kernels must still load
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             broken.append(BrokenPlugin(entry_point=f"{plugin.name} = {plugin.value}", reason=reason))
-    _refuse_twins(kernels)
+    counts = Counter((kernel.name, kernel.provider) for kernel in kernels)
+    for (name, provider), count in counts.items():
+        if count > 1:
+            raise KernelUnavailableError(
+                f"provider {provider!r} has two kernels named {name!r}. Uninstall one of the packages."
+            )
     ordered = sorted(kernels, key=lambda kernel: KERNEL_NAMES.index(kernel.slot))
     return KernelRegistry(kernels=tuple(ordered), broken=tuple(broken))
 
@@ -90,22 +82,24 @@ def list_kernels() -> tuple[KernelSpec, ...]:
 
 
 def find_kernel(name: str, provider: str = "ligerprof") -> KernelSpec:
-    """The kernel that a provider has for a name.
+    """A provider's kernel of this name.
 
     Raises:
-        KernelUnavailableError: it has none; the message carries what there is, or why its plug-in is broken.
+        KernelUnavailableError: there is none; the message lists the providers that have one, and broken plug-ins.
     """
     registry = load_registry()
     for kernel in registry.kernels:
         if (kernel.name, kernel.provider) == (name, provider):
             return kernel
-    has = ", ".join(kernel.provider for kernel in registry.kernels if kernel.name == name) or "nobody"
+    having = ", ".join(kernel.provider for kernel in registry.kernels if kernel.name == name) or "none"
     broken = "".join(f" Broken plug-in {item.entry_point}: {item.reason}." for item in registry.broken)
-    raise KernelUnavailableError(f"provider {provider!r} has no kernel {name!r}; {has} has.{broken}")
+    raise KernelUnavailableError(
+        f"provider {provider!r} has no kernel {name!r}. Providers that have it: {having}.{broken}"
+    )
 
 
 def find_kernel_set(names: Iterable[str], provider: str) -> dict[str, KernelSpec]:
-    """The kernels for the slots `names`, by name: one each, and the provider's fused variants of them.
+    """A provider's kernels for the slots `names`, and its fused variants of them, by name.
 
     Raises:
         KernelUnavailableError: the provider has no kernel for one of the slots.
@@ -123,19 +117,7 @@ def _load_plugin(plugin: EntryPoint) -> tuple[KernelSpec, ...]:
     kernels = (loaded,) if isinstance(loaded, KernelSpec) else tuple(loaded)
     for kernel in kernels:
         if not isinstance(kernel, KernelSpec):
-            raise TypeError(f"{plugin.value} gives {type(kernel).__name__}, not KernelSpec")
+            raise TypeError(f"{plugin.value} provides {type(kernel).__name__}, not KernelSpec")
         if kernel.slot not in KERNEL_NAMES:
             raise ValueError(f"kernel {kernel.name!r} fills the slot {kernel.slot!r}; known: {', '.join(KERNEL_NAMES)}")
     return kernels
-
-
-def _refuse_twins(kernels: Iterable[KernelSpec]) -> None:
-    seen: set[tuple[str, str]] = set()
-    for kernel in kernels:
-        key = (kernel.name, kernel.provider)
-        if key in seen:
-            raise KernelUnavailableError(
-                f"two kernels are called {kernel.name!r} of provider {kernel.provider!r}."
-                " Uninstall one of the packages."
-            )
-        seen.add(key)

@@ -1,7 +1,7 @@
-"""Which kernels a `--liger` set means for an architecture."""
+"""Resolve a `--liger` set to the kernels of an architecture."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
@@ -16,14 +16,12 @@ def inapplicable_reason(name: str, spec: ModelSpec) -> str | None:
 
 
 def applies(name: str) -> Callable[[ModelSpec], str | None]:
-    """The `applies` of a kernel that fills the slot `name`."""
+    """The `applies` of a kernel for the slot `name`."""
     return lambda spec: inapplicable_reason(name, spec)
 
 
 def select_kernels(text: str, spec: ModelSpec) -> tuple[str, ...]:
-    """Read a `--liger` set: `none`, `all`, `no-flce`, or names joined by `+` or `,`.
-
-    `all` is every kernel that applies, the fused loss in place of ce.
+    """Parse a `--liger` set: `none`, `all` (with flce instead of ce), `no-flce`, or names joined by `+` or `,`.
 
     Raises:
         RecipeError: an unknown name, a name twice, one that does not apply, or both losses.
@@ -51,15 +49,9 @@ def _named_kernels(word: str, spec: ModelSpec) -> tuple[str, ...]:
             raise RecipeError(f"{reason}. Leave {name} out.")
     if len(set(names)) != len(names):
         raise RecipeError(f"{word!r} names a kernel twice. Name each once.")
-    chosen = tuple(name for name in KERNEL_NAMES if name in names)
-    _refuse_rivals(chosen)
-    return chosen
-
-
-def _refuse_rivals(names: Iterable[str]) -> None:
     taken: dict[str, str] = {}
-    for name in names:
-        feature = SLOTS[name].feature
-        if feature in taken:
-            raise RecipeError(f"{taken[feature]} and {name} replace the same {feature}. Name one of them.")
-        taken[feature] = name
+    for name in (name for name in KERNEL_NAMES if name in names):
+        other = taken.setdefault(SLOTS[name].feature, name)
+        if other != name:
+            raise RecipeError(f"{other} and {name} replace the same {SLOTS[name].feature}. Name one of them.")
+    return tuple(taken.values())

@@ -15,11 +15,10 @@ class Slot:
         name: the word in `--liger`.
         title: what is replaced, for listings.
         feature: what an architecture must have for the slot to apply.
-        filler: `module:function` that puts a kernel into a model; called with (patcher, slot, kernel).
+        filler: the function of patching/fill.py that puts a kernel into a model.
         in_all, in_no_flce: whether the sets `all` and `no-flce` contain it.
         with_residual_add: name of the kernel that includes the addition before the operation.
         with_next_linear: name of the kernel that includes the linear layer after the operation.
-        benched: names of its kernels that `ligerprof bench` measures (runs/bench/operations.py).
         varied: what bench's `paper` shapes vary: hidden size (H), tokens (T) or vocabulary (V).
     """
 
@@ -31,76 +30,55 @@ class Slot:
     in_no_flce: bool = True
     with_residual_add: str | None = None
     with_next_linear: str | None = None
-    benched: tuple[str, ...]
     varied: Literal["H", "T", "V"] = "H"
 
     @property
+    def benched(self) -> tuple[str, ...]:
+        """Names of the kernels that `ligerprof bench` measures (runs/bench/operations.py)."""
+        return (self.name,) if self.with_residual_add is None else (self.name, self.with_residual_add)
+
+    @property
     def fused_variants(self) -> tuple[str, ...]:
-        """Names of kernels that include a neighboring operation; used wherever the provider has them."""
+        """Names of kernels that include a neighboring operation, used if the provider has them."""
         return tuple(name for name in (self.with_residual_add, self.with_next_linear) if name is not None)
 
 
-_FILL = "ligerprof.kernels.patching.fill"
-
 # in the order in which kernels are listed, patched and printed
 _ROWS = (
-    Slot(
-        name="rope",
-        title="rotary position embedding of queries and keys",
-        feature="rotary",
-        filler=f"{_FILL}:fill_rope",
-        benched=("rope",),
-    ),
-    Slot(
-        name="rms",
-        title="RMSNorm",
-        feature="rms norm",
-        filler=f"{_FILL}:fill_rms",
-        with_residual_add="add_rms",
-        benched=("rms", "add_rms"),
-    ),
+    Slot(name="rope", title="rotary position embedding of queries and keys", feature="rotary", filler="fill_rope"),
+    Slot(name="rms", title="RMSNorm", feature="rms norm", filler="fill_rms", with_residual_add="add_rms"),
     Slot(
         name="swiglu",
         title="the gated MLP's silu(gate) * up",
         feature="swiglu",
-        filler=f"{_FILL}:fill_gated",
+        filler="fill_gated",
         with_next_linear="swiglu_linear",
-        benched=("swiglu",),
         varied="T",
     ),
     Slot(
         name="geglu",
         title="the gated MLP's gelu(gate) * up",
         feature="geglu",
-        filler=f"{_FILL}:fill_gated",
+        filler="fill_gated",
         with_next_linear="geglu_linear",
-        benched=("geglu",),
         varied="T",
     ),
-    Slot(
-        name="layernorm",
-        title="LayerNorm",
-        feature="layer norm",
-        filler=f"{_FILL}:fill_layernorm",
-        benched=("layernorm",),
-    ),
+    Slot(name="layernorm", title="LayerNorm", feature="layer norm", filler="fill_layernorm"),
     Slot(
         name="ce",
         title="cross-entropy of the logits",
         feature="loss",
-        filler=f"{_FILL}:fill_ce",
+        filler="fill_ce",
         in_all=False,
         in_no_flce=False,
-        benched=("ce",),
         varied="V",
     ),
     Slot(
         name="flce",
         title="output layer and cross-entropy together",
         feature="loss",
-        filler=f"{_FILL}:fill_flce",
+        filler="fill_flce",
         in_no_flce=False,
-        benched=("flce",),
         varied="V",
     ),
 )
@@ -110,6 +88,6 @@ KERNEL_NAMES = tuple(SLOTS)
 
 
 def find_slot(feature: Feature) -> Slot:
-    """The one slot that replaces a feature; the loss has two."""
+    """The slot of a feature other than the loss, which has two."""
     (found,) = (slot for slot in SLOTS.values() if slot.feature == feature)
     return found

@@ -1,25 +1,26 @@
-"""What a kernel tells the rest of the product about itself, without torch."""
+"""What a kernel declares about itself, without torch: its function, its memory, and where it applies and runs."""
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ligerprof.kernels.device import triton_unavailable_reason
+from ligerprof.kernels.selection import applies
 from ligerprof.models import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelShape:
-    """The sizes one call of a kernel sees.
+    """The sizes of one call of a kernel.
 
     Attributes:
-        sequences: sequences in the micro-batch; `tokens` = sequences * tokens a sequence.
-        activation_bytes: bytes an element of the activations the kernel is given (2 or 4).
-        parameter_bytes: bytes an element of the weights it is given.
-        compute_bytes: bytes an element of what matrix products work on, where autocast casts for them;
-            None is `activation_bytes`.
-        weight_requires_grad: whether the weight that the kernel reads requires a gradient.
-        sm_count: multiprocessors of the GPU; some partial sums are sized by it.
+        sequences: sequences in the micro-batch, which `tokens` counts over.
+        activation_bytes: bytes per element of the activations (2 or 4).
+        parameter_bytes: bytes per element of the weights.
+        compute_bytes: bytes per element of matrix products if autocast casts for them; None: `activation_bytes`.
+        weight_requires_grad: whether the kernel's weight requires a gradient.
+        sm_count: multiprocessors of the GPU, which determine the number of some partial sums.
         flce_budget: `lean`, `balanced`, or bytes of workspace, for the fused loss.
     """
 
@@ -40,25 +41,36 @@ class KernelShape:
 
     @property
     def product_bytes(self) -> int:
-        """Bytes an element of a matrix product's operands and result."""
+        """Bytes per element of a matrix product's operands and result."""
         return self.activation_bytes if self.compute_bytes is None else self.compute_bytes
+
+    @property
+    def head_gradient_bytes(self) -> int:
+        """The gradient of the head's weight; 0 if it does not require one."""
+        return self.vocab * self.hidden * self.parameter_bytes if self.weight_requires_grad else 0
+
+    @property
+    def head_cast_bytes(self) -> int:
+        """Autocast's copies of the hidden states and of the head's weight."""
+        rows = self.tokens if self.activation_bytes != self.product_bytes else 0
+        rows += self.vocab if self.parameter_bytes != self.product_bytes else 0
+        return rows * self.hidden * self.product_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelMemory:
-    """Bytes one call takes, in the order of its life.
+    """Bytes that one call allocates, in the order of allocation.
 
     Attributes:
-        kept_inputs: names of the op's own inputs that autograd keeps for backward (they belong
-            to whoever made them: the estimator counts each of them once).
-        keeps_output: whether the op's output is kept for the op's own backward.
-        output_bytes: what the op returns, new memory only (0 where it writes in place).
-        saved_bytes: what the op allocates and keeps until its backward, output excluded.
-        forward_temporary_bytes: peak of what it allocates and drops again in forward, beyond
-            output and saved bytes.
-        forward_gradient_bytes: gradients it makes in the forward pass (the fused losses).
-        backward_gradient_bytes: new memory for the gradients it returns from backward.
-        backward_temporary_bytes: peak of what it allocates and drops again in backward.
+        kept_inputs: names of the inputs that autograd keeps for backward. Their bytes are not counted here: the
+            operation that made them allocated them.
+        keeps_output: whether backward needs the output.
+        output_bytes: new memory of the output; 0 if the operation runs in place.
+        saved_bytes: allocated and kept until backward, output excluded.
+        forward_temporary_bytes: peak of what forward allocates and frees, beyond output and saved bytes.
+        forward_gradient_bytes: gradients computed in forward (the fused losses).
+        backward_gradient_bytes: new memory for the gradients that backward returns.
+        backward_temporary_bytes: peak of what backward allocates and frees.
     """
 
     kept_inputs: tuple[str, ...] = ()
@@ -77,15 +89,14 @@ class KernelSpec:
 
     Attributes:
         name: the word in `--liger`, or the name of a fused variant (kernels/slots.py).
-        provider: whose it is.
         title: one line for `ligerprof kernels`.
-        entry: `module:function`, the callable that takes and returns tensors, as a patched model calls it: it may write
-            over activations that the model makes for this call alone.
+        entry: `module:function`, as a patched model calls it: it may overwrite activations that the model makes for
+            this call only.
         reference: `module:function` of the plain-torch function with the same signature.
-        slot: name of the slot it fills (kernels/slots.py): rope, rms, swiglu, geglu, layernorm, ce or flce.
+        slot: name of the slot that the kernel fills: rope, rms, swiglu, geglu, layernorm, ce or flce.
         memory: bytes of one call; None for plain torch, which the estimate counts operation by operation.
-        applies: why the architecture has no such operation, or None.
-        unavailable_reason: why it cannot run on a device of this type (`cuda`, `cpu`, `simulated`), or None.
+        applies: returns why an architecture has no such operation, or None.
+        unavailable_reason: returns why it cannot run on a kind of device (`cuda`, `cpu`, `simulated`), or None.
     """
 
     name: str
@@ -97,6 +108,41 @@ class KernelSpec:
     memory: Callable[[KernelShape], KernelMemory] | None
     applies: Callable[[ModelSpec], str | None]
     unavailable_reason: Callable[[str], str | None]
+
+
+def triton_kernel(
+    slot: str, title: str, function: str, memory: Callable[[KernelShape], KernelMemory], *, name: str | None = None
+) -> KernelSpec:
+    """The spec of our Triton kernel for a slot.
+
+    Args:
+        function: `folder:function`, in the folder's modules `triton` and `reference`.
+        name: the kernel's name, if it is a fused variant.
+    """
+    folder, _, attribute = function.partition(":")
+    return KernelSpec(
+        name=name or slot,
+        provider="ligerprof",
+        title=title,
+        entry=f"ligerprof.kernels.{folder}.triton:{attribute}",
+        reference=f"ligerprof.kernels.{folder}.reference:{attribute}",
+        slot=slot,
+        memory=memory,
+        applies=applies(slot),
+        unavailable_reason=triton_unavailable_reason,
+    )
+
+
+def plain_torch(kernel: KernelSpec, title: str) -> KernelSpec:
+    """The spec of a kernel's reference, which runs on every device."""
+    return replace(
+        kernel,
+        provider="torch",
+        title=title,
+        entry=kernel.reference,
+        memory=None,
+        unavailable_reason=lambda _device_kind: None,
+    )
 
 
 def load_entry(entry: str) -> Callable[..., Any]:

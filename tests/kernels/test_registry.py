@@ -20,8 +20,8 @@ from tests.paths import DATA
 
 PLUGIN = DATA / "plugin"
 
-# what entry points of strangers may name
-GOOD = dataclasses.replace(FLCE_SPECS[0], provider="stranger")
+# what entry points may name
+GOOD = dataclasses.replace(FLCE_SPECS[0], provider="plug-in")
 WORDS = ("not", "a", "kernel")
 WRONG_SLOT = dataclasses.replace(GOOD, slot="attention")
 TWIN = FLCE_SPECS[0]
@@ -36,16 +36,16 @@ def fail() -> KernelSpec:
 
 
 def plugin(name: str) -> EntryPoint:
-    return EntryPoint(name="stranger", value=f"{__name__}:{name}", group=ENTRY_POINT_GROUP)
+    return EntryPoint(name="plug-in", value=f"{__name__}:{name}", group=ENTRY_POINT_GROUP)
 
 
-def test_every_kernel_of_the_study_is_built_in_with_its_reference_beside_it() -> None:
+def test_every_slot_has_a_built_in_kernel_and_a_reference() -> None:
     for provider in ("ligerprof", "torch"):
         named = [kernel for kernel in BUILT_IN if kernel.provider == provider and kernel.name == kernel.slot]
         assert sorted(kernel.name for kernel in named) == sorted(KERNEL_NAMES)
 
 
-def test_wider_kernels_come_with_their_slots_of_whoever_has_them() -> None:
+def test_fused_variants_come_with_their_slots_if_the_provider_has_them() -> None:
     ours = {kernel.name: kernel.slot for kernel in BUILT_IN if kernel.provider == "ligerprof"}
     variants = {variant: slot.name for slot in SLOTS.values() for variant in slot.fused_variants}
     assert {name: slot for name, slot in ours.items() if name != slot} == variants
@@ -66,41 +66,44 @@ def test_kernels_come_in_the_order_of_the_option() -> None:
 
 
 @pytest.mark.parametrize(("name", "added"), [("GOOD", 1), ("make_kernels", 2)])
-def test_a_plugin_gives_a_kernel_or_a_callable_that_makes_some(name: str, added: int) -> None:
+def test_a_plugin_is_a_kernel_or_a_callable_that_returns_some(name: str, added: int) -> None:
     registry = build_registry([plugin(name)])
     assert len(registry.kernels) == len(BUILT_IN) + added
-    assert "stranger" in registry.providers
+    assert "plug-in" in registry.providers
     assert not registry.broken
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("WORDS", "gives str, not KernelSpec"),
+        ("WORDS", "provides str, not KernelSpec"),
         ("WRONG_SLOT", "fills the slot 'attention'"),
         ("fail", "RuntimeError: no driver of that kind"),
         ("missing", "AttributeError"),
     ],
 )
-def test_a_broken_plugin_is_listed_with_its_reason_and_takes_nothing_down(name: str, reason: str) -> None:
+def test_a_broken_plugin_is_listed_with_its_reason_and_the_others_load(name: str, reason: str) -> None:
     registry = build_registry([plugin(name), plugin("GOOD")])
     assert len(registry.kernels) == len(BUILT_IN) + 1
-    assert [item.entry_point for item in registry.broken] == [f"stranger = {__name__}:{name}"]
+    assert [item.entry_point for item in registry.broken] == [f"plug-in = {__name__}:{name}"]
     assert reason in registry.broken[0].reason
     assert "\n" not in registry.broken[0].reason
 
 
-def test_twins_are_refused() -> None:
-    with pytest.raises(KernelUnavailableError, match="two kernels are called 'flce' of provider 'ligerprof'"):
+def test_two_kernels_of_the_same_name_and_provider_are_refused() -> None:
+    with pytest.raises(KernelUnavailableError, match="provider 'ligerprof' has two kernels named 'flce'"):
         build_registry([plugin("TWIN")])
 
 
-def test_a_kernel_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(KernelUnavailableError, match="provider 'nobody' has no kernel 'flce'; ligerprof, torch"):
-        find_kernel("flce", "nobody")
+def test_a_missing_kernel_lists_the_providers_that_have_it() -> None:
+    with pytest.raises(
+        KernelUnavailableError,
+        match="provider 'unknown' has no kernel 'flce'. Providers that have it: ligerprof, torch",
+    ):
+        find_kernel("flce", "unknown")
 
 
-def test_the_interpreter_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interpreter_must_be_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert "TRITON_INTERPRET=1" in (triton_unavailable_reason("cpu") or "")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -114,7 +117,7 @@ def test_plain_torch_runs_everywhere(device_kind: str) -> None:
 
 
 def test_an_installed_plugin_is_found_and_its_kernel_runs(tmp_path: Path) -> None:
-    """The example package, installed beside this environment, in a process of its own."""
+    """The example package, installed next to this environment, in a separate process."""
     pytest.importorskip("hatchling", reason="the example is built with hatchling")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*install, "--target", str(tmp_path), str(PLUGIN)], check=True, timeout=120)

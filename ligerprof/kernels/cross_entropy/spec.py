@@ -1,11 +1,7 @@
 """The memory of the cross-entropy kernel."""
 
-from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
-from ligerprof.kernels.selection import applies
-from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.kernels.spec import KernelMemory, KernelShape, plain_torch, triton_kernel
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-
-_REFERENCE = "ligerprof.kernels.cross_entropy.reference:cross_entropy"
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
@@ -18,27 +14,7 @@ def _memory(shape: KernelShape) -> KernelMemory:
     )
 
 
-SPECS = (
-    KernelSpec(
-        name="ce",
-        provider="ligerprof",
-        title="cross-entropy that writes the gradient over the logits",
-        entry="ligerprof.kernels.cross_entropy.triton:cross_entropy",
-        reference=_REFERENCE,
-        slot="ce",
-        memory=_memory,
-        applies=applies("ce"),
-        unavailable_reason=triton_unavailable_reason,
-    ),
-    KernelSpec(
-        name="ce",
-        provider="torch",
-        title="cross-entropy in plain torch, upcast to fp32",
-        entry=_REFERENCE,
-        reference=_REFERENCE,
-        slot="ce",
-        memory=None,
-        applies=applies("ce"),
-        unavailable_reason=never_unavailable,
-    ),
+_CE = triton_kernel(
+    "ce", "cross-entropy that writes the gradient over the logits", "cross_entropy:cross_entropy", _memory
 )
+SPECS = (_CE, plain_torch(_CE, "cross-entropy in plain torch, upcast to fp32"))

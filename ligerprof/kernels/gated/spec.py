@@ -1,12 +1,6 @@
 """The memory cost of the gated kernels, which does not depend on the activation."""
 
-from dataclasses import replace
-
-from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
-from ligerprof.kernels.selection import applies
-from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
-
-_FOLDER = "ligerprof.kernels.gated"
+from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec, plain_torch, triton_kernel
 
 
 def _gate_bytes(shape: KernelShape) -> int:
@@ -45,41 +39,18 @@ def _linear_memory(shape: KernelShape) -> KernelMemory:
     )
 
 
-def _specs(name: str, title: str) -> tuple[KernelSpec, KernelSpec, KernelSpec]:
-    """The kernel of one activation, the one that includes the linear layer, and the plain-torch reference.
-
-    Args:
-        name: the slot, and the function in `triton` and `reference`.
-        title: the activation's name in text.
-    """
-    alone = KernelSpec(
-        name=name,
-        provider="ligerprof",
-        title=f"{title} that keeps gate and up alone",
-        entry=f"{_FOLDER}.triton:{name}",
-        reference=f"{_FOLDER}.reference:{name}",
-        slot=name,
-        memory=_memory,
-        applies=applies(name),
-        unavailable_reason=triton_unavailable_reason,
+def _specs(slot: str, title: str) -> tuple[KernelSpec, ...]:
+    """The kernel of one activation, the one that includes the linear layer, and the plain-torch reference."""
+    alone = triton_kernel(slot, f"{title} that saves only gate and up", f"gated:{slot}", _memory)
+    variant = f"{slot}_linear"
+    with_linear = triton_kernel(
+        slot,
+        f"{title} and the linear layer after it; backward recomputes the product",
+        f"gated:{variant}",
+        _linear_memory,
+        name=variant,
     )
-    with_linear = replace(
-        alone,
-        name=f"{name}_linear",
-        title=f"{title} and the linear layer behind it; backward makes the product anew",
-        entry=f"{alone.entry}_linear",
-        reference=f"{alone.reference}_linear",
-        memory=_linear_memory,
-    )
-    reference = replace(
-        alone,
-        provider="torch",
-        title=f"{title} in plain torch",
-        entry=alone.reference,
-        memory=None,
-        unavailable_reason=never_unavailable,
-    )
-    return alone, with_linear, reference
+    return alone, with_linear, plain_torch(alone, f"{title} in plain torch")
 
 
 SPECS = (*_specs("swiglu", "SwiGLU"), *_specs("geglu", "GeGLU"))

@@ -1,33 +1,22 @@
 """The memory cost of the norm kernels."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
 from ligerprof.kernels.norm.plan import backward_programs
-from ligerprof.kernels.selection import applies
-from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.kernels.spec import KernelMemory, KernelShape, plain_torch, triton_kernel
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-
-_FOLDER = "ligerprof.kernels.norm"
 
 
 def _rms_memory(shape: KernelShape) -> KernelMemory:
-    """Keeps the input and rstd."""
     return _memory(shape, parameters=("weight",), statistics=1)
 
 
 def _layernorm_memory(shape: KernelShape) -> KernelMemory:
-    """Keeps the input, mean and rstd."""
     return _memory(shape, parameters=("weight", "bias"), statistics=2)
 
 
 def _memory(shape: KernelShape, *, parameters: tuple[str, ...], statistics: int) -> KernelMemory:
-    """Keeps the input, and `statistics` fp32 values per row; each program of backward sums the parameters' gradients.
-
-    Args:
-        parameters: names of the parameters, all of which want a gradient if one does.
-    """
+    """Keeps the input and `statistics` fp32 values per row; each program of backward sums the parameters' gradients."""
     output_bytes = shape.tokens * shape.hidden * shape.activation_bytes
     programs = backward_programs(rows=shape.tokens, columns=shape.hidden, sm_count=shape.sm_count)
     elements = len(parameters) * shape.hidden if shape.weight_requires_grad else 0
@@ -41,9 +30,9 @@ def _memory(shape: KernelShape, *, parameters: tuple[str, ...], statistics: int)
 
 
 def _add_rms_memory(shape: KernelShape) -> KernelMemory:
-    """Keeps and returns the sum; both addends share one gradient, cast once where autocast made their dtypes differ.
+    """Keeps and returns the sum; both addends share one gradient, cast once if autocast made their dtypes differ.
 
-    `activation_bytes` is the residual stream's; the other addend has the dtype of matrix products.
+    `activation_bytes` describes the residual stream; the other addend has the dtype of matrix products.
     """
     alone = _rms_memory(shape)
     elements = shape.tokens * shape.hidden
@@ -57,44 +46,20 @@ def _add_rms_memory(shape: KernelShape) -> KernelMemory:
     )
 
 
-def _kernel(
-    name: str, slot: str, title: str, function: str, memory: Callable[[KernelShape], KernelMemory]
-) -> KernelSpec:
-    return KernelSpec(
-        name=name,
-        provider="ligerprof",
-        title=title,
-        entry=f"{_FOLDER}.triton:{function}",
-        reference=f"{_FOLDER}.reference:{function}",
-        slot=slot,
-        memory=memory,
-        applies=applies(slot),
-        unavailable_reason=triton_unavailable_reason,
-    )
-
-
-def _reference(kernel: KernelSpec, title: str) -> KernelSpec:
-    return replace(
-        kernel,
-        provider="torch",
-        title=title,
-        entry=kernel.reference,
-        memory=None,
-        unavailable_reason=never_unavailable,
-    )
-
-
-_RMS = _kernel("rms", "rms", "RMSNorm, one rounding, backward in one pass", "rms_norm", _rms_memory)
-_ADD_RMS = _kernel(
-    "add_rms", "rms", "residual addition and RMSNorm in one pass each way", "add_rms_norm", _add_rms_memory
-)
-_LAYERNORM = _kernel(
-    "layernorm", "layernorm", "LayerNorm, one rounding, backward in one pass", "layer_norm", _layernorm_memory
+_RMS = triton_kernel("rms", "RMSNorm, one rounding, backward in one pass", "norm:rms_norm", _rms_memory)
+_LAYERNORM = triton_kernel(
+    "layernorm", "LayerNorm, one rounding, backward in one pass", "norm:layer_norm", _layernorm_memory
 )
 SPECS = (
     _RMS,
-    _ADD_RMS,
-    _reference(_RMS, "RMSNorm in plain torch, upcast to fp32"),
+    triton_kernel(
+        "rms",
+        "residual addition and RMSNorm in one pass each way",
+        "norm:add_rms_norm",
+        _add_rms_memory,
+        name="add_rms",
+    ),
+    plain_torch(_RMS, "RMSNorm in plain torch, upcast to fp32"),
     _LAYERNORM,
-    _reference(_LAYERNORM, "LayerNorm of torch"),
+    plain_torch(_LAYERNORM, "LayerNorm of torch"),
 )

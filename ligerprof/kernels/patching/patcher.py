@@ -17,6 +17,8 @@ from ligerprof.models.architecture import Architecture
 
 Forward = Callable[..., Any]
 
+_FILL = "ligerprof.kernels.patching.fill"
+
 
 class Patch:
     """Kernels that stand in a model. As a context manager it takes them out at the end.
@@ -90,7 +92,7 @@ class Patcher:
     def run(self) -> None:
         """Fill every slot of the request."""
         for name in self.request.kernels:
-            load_entry(SLOTS[name].filler)(self, SLOTS[name], self.request.entries[name])
+            load_entry(f"{_FILL}:{SLOTS[name].filler}")(self, SLOTS[name], self.request.entries[name])
 
     def variant(self, name: str | None) -> Forward | None:
         """A fused variant's function, None if the provider has none."""

@@ -1,10 +1,8 @@
 """The memory of the rotary embedding kernel."""
 
-from ligerprof.kernels.device import never_unavailable, triton_unavailable_reason
-from ligerprof.kernels.selection import applies
-from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from dataclasses import replace
 
-_REFERENCE = "ligerprof.kernels.rope.reference:apply_rope"
+from ligerprof.kernels.spec import KernelMemory, KernelShape, plain_torch, triton_kernel
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
@@ -13,27 +11,7 @@ def _memory(shape: KernelShape) -> KernelMemory:
     return KernelMemory(kept_inputs=("cos", "sin"), backward_gradient_bytes=elements * shape.activation_bytes)
 
 
-SPECS = (
-    KernelSpec(
-        name="rope",
-        provider="ligerprof",
-        title="rotary embedding of queries and keys in one launch, in place",
-        entry="ligerprof.kernels.rope.triton:apply_rope_in_place",
-        reference=_REFERENCE,
-        slot="rope",
-        memory=_memory,
-        applies=applies("rope"),
-        unavailable_reason=triton_unavailable_reason,
-    ),
-    KernelSpec(
-        name="rope",
-        provider="torch",
-        title="rotary embedding in plain torch",
-        entry=_REFERENCE,
-        reference=_REFERENCE,
-        slot="rope",
-        memory=None,
-        applies=applies("rope"),
-        unavailable_reason=never_unavailable,
-    ),
+_ROPE = triton_kernel(
+    "rope", "rotary embedding of queries and keys in one launch, in place", "rope:apply_rope", _memory
 )
+SPECS = (replace(_ROPE, entry=f"{_ROPE.entry}_in_place"), plain_torch(_ROPE, "rotary embedding in plain torch"))

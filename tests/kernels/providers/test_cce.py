@@ -43,13 +43,13 @@ def test_it_is_listed_with_the_reason_why_it_cannot_run_here(monkeypatch: pytest
         patch.setattr(importlib.util, "find_spec", lambda _name: None)
         assert "not installed" in str(reason("cuda"))
         patch.setattr(importlib.util, "find_spec", lambda _name: object())
-        assert "GPU alone" in str(reason("cpu"))
+        assert "only on a GPU" in str(reason("cpu"))
         assert "simulation cannot run" in str(reason("simulated"))
     with pytest.raises(KernelUnavailableError, match="kernel flce of cce: cut-cross-entropy"):
         apply(tiny_model("llama"), "flce", provider="cce")
 
 
-def test_it_has_the_fused_loss_alone() -> None:
+def test_it_has_only_the_fused_loss() -> None:
     with pytest.raises(KernelUnavailableError, match="provider 'cce' has no kernel 'rms'"):
         apply(tiny_model("llama"), "rms", provider="cce")
 

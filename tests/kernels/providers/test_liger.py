@@ -101,8 +101,8 @@ def test_ligers_losses_train_the_same(device: torch.device) -> None:
 
 def test_what_liger_cannot_do_is_refused_and_leaves_the_model_alone() -> None:
     for family, kernels, reason in (
-        ("gpt2", "layernorm", "patches no model of type 'gpt2'"),
-        ("mistral", "ce", "changes nothing that runs"),
+        ("gpt2", "layernorm", "cannot patch 'gpt2' models"),
+        ("mistral", "ce", "has no effect"),
     ):
         model = tiny_model(family)
         before = fingerprint(model)

@@ -1,4 +1,4 @@
-"""cut-cross-entropy's loss with the signature of ours."""
+"""cut-cross-entropy's loss with our signature."""
 
 import torch
 from torch import Tensor
@@ -16,18 +16,23 @@ def fused_linear_cross_entropy(
     bias: Tensor | None = None,
     num_items: Tensor | float | None = None,
 ) -> Tensor:
-    """Linear layer and cross-entropy without logits in memory, in 16 bit; backward leaves out small probabilities.
+    """Linear layer and cross-entropy in 16 bit, without logits in memory; backward omits small probabilities.
 
     Raises:
-        KernelUnavailableError: something that the package's loss does not have, or tensors in fp32 without autocast.
+        KernelUnavailableError: an option that the package does not support, or fp32 tensors without autocast.
     """
     from cut_cross_entropy import linear_cross_entropy
 
-    _refuse_what_it_has_not(options, bias)
+    unsupported = ["bias"] if bias is not None else []
+    for name in ("label_smoothing", "z_loss", "logit_scale"):
+        if getattr(options, name) != getattr(PLAIN_LOSS, name):
+            unsupported.append(name.replace("_", " "))
+    if unsupported:
+        raise KernelUnavailableError(f"cut-cross-entropy's loss has no {unsupported[0]}. Use provider ligerprof.")
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     if dtype == torch.float32:
-        raise KernelUnavailableError("cut-cross-entropy computes in bf16 or fp16 alone. Use provider ligerprof.")
+        raise KernelUnavailableError("cut-cross-entropy computes only in bf16 or fp16. Use provider ligerprof.")
     targets = next_labels(labels, options)
     divisor = num_items if options.reduction == "mean" else None
     loss: Tensor = linear_cross_entropy(
@@ -39,15 +44,3 @@ def fused_linear_cross_entropy(
         reduction=options.reduction if divisor is None else "sum",
     )
     return loss if divisor is None else loss / divisor
-
-
-def _refuse_what_it_has_not(options: LossOptions, bias: Tensor | None) -> None:
-    plain = LossOptions()
-    asked = {"a bias": bias is not None} | {
-        name.replace("_", " "): getattr(options, name) != getattr(plain, name)
-        for name in ("label_smoothing", "z_loss", "logit_scale")
-    }
-    if missing := [name for name, wanted in asked.items() if wanted]:
-        raise KernelUnavailableError(
-            f"cut-cross-entropy's loss has no {missing[0].removeprefix('a ')}. Use provider ligerprof."
-        )

@@ -1,4 +1,4 @@
-"""What cut-cross-entropy's loss costs, read from the source of version 25.1.1."""
+"""The memory of cut-cross-entropy's loss, read from the source of version 25.1.1."""
 
 import importlib.util
 
@@ -17,16 +17,16 @@ def unavailable_reason(device_kind: str) -> str | None:
     if importlib.util.find_spec("cut_cross_entropy") is None:
         return "cut-cross-entropy is not installed (pip install 'ligerprof[peers]')"
     if device_kind == "cpu":
-        return "cut-cross-entropy's kernels run on a GPU alone"
+        return "cut-cross-entropy's kernels run only on a GPU"
     if device_kind == "simulated":
-        return "cut-cross-entropy asks how many labels count and sorts in compiled code, which a simulation cannot run"
+        return "a simulation cannot run cut-cross-entropy: it reads the number of labels, and sorts in compiled code"
     return triton_unavailable_reason(device_kind)
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
-    """Both gradients are made in backward, in the products' dtype, zeros first; no logits are ever in memory.
+    """Backward allocates zeros for both gradients, in the products' dtype; no logits are ever in memory.
 
-    The last label of each sequence counts for nothing, so it keeps the positions of the others.
+    The last position of each sequence has no label; the indices of the other positions are kept.
     """
     hidden_elements, weight_elements = shape.tokens * shape.hidden, shape.vocab * shape.hidden
     counted = shape.tokens - shape.sequences
@@ -34,29 +34,21 @@ def _memory(shape: KernelShape) -> KernelMemory:
     kept_bytes = shape.tokens * INDEX_BYTES + counted * (INT32_BYTES + FP32_BYTES) + averages_bytes
     # a mask of labels and 64-bit positions come before the sums, the losses after them
     positions_bytes = shape.tokens + counted * (INDEX_BYTES - FP32_BYTES) - averages_bytes - FP32_BYTES
-    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.weight_requires_grad else 0
     narrow = shape.parameter_bytes != shape.product_bytes and shape.weight_requires_grad
     return KernelMemory(
         kept_inputs=("hidden",) if shape.activation_bytes == shape.product_bytes else (),
         output_bytes=FP32_BYTES,
-        saved_bytes=kept_bytes + _cast_bytes(shape),
+        saved_bytes=kept_bytes + shape.head_cast_bytes,
         forward_temporary_bytes=max(positions_bytes, counted * FP32_BYTES),
-        backward_gradient_bytes=hidden_elements * shape.activation_bytes + weight_gradient_bytes,
+        backward_gradient_bytes=hidden_elements * shape.activation_bytes + shape.head_gradient_bytes,
         backward_temporary_bytes=_locks_bytes(shape, counted)
         + shape.vocab * INT32_BYTES
         + (weight_elements * shape.product_bytes if narrow else 0),
     )
 
 
-def _cast_bytes(shape: KernelShape) -> int:
-    """Autocast's copies of the hidden states and of the head's weight, which backward reads."""
-    hidden_elements = shape.tokens * shape.hidden if shape.activation_bytes != shape.product_bytes else 0
-    weight_elements = shape.vocab * shape.hidden if shape.parameter_bytes != shape.product_bytes else 0
-    return (hidden_elements + weight_elements) * shape.product_bytes
-
-
 def _locks_bytes(shape: KernelShape, counted: int) -> int:
-    """Locks of both gradients, 32 bit each."""
+    """Locks of both gradients, 32 bits each."""
     across = -(-shape.hidden // _LOCKED_COLUMNS)
     return sum(-(-rows // across) * across * INT32_BYTES for rows in (counted, shape.vocab))
 
@@ -65,7 +57,7 @@ SPECS = (
     KernelSpec(
         name="flce",
         provider=PROVIDER,
-        title="cut-cross-entropy's fused loss, small probabilities left out of gradients",
+        title="cut-cross-entropy's fused loss, which omits small probabilities from gradients",
         entry="ligerprof.kernels.providers.cce.functions:fused_linear_cross_entropy",
         reference="ligerprof.kernels.linear_cross_entropy.reference:fused_linear_cross_entropy",
         slot="flce",

@@ -1,4 +1,4 @@
-"""liger-kernel's operations with the signatures of ours, as transformers calls them once Liger has patched it."""
+"""liger-kernel's operations with our signatures, called as in a transformers model that Liger has patched."""
 
 from typing import Any
 
@@ -13,46 +13,41 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: in
     """Rotate queries and keys [B, H, T, D] in place."""
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    rotated: tuple[Tensor, Tensor] = LigerRopeFunction.apply(q, k, cos, sin, None, unsqueeze_dim)
-    return rotated
+    return LigerRopeFunction.apply(q, k, cos, sin, None, unsqueeze_dim)  # type: ignore[no-any-return]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """RMSNorm; its gradient overwrites the gradient it is given."""
+    """RMSNorm; its gradient overwrites the gradient of its output."""
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    normed: Tensor = LigerRMSNormFunction.apply(x, weight, eps, offset, "gemma" if offset else "llama")
-    return normed
+    return LigerRMSNormFunction.apply(x, weight, eps, offset, "gemma" if offset else "llama")  # type: ignore[no-any-return]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """LayerNorm."""
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 
-    normed: Tensor = LigerLayerNormFunction.apply(x, weight, bias, eps)
-    return normed
+    return LigerLayerNormFunction.apply(x, weight, bias, eps)  # type: ignore[no-any-return]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Silu(gate) * up; backward overwrites both."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
-    product: Tensor = LigerSiLUMulFunction.apply(gate, up)
-    return product
+    return LigerSiLUMulFunction.apply(gate, up)  # type: ignore[no-any-return]
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Gelu(gate) * up in the tanh form; backward overwrites both."""
+    """Gelu(gate) * up with GELU's tanh approximation; backward overwrites both."""
     from liger_kernel.ops.geglu import LigerGELUMulFunction
 
-    product: Tensor = LigerGELUMulFunction.apply(gate, up)
-    return product
+    return LigerGELUMulFunction.apply(gate, up)  # type: ignore[no-any-return]
 
 
 def cross_entropy(
     logits: Tensor, labels: Tensor, options: LossOptions = PLAIN_LOSS, num_items: Tensor | float | None = None
 ) -> Tensor:
-    """Cross-entropy over logits cast to fp32, whose copy it overwrites."""
+    """Cross-entropy over logits cast to fp32; the gradient overwrites the cast copy."""
     from liger_kernel.transformers.functional import liger_cross_entropy
 
     targets = next_labels(labels, options)

@@ -1,4 +1,4 @@
-"""Let liger-kernel patch a model its own way, and take back what it changed."""
+"""Let liger-kernel patch a model with its own patcher, and undo the changes."""
 
 import importlib
 import inspect
@@ -10,7 +10,7 @@ from torch import nn
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.models.architecture import Architecture
 
-# our word for a kernel to Liger's flag
+# our slot to Liger's flag
 _FLAGS = {
     "rope": "rope",
     "rms": "rms_norm",
@@ -23,18 +23,19 @@ _FLAGS = {
 
 
 def patch_with_liger(model: Any, row: Architecture, kernels: tuple[str, ...]) -> Callable[[], None]:
-    """Run liger-kernel's patcher for the model's architecture with the flags of `kernels` and no others.
+    """Run liger-kernel's patcher for the model's architecture with the flags of `kernels` only, and return its undo.
 
     Liger replaces names in transformers' module and in torch.nn.functional for the whole process. The undo
     restores those and the model; models built in between keep Liger's classes.
 
-    Returns:
-        What undoes it.
-
     Raises:
         KernelUnavailableError: Liger has no patcher for the architecture, no flag for a kernel, or one without effect.
     """
-    patcher = _find_patcher(row.model_type)
+    from liger_kernel.transformers import monkey_patch
+
+    patcher: Callable[..., None] | None = monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN.get(row.model_type)
+    if patcher is None:
+        raise KernelUnavailableError(f"liger-kernel cannot patch {row.model_type!r} models. Use provider ligerprof.")
     flags = [name for name in inspect.signature(patcher).parameters if name != "model"]
     for kernel in kernels:
         if _FLAGS[kernel] not in flags:
@@ -45,17 +46,8 @@ def patch_with_liger(model: Any, row: Architecture, kernels: tuple[str, ...]) ->
     patcher(**{flag: flag in wanted for flag in flags}, model=model)
     if "ce" in kernels and nn.functional.cross_entropy is before:
         undo()
-        raise KernelUnavailableError(f"liger-kernel's ce for {row.model_type} changes nothing that runs. Use flce.")
+        raise KernelUnavailableError(f"liger-kernel's ce for {row.model_type} has no effect. Use flce.")
     return undo
-
-
-def _find_patcher(model_type: str) -> Callable[..., None]:
-    from liger_kernel.transformers import monkey_patch
-
-    patcher: Callable[..., None] | None = monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
-    if patcher is None:
-        raise KernelUnavailableError(f"liger-kernel patches no model of type {model_type!r}. Use provider ligerprof.")
-    return patcher
 
 
 def _remember(model: nn.Module, row: Architecture) -> Callable[[], None]:

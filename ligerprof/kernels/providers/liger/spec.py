@@ -1,4 +1,4 @@
-"""What liger-kernel's kernels cost, read from the source of version 0.8.5."""
+"""The memory of liger-kernel's kernels, read from the source of version 0.8.5."""
 
 import importlib.util
 from collections.abc import Callable
@@ -11,16 +11,9 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 PROVIDER = "liger"
 _FUNCTIONS = "ligerprof.kernels.providers.liger.functions"
-# folders of our references
-_FOLDERS = {
-    "rope": "rope",
-    "rms": "norm",
-    "layernorm": "norm",
-    "swiglu": "gated",
-    "geglu": "gated",
-    "ce": "cross_entropy",
-    "flce": "linear_cross_entropy",
-}
+# of our references
+_FOLDERS = {"rms": "norm", "layernorm": "norm", "swiglu": "gated", "geglu": "gated"}
+_FOLDERS |= {"rope": "rope", "ce": "cross_entropy", "flce": "linear_cross_entropy"}
 _INTERPRETABLE = ("rope", "ce", "flce")
 
 
@@ -32,14 +25,14 @@ def unavailable_reason(device_kind: str) -> str | None:
 
 
 def _compiled_only_reason(device_kind: str) -> str | None:
-    """The same for kernels that call methods on float arguments, which the interpreter leaves plain floats."""
+    """The same for kernels that call methods on float arguments, which are Python floats in the interpreter."""
     if (reason := unavailable_reason(device_kind)) is None and device_kind == "cpu":
-        return "Triton's interpreter cannot run this one of liger-kernel's kernels; it needs a GPU"
+        return "Triton's interpreter cannot run this liger-kernel kernel; a GPU is required"
     return reason
 
 
 def _rms(shape: KernelShape) -> KernelMemory:
-    """The gradient takes the place of the output's, as Liger patches Llama; each multiprocessor has a row of sums."""
+    """As Liger patches Llama: the gradient overwrites the output's; one row of partial sums per multiprocessor."""
     return KernelMemory(
         kept_inputs=("x", "weight"),
         output_bytes=shape.tokens * shape.hidden * shape.activation_bytes,
@@ -50,19 +43,19 @@ def _rms(shape: KernelShape) -> KernelMemory:
 
 
 def _layernorm(shape: KernelShape) -> KernelMemory:
-    plane_bytes = shape.tokens * shape.hidden * shape.activation_bytes
+    output_bytes = shape.tokens * shape.hidden * shape.activation_bytes
     return KernelMemory(
         kept_inputs=("x", "weight", "bias"),
-        output_bytes=plane_bytes,
+        output_bytes=output_bytes,
         saved_bytes=2 * shape.tokens * FP32_BYTES,
-        backward_gradient_bytes=plane_bytes
+        backward_gradient_bytes=output_bytes
         + (2 * shape.hidden * shape.parameter_bytes if shape.weight_requires_grad else 0),
         backward_temporary_bytes=_sums_bytes(shape, slabs=2),
     )
 
 
 def _sums_bytes(shape: KernelShape, *, slabs: int) -> int:
-    """Rows of sums, and their fp32 total where the weight is narrower."""
+    """Partial sums, and their fp32 total if the weight is narrower."""
     if not shape.weight_requires_grad:
         return 0
     row_bytes = shape.hidden * FP32_BYTES
@@ -78,47 +71,47 @@ def _gated(shape: KernelShape) -> KernelMemory:
 
 
 def _rope(shape: KernelShape) -> KernelMemory:
-    """Forward rotates in place; backward copies first, as attention's gradients lie head by head."""
+    """Forward rotates in place; backward copies attention's gradients first, because they are not contiguous."""
     elements = shape.tokens * (shape.heads + shape.kv_heads) * shape.head_dim
     return KernelMemory(kept_inputs=("cos", "sin"), backward_gradient_bytes=elements * shape.activation_bytes)
 
 
 def _ce(shape: KernelShape) -> KernelMemory:
-    """Transformers casts the logits up; the gradient takes that copy's place and is cast back in backward."""
-    plane_elements = shape.tokens * shape.vocab
+    """Transformers casts the logits up; the gradient overwrites that copy and is cast back in backward."""
+    logits = shape.tokens * shape.vocab
     upcast = shape.product_bytes != FP32_BYTES
-    # losses, a mask of labels, the labels times it, and two bounds of theirs
+    # losses, a mask of labels, the labels times the mask, and their minimum and maximum
     checks_bytes = shape.tokens * (FP32_BYTES + 1 + INDEX_BYTES) + INDEX_BYTES
-    single = shape.sequences == 1
-    kept_labels_bytes = (shape.tokens + shape.sequences if single else shape.tokens) * INDEX_BYTES
     return KernelMemory(
         kept_inputs=() if upcast else ("logits",),
         output_bytes=FP32_BYTES,
-        saved_bytes=plane_elements * FP32_BYTES if upcast else 0,
-        forward_temporary_bytes=kept_labels_bytes + checks_bytes - FP32_BYTES,
-        backward_gradient_bytes=plane_elements * shape.product_bytes if upcast else 0,
+        saved_bytes=logits * FP32_BYTES if upcast else 0,
+        forward_temporary_bytes=_labels_bytes(shape) + checks_bytes - FP32_BYTES,
+        backward_gradient_bytes=logits * shape.product_bytes if upcast else 0,
         backward_temporary_bytes=FP32_BYTES,
     )
 
 
+def _labels_bytes(shape: KernelShape) -> int:
+    """Shifted labels; a single sequence keeps its padded copy."""
+    return (shape.tokens + (1 if shape.sequences == 1 else 0)) * INDEX_BYTES
+
+
 def _flce(shape: KernelShape) -> KernelMemory:
-    """Chunks of logits as large as the hidden states; under autocast the weight is cast twice, once a chunk anew."""
+    """Chunks of logits as large as the hidden states; under autocast, each chunk casts the weight again."""
     hidden_elements, weight_elements = shape.tokens * shape.hidden, shape.vocab * shape.hidden
     chunk = lean_chunk_tokens(tokens=shape.tokens, hidden=shape.hidden, vocab=shape.vocab)
     workspace_bytes = chunk * shape.vocab * shape.product_bytes
     if shape.parameter_bytes != shape.product_bytes:
         workspace_bytes += 2 * weight_elements * shape.product_bytes
     if shape.product_bytes == FP32_BYTES and shape.weight_requires_grad:
-        # products in fp32 take the path that adds each chunk's gradient of the weight as a tensor of its own
+        # in fp32, each chunk's gradient of the weight is a separate tensor
         workspace_bytes += weight_elements * FP32_BYTES
     losses_bytes = shape.tokens * (FP32_BYTES + 1)
-    weight_gradient_bytes = weight_elements * shape.parameter_bytes if shape.weight_requires_grad else 0
-    single = shape.sequences == 1
-    kept_labels_bytes = (shape.tokens + shape.sequences if single else shape.tokens) * INDEX_BYTES
     return KernelMemory(
         output_bytes=FP32_BYTES,
-        forward_temporary_bytes=workspace_bytes + losses_bytes + kept_labels_bytes - FP32_BYTES,
-        forward_gradient_bytes=hidden_elements * shape.activation_bytes + weight_gradient_bytes,
+        forward_temporary_bytes=workspace_bytes + losses_bytes + _labels_bytes(shape) - FP32_BYTES,
+        forward_gradient_bytes=hidden_elements * shape.activation_bytes + shape.head_gradient_bytes,
         backward_temporary_bytes=FP32_BYTES,
     )
 
