@@ -1,32 +1,35 @@
-"""The rules that give a block its role: one table, of which the first matching row wins."""
+"""The rules that give a block its role: one table, in which the first matching row wins."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache, lru_cache
 
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.roles import Phase, Role
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """A role for the blocks that meet every condition.
 
     Attributes:
         phases: any of these phases; empty allows any, also an unknown one.
         stack: pattern searched in the Python calls; `^` and `$` match at each line.
-        native: the same, in the C++ functions.
-        node: the same, in the name of the autograd node.
+        native: pattern searched in the C++ functions.
+        node: pattern searched in the name of the autograd node.
         has: all of these features.
+        has_one: at least one of these features; empty allows any.
         lacks: none of these features.
     """
 
     role: Role
     phases: tuple[Phase, ...] = ()
+    _: KW_ONLY
     stack: str = ""
     native: str = ""
     node: str = ""
     has: tuple[Feature, ...] = ()
+    has_one: tuple[Feature, ...] = ()
     lacks: tuple[Feature, ...] = ()
 
     def matches(self, block: BlockFeatures) -> bool:
@@ -34,6 +37,7 @@ class Rule:
         return (
             (not self.phases or block.phase in self.phases)
             and block.features.issuperset(self.has)
+            and (not self.has_one or not block.features.isdisjoint(self.has_one))
             and block.features.isdisjoint(self.lacks)
             and all(
                 not pattern or _occurs(pattern, text)
@@ -48,10 +52,9 @@ def _occurs(pattern: str, text: str) -> bool:
     return re.search(pattern, text, re.MULTILINE) is not None
 
 
-_BUILD, _FORWARD, _BACKWARD = Phase.BUILD, Phase.FORWARD, Phase.BACKWARD
-_OPTIMIZER, _OUTSIDE = Phase.OPTIMIZER, Phase.OUTSIDE
+_BUILD, _FORWARD, _BACKWARD = (Phase.BUILD,), (Phase.FORWARD,), (Phase.BACKWARD,)
+_OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FORWARD, Phase.BACKWARD)
 _FUSED_LOSS = r"fused_linear_cross_entropy|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/"
-_FUSED_CE = r"liger_kernel/ops/cross_entropy\.py|ligerprof/kernels/cross_entropy/"
 _LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
 _COLLECTIVES = (
     r"deepspeed/runtime/zero/partition|deepspeed/runtime/comm|deepspeed/comm/|distributed_c10d\.py:"
@@ -61,166 +64,116 @@ _LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linea
 
 RULES: tuple[Rule, ...] = (
     # libraries: named in C++ frames, or a known size that is allocated once and never freed
-    Rule(role=Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
+    Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
+    Rule(Role.LIBRARY_WORKSPACE, _PASSES, has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)),
     Rule(
-        role=Role.LIBRARY_WORKSPACE,
-        phases=(_FORWARD, _BACKWARD),
-        has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED),
-    ),
-    Rule(
-        role=Role.LIBRARY_WORKSPACE,
-        phases=(_FORWARD, _BACKWARD),
+        Role.LIBRARY_WORKSPACE,
+        _PASSES,
         has=(Feature.WORKSPACE_SIZED, Feature.OUTLIVES_STEP),
         lacks=(Feature.WEIGHT_SIZED,),
     ),
     # DeepSpeed ZeRO's weights, master copies and gradients
     Rule(
-        role=Role.PARAMETERS,
-        phases=(_BUILD,),
+        Role.PARAMETERS,
+        _BUILD,
         stack=r"deepspeed/runtime/zero/.*:(?:flatten_dense_tensors_aligned|defragment|_partition_param)$",
     ),
     Rule(
-        role=Role.OPTIMIZER_STATES,
+        Role.OPTIMIZER_STATES,
         stack=r"deepspeed/runtime/.*:(?:_create_fp32_partitions|initialize_optimizer_states)$"
         r"|\A\S*fp16/(?:un)?fused_optimizer\.py:__init__$",
     ),
     # the other block of this constructor is a buffer that moves the largest gradient to host memory
-    Rule(
-        role=Role.OPTIMIZER_STATES, stack=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Feature.HEAD_WEIGHT_SIZED,)
-    ),
-    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), stack=r"\A\S*zero/stage_1_and_2\.py:copy_grads_in_partition$"),
-    Rule(
-        role=Role.GRADIENTS, phases=(_BACKWARD,), stack=r"\A\S*zero/linear\.py:backward$", has=(Feature.WEIGHT_SIZED,)
-    ),
+    Rule(Role.OPTIMIZER_STATES, stack=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Feature.HEAD_WEIGHT_SIZED,)),
+    Rule(Role.GRADIENTS, _BACKWARD, stack=r"\A\S*zero/stage_1_and_2\.py:copy_grads_in_partition$"),
+    Rule(Role.GRADIENTS, _BACKWARD, stack=r"\A\S*zero/linear\.py:backward$", has=(Feature.WEIGHT_SIZED,)),
     # the optimizer's states and temporaries; ZeRO's step also gathers weights
-    Rule(role=Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$|:_init_group$|:init_state$"),
-    Rule(role=Role.COMMUNICATION, phases=(_OPTIMIZER,), stack=_COLLECTIVES),
-    Rule(role=Role.OPTIMIZER_STATES, phases=(_OPTIMIZER,), has=(Feature.OUTLIVES_PHASE,)),
-    Rule(role=Role.OPTIMIZER_TEMPORARIES, phases=(_OPTIMIZER,)),
+    Rule(Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$"),
+    Rule(Role.COMMUNICATION, _OPTIMIZER, stack=_COLLECTIVES),
+    Rule(Role.OPTIMIZER_STATES, _OPTIMIZER, has=(Feature.OUTLIVES_PHASE,)),
+    Rule(Role.OPTIMIZER_TEMPORARIES, _OPTIMIZER),
     # buffers that move parameters and gradients between ranks or to the host, DeepSpeed's and others
-    Rule(role=Role.COMMUNICATION, stack=rf"deepspeed/runtime/zero/(?!linear|tiling)|{_COLLECTIVES}"),
+    Rule(Role.COMMUNICATION, stack=rf"deepspeed/runtime/zero/(?!linear|tiling)|{_COLLECTIVES}"),
     # inputs of the model
-    Rule(role=Role.INPUTS, stack=r":make_batch$|/dataloader\.py:|/data_collator\.py:|/data/_utils/"),
-    Rule(role=Role.INPUTS, phases=(_FORWARD,), stack=r"\A\S*mask\w*\.py:"),
-    Rule(role=Role.INPUTS, phases=(_FORWARD,), has=(Feature.IN_MODEL_BODY, Feature.SMALL)),
+    Rule(Role.INPUTS, stack=r":make_batch$|/dataloader\.py:|/data_collator\.py:|/data/_utils/"),
+    Rule(Role.INPUTS, _FORWARD, stack=r"\A\S*mask\w*\.py:"),
+    Rule(Role.INPUTS, _FORWARD, has=(Feature.IN_MODEL_BODY, Feature.SMALL)),
     Rule(
-        role=Role.INPUTS,
-        phases=(_FORWARD,),
+        Role.INPUTS,
+        _FORWARD,
         has=(Feature.IN_LOSS_AREA, Feature.SMALL),
         lacks=(Feature.IN_HEAD,),
         stack=r"\A\S*(?:loss_utils|modeling_\w+)\.py:",
     ),
     # building or loading the model; rotary frequencies are buffers, not weights
-    Rule(role=Role.OTHER, phases=(_BUILD,), stack=r"rope|[rR]otary"),
-    Rule(role=Role.PARAMETERS, phases=(_BUILD,)),
-    Rule(role=Role.INPUTS, phases=(_OUTSIDE,)),
+    Rule(Role.OTHER, _BUILD, stack=r"rope|[rR]otary"),
+    Rule(Role.PARAMETERS, _BUILD),
+    Rule(Role.INPUTS, _OUTSIDE),
     # fused losses: the head's gradient is computed in forward, and chunks die with the call
-    Rule(
-        role=Role.GRADIENTS,
-        phases=(_FORWARD,),
-        stack=_FUSED_LOSS,
-        has=(Feature.HEAD_WEIGHT_SIZED,),
-        lacks=(Feature.DIES_IN_PHASE,),
-    ),
-    Rule(role=Role.KERNEL_WORKSPACE, phases=(_FORWARD,), stack=_FUSED_LOSS, lacks=(Feature.OUTLIVES_PHASE,)),
-    Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_FUSED_LOSS, has=(Feature.SMALL,)),
-    Rule(role=Role.ACTIVATIONS, phases=(_FORWARD,), stack=_FUSED_LOSS),
-    Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_FUSED_CE),
+    Rule(Role.GRADIENTS, _FORWARD, stack=_FUSED_LOSS, has=(Feature.HEAD_WEIGHT_SIZED,), lacks=(Feature.DIES_IN_PHASE,)),
+    Rule(Role.KERNEL_WORKSPACE, _FORWARD, stack=_FUSED_LOSS, lacks=(Feature.OUTLIVES_PHASE,)),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=_FUSED_LOSS, has=(Feature.SMALL,)),
+    Rule(Role.ACTIVATIONS, _FORWARD, stack=_FUSED_LOSS),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=r"liger_kernel/ops/cross_entropy\.py|ligerprof/kernels/cross_entropy/"),
     # autocast's copies of weights and biases
-    Rule(
-        role=Role.WEIGHT_CASTS,
-        stack=_LINEAR,
-        has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT),
-    ),
+    Rule(Role.WEIGHT_CASTS, stack=_LINEAR, has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT)),
     # the same, by a kernel that includes a linear layer
     Rule(
-        role=Role.WEIGHT_CASTS,
+        Role.WEIGHT_CASTS,
         stack=r"\A\S*ligerprof/kernels/gated/triton\.py:gated_linear$",
         has=(Feature.HALF_WEIGHT_SIZED,),
     ),
     # the loss in forward
-    Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), stack=_LOSS),
-    Rule(role=Role.SHIFT_LOGITS, phases=(_FORWARD,), has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED)),
-    Rule(role=Role.LOGITS, phases=(_FORWARD,), has=(Feature.IN_LOSS_AREA, Feature.LOGITS_SIZED)),
-    Rule(role=Role.CE_TEMPORARIES, phases=(_FORWARD,), has=(Feature.IN_LOSS_AREA,), lacks=(Feature.IN_HEAD,)),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=_LOSS),
+    Rule(Role.SHIFT_LOGITS, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED)),
+    Rule(Role.LOGITS, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.LOGITS_SIZED)),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, has=(Feature.IN_LOSS_AREA,), lacks=(Feature.IN_HEAD,)),
     # the loss in backward
-    Rule(role=Role.CE_TEMPORARIES, phases=(_BACKWARD,), stack=r":_make_grads$|:scale_loss$|:scale$"),
+    Rule(Role.CE_TEMPORARIES, _BACKWARD, stack=r":_make_grads$|:scale_loss$|:scale$"),
+    Rule(Role.CE_TEMPORARIES, _BACKWARD, node=r"NllLoss|LogSoftmax|CrossEntropy", lacks=(Feature.RECOMPUTED,)),
     Rule(
-        role=Role.CE_TEMPORARIES,
-        phases=(_BACKWARD,),
-        node=r"NllLoss|LogSoftmax|CrossEntropy",
-        lacks=(Feature.RECOMPUTED,),
-    ),
-    Rule(
-        role=Role.CE_TEMPORARIES,
-        phases=(_BACKWARD,),
-        has=(Feature.LOGITS_SIZED,),
+        Role.CE_TEMPORARIES,
+        _BACKWARD,
+        has_one=(Feature.LOGITS_SIZED, Feature.SHIFTED_LOGITS_SIZED),
         lacks=(Feature.RECOMPUTED, Feature.WEIGHT_SIZED),
     ),
     Rule(
-        role=Role.CE_TEMPORARIES,
-        phases=(_BACKWARD,),
-        has=(Feature.SHIFTED_LOGITS_SIZED,),
-        lacks=(Feature.RECOMPUTED, Feature.WEIGHT_SIZED),
-    ),
-    Rule(
-        role=Role.CE_TEMPORARIES,
-        phases=(_BACKWARD,),
+        Role.CE_TEMPORARIES,
+        _BACKWARD,
         has=(Feature.IN_LOSS_AREA, Feature.DIES_IN_PHASE),
         lacks=(Feature.RECOMPUTED, Feature.IN_HEAD),
     ),
     # gradients
-    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), has=(Feature.OUTLIVES_PHASE,)),
-    Rule(role=Role.GRADIENTS, phases=(_BACKWARD,), node=r"^Embedding|AccumulateGrad", has=(Feature.WEIGHT_SIZED,)),
-    Rule(
-        role=Role.GRADIENTS,
-        phases=(_BACKWARD,),
-        has=(Feature.WEIGHT_SIZED, Feature.NEVER_FREED),
-        lacks=(Feature.RECOMPUTED,),
-    ),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.OUTLIVES_PHASE,)),
+    Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding|AccumulateGrad", has=(Feature.WEIGHT_SIZED,)),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.WEIGHT_SIZED, Feature.NEVER_FREED), lacks=(Feature.RECOMPUTED,)),
     # a matrix product's backward computes the weight's gradient first; under autocast it is 16-bit and then cast
     Rule(
-        role=Role.GRADIENTS,
-        phases=(_BACKWARD,),
+        Role.GRADIENTS,
+        _BACKWARD,
         node=r"^(?:Mm|Addmm|Bmm)Backward",
-        has=(Feature.WEIGHT_SIZED, Feature.FIRST_OF_CALL),
-        lacks=(Feature.RECOMPUTED,),
-    ),
-    Rule(
-        role=Role.GRADIENTS,
-        phases=(_BACKWARD,),
-        node=r"^(?:Mm|Addmm|Bmm)Backward",
-        has=(Feature.HALF_WEIGHT_SIZED, Feature.FIRST_OF_CALL),
+        has=(Feature.FIRST_OF_CALL,),
+        has_one=(Feature.WEIGHT_SIZED, Feature.HALF_WEIGHT_SIZED),
         lacks=(Feature.RECOMPUTED,),
     ),
     # attention, forward, recomputed and backward
-    Rule(role=Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),
+    Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),
     Rule(
-        role=Role.ATTENTION_TEMPORARIES,
+        Role.ATTENTION_TEMPORARIES,
         stack=r"\A\S*(?:sdpa|flash|eager|flex)\w*attention\w*\.py:|:scaled_dot_product_attention$|:eager_attention_forward$",
         has=(Feature.DIES_IN_CALL,),
     ),
-    Rule(
-        role=Role.ATTENTION_TEMPORARIES,
-        phases=(_BACKWARD,),
-        node=r"ScaledDotProduct|Attention",
-        has=(Feature.DIES_IN_CALL,),
-    ),
+    Rule(Role.ATTENTION_TEMPORARIES, _BACKWARD, node=r"ScaledDotProduct|Attention", has=(Feature.DIES_IN_CALL,)),
     # inputs of layers that checkpointing keeps
+    Rule(Role.CHECKPOINTS, _FORWARD, has=(Feature.CHECKPOINTING, Feature.IN_EMBEDDING), lacks=(Feature.SMALL,)),
     Rule(
-        role=Role.CHECKPOINTS,
-        phases=(_FORWARD,),
-        has=(Feature.CHECKPOINTING, Feature.IN_EMBEDDING),
-        lacks=(Feature.SMALL,),
-    ),
-    Rule(
-        role=Role.CHECKPOINTS,
-        phases=(_FORWARD,),
+        Role.CHECKPOINTS,
+        _FORWARD,
         has=(Feature.CHECKPOINTING, Feature.IN_LAYER, Feature.OUTLIVES_LAYER),
         lacks=(Feature.AFTER_LAYERS, Feature.SMALL),
     ),
     # everything else in both passes
-    Rule(role=Role.ACTIVATIONS, phases=(_FORWARD, _BACKWARD)),
+    Rule(Role.ACTIVATIONS, _PASSES),
 )
 
 
