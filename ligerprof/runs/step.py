@@ -2,12 +2,13 @@
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
+from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
@@ -128,7 +129,7 @@ def _outcome(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
 
 def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> StepReport:
     analysis = analyze(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
-    peak = analysis.peak
+    peak, outcome = analysis.peak, _with_recorded_failure(outcome, analysis.out_of_memory)
     notes = [*outcome.notes, *peak.notes]
     if outcome.oom is None and peak.peak_bytes != outcome.peak_bytes:
         difference_bytes = peak.peak_bytes - outcome.peak_bytes
@@ -149,6 +150,14 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
         finished=datetime.now(timezone.utc),
         notes=tuple(notes),
     )
+
+
+def _with_recorded_failure(outcome: StepOutcome, failed: FailedAllocation | None) -> StepOutcome:
+    """Take the figures of an out-of-memory error from its event, if the recording contains it."""
+    if outcome.oom is None or failed is None:
+        return outcome
+    figures = select(failed, "requested_bytes", "allocated_bytes", "reserved_bytes")
+    return replace(outcome, oom=replace(outcome.oom, **figures))
 
 
 def _per_phase(sizes: Mapping[Phase, int]) -> dict[str, int]:

@@ -19,8 +19,6 @@ from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.training import Training, make_batch, torch_trainer, train_step
 from ligerprof.runs.versions import package_versions
-from ligerprof.snapshots.reader import Snapshot
-from ligerprof.snapshots.replay import replay
 
 # builds the training under the recipe's engine; calls back with the model before anything wraps it
 Build = Callable[[TrainingRecipe, torch.device, Callable[[nn.Module], None]], AbstractContextManager[Training]]
@@ -208,13 +206,12 @@ class _Session:
         )
 
     def out_of_memory(self) -> StepOutcome:
-        """The result of a step that did not fit."""
+        """The result of a step that did not fit, with the counters after it; `run_step` prefers the snapshot."""
         last = self._recorded[-1] if self._recorded else _Counters(0, self._base_bytes)
-        requested_bytes, (allocated_bytes, reserved_bytes) = self._refused()
         oom = OutOfMemory(
-            requested_bytes=requested_bytes,
-            allocated_bytes=allocated_bytes,
-            reserved_bytes=reserved_bytes,
+            requested_bytes=None,
+            allocated_bytes=torch.cuda.memory_allocated(),
+            reserved_bytes=torch.cuda.memory_reserved(),
             limit_bytes=self._limit_bytes,
             phase=(self._counted or last).last_phase,
             step=last.step,
@@ -238,16 +235,6 @@ class _Session:
             snapshot=self._snapshot,
             versions={**package_versions(), "cuda": str(torch.version.cuda)},
         )
-
-    def _refused(self) -> tuple[int | None, tuple[int, int]]:
-        """The requested bytes, and those allocated and reserved at that moment."""
-        replayed = replay(Snapshot.from_dict(self._snapshot), self._device.index)
-        oom = replayed.out_of_memory
-        if oom is None:
-            # memory ran out after the recording, so that only the counters are left
-            return None, (torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
-        held_bytes = int(replayed.allocated_bytes[oom.index]), int(replayed.reserved_bytes[oom.index])
-        return oom.requested_bytes, held_bytes
 
 
 def _resident_bytes() -> int:
