@@ -90,13 +90,10 @@ def _print_layers(estimated: MemoryEstimate) -> None:
 def _print(
     recipe: TrainingRecipe, estimated: MemoryEstimate, simulated: "tuple[StepOutcome, PeakReport] | None"
 ) -> None:
-    from ligerprof.reports.terminal import PhasesColumn, RolesColumn, console
+    from ligerprof.reports.terminal import FiguresColumn, console
 
-    columns = None
+    column = None
     if simulated is not None:
         outcome, peak = simulated
-        columns = (
-            PhasesColumn(title=_SIMULATED, phases=outcome.phases, peak_bytes=outcome.peak_bytes),
-            RolesColumn(title=_SIMULATED, roles=peak.roles),
-        )
-    console().print(render_estimate(recipe, estimated, columns))
+        column = FiguresColumn(title=_SIMULATED, roles=peak.roles, phases=outcome.phases, peak_bytes=outcome.peak_bytes)
+    console().print(render_estimate(recipe, estimated, column))

@@ -34,6 +34,11 @@ def is_in_layer(name: str) -> bool:
     return layer_index(name) is not None
 
 
+def without_indices(name: str) -> str:
+    """A name with `*` instead of each index: `layers.*.mlp` for `layers.3.mlp`."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
 def body_of_layer(module: str) -> str | None:
     """Name of the module that holds the decoder layers if `module` is one of them."""
     match = _LAYER.match(module)

@@ -1,31 +1,26 @@
-"""What `ligerprof diff` prints: one sentence on the change, the roles, and the groups that changed most."""
+"""Render `ligerprof diff`: one sentence on the change, the roles, and the groups that changed most."""
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.explain.diff import GroupChange, PeakDiff
 from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.models.module_names import without_indices
 from ligerprof.reports.terminal import groups_table
-from ligerprof.roles import STEP_PHASES, Role
+from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_mib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-_LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _MOST_NAMED = 3
 _FIGURE_WIDTH = 11
 
 
 def render_diff(diff: PeakDiff, *, top: int = 10) -> "RenderableType":
-    """Lay out what changed between two peaks, at most 100 columns wide.
-
-    Args:
-        top: number of rows of block groups.
-    """
+    """Lay out what changed between two peaks, at most 100 columns wide, with `top` rows of block groups."""
     from rich.console import Group
     from rich.text import Text
 
@@ -55,13 +50,12 @@ def _roles_table(diff: PeakDiff) -> "Table":
     for role in Role:
         before, after = diff.before.roles[role], diff.after.roles[role]
         if before or after:
-            table.add_row(role.value, format_mib(before), format_mib(after), _signed_mib(after - before))
+            _add_change(table, role.value, before, after)
     table.add_section()
     _add_change(table, "peak", diff.before.peak_bytes, diff.after.peak_bytes)
     _add_change(table, "reserved", diff.before.reserved_bytes, diff.after.reserved_bytes)
-    for phase in STEP_PHASES:
-        if phase in diff.before.phases and phase in diff.after.phases:
-            _add_change(table, f"highest in {phase.value}", diff.before.phases[phase], diff.after.phases[phase])
+    for phase in diff.phases:
+        _add_change(table, f"highest in {phase.value}", diff.before.phases[phase], diff.after.phases[phase])
     return table
 
 
@@ -95,9 +89,8 @@ def _counts(groups: Sequence[GroupChange]) -> str:
 
 
 def _who(group: GroupChange) -> str:
-    module = _LAYER_NUMBER.sub(".*", group.place.module)
-    if module:
-        return module
+    if group.place.module:
+        return without_indices(group.place.module)
     before, after = (", ".join(frames) for frames in (group.frames_before, group.frames_after))
     return before if before == after or not after else f"{before} > {after}" if before else after
 

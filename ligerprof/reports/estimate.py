@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
+from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
 from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_mib
 
@@ -17,31 +17,23 @@ ESTIMATED = "estimated"
 
 
 def render_estimate(
-    recipe: TrainingRecipe,
-    estimate: MemoryEstimate,
-    simulated: tuple[PhasesColumn, RolesColumn] | None = None,
+    recipe: TrainingRecipe, estimate: MemoryEstimate, simulated: FiguresColumn | None = None
 ) -> "RenderableType":
-    """Lay out an estimate.
-
-    Args:
-        recipe: the estimated recipe.
-        estimate: the figures.
-        simulated: columns of the simulated step, which errors refer to.
-    """
+    """Lay out an estimate, with errors against the simulated step if it is given."""
     from rich.console import Group
     from rich.text import Text
 
-    phases = [PhasesColumn(title=ESTIMATED, phases=estimate.phases, peak_bytes=estimate.peak_bytes)]
-    roles = [RolesColumn(title=ESTIMATED, roles=estimate.roles)]
+    columns = [
+        FiguresColumn(title=ESTIMATED, roles=estimate.roles, phases=estimate.phases, peak_bytes=estimate.peak_bytes)
+    ]
     if simulated is not None:
-        phases.append(simulated[0])
-        roles.append(simulated[1])
+        columns.append(simulated)
     return Group(
         Text(recipe.summary, style="bold"),
         Text(verdict(recipe, estimate)),
         _terms_table(estimate),
-        phases_table(phases, reference=len(phases) - 1),
-        roles_table(roles, reference=len(roles) - 1),
+        phases_table(columns, reference=len(columns) - 1),
+        roles_table(columns, reference=len(columns) - 1),
         *(Text(f"assumed: {sentence}") for sentence in estimate.assumed),
         *(Text(f"left out: {sentence}") for sentence in estimate.left_out),
     )

@@ -28,7 +28,7 @@ def listing_table(
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        # a Text is printed verbatim: names of models and plug-ins may look like rich markup
+        # a Text is printed verbatim; names of models and plug-ins may look like rich markup
         text = Text(heading, justify="right" if heading in right else "left")
         table.add_column(text, justify=text.justify or "left", no_wrap=heading not in folded, overflow="fold")
     for row in rows:

@@ -1,13 +1,12 @@
-"""What `ligerprof explain` prints: one sentence on the peak, its roles, and its largest blocks."""
+"""Render `ligerprof explain`: one sentence on the peak, its roles, and its largest blocks."""
 
-import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Literal
 
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
-from ligerprof.reports.terminal import RolesColumn, groups_table, roles_table
+from ligerprof.models.module_names import without_indices
+from ligerprof.reports.terminal import FiguresColumn, groups_table, percent_share, roles_table
 from ligerprof.roles import Phase, Role
 from ligerprof.units import format_bytes, format_mib
 
@@ -17,33 +16,32 @@ if TYPE_CHECKING:
 
 View = Literal["role", "layer", "phase"]
 VIEWS: tuple[View, ...] = ("role", "layer", "phase")
-_LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 # figures and roles keep their width; in a narrow terminal, the last column is cut
 _FIGURE_WIDTH = 9
-_OUTSIDE_LAYERS = "outside layers"
 
 
 def render_peak(report: PeakReport, *, by: View = "role", top: int = 10) -> "RenderableType":
     """Lay out the report, at most 100 columns wide.
 
     Args:
-        by: what the first table sums the bytes by.
+        by: how the first table groups the bytes.
         top: number of rows of blocks.
     """
     from rich.console import Group
     from rich.text import Text
 
-    totals = roles_table([RolesColumn(title="at the peak", roles=report.roles)]) if by == "role" else _view(report, by)
+    at_peak = FiguresColumn(title="at the peak", roles=report.roles)
+    totals = roles_table([at_peak]) if by == "role" else _view(report, by)
+    lines = [Text(line) for line in (sentence(report), *phase_lines(report), *finding_lines(report))]
     notes = [Text(f"Note: {note}.") for note in report.notes]
-    findings = [Text(line) for line in finding_lines(report)]
-    return Group(Text(sentence(report)), *_phase_lines(report), *findings, totals, _blocks_table(report, top), *notes)
+    return Group(*lines, totals, _blocks_table(report, top), *notes)
 
 
 def sentence(report: PeakReport) -> str:
     """The peak and its three largest holders in one sentence."""
     holders = sorted((role for role in Role if report.roles[role]), key=lambda role: -report.roles[role])[:3]
     shares = ", ".join(
-        f"{role.value} {format_bytes(report.roles[role])} ({share(report.roles[role], report.peak_bytes)})"
+        f"{role.value} {format_bytes(report.roles[role])} ({percent_share(report.roles[role], report.peak_bytes)})"
         for role in holders
     )
     when = f" in {report.peak_phase.value}" if report.peak_phase else ""
@@ -51,73 +49,59 @@ def sentence(report: PeakReport) -> str:
     return f"Peak {format_bytes(report.peak_bytes)}{when} (reserved {reserved}), held by {shares}."
 
 
-def _phase_lines(report: PeakReport) -> "list[RenderableType]":
-    from rich.text import Text
-
-    if not report.phases:
-        return []
+def phase_lines(report: PeakReport) -> list[str]:
+    """The peak of each phase in one line; empty if the report has no phases."""
     peaks = ", ".join(f"{phase.value} {format_bytes(size)}" for phase, size in report.phases.items())
-    return [Text(f"Highest in each phase: {peaks}.")]
+    return [f"Highest in each phase: {peaks}."] if peaks else []
 
 
 def _view(report: PeakReport, by: View) -> "Table":
-    """Bytes by layer or by the phase that allocated them; rounding is a row of its own."""
+    """Bytes by layer or by the phase that allocated them, with rounding in a separate row."""
     totals: dict[str, int] = defaultdict(int)
     if by == "phase":
         totals.update((phase.value, 0) for phase in Phase)
     for block in sorted(report.blocks, key=lambda block: -1 if block.layer is None else block.layer):
-        name = block.phase.value if by == "phase" else _layer_name(block.layer)
-        totals[name] += block.size_bytes
+        layer = "outside layers" if block.layer is None else f"layer {block.layer}"
+        totals[block.phase.value if by == "phase" else layer] += block.size_bytes
     totals[Role.ALLOCATOR_ROUNDING.value] = report.roles[Role.ALLOCATOR_ROUNDING]
     table = groups_table("allocated in" if by == "phase" else "layer", "MiB", "share", figure_width=_FIGURE_WIDTH)
     for name, size_bytes in totals.items():
         if size_bytes:
-            table.add_row(name, format_mib(size_bytes), share(size_bytes, report.peak_bytes))
+            table.add_row(name, format_mib(size_bytes), percent_share(size_bytes, report.peak_bytes))
     table.add_section()
-    table.add_row("total", format_mib(report.peak_bytes), share(report.peak_bytes, report.peak_bytes))
+    table.add_row("total", format_mib(report.peak_bytes), percent_share(report.peak_bytes, report.peak_bytes))
     return table
 
 
 def _blocks_table(report: PeakReport, top: int) -> "Table":
     """The largest groups; those of all layers share a row."""
-    merged: dict[tuple[str, str], list[BlockGroup]] = defaultdict(list)
+    sizes: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for block in report.blocks:
-        merged[block.role.value, _who(block)].append(block)
-    rows = sorted(merged.items(), key=lambda row: -sum(block.size_bytes for block in row[1]))
+        row = block.role.value, _who(block)
+        sizes[row] += block.size_bytes
+        counts[row] += block.count
+    rows = [row for row, _ in sizes.most_common()]
     table = groups_table("role", "MiB", "blocks", who="allocated by", figure_width=_FIGURE_WIDTH)
-    for (role, who), blocks in rows[:top]:
-        size_bytes = sum(block.size_bytes for block in blocks)
-        table.add_row(role, format_mib(size_bytes), str(sum(block.count for block in blocks)), who)
+    for role, who in rows[:top]:
+        table.add_row(role, format_mib(sizes[role, who]), str(counts[role, who]), who)
     if rest := rows[top:]:
+        size_bytes, count = sum(sizes[row] for row in rest), sum(counts[row] for row in rest)
         table.add_section()
-        table.add_row(f"{len(rest)} more rows", *_rest_cells(rest), "--top shows more")
+        table.add_row(f"{len(rest)} more rows", format_mib(size_bytes), str(count), "--top shows more")
     return table
 
 
-def _rest_cells(rows: Sequence[tuple[tuple[str, str], list[BlockGroup]]]) -> tuple[str, str]:
-    blocks = [block for _, members in rows for block in members]
-    return format_mib(sum(block.size_bytes for block in blocks)), str(sum(block.count for block in blocks))
-
-
 def _who(block: BlockGroup) -> str:
-    module = _LAYER_NUMBER.sub(".*", block.module)
+    module = without_indices(block.module)
     if not module:
         return block.frame
     place = block.frame.removesuffix(" forward")
     return f"{module} ({place})" if place else module
 
 
-def _layer_name(layer: int | None) -> str:
-    return _OUTSIDE_LAYERS if layer is None else f"layer {layer}"
-
-
-def share(size_bytes: int, total_bytes: int) -> str:
-    """A share in percent, such as `35.0 %`; n/a if the total is 0."""
-    return f"{100 * size_bytes / total_bytes:.1f} %" if total_bytes else "n/a"
-
-
 def finding_lines(report: PeakReport) -> list[str]:
-    """Why memory ran out, what would lower the peak, and what grows, as far as each applies."""
+    """Why memory ran out, what would lower the peak, and what grows, if any of these applies."""
     lines = _failure_lines(report.out_of_memory) if report.out_of_memory else []
     for what_if in report.what_if[:2]:
         without = ", ".join(role.value for role in what_if.without)
@@ -144,5 +128,5 @@ def _verdict(oom: FailedAllocation) -> str:
     if oom.fragmented:
         return "fragmentation; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins the pieces"
     if oom.device_free_bytes is not None and oom.device_free_bytes >= oom.requested_bytes:
-        return "no fragmentation; a limit on this process stood in the way, not the device"
+        return "no fragmentation; a limit on this process was reached, not the device's"
     return "no fragmentation, too much is held"

@@ -3,9 +3,10 @@
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.reports.sweep import origin_words
-from ligerprof.reports.terminal import PhasesColumn, RolesColumn, phases_table, roles_table
-from ligerprof.roles import Backend, Role
+from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
+from ligerprof.roles import Backend, MemoryBreakdown, Role
 from ligerprof.runs.outcome import StepOutcome
 from ligerprof.runs.step import StepReport
 from ligerprof.units import format_bytes
@@ -15,21 +16,28 @@ def render_step(report: StepReport) -> RenderableType:
     """Lay out one step's report, at most 100 columns wide."""
     title, *subtitle = heading_lines(report)
     colour = "yellow" if report.outcome.backend is Backend.SIMULATED else "green"
-    measured = report.outcome.backend
-    phases = [PhasesColumn(title=measured, phases=report.outcome.phases, peak_bytes=report.outcome.peak_bytes)]
-    roles = [RolesColumn(title=measured, roles=report.peak.roles)]
-    if (estimate := report.estimate) is not None:
-        phases.append(PhasesColumn(title="estimated", phases=estimate.phases, peak_bytes=estimate.peak_bytes))
-        roles.append(RolesColumn(title="estimated", roles=estimate.roles))
+    columns = figure_columns(report)
     return Group(
         Text(title, style="bold"),
         *(Text(line, style=f"bold {colour}") for line in subtitle),
         Text(verdict(report)),
         Text(""),
-        phases_table(phases),
-        roles_table(roles),
+        phases_table(columns),
+        roles_table(columns),
         *(Text(line) for line in closing_lines(report)),
     )
+
+
+def figure_columns(report: StepReport) -> list[FiguresColumn]:
+    """The step's figures, then its estimate's if there is one."""
+    sources: list[tuple[str, StepOutcome | MemoryEstimate, MemoryBreakdown]]
+    sources = [(report.outcome.backend, report.outcome, report.peak.roles)]
+    if report.estimate is not None:
+        sources.append(("estimated", report.estimate, report.estimate.roles))
+    return [
+        FiguresColumn(title=title, roles=roles, phases=figures.phases, peak_bytes=figures.peak_bytes)
+        for title, figures, roles in sources
+    ]
 
 
 def heading_lines(report: StepReport) -> list[str]:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ligerprof.errors import MissingDependencyError
 from ligerprof.reports.figures.roles import RolesBar, draw_roles
-from ligerprof.reports.step import closing_lines, heading_lines, verdict
+from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.step import StepReport
 from ligerprof.units import MIB
@@ -57,9 +57,7 @@ def scalars(report: StepReport) -> dict[str, float]:
 
 
 def _figure(report: StepReport) -> "Figure":
-    bars = [RolesBar(title=report.outcome.backend, roles=report.peak.roles)]
-    if report.estimate is not None:
-        bars.append(RolesBar(title="estimated", roles=report.estimate.roles))
+    bars = [RolesBar(title=column.title, roles=column.roles) for column in figure_columns(report)]
     return draw_roles(bars, width_inches=_FIGURE_INCHES)
 
 

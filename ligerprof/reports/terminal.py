@@ -1,8 +1,8 @@
 """Terminal tables of roles and phases, shared by the commands."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from ligerprof.roles import STEP_PHASES, MemoryBreakdown, Phase, Role
@@ -20,39 +20,24 @@ _LARGEST_PERCENT = 999
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RolesColumn:
-    """One column of a table of roles.
+class FiguresColumn:
+    """One column of the tables of roles and phases.
 
     Attributes:
         title: origin of the figures, such as `measured` or `estimated`.
         roles: bytes by role at the peak.
+        phases: peak allocated bytes of each phase; a missing phase prints as n/a.
+        peak_bytes: None if unknown.
     """
 
     title: str
     roles: MemoryBreakdown
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PhasesColumn:
-    """One column of a table of phases.
-
-    Attributes:
-        title: origin of the figures.
-        phases: peak allocated bytes of each phase; a missing phase prints as n/a.
-        peak_bytes: the step's peak, or None if unknown.
-    """
-
-    title: str
-    phases: Mapping[Phase, int]
-    peak_bytes: int | None
+    phases: Mapping[Phase, int] = field(default_factory=dict)
+    peak_bytes: int | None = None
 
 
 def console(file: IO[str] | None = None) -> "Console":
-    """The console for results.
-
-    Args:
-        file: output file, stdout by default; the width is 100 columns if it is not a terminal.
-    """
+    """The console for results, on stdout by default; 100 columns wide if that is not a terminal."""
     from rich.console import Console
 
     target = file if file is not None else sys.stdout
@@ -60,31 +45,31 @@ def console(file: IO[str] | None = None) -> "Console":
     return Console(file=target, width=width, highlight=False, soft_wrap=False)
 
 
-def roles_table(columns: Sequence[RolesColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
+def roles_table(columns: Sequence[FiguresColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
     """Tabulate bytes by role in MiB; roles that are zero in every column are omitted.
 
-    A single column gets shares of the total next to it. Of several columns, each except the
-    reference gets its difference from the reference in percent.
+    Next to a single column are shares of the total. With several columns, each except the reference
+    has its difference from the reference in percent.
 
     Args:
         columns: at least one.
         reference: index of the column that the others are compared with; None is the first.
         distance: heading of the differences.
     """
-    rows: list[tuple[str, tuple[int | None, ...]]] = [
-        (role.value, tuple(column.roles[role] for column in columns))
+    rows: list[tuple[str, list[int | None]]] = [
+        (role.value, [column.roles[role] for column in columns])
         for role in Role
         if any(column.roles[role] for column in columns)
     ]
-    total = ("total", tuple(column.roles.total_bytes for column in columns))
-    return _figures_table("role", [column.title for column in columns], [*rows, total], reference, distance)
+    rows.append(("total", [column.roles.total_bytes for column in columns]))
+    return _figures_table("role", columns, rows, reference, distance)
 
 
-def phases_table(columns: Sequence[PhasesColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
+def phases_table(columns: Sequence[FiguresColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
     """Tabulate the peak of each phase and of the step in MiB, with differences as in `roles_table`."""
-    rows = [(phase.value, tuple(column.phases.get(phase) for column in columns)) for phase in STEP_PHASES]
-    peak = ("peak", tuple(column.peak_bytes for column in columns))
-    return _figures_table("phase", [column.title for column in columns], [*rows, peak], reference, distance)
+    rows = [(phase.value, [column.phases.get(phase) for column in columns]) for phase in STEP_PHASES]
+    rows.append(("peak", [column.peak_bytes for column in columns]))
+    return _figures_table("phase", columns, rows, reference, distance)
 
 
 def groups_table(heading: str, *figures: str, figure_width: int, who: str | None = None) -> "Table":
@@ -119,49 +104,37 @@ def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
     return f"{percent:+.2f} %" if abs(percent) < _LARGEST_PERCENT else f"> {_LARGEST_PERCENT} %"
 
 
+def percent_share(size_bytes: int | None, total_bytes: int | None) -> str:
+    """Format a share, such as `35.0 %`; `n/a` if it is unknown or the total is 0."""
+    return f"{100 * size_bytes / total_bytes:.1f} %" if size_bytes is not None and total_bytes else _NO_FIGURE
+
+
 def _figures_table(
     heading: str,
-    titles: Sequence[str],
-    rows: Sequence[tuple[str, tuple[int | None, ...]]],
+    columns: Sequence[FiguresColumn],
+    rows: Sequence[tuple[str, Sequence[int | None]]],
     reference: int | None,
     distance: str,
 ) -> "Table":
     """Lay out rows of bytes; the last row is the total, below a rule."""
-    against = None if len(titles) == 1 else reference or 0
-    table = _empty_table(heading, titles, against, distance)
-    totals = rows[-1][1]
-    for index, (name, figures) in enumerate(rows):
-        cells = _share_cells(figures[0], totals[0]) if against is None else _error_cells(figures, against)
-        table.add_row(name, *cells, end_section=index == len(rows) - 2)
-    return table
-
-
-def _empty_table(heading: str, titles: Sequence[str], against: int | None, distance: str) -> "Table":
     from rich import box
     from rich.table import Table
 
+    against = None if len(columns) == 1 else reference or 0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(heading, no_wrap=True)
-    for index, title in enumerate(titles):
-        table.add_column(f"{title}, MiB", justify="right", overflow="fold")
-        if against is None:
-            table.add_column("share", justify="right", no_wrap=True)
-        elif index != against:
-            table.add_column(distance, justify="right", no_wrap=True)
-    return table
-
-
-def _share_cells(size_bytes: int | None, total_bytes: int | None) -> Iterable[str]:
-    yield _mib_cell(size_bytes)
-    yield f"{100 * size_bytes / total_bytes:.1f} %" if size_bytes is not None and total_bytes else _NO_FIGURE
-
-
-def _error_cells(figures: Sequence[int | None], against: int) -> Iterable[str]:
-    for index, size_bytes in enumerate(figures):
-        yield _mib_cell(size_bytes)
+    for index, column in enumerate(columns):
+        table.add_column(f"{column.title}, MiB", justify="right", overflow="fold")
         if index != against:
-            yield percent_error(size_bytes, figures[against])
-
-
-def _mib_cell(size_bytes: int | None) -> str:
-    return _NO_FIGURE if size_bytes is None else format_mib(size_bytes)
+            table.add_column("share" if against is None else distance, justify="right", no_wrap=True)
+    totals = rows[-1][1]
+    for number, (name, figures) in enumerate(rows, 1):
+        cells = []
+        for index, size_bytes in enumerate(figures):
+            cells.append(_NO_FIGURE if size_bytes is None else format_mib(size_bytes))
+            if against is None:
+                cells.append(percent_share(size_bytes, totals[0]))
+            elif index != against:
+                cells.append(percent_error(size_bytes, figures[against]))
+        table.add_row(name, *cells, end_section=number == len(rows) - 1)
+    return table

@@ -26,7 +26,7 @@ def test_titles_are_as_short_as_they_can_be() -> None:
     assert column_titles(compare([MEASURED, namesake])) == ["1 measured", "2 measured"]
 
 
-def test_every_source_has_its_line_and_every_phase_its_cell() -> None:
+def test_every_source_has_a_line_and_every_phase_a_cell() -> None:
     buffer = io.StringIO()
     console(buffer).print(render_comparison(compare([MEASURED, ESTIMATED])))
     text = buffer.getvalue()
@@ -36,7 +36,7 @@ def test_every_source_has_its_line_and_every_phase_its_cell() -> None:
     assert "-33.33 %" in text
 
 
-def test_runs_differ_and_predictions_err() -> None:
+def test_runs_show_differences_and_predictions_errors() -> None:
     other = replace(MEASURED, source="runs/002", peak_bytes=4 * MIB)
     for columns, word in (
         ([MEASURED, ESTIMATED], "error"),

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from ligerprof.reports.terminal import (
-    PhasesColumn,
-    RolesColumn,
+    FiguresColumn,
     console,
     percent_error,
     phases_table,
@@ -43,21 +42,21 @@ def render(table: object) -> str:
     return buffer.getvalue()
 
 
-def phases_column(title: str, *, with_optimizer: bool) -> PhasesColumn:
+def phases_column(title: str, *, with_optimizer: bool) -> FiguresColumn:
     phases = {Phase.FORWARD: 10240 * MIB, Phase.BACKWARD: 13469 * MIB}
     if with_optimizer:
         phases[Phase.OPTIMIZER] = 9494 * MIB
-    return PhasesColumn(title=title, phases=phases, peak_bytes=13469 * MIB)
+    return FiguresColumn(title=title, roles=ESTIMATED, phases=phases, peak_bytes=13469 * MIB)
 
 
 @pytest.mark.parametrize(
     ("name", "table"),
     [
-        ("roles_one", roles_table([RolesColumn(title="estimated", roles=ESTIMATED)])),
+        ("roles_one", roles_table([FiguresColumn(title="estimated", roles=ESTIMATED)])),
         (
             "roles_two",
             roles_table(
-                [RolesColumn(title="estimated", roles=ESTIMATED), RolesColumn(title="measured", roles=MEASURED)],
+                [FiguresColumn(title="estimated", roles=ESTIMATED), FiguresColumn(title="measured", roles=MEASURED)],
                 reference=1,
             ),
         ),
@@ -65,9 +64,9 @@ def phases_column(title: str, *, with_optimizer: bool) -> PhasesColumn:
             "roles_three",
             roles_table(
                 [
-                    RolesColumn(title="measured", roles=MEASURED),
-                    RolesColumn(title="simulated", roles=MEASURED),
-                    RolesColumn(title="estimated", roles=ESTIMATED),
+                    FiguresColumn(title="measured", roles=MEASURED),
+                    FiguresColumn(title="simulated", roles=MEASURED),
+                    FiguresColumn(title="estimated", roles=ESTIMATED),
                 ]
             ),
         ),

@@ -1,4 +1,4 @@
-"""The parts that HTML pages share: the frame, tables, and the timeline of roles. All text is escaped."""
+"""The shared parts of HTML pages: the frame, tables, and the timeline of roles. All text is escaped."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,20 +14,15 @@ from ligerprof.roles import ROLE_MEANINGS
 from ligerprof.snapshots.trace import Int64s
 
 _HERE = Path(__file__).parent
-_TEXT_COLUMNS = ("what", "module", "allocated by")
-# a page stays small however long the names in a file are
+_TEXT_COLUMNS = ("meaning", "module", "allocated by")
+# bounds the size of a page, since names come from a file
 _LONGEST_NAME = 160
-# the page loads nothing, and no script but its own runs
+# the page loads nothing, and only its own script runs
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
-    """A whole page.
-
-    Args:
-        title: plain text.
-        parts: the body, as HTML.
-    """
+    """A whole page; `title` is plain text, `parts` are the body as HTML."""
     style = (_HERE / "page.css").read_text(encoding="utf-8")
     page = "\n".join(
         [
@@ -50,7 +45,7 @@ def paragraph(text: str, name: str = "") -> str:
 
 
 def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of plain text; the row whose first cell is `total` is set apart."""
+    """A table of plain text; a row whose first cell is `total` is emphasized."""
     text = {index for index, head in enumerate(heads) if head in _TEXT_COLUMNS}
 
     def cells(tag: str, values: Sequence[str]) -> str:
@@ -119,7 +114,7 @@ def _ran(moment: Running) -> tuple[int, str, str]:
 
 
 def shortened(name: str) -> str:
-    """A name from a file, cut if it is very long."""
+    """A name from a file, truncated if it is very long."""
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
@@ -129,6 +124,6 @@ def _differences(values: Int64s) -> list[int]:
 
 
 def _json(values: Any) -> str:
-    """JSON that cannot end the script element around it, whatever text it contains."""
+    """JSON that cannot end the surrounding script element, regardless of the text in it."""
     text = json.dumps(values, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

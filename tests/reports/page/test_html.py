@@ -1,4 +1,4 @@
-"""Pages: nothing of a file's text becomes markup, nothing is loaded, and a browser draws them."""
+"""Pages: a file's text never becomes markup, nothing is loaded, and a browser draws them."""
 
 import json
 import re
@@ -75,13 +75,13 @@ def test_no_text_of_a_file_becomes_an_element() -> None:
     assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)
 
 
-def test_names_reach_the_script_as_they_are() -> None:
+def test_names_reach_the_script_unchanged() -> None:
     data = json.loads(Elements(page_of(hostile_snapshot())).scripts[0])
 
     assert {attack.replace(";", "") for attack in ATTACKS} <= {module for module, _ in data["holders"]}
 
 
-def test_the_page_can_be_written_whatever_is_in_it(tmp_path: Path) -> None:
+def test_the_page_can_be_written_with_any_text(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_bytes(page_of(hostile_snapshot()).encode("utf-8", "strict"))
     assert path.stat().st_size > 0
