@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.analyzers.result_reader import Figures, ResultReader
 from ligerprof.errors import RecipeError, ResultFormatError
 from ligerprof.roles import Backend, Role
+from ligerprof.serialization import SCHEMA, document
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.explain.peak import PeakReport
 
-_SCHEMA = 1
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Several sources in columns.
-
-    Attributes:
-        reference: index of the column that the others are compared with.
-    """
+    """Several sources in columns; `reference` is the index of the column that the others are compared with."""
 
     columns: tuple[Figures, ...]
     reference: int
@@ -33,20 +28,15 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof compare --json`: each column with its difference from the reference."""
+        columns = [column.to_json() | self._differences(column) for column in self.columns]
+        return document("compare", {"reference": self.reference, "columns": columns})
+
+    def _differences(self, column: Figures) -> dict[str, Any]:
         against = self.columns[self.reference]
         return {
-            "schema": _SCHEMA,
-            "kind": "compare",
-            "reference": self.reference,
-            "columns": [
-                {
-                    **column.to_json(),
-                    "peak_difference_bytes": column.peak_bytes - against.peak_bytes,
-                    "error_ratio": _ratio(column.peak_bytes, against.peak_bytes),
-                    "role_difference_bytes": {role.value: column.roles[role] - against.roles[role] for role in Role},
-                }
-                for column in self.columns
-            ],
+            "peak_difference_bytes": column.peak_bytes - against.peak_bytes,
+            "error_ratio": column.peak_bytes / against.peak_bytes - 1 if against.peak_bytes else None,
+            "role_difference_bytes": {role.value: column.roles[role] - against.roles[role] for role in Role},
         }
 
 
@@ -65,13 +55,8 @@ def compare(columns: Sequence[Figures], *, reference: int = 0) -> Comparison:
 
 def figures_from_peak(report: "PeakReport", source: str) -> Figures:
     """The figures of an explained snapshot."""
-    return Figures(
-        source=source,
-        backend=Backend.SNAPSHOT,
-        peak_bytes=report.peak_bytes,
-        phases=report.phases,
-        roles=report.roles,
-    )
+    peak_bytes, phases, roles = report.peak_bytes, report.phases, report.roles
+    return Figures(source=source, backend=Backend.SNAPSHOT, peak_bytes=peak_bytes, phases=phases, roles=roles)
 
 
 def figures_from_json(values: object, source: str) -> tuple[Figures, ...]:
@@ -85,25 +70,17 @@ def figures_from_json(values: object, source: str) -> tuple[Figures, ...]:
         ResultFormatError: the JSON is not from one of these commands, or has an invalid value.
     """
     result = ResultReader(values, source)
-    if (schema := result.get("schema")) != _SCHEMA:
-        raise ResultFormatError(f"{source}: schema {schema!r:.40} is not {_SCHEMA}. Did another version write it?")
+    if (schema := result.get("schema")) != SCHEMA:
+        raise ResultFormatError(f"{source}: schema {schema!r:.40} is not {SCHEMA}. Did another version write it?")
     kind = result.get("kind")
-    if kind == "step":
-        own = result.figures(result.backend())
-        return (own, *_optional_figures(result.get("estimate"), f"{source} (estimate)", Backend.ESTIMATED))
-    if kind == "estimate":
-        own = result.figures(Backend.ESTIMATED)
-        return (own, *_optional_figures(result.get("simulated"), f"{source} (simulated)", Backend.SIMULATED))
     if kind == "peak":
         return (result.figures(Backend.SNAPSHOT),)
-    raise ResultFormatError(
-        f"{source}: kind {kind!r:.40} cannot be compared. Use the output of step, estimate or explain."
-    )
-
-
-def _optional_figures(values: object, source: str, backend: Backend) -> tuple[Figures, ...]:
-    return () if values is None else (ResultReader(values, source).figures(backend),)
-
-
-def _ratio(size_bytes: int, reference_bytes: int) -> float | None:
-    return size_bytes / reference_bytes - 1 if reference_bytes else None
+    if kind not in ("step", "estimate"):
+        raise ResultFormatError(
+            f"{source}: kind {kind!r:.40} cannot be compared. Use the output of step, estimate or explain."
+        )
+    own = result.figures(result.backend() if kind == "step" else Backend.ESTIMATED)
+    key, backend = ("estimate", Backend.ESTIMATED) if kind == "step" else ("simulated", Backend.SIMULATED)
+    if (second := result.get(key)) is None:
+        return (own,)
+    return own, ResultReader(second, f"{source} ({key})").figures(backend)

@@ -22,7 +22,6 @@ class Figures:
 
     Attributes:
         source: the file or folder, as the user named it.
-        backend: how the figures were obtained.
         phases: peak bytes of each phase that the source has.
         roles: the peak by role.
     """
@@ -44,26 +43,23 @@ class Figures:
 
 
 class ResultReader:
-    """One JSON object of an untrusted file; every method raises a one-line ResultFormatError."""
+    """One JSON object of an untrusted file; invalid values raise a one-line ResultFormatError that names `source`."""
 
     def __init__(self, values: object, source: str) -> None:
-        """Args: values: the result of json.loads; source: place to name in errors, such as a file and line."""
         if not isinstance(values, dict):
             raise ResultFormatError(f"{source}: not a JSON object. Use the output of step, estimate or explain.")
         self._values: dict[str, Any] = values
         self._source = source
 
     def get(self, key: str) -> Any:
-        """A value of the file, unchecked; None if it is missing."""
+        """The unchecked value of a key; None if it is missing."""
         return self._values.get(key)
 
     def backend(self) -> Backend:
         """Whether the figures were measured or simulated."""
-        word = self.get("backend")
-        for known in _OF_A_STEP:
-            if word == known:
-                return known
-        raise ResultFormatError(f"{self._source}: backend {word!r:.40} is none of {', '.join(_OF_A_STEP)}.")
+        if (word := self.get("backend")) not in _OF_A_STEP:
+            raise ResultFormatError(f"{self._source}: backend {word!r:.40} is none of {', '.join(_OF_A_STEP)}.")
+        return Backend(word)
 
     def figures(self, backend: Backend) -> Figures:
         """Peak, phases and roles."""
@@ -100,23 +96,20 @@ class ResultReader:
         text = self.text(key)
         if text is None:
             return None
-        found: datetime | None = None
         with suppress(ValueError):
-            found = datetime.fromisoformat(text)
-        if found is None or found.tzinfo is None:
-            raise ResultFormatError(f"{self._source}: {key!r} is not a time with a zone. Regenerate the file.")
-        return found
+            if (found := datetime.fromisoformat(text)).tzinfo is not None:
+                return found
+        raise ResultFormatError(f"{self._source}: {key!r} is not a time with a zone. Regenerate the file.")
 
     def _sizes(self, key: str, words: type[Phase] | type[Role]) -> dict[str, int]:
         sizes = self.get(key)
         if not isinstance(sizes, dict):
             raise ResultFormatError(f"{self._source}: {key!r} is missing or not an object. Regenerate the file.")
         known = {word.value for word in words}
-        for word in sizes:
-            if word not in known:
-                raise ResultFormatError(
-                    f"{self._source}: {word!r:.40} in {key!r} is unknown. Did a newer version write it?"
-                )
+        if unknown := [word for word in sizes if word not in known]:
+            raise ResultFormatError(
+                f"{self._source}: {unknown[0]!r:.40} in {key!r} is unknown. Did a newer version write it?"
+            )
         return {word: self._size(f"{key}.{word}", size_bytes) for word, size_bytes in sizes.items()}
 
     def _size(self, key: str, size_bytes: object) -> int:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep the collector from walking all objects again and again."""
+    """Avoid repeated walks of the collector over all objects."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A device's events as checked columns of actions, addresses and sizes, which replay and rewind read."""
+"""A device's events as checked columns of actions, addresses and sizes, the input of replay and rewind."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -49,21 +49,13 @@ class EventColumns:
             SnapshotFormatError: an event lacks `action`, or its address or size is not a number in range.
         """
         codes, names = trace.objects("action")
-        known = np.array([_action(name) for name in names], dtype=np.int64)
-        actions = known[codes]
-        nameless = np.flatnonzero(actions < 0)
-        if len(nameless):
+        actions = np.array([_action(name) for name in names], dtype=np.int64)[codes]
+        if len(nameless := np.flatnonzero(actions < 0)):
             raise SnapshotFormatError(f"{where}: event {nameless[0]} has no action. Was the file damaged?")
         return cls(
             actions=actions,
             addresses=_numbers(trace, "addr", ADDRESS_LIMIT, where),
             sizes=_numbers(trace, "size", SIZE_LIMIT, where),
-        )
-
-    def part(self, start: int, stop: int) -> "EventColumns":
-        """The events from `start` up to `stop`."""
-        return EventColumns(
-            actions=self.actions[start:stop], addresses=self.addresses[start:stop], sizes=self.sizes[start:stop]
         )
 
 
@@ -75,8 +67,7 @@ def _action(name: Any) -> int:
 
 def _numbers(trace: DeviceTrace, key: str, limit: int, where: str) -> Int64s:
     numbers = trace.numbers(key)
-    wrong = np.flatnonzero((numbers < 0) | (numbers >= limit))
-    if len(wrong):
+    if len(wrong := np.flatnonzero((numbers < 0) | (numbers >= limit))):
         value = trace[int(wrong[0])].get(key)
         raise SnapshotFormatError(f"{where}: {key} number {wrong[0]} is {value!r:.40}. Was the file damaged?")
     return numbers

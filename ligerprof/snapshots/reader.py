@@ -1,4 +1,4 @@
-"""Read torch's memory snapshot files; nothing that a file names is resolved, called or built."""
+"""Read torch's memory snapshot files without resolving, calling or building anything that a file names."""
 
 import gzip
 import io
@@ -13,10 +13,10 @@ import numpy as np
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots import SNAPSHOT_NAME
 from ligerprof.snapshots.pickles.load import load_snapshot_data
+from ligerprof.snapshots.pickles.plain import HOW_TO_RECORD
 from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event
 from ligerprof.units import MIB, format_bytes
 
-_WRITE_IT = "Write one with torch.cuda.memory._dump_snapshot() or `ligerprof step`."
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 # xz shrinks real recordings 20 to 60 times, and repetitive ones a few hundred times
 _LARGEST_EXPANSION = 1000
@@ -29,9 +29,9 @@ class Snapshot:
     """The result of torch.cuda.memory._snapshot(), checked in shape and otherwise unchanged.
 
     Attributes:
-        source: where it came from, for messages.
+        source: its file, for messages.
         segments: memory from the driver at the time of the snapshot, with its blocks.
-        device_traces: events of each device, in order; the index is the device.
+        device_traces: events of each device, in order.
         settings: `allocator_settings`, {} if the file has none.
         annotations: `external_annotations`, named ranges of time.
     """
@@ -54,17 +54,15 @@ class Snapshot:
             SnapshotFormatError: `segments` and `device_traces` are missing or have another shape.
         """
         if not isinstance(values, Mapping) or not {"segments", "device_traces"} & set(values):
-            raise SnapshotFormatError(f"{source}: has neither 'segments' nor 'device_traces'. {_WRITE_IT}")
-        settings = values.get("allocator_settings")
-        annotations = values.get("external_annotations")
+            raise SnapshotFormatError(f"{source}: has neither 'segments' nor 'device_traces'. {HOW_TO_RECORD}")
+        settings, annotations = values.get("allocator_settings"), values.get("external_annotations")
+        notes = annotations if isinstance(annotations, list) else ()
         return cls(
             source=source,
             segments=_list_of(values, "segments", dict, source),
             device_traces=_list_of(values, "device_traces", Sequence, source),
             settings=settings if isinstance(settings, dict) else {},
-            annotations=[note for note in annotations if isinstance(note, dict)]
-            if isinstance(annotations, list)
-            else (),
+            annotations=[note for note in notes if isinstance(note, dict)],
         )
 
     @property
@@ -84,14 +82,12 @@ class Snapshot:
     def _device_of(self, segment: Mapping[str, Any]) -> int:
         device = segment.get("device", 0)
         if type(device) is not int or not 0 <= device < 2**16:
-            raise SnapshotFormatError(f"{self.source}: a segment's device is {device!r:.40}. {_WRITE_IT}")
+            raise SnapshotFormatError(f"{self.source}: a segment's device is {device!r:.40}. {HOW_TO_RECORD}")
         return device
 
 
 def read_snapshot(path: str | Path) -> Snapshot:
-    """Read a snapshot file or the snapshot of a run directory.
-
-    The file is a pickle, plain or compressed with gzip or xz; its first bytes show which.
+    """Read a snapshot file, plain or compressed with gzip or xz, or the snapshot of a run directory.
 
     Raises:
         SnapshotFormatError: not a snapshot, cut short, or not safe to load.
@@ -111,7 +107,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
 def _read(file: Path) -> Bytes:
     """The pickle in a file, decompressed."""
     with file.open("rb", buffering=0) as stream:
-        # numpy allocates in large pages, which halves the time of reading
+        # numpy allocates large pages, which halves the reading time
         packed = np.empty(file.stat().st_size, dtype=np.uint8)
         packed = packed[: stream.readinto(packed.data) or 0]
     if packed[:2].tobytes() == _GZIP:
@@ -122,7 +118,7 @@ def _read(file: Path) -> Bytes:
 
 
 def _decompress(stream: Any, packed_bytes: int, kind: str) -> Bytes:
-    """Decompress in chunks, and stop at a size that no snapshot of `packed_bytes` reaches."""
+    """Decompress in chunks; raise beyond a size that no snapshot of `packed_bytes` reaches."""
     allowed_bytes = max(_ALWAYS_ALLOWED_BYTES, packed_bytes * _LARGEST_EXPANSION)
     unpacked = bytearray()
     try:
@@ -144,12 +140,12 @@ def _trace(events: Sequence[Event], device: int, source: str) -> DeviceTrace:
     if isinstance(events, DeviceTrace):
         return events
     if not isinstance(events, list) or not set(map(type, events)) <= {dict}:
-        raise SnapshotFormatError(f"{source}: device_traces[{device}] is not a list of events. {_WRITE_IT}")
+        raise SnapshotFormatError(f"{source}: device_traces[{device}] is not a list of events. {HOW_TO_RECORD}")
     return DeviceTrace(events)
 
 
 def _list_of(values: Mapping[str, Any], key: str, item: type, source: str) -> list[Any]:
     items = values.get(key, [])
     if not isinstance(items, list) or not all(isinstance(each, item) for each in items):
-        raise SnapshotFormatError(f"{source}: '{key}' is not a list of {item.__name__}s. {_WRITE_IT}")
+        raise SnapshotFormatError(f"{source}: '{key}' is not a list of {item.__name__}s. {HOW_TO_RECORD}")
     return items

@@ -22,8 +22,7 @@ from ligerprof.snapshots.state import DeviceState, HeldBlock
 from ligerprof.snapshots.trace import DeviceTrace, Int64s
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
-_NOT_IN_TRACE = -1
-_NO_BLOCK = -1
+_MISSING = -1
 # a free_requested and the free_completed right after it
 _FREE = -1
 _GROWS, _SHRINKS = (SEGMENT_ALLOC, SEGMENT_MAP), (SEGMENT_FREE, SEGMENT_UNMAP)
@@ -35,9 +34,9 @@ class OutOfMemoryEvent:
 
     Attributes:
         index: of the event in the trace, which is also the moment before it.
-        requested_bytes: 0 if the event does not say.
-        device_free_bytes: what the driver had left, None if the event does not say.
-        state: what the device held then; its blocks lack stacks and requested bytes.
+        requested_bytes: 0 if the event does not contain it.
+        device_free_bytes: what the driver had left, None if the event does not contain it.
+        state: of the device at that moment; its blocks lack stacks and requested bytes.
     """
 
     index: int
@@ -51,20 +50,17 @@ class Replay:
     """Blocks and totals of one device. Moment m is after m events; moment 0 is before the first event.
 
     Attributes:
-        source: where the snapshot came from, for messages.
-        device: index of the device.
-        trace: its events.
-        requested_bytes: what the program asked for, for each block; blocks are in the order of allocation.
-        block_bytes: what the allocator took for it, as memory_allocated() counts.
+        source: the snapshot's file, for messages.
+        requested_bytes: the program's request for each block; blocks are in the order of allocation.
+        block_bytes: size of each block, which memory_allocated() counts.
         allocated_by: index of the event that allocated each block, -1 if it is older than the trace.
-        freed_by: index of the event that asked to free it, -1 if it lives to the end.
-        allocated_bytes: at each moment; one more than there are events.
-        reserved_bytes: at each moment.
-        older_blocks: the blocks that are older than the trace, which come first.
+        freed_by: index of the event that requested its release, -1 if it lives to the end.
+        allocated_bytes: at each moment, as are reserved_bytes.
+        older_blocks: the blocks that are older than the trace; they come first.
         complete: whether the trace starts with an empty device.
-        verified: whether the replay ends in exactly the segments and blocks that the file states.
+        verified: whether the replay ends in exactly the file's segments and blocks.
         mismatches: number of events that do not fit the events before them.
-        out_of_memory: the first allocation that failed, None if none did.
+        out_of_memory: the first allocation that failed.
     """
 
     source: str
@@ -93,15 +89,15 @@ class Replay:
 
     def live_at(self, moment: int) -> Int64s:
         """Indices of the blocks that are allocated at a moment, oldest first."""
-        freed_later = (self.freed_by == _NOT_IN_TRACE) | (self.freed_by >= moment)
+        freed_later = (self.freed_by == _MISSING) | (self.freed_by >= moment)
         return np.flatnonzero((self.allocated_by < moment) & freed_later).astype(np.int64)
 
 
 def replay(snapshot: Snapshot, device: int) -> Replay:
-    """Replay one device; a trace that lost its beginning starts from the state that its end implies.
+    """Replay one device; a truncated trace starts from the state that its end implies.
 
     Raises:
-        SnapshotFormatError: an event lacks `action`, or an address or size is not a number in range.
+        SnapshotFormatError: from `EventColumns.of` and `DeviceState.from_segments`.
     """
     trace, where = snapshot.trace_of(device), f"{snapshot.source}: device {device}"
     columns = EventColumns.of(trace, where)
@@ -139,24 +135,23 @@ class _Run:
 
     def play(self, *, stop_at_mismatch: bool = False) -> None:
         """Replay every event, or up to the first that does not fit those before it."""
-        end, oom = len(self.columns.actions), self.first_oom()
+        end, oom = len(self.columns.actions), self._first_oom()
         fits = self._play(0, end if oom is None else oom, stop_at_mismatch=stop_at_mismatch)
         if oom is not None and fits:
             self.state_at_oom = self._state(oom)
             self._play(oom, end, stop_at_mismatch=stop_at_mismatch)
 
-    def first_oom(self) -> int | None:
+    def _first_oom(self) -> int | None:
         """Index of the first out-of-memory event."""
         found = np.flatnonzero(self.columns.actions == OUT_OF_MEMORY)
         return int(found[0]) if len(found) else None
 
     def _play(self, start: int, stop: int, *, stop_at_mismatch: bool) -> bool:  # noqa: C901 - see below
         """Replay part of the events; False if it stopped at a mismatch."""
-        columns = self.columns.part(start, stop)
         used, held, starts, ends, borders = self.used, self.held, self.starts, self.ends, self.space.borders
-        rounded = {size: self._round(size) for size in np.unique(columns.sizes[columns.actions == ALLOC]).tolist()}
+        rounded = self._round_requests(start, stop)
         # the most frequent events, and FreeSpace.give, are inlined: a trace has a million of them
-        for action, address, size in _steps(columns):
+        for action, address, size in _steps(self.columns, start, stop):
             if action == _FREE and address in used:
                 block = used.pop(address)
                 self.freed.append(block)
@@ -169,7 +164,7 @@ class _Run:
                 continue
             if action == ALLOC:
                 block_bytes, splits_from = rounded[size]
-                free = starts.pop(address, _NOT_IN_TRACE)
+                free = starts.pop(address, _MISSING)
                 remainder = free - block_bytes
                 used[address] = len(held)
                 if remainder >= splits_from:
@@ -196,19 +191,16 @@ class _Run:
             self.mismatches += not self._step(FREE_REQUESTED, address, size)
             return self._step(FREE_COMPLETED, address, size)
         if action == FREE_REQUESTED:
-            block = self.used.pop(address, _NO_BLOCK)
+            block = self.used.pop(address, _MISSING)
             self.freed.append(block)
             if block >= 0:
                 self.waiting[address] = block
             return block >= 0
         if action == FREE_COMPLETED:
-            block = self.waiting.pop(address, _NO_BLOCK)
+            block = self.waiting.pop(address, _MISSING)
             if block >= 0:
                 self.space.give(address, self.held[block])
             return block >= 0
-        return self._change_segments(action, address, size)
-
-    def _change_segments(self, action: int, address: int, size: int) -> bool:
         if action == SEGMENT_ALLOC:
             self.space.borders.add(address)
         elif action == SEGMENT_FREE:
@@ -218,34 +210,34 @@ class _Run:
             return True
         return self.space.cut(address, size)
 
-    def _round(self, size: int) -> tuple[int, int]:
-        """Bytes of the block that serves a request, and the smallest remainder that is split off it."""
-        block_bytes = self.rules.round_request(size)
-        return block_bytes, self.rules.smallest_rest(block_bytes)
+    def _round_requests(self, start: int, stop: int) -> dict[int, tuple[int, int]]:
+        """For each requested size, the block's bytes and the smallest remainder that is split off it."""
+        requested = self.columns.sizes[start:stop][self.columns.actions[start:stop] == ALLOC]
+        rounded = {size: self.rules.round_request(size) for size in np.unique(requested).tolist()}
+        return {size: (block_bytes, self.rules.smallest_rest(block_bytes)) for size, block_bytes in rounded.items()}
 
     def ends_in(self, final: DeviceState) -> bool:
         """Whether all events fit and the device now holds exactly `final`."""
         return (
             self.mismatches == 0
-            and int(self.reserved()[-1]) == final.reserved_bytes
+            and int(self._reserved()[-1]) == final.reserved_bytes
             and self.starts == final.space.starts
-            and self.block_sizes() == final.block_sizes()
+            and self._block_sizes() == {address: block.block_bytes for address, block in final.blocks.items()}
         )
 
-    def block_sizes(self) -> dict[int, int]:
+    def _block_sizes(self) -> dict[int, int]:
         """Bytes of the blocks that are not free now, by address."""
         return {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
 
     def _state(self, moment: int) -> DeviceState:
-        """What the device holds now, at a moment; blocks lack stacks and requested bytes."""
-        blocks = {address: HeldBlock(address, 0, size) for address, size in self.block_sizes().items()}
-        return DeviceState(space=self.space.copy(), blocks=blocks, reserved_bytes=int(self.reserved()[moment]))
+        """The current state, at a moment; blocks lack stacks and requested bytes."""
+        blocks = {address: HeldBlock(address, 0, size) for address, size in self._block_sizes().items()}
+        return DeviceState(space=self.space.copy(), blocks=blocks, reserved_bytes=int(self._reserved()[moment]))
 
-    def reserved(self) -> Int64s:
+    def _reserved(self) -> Int64s:
         """Reserved bytes at each moment."""
         actions, sizes = self.columns.actions, self.columns.sizes
-        grows, shrinks = np.isin(actions, _GROWS), np.isin(actions, _SHRINKS)
-        changes = np.where(grows, sizes, 0) - np.where(shrinks, sizes, 0)
+        changes = np.where(np.isin(actions, _GROWS), sizes, 0) - np.where(np.isin(actions, _SHRINKS), sizes, 0)
         return self.start_reserved_bytes + np.append(0, np.cumsum(changes))
 
     def result(self, source: str, device: int, trace: DeviceTrace, *, complete: bool, verified: bool) -> Replay:
@@ -253,8 +245,8 @@ class _Run:
         made = np.flatnonzero(actions == ALLOC)
         older = np.array([block.requested_bytes for block in self.older], dtype=np.int64)
         requested, block_bytes = np.append(older, sizes[made]), np.array(self.held, dtype=np.int64)
-        allocated_by = np.append(np.full(len(older), _NOT_IN_TRACE), made)
-        freed_by = np.full(len(block_bytes), _NOT_IN_TRACE)
+        allocated_by = np.append(np.full(len(older), _MISSING), made)
+        freed_by = np.full(len(block_bytes), _MISSING)
         freed = np.array(self.freed, dtype=np.int64)
         freed_by[freed[freed >= 0]] = np.flatnonzero(actions == FREE_REQUESTED)[freed >= 0]
         # a block that waits for another stream at the start is no longer allocated
@@ -275,7 +267,7 @@ class _Run:
             allocated_by=allocated_by[keep],
             freed_by=freed_by[keep],
             allocated_bytes=np.cumsum(changes),
-            reserved_bytes=self.reserved(),
+            reserved_bytes=self._reserved(),
             older_blocks=[block for block in self.older if block.allocated],
             complete=complete,
             verified=verified,
@@ -284,7 +276,7 @@ class _Run:
         )
 
     def _out_of_memory(self, trace: DeviceTrace) -> OutOfMemoryEvent | None:
-        index = self.first_oom()
+        index = self._first_oom()
         if index is None or self.state_at_oom is None:
             return None
         event = trace[index]
@@ -297,11 +289,12 @@ class _Run:
         )
 
 
-def _steps(columns: EventColumns) -> Iterator[tuple[int, int, int]]:
+def _steps(columns: EventColumns, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Action, address and size of the events that move memory; a free_requested with its free_completed is one."""
-    actions, addresses = columns.actions.copy(), columns.addresses
+    actions, addresses = columns.actions[start:stop].copy(), columns.addresses[start:stop]
     at_once = (actions[:-1] == FREE_REQUESTED) & (actions[1:] == FREE_COMPLETED) & (addresses[:-1] == addresses[1:])
     requests = np.flatnonzero(at_once)
     moves = actions < OUT_OF_MEMORY
     actions[requests], moves[requests + 1] = _FREE, False
-    return zip(actions[moves].tolist(), addresses[moves].tolist(), columns.sizes[moves].tolist(), strict=True)
+    sizes = columns.sizes[start:stop][moves]
+    return zip(actions[moves].tolist(), addresses[moves].tolist(), sizes.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Undo a device's events from its final blocks backwards: what it held before the recording's first event."""
+"""Undo a device's events from its final blocks backwards, to the state before the recording's first event."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def rewind(trace: DeviceTrace, columns: EventColumns, final: DeviceState, rules:
 
 
 class _Undo:
-    """The state while going back; events that do not fit are skipped, and the forward replay counts them."""
+    """The state while undoing events; those that do not fit are skipped, and the forward replay counts them."""
 
     def __init__(self, trace: DeviceTrace, final: DeviceState, rules: SizeRules, *, keeps_stacks: bool) -> None:
         self.trace = trace
@@ -59,12 +59,10 @@ class _Undo:
             self.space.give(address, block.block_bytes)
 
     def free_requested(self, address: int, size: int, index: int) -> None:
-        block = self.held.get(address)
-        if block is None:
+        if address not in self.held:
             self.free_completed(address, size, index)
-            block = self.held.get(address)
-        if block is not None:
-            self.held[address] = block._replace(allocated=True)
+        if address in self.held:
+            self.held[address] = self.held[address]._replace(allocated=True)
 
     def free_completed(self, address: int, size: int, index: int) -> None:
         free = self.space.around(address)
@@ -76,21 +74,19 @@ class _Undo:
             block_bytes = room
         if self.space.cut(address, block_bytes):
             frames: Any = self.trace[index].get("frames", ()) if self.keeps_stacks else ()
-            self.held[address] = HeldBlock(
-                address=address, requested_bytes=size, block_bytes=block_bytes, allocated=False, frames=frames
-            )
+            self.held[address] = HeldBlock(address, size, block_bytes, allocated=False, frames=frames)
 
-    def segment_alloc(self, address: int, size: int, _index: int) -> None:
+    def segment_alloc(self, address: int, size: int, index: int) -> None:
         self.space.borders.discard(address)
-        self.segment_map(address, size, _index)
+        self.segment_map(address, size, index)
 
     def segment_map(self, address: int, size: int, _index: int) -> None:
         if self.space.cut(address, size):
             self.reserved_bytes -= size
 
-    def segment_free(self, address: int, size: int, _index: int) -> None:
+    def segment_free(self, address: int, size: int, index: int) -> None:
         self.space.borders.add(address)
-        self.segment_unmap(address, size, _index)
+        self.segment_unmap(address, size, index)
 
     def segment_unmap(self, address: int, size: int, _index: int) -> None:
         self.space.give(address, size)
@@ -98,7 +94,7 @@ class _Undo:
 
 
 def _frees_carry_the_owners_stack(trace: DeviceTrace, columns: EventColumns) -> bool:
-    """Whether free events repeat the stack of the allocation, as context="alloc" records them."""
+    """Whether free events repeat the stack of the allocation, as with context="alloc"."""
     made: dict[int, int] = {}
     for index, (action, address) in enumerate(zip(columns.actions.tolist(), columns.addresses.tolist(), strict=True)):
         if action == ALLOC:

@@ -1,4 +1,4 @@
-"""The stamp that our recorders put on each allocator event: step, phase and module as text."""
+"""The stamp that our recorders attach to each allocator event: step, phase and module as text."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,6 @@ class Stamp:
 
     Attributes:
         step: 0 for the build, then the training step, counted from 1.
-        phase: part of the step.
         module: dotted name of the module that ran, "" for the model itself.
         node: autograd node in backward (`MmBackward0`), else "".
         recompute: whether backward was recomputing a checkpointed forward pass.
@@ -36,9 +35,7 @@ class Stamp:
     def parse(cls, text: str) -> "Stamp | None":
         """Read `user_metadata`; None if the text is not a stamp."""
         parts = text.split(";")
-        if len(parts) not in (5, 6) or parts[0] != _MARK:
-            return None
-        if not parts[1].isdecimal() or len(parts[1]) > _MOST_DIGITS:
+        if len(parts) not in (5, 6) or parts[0] != _MARK or not parts[1].isdecimal() or len(parts[1]) > _MOST_DIGITS:
             return None
         try:
             phase = Phase(parts[2])

@@ -1,4 +1,4 @@
-"""What a device holds at one moment: the free space in its segments, and the blocks that are not free."""
+"""The state of a device at one moment: the free space in its segments, and the blocks that are not free."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ _HELD_STATES = (_ALLOCATED, "active_pending_free", "active_awaiting_free")
 
 
 class FreeSpace:
-    """Free blocks by address; two that touch are merged if they are in one segment.
+    """Free blocks by address; adjacent ones of one segment are merged.
 
     Attributes:
         starts: start address to size of each free block.
@@ -35,7 +35,7 @@ class FreeSpace:
         return twin
 
     def give(self, start: int, size: int) -> None:
-        """Add a free block and merge it with those that touch it."""
+        """Add a free block and merge it with adjacent ones."""
         starts, ends = self.starts, self.ends
         end = start + size
         if end in starts and end not in self.borders:
@@ -85,8 +85,7 @@ class HeldBlock(NamedTuple):
 
     Attributes:
         held: False if it is free.
-        requested_bytes: what the program asked for.
-        block_bytes: what the allocator took for it.
+        requested_bytes: the program's request.
         allocated: False if it waits for another stream, which torch no longer counts as allocated.
         frames: the stack of its allocation, as in the file.
     """
@@ -101,13 +100,7 @@ class HeldBlock(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceState:
-    """What a device holds at one moment.
-
-    Attributes:
-        space: the free blocks in its segments.
-        blocks: the other blocks, by address.
-        reserved_bytes: bytes of all segments.
-    """
+    """A device's free blocks, its other blocks by address, and the bytes of all segments."""
 
     space: FreeSpace = field(default_factory=FreeSpace)
     blocks: Mapping[int, HeldBlock] = field(default_factory=dict)
@@ -136,17 +129,9 @@ class DeviceState:
                 space.give(block.address, block.block_bytes)
         return cls(space=space, blocks=held, reserved_bytes=sum(sizes))
 
-    def block_sizes(self) -> dict[int, int]:
-        """Bytes of the blocks that are not free, by address."""
-        return {address: block.block_bytes for address, block in self.blocks.items()}
-
 
 def _require_numbers(values: Sequence[Any], limit: int, what: str) -> None:
-    """Refuse values that are not integers in [0, limit).
-
-    Raises:
-        SnapshotFormatError: names the first such value.
-    """
+    """Raise a SnapshotFormatError that names the first value that is not an integer in [0, limit)."""
     if set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < limit)):
         return
     index, value = next(
@@ -160,7 +145,7 @@ def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where:
     of_segments = [segment.get("blocks", []) for segment in segments]
     if not all(isinstance(blocks, list) and {dict}.issuperset(map(type, blocks)) for blocks in of_segments):
         raise SnapshotFormatError(f"{where}: a segment's `blocks` is not a list of blocks. Was the file damaged?")
-    # only newer files state a block's address and requested size
+    # only newer files contain a block's address and requested size
     sizes: list[Any] = [block.get("size") for blocks in of_segments for block in blocks]
     requested: list[Any] = [
         block.get("requested_size", block.get("size")) for blocks in of_segments for block in blocks

@@ -1,4 +1,4 @@
-"""The events of a device: dicts as in the file, or rows of a table that become dicts on access."""
+"""The events of a device: dicts as in the file, or table rows that become dicts on access."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,7 @@ class EventTable:
     """Events that have the same keys.
 
     Attributes:
-        columns: for each key the value of each event: a number, or -1 - i for `objects[i]`.
-        objects: the values that are not numbers.
+        columns: the values of each key, one per event: a number, or -1 - i for `objects[i]`.
     """
 
     columns: Mapping[str, Int64s]
@@ -38,7 +37,7 @@ class EventTable:
             return np.zeros(len(rows), dtype=np.int64), [None]
         cells = self.columns[key][rows]
         if len(cells) and cells.max() >= 0:
-            # numbers among them, which is unexpected: each value gets its own index
+            # unexpected numbers among them: each value gets its own index
             return np.arange(len(rows)), [self.event(row)[key] for row in rows.tolist()]
         seen = np.zeros(len(self.objects), dtype=bool)
         seen[-1 - cells] = True
@@ -80,7 +79,7 @@ class DeviceTrace(Sequence[Event]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+        return len(self) == len(other) and all(left == right for left, right in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -20,8 +20,7 @@ class EventContext:
 
     Attributes:
         stamp: becomes `user_metadata`.
-        frames: Python frames, innermost first, each with name, filename and line; may be filled in
-            after the event.
+        frames: Python frames, innermost first, each with name, filename and line; may be set after the event.
     """
 
     stamp: str
@@ -57,7 +56,7 @@ def build_snapshot(
 def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
     return {
         "action": event.action,
-        # an out-of-memory event has no address; torch states the free device memory instead
+        # an out-of-memory event has no address; torch writes the free device memory instead
         ("device_free" if event.action == "oom" else "addr"): event.address,
         "size": event.size_bytes,
         "stream": 0,

@@ -1,6 +1,6 @@
-"""Read one damaged snapshot after another, as a process of its own: `python -m tests.snapshots.fuzzing FOLDER KIND N`.
+"""Read one damaged snapshot after another in a separate process: `python -m tests.snapshots.fuzzing FOLDER KIND N`.
 
-It knows its own memory, dies with a stack where it hangs, and leaves the file that broke something in the folder.
+It measures its own memory, prints its stack if it hangs, and leaves a file that fails in the folder.
 """
 
 import faulthandler
@@ -37,7 +37,7 @@ SHORT.maxlevel, SHORT.maxdict, SHORT.maxlist, SHORT.maxstring, SHORT.maxother = 
 
 
 def answer(path: Path) -> bool:
-    """Whether the file has a report; one error where not."""
+    """Whether the file has a report; otherwise there must be one error."""
     try:
         report = explain(path)
     except LigerprofError as error:
@@ -53,7 +53,7 @@ def answer(path: Path) -> bool:
 
 
 def show(path: Path) -> None:
-    """The page with its timeline, the difference from itself, and every table."""
+    """Render the page with its timeline, the diff with itself, and every table."""
     try:
         analysis = analyze(path)
     except LigerprofError:
@@ -66,7 +66,7 @@ def show(path: Path) -> None:
 
 
 def compare(path: Path) -> bool:
-    """Whether the file is one that pickle loads; then it must be read as pickle loads it, without any shortcut."""
+    """Whether pickle loads the file; the fast path must then give the same events."""
     whole = path.read_bytes()
     try:
         plain = Snapshot.from_dict(load_snapshot_data(lambda: np.frombuffer(whole, dtype=np.uint8), fast=False))
@@ -79,9 +79,9 @@ def compare(path: Path) -> bool:
 
 
 def is_ordinary(snapshot: Snapshot, whole: bytes) -> bool:
-    """Each event in one place and each memo entry written once, as in all that is pickled from a recording.
+    """Whether each event occurs once and each memo entry is written once, as in every recording.
 
-    Where it is not, events that are read from the bytes need not be what pickle makes of them.
+    Otherwise, events read from the bytes may differ from those that pickle loads.
     """
     held = Counter(
         id(item)
@@ -93,7 +93,7 @@ def is_ordinary(snapshot: Snapshot, whole: bytes) -> bool:
 
 
 def memo_writes(whole: bytes) -> Counter[int]:
-    """How often each memo entry is written; MEMOIZE writes the one whose index is how many there are."""
+    """Number of writes to each memo entry; MEMOIZE writes the entry after the last."""
     written: Counter[int] = Counter()
     for opcode, argument, _ in pickletools.genops(whole):
         if opcode.name in PUTS:
@@ -104,12 +104,12 @@ def memo_writes(whole: bytes) -> Counter[int]:
 
 
 def rows(snapshot: Snapshot) -> list[str]:
-    """Every event as text, for NaN is not itself; so deep and no deeper, for values may hold themselves."""
+    """Every event as text, since NaN differs from itself; of bounded depth, since values may contain themselves."""
     return [SHORT.repr(dict(event)) for trace in snapshot.device_traces for event in trace]
 
 
 def highest_kib() -> int:
-    """Of this process alone: ru_maxrss begins with what its parent held."""
+    """Peak memory of this process; ru_maxrss would start with the parent's."""
     return int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
 
 
@@ -123,7 +123,7 @@ def main(folder: Path, kind: str, count: int) -> None:
     # a file that takes too much processor time ends the process with a traceback
     faulthandler.register(signal.SIGVTALRM, chain=True)
     path = folder / "whole.pickle"
-    # as they come out of a file: what is equal is one object only where it was one
+    # pickled and loaded again, so that equal values share an object only if they do in a file
     wholes = [pickle.loads(pickle.dumps(values)) for values in originals().values()]
     for whole in wholes:
         path.write_bytes(pickle.dumps(whole))

@@ -1,4 +1,4 @@
-"""Damaged snapshots: bytes that are changed, and values that are changed before they are pickled again."""
+"""Damaged snapshots: changed bytes, or values changed before they are pickled again."""
 
 import lzma
 import pickle
@@ -44,7 +44,7 @@ Pick = random.Random
 
 
 def originals() -> dict[str, dict[str, Any]]:
-    """Small snapshots of several kinds: of random programs, and the end of a real recording with its stacks."""
+    """Small snapshots: of random programs, and the end of a real recording with its stacks."""
     found = {
         "program": random_program(5, events=60).snapshot(),
         "expandable program": random_program(6, events=60, expandable=True).snapshot(),
@@ -58,7 +58,7 @@ def originals() -> dict[str, dict[str, Any]]:
 
 
 def damaged_bytes(whole: bytes, draw: Pick) -> bytes:
-    """A few bytes changed, lost or doubled."""
+    """Change, drop or double a few bytes."""
     damaged = bytearray(whole)
     for _ in range(draw.choice([1, 1, 2, 8])):
         at, kind = draw.randrange(len(damaged)), draw.random()
@@ -72,7 +72,7 @@ def damaged_bytes(whole: bytes, draw: Pick) -> bytes:
 
 
 def damaged_values(values: dict[str, Any], draw: Pick) -> bytes:
-    """The snapshot with a few of its values changed, pickled again in any protocol."""
+    """Change a few values of the snapshot and pickle it again with any protocol."""
     changed = pickle.loads(pickle.dumps(values))
     for _ in range(draw.choice([1, 1, 2, 4, 16])):
         draw.choice(CHANGES)(changed, draw)
@@ -80,7 +80,7 @@ def damaged_values(values: dict[str, Any], draw: Pick) -> bytes:
 
 
 def holders(value: Any) -> Iterator[Any]:
-    """Every dict and list in it, each once."""
+    """Every dict and list inside a value, once each."""
     seen, waiting = set(), [value]
     while waiting:
         holder = waiting.pop()
@@ -92,9 +92,9 @@ def holders(value: Any) -> Iterator[Any]:
 
 
 def some_holder(values: Any, draw: Pick, kind: type | tuple[type, ...] = (dict, list)) -> Any:
-    """A dict or list that is not empty, found by going down at random; None where the way ends before one."""
+    """A random dict or list that is not empty; None if the random path leads to none."""
     found, holder = None, values
-    # values may hold themselves
+    # values may contain themselves
     for _ in range(12):
         if not isinstance(holder, (dict, list)) or not holder:
             break
@@ -121,7 +121,7 @@ def replace(values: Any, draw: Pick) -> None:
 
 
 def swap(values: Any, draw: Pick) -> None:
-    """Two values change places, wherever they are."""
+    """Swap two values anywhere."""
     first, second = some_holder(values, draw), some_holder(values, draw)
     if first and second:
         here, there = some_place(first, draw), some_place(second, draw)
@@ -129,7 +129,7 @@ def swap(values: Any, draw: Pick) -> None:
 
 
 def negate(values: Any, draw: Pick) -> None:
-    """A number loses its sign, or becomes a little or a lot larger."""
+    """Change a number's sign, or make it slightly or much larger."""
     holder = some_holder(values, draw, dict) or {}
     numbers = [key for key, value in holder.items() if type(value) is int]
     if numbers:
@@ -138,7 +138,7 @@ def negate(values: Any, draw: Pick) -> None:
 
 
 def tie(values: Any, draw: Pick) -> None:
-    """A value that holds itself, or another that is held twice."""
+    """Make a value contain itself, or contain another one twice."""
     if holder := some_holder(values, draw):
         holder[some_place(holder, draw)] = draw.choice([values, holder, some_holder(values, draw)])
 
@@ -149,7 +149,7 @@ def reorder(values: Any, draw: Pick) -> None:
 
 
 def rename(values: Any, draw: Pick) -> None:
-    """A key becomes another one, perhaps one that is there already, perhaps no text."""
+    """Replace a key by another, which may already exist or may not be text."""
     if holder := some_holder(values, draw, dict):
         value = holder.pop(draw.choice(list(holder)))
         holder[draw.choice(["action", "addr", "size", "blocks", "x", "", 5, None])] = value

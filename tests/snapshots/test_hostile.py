@@ -1,4 +1,4 @@
-"""Files that mean harm: ten kinds, each in a process that a canary, a clock and a scale watch."""
+"""Hostile files of ten kinds, each read in a process with audited events, time and memory."""
 
 import json
 import pickle
@@ -18,12 +18,11 @@ from tests.torch_memory.allocator.programs import random_program
 
 START = b"\x80\x04"
 DEEP = 100_000
-# what is left of the unharmed file's memory, and what an answer may take
-# of processor time
+# limits on the processor time per file, and on memory beyond that of an undamaged file
 MOST_SECONDS, SPARE_BYTES = 5, 64 * MIB
 
-# Everything is imported and one good file is explained before the watch begins: from there on no file is opened but
-# the one that is asked for, nothing is started, imported, compiled or run.
+# Everything is imported and one good file is explained before the audit begins. After that, only the given file may be
+# opened, and nothing may be started, imported, compiled or run.
 CHILD = """
 import json, os, sys, time
 from pathlib import Path
@@ -31,7 +30,7 @@ from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.errors import LigerprofError
 
 def highest_memory():
-    # of this process alone: ru_maxrss begins with what its parent held
+    # not ru_maxrss, which starts with the parent's memory
     return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 good, paths = sys.argv[1], sys.argv[2:]
@@ -39,41 +38,41 @@ explain(good)
 unharmed = highest_memory()
 path, broken = None, []
 
-def watch(event, arguments):
+def audit(event, arguments):
     if path is None or event in HARMLESS or (event == "open" and os.fspath(arguments[0]) == path):
         return
     broken.append((event, repr(arguments)[:200]))
 
 HARMLESS = ("object.__getattr__", "object.__setattr__", "builtins.id")
-sys.addaudithook(watch)
+sys.addaudithook(audit)
 for path in paths:
-    broken, said, began = [], None, time.process_time()
+    broken, message, began = [], None, time.process_time()
     try:
         explain(path)
     except LigerprofError as error:
-        said = str(error)
-    asked, path = path, None
+        message = str(error)
+    current, path = path, None
     seconds = time.process_time() - began
-    told = {"said": said, "seconds": seconds, "memory": highest_memory(), "unharmed": unharmed, "broken": broken}
-    print(json.dumps({"path": asked, **told}))
+    outcome = {"message": message, "seconds": seconds, "memory": highest_memory(), "unharmed": unharmed, "broken": broken}
+    print(json.dumps({"path": current, **outcome}))
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attack:
-    """A file, and what lies beside it.
+    """A file, with other files next to it.
 
     Attributes:
-        says: part of the one line that it ends in; "" where the file may have an answer.
+        says: part of the expected error; "" if the file may have a report.
     """
 
     content: bytes
     says: str = ""
-    beside: dict[str, bytes] = field(default_factory=dict)
+    neighbors: dict[str, bytes] = field(default_factory=dict)
 
 
 class Calls:
-    """Pickles to a call that creates a file."""
+    """An object whose pickle calls a function that creates the canary file."""
 
     def __init__(self, canary: Path) -> None:
         self._canary = canary
@@ -92,7 +91,7 @@ def good_values() -> dict[str, Any]:
 
 
 def attacks(canary: Path) -> dict[str, tuple[Attack, ...]]:
-    """Of each kind of attack its variants."""
+    """The variants of each kind of attack."""
     path = text(str(canary))
     make_folder = b"cos\nmkdir\n"
     values = good_values()
@@ -142,12 +141,12 @@ def attacks(canary: Path) -> dict[str, tuple[Attack, ...]]:
             Attack(content=START + b"I" + b"9" * 100_000 + b"\n.", says="refusing"),
             Attack(content=START + b"\x95" + struct.pack("<Q", 2**60) + b"}.", says="frame of"),
         ),
-        "a hidden file beside it": (Attack(content=pickle.dumps(values), beside=hidden_files(canary)),),
+        "a hidden file next to it": (Attack(content=pickle.dumps(values), neighbors=hidden_files(canary)),),
     }
 
 
 def hidden_files(canary: Path) -> dict[str, bytes]:
-    """Files of the names that readers keep caches under, and modules of the names that ours imports."""
+    """Files with the names of readers' caches, and modules with the names of our imports."""
     caches = (".snapshot-0.pickle.cache", "snapshot-0.pickle.cache", "snapshot-0.pickle.pkl", "result.json")
     modules = ("pickle.py", "numpy.py", "ligerprof.py", "conftest.py", "sitecustomize.py")
     return {
@@ -172,27 +171,27 @@ def test_hostile_files_run_nothing_and_stay_within_bounds(kind: str, tmp_path: P
     (folder / "good.pickle").write_bytes(pickle.dumps(good_values()))
     for path, attack in variants.items():
         path.write_bytes(attack.content)
-        for name, content in attack.beside.items():
+        for name, content in attack.neighbors.items():
             (folder / name).write_bytes(content)
     before = sorted(path.name for path in folder.iterdir())
 
-    answers = run_watched(CHILD, folder, variants)
+    answers = run_audited(CHILD, folder, variants)
 
     assert not canary.exists()
     assert sorted(path.name for path in folder.iterdir()) == before
-    for (path, attack), told in zip(variants.items(), answers, strict=True):
-        assert told["broken"] == []
-        assert told["seconds"] < MOST_SECONDS
-        assert told["memory"] < 2 * told["unharmed"] + SPARE_BYTES
+    for (path, attack), outcome in zip(variants.items(), answers, strict=True):
+        assert outcome["broken"] == []
+        assert outcome["seconds"] < MOST_SECONDS
+        assert outcome["memory"] < 2 * outcome["unharmed"] + SPARE_BYTES
         if attack.says:
-            assert told["said"].startswith(str(path))
-            assert attack.says in told["said"]
-            assert "\n" not in told["said"]
+            assert outcome["message"].startswith(str(path))
+            assert attack.says in outcome["message"]
+            assert "\n" not in outcome["message"]
 
 
-def run_watched(child: str, folder: Path, paths: Iterable[Path]) -> list[dict[str, Any]]:
-    # a script looks for modules beside itself, and not where it is started
-    script = folder.parent / "watch" / "watch.py"
+def run_audited(child: str, folder: Path, paths: Iterable[Path]) -> list[dict[str, Any]]:
+    # Python looks for modules in the script's folder, not in the working directory
+    script = folder.parent / "audit" / "audit.py"
     script.parent.mkdir()
     script.write_text(child, encoding="utf-8")
     finished = subprocess.run(
@@ -201,7 +200,7 @@ def run_watched(child: str, folder: Path, paths: Iterable[Path]) -> list[dict[st
         text=True,
         check=False,
         timeout=600,
-        # as who unpacks an archive and looks at what was in it
+        # as after unpacking an archive
         cwd=folder,
         env={"PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"},
     )
@@ -209,8 +208,8 @@ def run_watched(child: str, folder: Path, paths: Iterable[Path]) -> list[dict[st
     return [json.loads(line) for line in finished.stdout.splitlines()]
 
 
-def test_the_watch_sees_what_a_careless_reader_runs(tmp_path: Path) -> None:
-    """The same child with pickle.load in place of the reader: the canary is there, and the watch says so."""
+def test_the_audit_detects_a_careless_reader(tmp_path: Path) -> None:
+    """The same child with pickle.load instead of the reader: the canary exists, and the audit reports it."""
     canary, folder = tmp_path / "canary", tmp_path / "run"
     folder.mkdir()
     (folder / "good.pickle").write_bytes(pickle.dumps(good_values()))
@@ -218,7 +217,7 @@ def test_the_watch_sees_what_a_careless_reader_runs(tmp_path: Path) -> None:
     careless = CHILD.replace("        explain(path)", "        __import__('pickle').load(open(path, 'rb'))")
     assert careless != CHILD
 
-    (told,) = run_watched(careless, folder, [folder / "snapshot.pickle"])
+    (outcome,) = run_audited(careless, folder, [folder / "snapshot.pickle"])
 
     assert canary.exists()
-    assert {"pickle.find_class", "os.mkdir"} <= {event for event, _ in told["broken"]}
+    assert {"pickle.find_class", "os.mkdir"} <= {event for event, _ in outcome["broken"]}

@@ -41,7 +41,7 @@ def small_values() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(EVENTS))
-def test_reads_recordings_as_they_are(name: str) -> None:
+def test_reads_recordings_unchanged(name: str) -> None:
     path = RECORDINGS / f"{name}.pickle.xz"
 
     snapshot = read_snapshot(path)
@@ -54,7 +54,7 @@ def test_reads_recordings_as_they_are(name: str) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress], ids=["plain", "gzip", "xz"])
-def test_reads_every_protocol_and_packing_whatever_the_name(protocol: int, pack: Any, tmp_path: Path) -> None:
+def test_reads_every_protocol_and_compression_under_any_name(protocol: int, pack: Any, tmp_path: Path) -> None:
     values = small_values()
     path = tmp_path / "snapshot.txt"
     path.write_bytes(pack(pickle.dumps(values, protocol)))
@@ -70,7 +70,7 @@ def test_reads_every_protocol_and_packing_whatever_the_name(protocol: int, pack:
     [b"", b"PK\x03\x04 a zip file", b"(dp0\n.", b"\x80\x63}.", b"\x80", b"\x80\x04", b"\x80\x04."],
     ids=["empty", "zip", "protocol 0", "protocol of the future", "one byte", "start alone", "nothing on the stack"],
 )
-def test_what_is_no_pickle_of_a_snapshot_is_one_line(content: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_snapshots_give_one_line(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(content)
 
@@ -82,7 +82,7 @@ def test_what_is_no_pickle_of_a_snapshot_is_one_line(content: bytes, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["gzip", "xz"])
-def test_bomb_is_refused_before_it_grows(kind: str, tmp_path: Path) -> None:
+def test_decompression_bomb_is_refused_early(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     bomb = PROTOCOL_4 + b"N" * (80 * 2**20)
     path.write_bytes(gzip.compress(bomb) if kind == "gzip" else lzma.compress(bomb, preset=0))
@@ -93,7 +93,7 @@ def test_bomb_is_refused_before_it_grows(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress], ids=["plain", "gzip", "xz"])
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.7, 0.999])
-def test_file_that_was_cut_short_says_so(pack: Any, share: float, tmp_path: Path) -> None:
+def test_truncated_file_is_reported(pack: Any, share: float, tmp_path: Path) -> None:
     whole = pack(pickle.dumps(small_values()))
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(whole[: 10 + int(share * (len(whole) - 11))])

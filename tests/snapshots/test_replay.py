@@ -53,7 +53,7 @@ def test_replay_keeps_devices_apart() -> None:
 
 @pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "hf-nockpt-8x1024"])
 @pytest.mark.parametrize("kept", [3000, 9000])
-def test_replay_of_a_truncated_recording_is_exact_in_what_is_left(name: str, kept: int) -> None:
+def test_replay_of_a_truncated_recording_is_exact_for_the_remaining_events(name: str, kept: int) -> None:
     snapshot = read_snapshot(RECORDINGS / f"{name}.pickle.xz")
     whole = replay(snapshot, 0)
     dropped = len(snapshot.trace_of(0)) - kept
@@ -103,7 +103,9 @@ def test_truncated_replay_of_small_blocks_is_exact(seed: int, expandable: bool, 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_truncated_replay_misses_at_most_the_unsplit_rest_of_freed_large_blocks(seed: int, data: st.DataObject) -> None:
+def test_truncated_replay_misses_at_most_the_unsplit_remainder_of_freed_large_blocks(
+    seed: int, data: st.DataObject
+) -> None:
     program = random_program(seed)
     drop = data.draw(st.integers(1, len(program.events)))
 
@@ -127,7 +129,7 @@ def test_replay_without_events_takes_the_blocks_from_the_segments() -> None:
     assert not replayed.complete
 
 
-def test_block_that_waits_for_a_stream_is_allocated_no_more_and_not_free_yet() -> None:
+def test_block_that_waits_for_a_stream_is_neither_allocated_nor_free() -> None:
     program = SlowAllocator()
     program.alloc(1, 3 * MIB)
     program.request_free(1)
@@ -140,7 +142,7 @@ def test_block_that_waits_for_a_stream_is_allocated_no_more_and_not_free_yet() -
     assert replayed.verified
 
 
-def test_events_that_move_no_memory_and_unknown_ones_are_passed_over() -> None:
+def test_events_that_move_no_memory_and_unknown_events_are_skipped() -> None:
     program = random_program(3)
     values = program.snapshot()
     strange = [
@@ -187,6 +189,6 @@ def test_roundup_divisions_are_taken_from_the_settings() -> None:
     ],
     ids=["no-action", "number-action", "text-address", "negative", "huge", "none"],
 )
-def test_event_that_is_none_is_one_clear_error(event: dict[str, object]) -> None:
+def test_invalid_event_is_one_clear_error(event: dict[str, object]) -> None:
     with pytest.raises(SnapshotFormatError, match=r"device 0.*"):
         replay(Snapshot.from_dict({"device_traces": [[event]], "segments": []}), 0)

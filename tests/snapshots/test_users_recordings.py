@@ -1,4 +1,4 @@
-"""Recordings as users make them (benchmarks/recordings.py): exact counters, and the allocator's every choice again."""
+"""Recordings of typical user scripts (benchmarks/recordings.py): exact counters, and the allocator's choices."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.paths import RECORDINGS
 
 RUNS: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "users.json").read_text(encoding="utf-8"))
 LOST_THEIR_BEGINNING = {"small-ring-3000"}
-# recordings of other ways to train, whose segments came from cudaMalloc
+# recordings of other training setups, with segments from cudaMalloc
 OTHERS = (
     "hf-ckpt-4x1024",
     "hf-nockpt-8x1024",
@@ -54,11 +54,11 @@ def test_replay_gives_the_runs_own_counters_to_the_byte(name: str) -> None:
 
 
 class Machine:
-    """An allocator each stream and pool, as torch keeps their blocks apart; the driver gives the recorded addresses."""
+    """One allocator per stream and pool, since torch never mixes their blocks; the driver returns recorded addresses."""
 
     def __init__(self, snapshot: Snapshot, limit_bytes: int | None) -> None:
         self._given = iter([event for event in events_of(snapshot) if event["action"] == "segment_alloc"])
-        # events of torch 2.11 do not tell their pool; a graph's keeps its segments to the end
+        # events of torch 2.11 do not contain their pool; a graph's pool keeps its segments to the end
         self._private = [
             (segment["stream"], range(segment["address"], segment["address"] + segment["total_size"]), pool)
             for segment in snapshot.segments_of(0)
@@ -78,7 +78,7 @@ class Machine:
             allocator, block = self._blocks.pop(event["addr"])
             allocator.free(block)
         elif event["action"] == "segment_free" and self._whole(event) not in self.segment_events:
-            # no request asked for it: the program emptied the cache
+            # not caused by a request: the program emptied the cache
             for (_, pool), allocator in self._allocators.items():
                 if pool == DEFAULT_POOL:
                     allocator.empty_cache()
@@ -131,12 +131,12 @@ def test_requests_alone_give_every_block_and_segment_its_address(name: str) -> N
         machine.take(event)
 
     assert machine.elsewhere == 0
-    # several segments given back at once have no order of their own
+    # segments released together have no defined order
     assert sorted(machine.segment_events) == sorted(driver_events(events))
 
 
-# bytes more or fewer than on the GPU: among free blocks of one size the lowest address is taken, and another driver
-# gives other addresses
+# difference from the GPU in bytes: the allocator takes the lowest address among free blocks of equal size, and
+# addresses depend on the driver
 MOVED_BY_ADDRESSES = {
     "small-autocast": 512 * 1024,
     "small-autocast-python": 512 * 1024,
@@ -146,7 +146,7 @@ MOVED_BY_ADDRESSES = {
 
 
 @pytest.mark.parametrize("name", sorted(set(RUNS) - LOST_THEIR_BEGINNING - {"small-graphs", "small-oom"}))
-def test_with_other_addresses_reserved_stays_and_allocated_moves_by_what_is_stated(name: str) -> None:
+def test_with_other_addresses_reserved_is_equal_and_allocated_differs_by_the_listed_bytes(name: str) -> None:
     allocator = CachingAllocator()
     blocks: dict[int, Block] = {}
     for event in events_of(recorded(name)):

@@ -46,7 +46,7 @@ def test_keys_are_those_that_torch_writes(text: str) -> None:
     assert set(ours["segments"][0]["blocks"][0]) == set(real.segments[0]["blocks"][0])
 
 
-def test_stamp_and_frames_stand_on_their_events() -> None:
+def test_events_carry_their_stamp_and_frames() -> None:
     trace = written(AllocatorSettings())["device_traces"][0]
     allocated = [event for event in trace if event["action"] == "alloc"]
     freed = [event for event in trace if event["action"] == "free_completed"]
@@ -56,7 +56,7 @@ def test_stamp_and_frames_stand_on_their_events() -> None:
     assert [event["time_us"] for event in trace] == sorted({event["time_us"] for event in trace})
 
 
-def test_out_of_memory_says_what_the_device_had_left() -> None:
+def test_out_of_memory_event_has_the_free_device_memory() -> None:
     event = written(AllocatorSettings(), limit_bytes=100_000_000)["device_traces"][0][-1]
     assert event["action"] == "oom"
     assert "addr" not in event
@@ -64,7 +64,7 @@ def test_out_of_memory_says_what_the_device_had_left() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "expandable_segments:True"])
-def test_torchs_own_viewer_takes_it(text: str) -> None:
+def test_torchs_own_viewer_reads_the_file(text: str) -> None:
     snapshot = written(parse_allocator_settings(text))
     assert "[0:100.0B]" in _memory_viz.trace(snapshot)
     assert "allocated" in _memory_viz.segsum(snapshot)
@@ -72,7 +72,7 @@ def test_torchs_own_viewer_takes_it(text: str) -> None:
         assert "<html" in plot(snapshot)
 
 
-def test_the_file_holds_nothing_but_plain_data() -> None:
+def test_the_file_contains_only_plain_data() -> None:
     snapshot = written(AllocatorSettings())
     pickled = pickle.dumps(snapshot, protocol=4)
     assert load_snapshot_data(lambda: np.frombuffer(bytearray(pickled), dtype=np.uint8)) == snapshot

@@ -16,7 +16,7 @@ from ligerprof.snapshots.trace import Int64s
 
 
 class Owner(NamedTuple):
-    """What one block belongs to.
+    """The role and origin of one block.
 
     Attributes:
         block: its index in the replay.
@@ -35,24 +35,15 @@ class Owner(NamedTuple):
 
 
 class Attribution:
-    """Call sites, phases and roles of a replayed device's blocks, each worked out once.
+    """Call sites, phases and roles of a replayed device's blocks, each determined once.
 
     Args:
-        replayed: the device.
         annotations: the snapshot's `external_annotations`.
         user_rules: take precedence over the built-in rules.
-
-    Attributes:
-        replayed: the device.
-        call_sites: the call site of each block.
-        phases: the phase of each event.
     """
 
     def __init__(
-        self,
-        replayed: Replay,
-        annotations: Sequence[Mapping[str, Any]] = (),
-        user_rules: Sequence[UserRule] = (),
+        self, replayed: Replay, annotations: Sequence[Mapping[str, Any]] = (), user_rules: Sequence[UserRule] = ()
     ) -> None:
         self.replayed = replayed
         self.call_sites = CallSites(replayed)
@@ -78,11 +69,11 @@ class Attribution:
         ]
 
     def roles_of(self, blocks: Int64s, moment: int) -> list[Role]:
-        """The role of each block, with the features that blocks have as seen from `moment`."""
+        """The role of each block, based on its features as seen from `moment`."""
         return self._finder_at(moment).roles(blocks)
 
     def breakdown(self, moment: int, owners: Sequence[Owner]) -> MemoryBreakdown:
-        """Requested bytes by role; what blocks take beyond them is the allocator's rounding."""
+        """Requested bytes by role; the rest of the allocated bytes is the allocator's rounding."""
         roles = dict.fromkeys(Role, 0)
         for owner in owners:
             roles[owner.role] += owner.requested_bytes
@@ -103,7 +94,7 @@ class Attribution:
 
 
 class _RoleFinder:
-    """Finds the roles of blocks; blocks that no rule can distinguish are looked up once."""
+    """Finds the roles of blocks; blocks with equal features are matched against the rules once."""
 
     def __init__(self, extractor: FeatureExtractor, user_rules: Sequence[UserRule]) -> None:
         self.extractor = extractor
@@ -123,5 +114,5 @@ class _RoleFinder:
 
 
 def _layer(layer: int, role: Role) -> int | None:
-    # a library keeps its workspace for all layers, not only for the first that needed it
+    # a library keeps its workspace for all layers, not only for the one that first needed it
     return None if layer == NO_LAYER or role is Role.LIBRARY_WORKSPACE else layer

@@ -13,11 +13,7 @@ from ligerprof.snapshots.trace import Int64s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallSite:
-    """Where in the program blocks were allocated.
-
-    Attributes:
-        stamp: the recorder's stamp, None if the recorder wrote none.
-    """
+    """The place in the program that allocated some blocks: its stack, and the recorder's stamp if there is one."""
 
     stack: Stack
     stamp: Stamp | None
@@ -44,7 +40,7 @@ class CallSite:
 
     @property
     def description(self) -> str:
-        """The most telling call or autograd node, or ""."""
+        """The most informative call or autograd node, or ""."""
         return self.stack.description or self.node
 
     @property
@@ -61,7 +57,7 @@ class CallSites:
         site_of: index into `sites` of each block.
         index_in_call: number of blocks that the same call had allocated before each block.
         blocks_in_call: number of blocks that the call allocated in all.
-        next_call: index of the event with which the next call began to allocate; past the end for the last call.
+        next_call: index of the next call's first allocation event; past the end for the last call.
     """
 
     def __init__(self, replayed: Replay) -> None:
@@ -75,7 +71,7 @@ class CallSites:
         return self.sites[self._site_by_block[block]]
 
     def _find_sites(self, replayed: Replay) -> Int64s:
-        """The site of each block; thousands of events share stacks and stamps, so these are compared by `id` first."""
+        """The site of each block; thousands of events share stacks and stamps, which are compared by `id` first."""
         older = [block.frames for block in replayed.older_blocks]
         allocated = replayed.allocated_by[len(older) :]
         frame_codes, frames = replayed.trace.objects("frames")
@@ -100,9 +96,8 @@ class CallSites:
     def _group_calls(self, replayed: Replay) -> tuple[Int64s, Int64s, Int64s]:
         """Group consecutive blocks that have the same stack, node and stamp into calls."""
         numbers: dict[object, int] = {}
-        calls = [
-            numbers.setdefault((site.stack.calls, site.stack.node, site.stamp), len(numbers)) for site in self.sites
-        ]
+        keys = ((site.stack.calls, site.stack.node, site.stamp) for site in self.sites)
+        calls = [numbers.setdefault(key, len(numbers)) for key in keys]
         if not calls:
             return self.site_of, self.site_of, self.site_of
         call_of = np.array(calls, dtype=np.int64)[self.site_of]

@@ -1,4 +1,4 @@
-"""Work out what the rules ask about a block: how long it lives, what its size matches, where it was allocated."""
+"""Derive the features that rules match on: a block's lifetime, its size, and the place that allocated it."""
 
 import re
 from collections.abc import Iterator
@@ -16,21 +16,18 @@ from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import MIB
 
-# what cuBLAS takes by default: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)
+# cuBLAS's default workspace: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)
 _WORKSPACE_SIZES = frozenset({32 * MIB, 8519680})
 _SMALL_SHARE = 10_000
-_EMBEDDING_CALL = "nn/modules/sparse.py:forward"
-_EMBEDDING_CONSTRUCTOR = "nn/modules/sparse.py:__init__"
 _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$", re.MULTILINE)
 _CHECKPOINT_CALL = "torch/utils/checkpoint.py:"
 _EAGER_CALL = "eager_attention_forward"
 _SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{_EAGER_CALL}$", re.MULTILINE)
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
-_CONV1D_CALL = "pytorch_utils.py:forward"
 
 
 class Feature(Enum):
-    """Something that holds for a block beyond its stack."""
+    """A property of a block that its stack alone does not show."""
 
     # lifetime
     DIES_IN_PHASE = auto()
@@ -67,7 +64,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockFeatures:
-    """What rules look at.
+    """The input of the rules.
 
     Attributes:
         phase: None if unknown.
@@ -89,8 +86,8 @@ class FeatureExtractor:
     """Features of a device's blocks, as seen from the blocks that are live at one moment.
 
     Args:
-        layers: decoder layer of each block as far as forward and backward show it, else -1.
-        moment: its live blocks give the sizes of weights, and its allocated bytes what counts as small.
+        layers: decoder layer of each block if forward or backward shows it, else -1.
+        moment: its live blocks determine the sizes of weights, and its allocated bytes the limit of small blocks.
     """
 
     def __init__(
@@ -111,7 +108,7 @@ class FeatureExtractor:
         self._site_features: dict[int, frozenset[Feature]] = {}
 
     def features(self, block: int) -> BlockFeatures:
-        """What the rules look at."""
+        """The features of one block."""
         site, phase = self._call_sites.of(block), phase_of_code(int(self._codes[block]))
         features = {feature for feature, holds in self._of_block(block, site, phase) if holds}
         return BlockFeatures(
@@ -124,7 +121,7 @@ class FeatureExtractor:
         )
 
     def signatures(self, blocks: Int64s) -> Iterator[tuple[int, ...]]:
-        """All that the features of each block depend on: blocks with equal signatures have equal features."""
+        """A key for each block; blocks with equal keys have equal features."""
         freed = self._replayed.freed_by[blocks]
         kept = freed < 0
         freed_span = np.where(kept, self._phases.last_span, self._phases.spans_of(freed))
@@ -162,19 +159,19 @@ class FeatureExtractor:
             return
         yield Feature.IN_LOSS_AREA, self._in_loss_area(site)
         if not self._has_modules(site):
-            # without module names: the last layer allocated it if no checkpointed layer did later in the span
+            # without module names: after all layers if no checkpointed layer allocates later in the span
             yield Feature.AFTER_LAYERS, bool(self._last_checkpointed[self._spans[block]] <= block)
 
     def _lifetime(self, block: int) -> Iterator[tuple[Feature, bool]]:
         freed, span = int(self._replayed.freed_by[block]), int(self._spans[block])
-        freed_span = self._phases.span_at(freed) if freed >= 0 else None
+        freed_span = int(self._phases.spans[freed]) if freed >= 0 else None
         between_steps = bool(self._allocated_by[block] < self._phases.last_between_steps)
         yield Feature.NEVER_FREED, freed_span is None
         yield Feature.DIES_IN_PHASE, freed_span == span
         outlives_phase = (self._phases.last_span if freed_span is None else freed_span) > span
         yield Feature.OUTLIVES_PHASE, outlives_phase
         yield Feature.OUTLIVES_STEP, freed_span is None and between_steps
-        # a recording can end within forward: then a later layer that has begun shows it
+        # a recording can end within forward: the block then outlives its layer if a later layer has begun
         in_later_layer = freed_span is None and bool(self._layers[block] < self._deepest_layer[span])
         yield Feature.OUTLIVES_LAYER, outlives_phase or in_later_layer
         yield Feature.DIES_IN_CALL, 0 <= freed < int(self._call_sites.next_call[block])
@@ -191,13 +188,13 @@ class FeatureExtractor:
         yield Feature.SHIFTED_LOGITS_SIZED, any(_is_shifted(size, logits) for logits in self._logits_sizes)
 
     def _call(self, block: int, site: CallSite) -> Iterator[tuple[Feature, bool]]:
-        """The block's place among those of its call: autocast casts arguments from the last to the first."""
+        """The block's place within its call: autocast casts arguments from the last to the first."""
         if not site.is_known:
             return
         index, count = int(self._call_sites.index_in_call[block]), int(self._call_sites.blocks_in_call[block])
         yield Feature.FIRST_OF_CALL, index == 0 and count > 1
         # the input is the first argument of linear, and the second of the three of Conv1D's addmm
-        cast_input = 1 if _CONV1D_CALL in site.stack.text else count - 2
+        cast_input = 1 if "pytorch_utils.py:forward" in site.stack.text else count - 2
         yield Feature.CAST_ARGUMENT, index < count - 1 and (count == 2 or index != cast_input)
 
     def _of_site(self, block: int, site: CallSite) -> frozenset[Feature]:
@@ -211,7 +208,7 @@ class FeatureExtractor:
         stack, module = site.stack, site.module
         yield Feature.CHECKPOINTING, self._checkpointing
         yield Feature.RECOMPUTED, site.recomputes
-        yield Feature.IN_EMBEDDING, is_token_embedding(module) or _EMBEDDING_CALL in stack.text
+        yield Feature.IN_EMBEDDING, is_token_embedding(module) or "nn/modules/sparse.py:forward" in stack.text
         if self._has_modules(site):
             yield Feature.IN_LAYER, site.layer is not None
             yield Feature.AFTER_LAYERS, site.layer is not None and site.layer == self._last_layer
@@ -227,7 +224,7 @@ class FeatureExtractor:
         return site.stamp is not None and len(self._modules) > 1
 
     def _in_loss_area(self, site: CallSite) -> bool:
-        """Whether the model itself, its head or the loss allocated, and none of the model's other parts."""
+        """Whether the site belongs to the model itself, its head or the loss, and to no other part of the model."""
         if self._has_modules(site):
             return site.module in self._loss_modules
         return len(site.stack.model_calls) <= 1
@@ -241,15 +238,15 @@ class FeatureExtractor:
 
     @cached_property
     def _weight_sizes(self) -> frozenset[int]:
-        """Sizes allocated while the model was built, also of weights that an engine has partitioned since."""
+        """Sizes allocated while the model was built, including weights that an engine has since partitioned."""
         return frozenset(self._sizes[self._built].tolist())
 
     @cached_property
     def _head_weight_sizes(self) -> frozenset[int]:
         """Sizes of embeddings, which the head's weight shares; else the largest size of a weight."""
-        in_embedding = [_EMBEDDING_CONSTRUCTOR in site.stack.text for site in self._call_sites.sites]
-        of_site = np.array(in_embedding, dtype=bool)
-        sizes = self._sizes[self._built[of_site[self._call_sites.site_of[self._built]]]].tolist()
+        sites = ["nn/modules/sparse.py:__init__" in site.stack.text for site in self._call_sites.sites]
+        in_embedding = np.array(sites, dtype=bool)[self._call_sites.site_of[self._built]]
+        sizes = self._sizes[self._built[in_embedding]].tolist()
         return frozenset(sizes or sorted(self._weight_sizes)[-1:])
 
     @cached_property
@@ -262,7 +259,7 @@ class FeatureExtractor:
 
     @cached_property
     def _first_workspaces(self) -> frozenset[int]:
-        """The first block of each phase that can be cuBLAS's: never freed, and allocated after a product's output."""
+        """The first block of each phase that may be cuBLAS's: never freed, and allocated after a product's output."""
         first: dict[int, int] = {}
         backward = phase_code(Phase.BACKWARD)
         kept = self._replayed.freed_by < 0
@@ -276,7 +273,7 @@ class FeatureExtractor:
 
     @cached_property
     def _deepest_layer(self) -> Int64s:
-        """The last layer that began in each span; the last entry is for the time before the recording."""
+        """The last layer that began in each span; the last entry covers the time before the recording."""
         known = np.flatnonzero((self._layers >= 0) & (self._spans >= 0))
         return self._highest_by_span(known, self._layers[known])
 
@@ -294,7 +291,7 @@ class FeatureExtractor:
         return self._highest_by_span(blocks, blocks)
 
     def _highest_by_span(self, blocks: Int64s, values: Int64s) -> Int64s:
-        """The highest of the blocks' values in each span, -1 for spans that allocated none of the blocks."""
+        """The highest value of the blocks allocated in each span, else -1."""
         highest = np.full(self._phases.last_span + 2, -1, dtype=np.int64)
         np.maximum.at(highest, self._spans[blocks], values)
         return highest
@@ -332,7 +329,7 @@ class FeatureExtractor:
 
 
 def _is_head_output(site: CallSite) -> bool:
-    """Whether the head's own matrix product ran, not a fused loss in its place."""
+    """Whether the head's matrix product ran, rather than a fused loss."""
     if not site.module:
         return site.stack.in_head
     return is_head(site.module) and (not site.stack.calls or site.stack.in_linear)

@@ -1,4 +1,4 @@
-"""Decide which decoder layer a block belongs to: by its module's name, or else by the order in which layers run."""
+"""Decide which decoder layer a block belongs to: by its module's name, else by the order in which layers run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ def layers_by_weights(
 
 
 def _loop(blocks: Sequence[int], chains: Sequence[Chain]) -> dict[int, int]:
-    """How often the loop over the layers had run before each block that it allocated.
+    """The iteration of the loop over the layers that allocated each block.
 
     Args:
         blocks: in the order of allocation.
@@ -82,7 +82,7 @@ def _loop(blocks: Sequence[int], chains: Sequence[Chain]) -> dict[int, int]:
 
 
 def _count_rounds(made: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Each block with the number of times that the first line has come again after a later one."""
+    """Each block with the number of times that the first line has run again after a later line."""
     first = made[0][1]
     current, rounds = first, 0
     for block, line in made:
@@ -96,7 +96,7 @@ def _layers_by_loops(replayed: Replay, call_sites: CallSites, phases: EventPhase
     """Layers of the blocks that forward and backward allocated, span by span."""
     layers = np.full(len(replayed.block_bytes), NO_LAYER, dtype=np.int64)
     last_layer = 0
-    # the steps of a training loop allocate in the same order again and again
+    # all steps of a training loop allocate in the same order
     known: dict[tuple[Phase | None, int, bytes], tuple[Int64s, Int64s]] = {}
     for blocks in _blocks_by_span(replayed, phases):
         phase, sites = phases.phase_at(int(replayed.allocated_by[blocks[0]])), call_sites.site_of[blocks]
@@ -119,16 +119,14 @@ def _blocks_by_span(replayed: Replay, phases: EventPhases) -> Iterator[Int64s]:
 
 
 def _layers_in_span(sites: Sequence[CallSite], phase: Phase | None, last_layer: int) -> dict[int, int]:
-    """Layers of one span's blocks, by index in the span."""
+    """Layers of one span's blocks, by index in the span.
+
+    In backward, recomputed layers count down; later allocations belong to the last one, up to the embedding.
+    """
     if phase is Phase.FORWARD:
         return _loop(range(len(sites)), [site.stack.model_calls for site in sites])
-    return _layers_in_backward(sites, last_layer) if phase is Phase.BACKWARD else {}
-
-
-def _layers_in_backward(sites: Sequence[CallSite], last_layer: int) -> dict[int, int]:
-    """Recomputed layers count down; what backward allocates after one belongs to it, up to the embedding."""
     recomputed = [place for place, site in enumerate(sites) if site.recomputes]
-    if not recomputed:
+    if phase is not Phase.BACKWARD or not recomputed:
         return {}
     rounds = _loop(recomputed, [sites[place].stack.model_calls for place in recomputed])
     layers: dict[int, int] = {}
@@ -148,7 +146,7 @@ def _layers_of_states(
     call_sites: CallSites,
     sizes: Sequence[int],
 ) -> dict[int, int]:
-    """An optimizer allocates one kind of state for each weight in turn, as large as the weight."""
+    """Layers of optimizer states: each call site allocates one as large as each weight, in the weights' order."""
     by_site: dict[str, list[int]] = defaultdict(list)
     for block in states:
         by_site[call_sites.of(block).description].append(block)
@@ -167,7 +165,7 @@ def _layers_of_states(
 def _layers_of_gradients(
     gradients: Sequence[int], weights: Sequence[int], layers: Mapping[int, int], sizes: Sequence[int]
 ) -> dict[int, int]:
-    """Gradients complete layer by layer, from the last to the first."""
+    """Layers of gradients: backward completes them layer by layer, from the last to the first."""
     outside = {sizes[weight] for weight in weights if weight not in layers}
     missing: dict[int, Counter[int]] = defaultdict(Counter)
     for weight in weights:

@@ -1,4 +1,4 @@
-"""Decide which phase of training each event belongs to: by stamps, or else by stacks and annotations."""
+"""Decide which phase of training each event belongs to: by stamps, else by stacks and annotations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class EventPhases:
     """The phase of each event, and the spans of consecutive events in one phase of one step.
 
     Attributes:
-        codes: code of each event's phase, -1 if unknown.
+        codes: `phase_code` of each event.
         spans: number of the span of each event, ascending.
         steps: training step of each event, 0 without stamps.
         stamped: whether phases and steps come from stamps.
@@ -58,14 +58,6 @@ class EventPhases:
         """The phase of an event; None before the recording or if unknown."""
         return phase_of_code(int(self.codes[event]) if event >= 0 else _UNKNOWN)
 
-    def stamp_at(self, event: int) -> Stamp | None:
-        """The stamp of an event; None before the recording or if it has none."""
-        return self.stamps[self.stamp_of[event]] if event >= 0 else None
-
-    def span_at(self, event: int) -> int:
-        """The span of an event, -1 before the recording."""
-        return int(self.spans[event]) if event >= 0 else _UNKNOWN
-
     def codes_of(self, events: Int64s) -> Int64s:
         """Phase codes of several events; -1 before the recording or if unknown."""
         return np.append(self.codes, _UNKNOWN)[events]
@@ -84,14 +76,10 @@ class EventPhases:
         if step is not None:
             chosen &= self.steps == step
         events = np.flatnonzero(chosen).astype(np.int64)
-        return [events, events + 1, *([self._optimizer_starts_in(step)] if phase is Phase.OPTIMIZER else [])]
-
-    def _optimizer_starts_in(self, step: int | None) -> Int64s:
+        if phase is not Phase.OPTIMIZER:
+            return [events, events + 1]
         starts = self.optimizer_starts
-        if step is None:
-            return starts
-        chosen: Int64s = starts[np.append(0, self.steps)[starts] == step]
-        return chosen
+        return [events, events + 1, starts if step is None else starts[np.append(0, self.steps)[starts] == step]]
 
     @property
     def last_span(self) -> int:
@@ -100,11 +88,7 @@ class EventPhases:
 
 
 def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[Mapping[str, Any]]) -> EventPhases:
-    """The phases of a device's events.
-
-    Args:
-        annotations: the snapshot's `external_annotations`.
-    """
+    """The phases of a device's events; `annotations` are the snapshot's `external_annotations`."""
     ranges = list(_annotated_ranges(replayed, annotations))
     stamp_of, stamps = _read_stamps(replayed.trace)
     stamped = _from_stamps(stamp_of, stamps)
@@ -168,9 +152,9 @@ def _annotated_ranges(replayed: Replay, annotations: Sequence[Mapping[str, Any]]
     times_of_ranges = list(_optimizer_ranges(annotations, replayed.device))
     if not times_of_ranges or not len(replayed.trace):
         return
-    # the clocks of several threads may disagree a little: searchsorted needs ascending times
-    stated = replayed.trace.numbers("time_us")
-    times = np.maximum.accumulate(np.where(stated < _TIME_LIMIT_US, stated, 0))
+    # the clocks of several threads may disagree slightly, and searchsorted needs ascending times
+    recorded = replayed.trace.numbers("time_us")
+    times = np.maximum.accumulate(np.where(recorded < _TIME_LIMIT_US, recorded, 0))
     for phase, start, end in times_of_ranges:
         # annotations outlive the events that a full ring buffer drops
         if end >= times[0]:
@@ -203,10 +187,9 @@ def _filled_forward(codes: Int64s) -> Int64s:
 
 
 def _join_loss(codes: Int64s) -> Int64s:
-    """Count what a script does between forward and backward as forward: it computes its loss there."""
+    """Count events between forward and backward as forward: scripts compute the loss there."""
     outside, forward, backward = (_CODES[phase] for phase in (Phase.OUTSIDE, Phase.FORWARD, Phase.BACKWARD))
-    edges = np.flatnonzero(np.diff(codes)) + 1
-    bounds = [0, *edges.tolist(), len(codes)]
+    bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
     for before, start, stop in zip(bounds, bounds[1:], bounds[2:], strict=False):
         follows = codes[stop] if stop < len(codes) else _UNKNOWN
         if codes[start] == outside and codes[before] == forward and follows == backward:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ligerprof.roles import Phase
@@ -60,7 +61,7 @@ class Stack:
 
     @cached_property
     def native_text(self) -> str:
-        """The C++ functions, one per line."""
+        """The C++ functions, one per line; rules match this text."""
         return "\n".join(self.native)
 
     @cached_property
@@ -84,10 +85,7 @@ class Stack:
     @cached_property
     def below_model(self) -> tuple[PythonCall, ...]:
         """The calls inside the model's innermost forward method."""
-        for index, call in enumerate(self.calls):
-            if _is_model_forward(call):
-                return self.calls[:index]
-        return self.calls
+        return tuple(takewhile(lambda call: not _is_model_forward(call), self.calls))
 
     @cached_property
     def in_linear(self) -> bool:
@@ -106,7 +104,7 @@ class Stack:
 
     @cached_property
     def description(self) -> str:
-        """`file:line function` of the most telling call, else the autograd node, else ""."""
+        """`file:line function` of the most informative call, else the autograd node, else ""."""
         call = next((call for call in self.calls if not _PLUMBING.search(call.file)), None)
         in_autograd = bool(self.node) and self.calls[-1:] and self.calls[-1].function not in _MAIN_ROOTS
         if call is None or (in_autograd and not self.recomputes):
@@ -129,7 +127,7 @@ class Stack:
 
 
 class StackReader:
-    """Turns lists of frames into stacks; each frame and each list is read once, however many events share it."""
+    """Turns lists of frames into stacks; reads each frame and each list once, even if many events share it."""
 
     def __init__(self) -> None:
         self._frames: dict[int, PythonCall | str | None] = {}
@@ -143,10 +141,9 @@ class StackReader:
         """
         listed = frames if isinstance(frames, list) else ()
         identities = tuple(map(id, listed))
-        stack = self._stacks.get(identities)
-        if stack is None:
-            stack = self._stacks[identities] = self._read(listed)
-        return stack
+        if identities not in self._stacks:
+            self._stacks[identities] = self._read(listed)
+        return self._stacks[identities]
 
     def _read(self, frames: Sequence[Any]) -> Stack:
         known = self._frames

@@ -1,4 +1,4 @@
-"""Read a user's rules, which give blocks a role before the built-in rules do."""
+"""Read a user's rules for roles, which take precedence over the built-in rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,12 +21,10 @@ class UserRule:
     """A role for the blocks that meet every given condition.
 
     Conditions are shell patterns (`*`, `?`, `[a-z]`) for a whole name. Unlike regular expressions,
-    they match in time proportional to the text, whatever pattern the file holds.
+    they match in time proportional to the text for any pattern.
 
     Attributes:
-        module: pattern for the dotted module name.
         frame: pattern for any Python call of the stack, as `path/file.py:function`.
-        node: pattern for the autograd node that ran.
         phase: the phase that allocated the block.
     """
 

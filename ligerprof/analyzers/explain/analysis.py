@@ -1,4 +1,4 @@
-"""Analyze one device of a snapshot: read, replay and attribute it once, and derive every result from that."""
+"""Analyze one device of a snapshot: read, replay and attribute it once, then derive every result."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -25,9 +25,7 @@ class SnapshotAnalysis:
     """One device of a snapshot, replayed and attributed; each result is computed on first use and kept.
 
     Attributes:
-        replayed: the device's blocks and totals.
-        attribution: call sites, phases and roles of its blocks.
-        window: the moments among which the peak is looked for.
+        window: the moments that are searched for the peak.
         peak_moment: the first moment of the highest allocated bytes in the window.
     """
 
@@ -102,7 +100,7 @@ class SnapshotAnalysis:
         replayed, notes = self.replayed, []
         if not replayed.complete:
             before = format_bytes(int(replayed.allocated_bytes[0]))
-            # each older block took at least one event
+            # each older block required at least one event
             least = replayed.last_moment + len(replayed.older_blocks)
             lengths = np.diff(step_starts(self.attribution.phases))
             notes.append(
@@ -111,21 +109,17 @@ class SnapshotAnalysis:
                 + (f" ({int(lengths.max())} for each further step)" if len(lengths) else "")
             )
         if not replayed.verified:
-            notes.append(
-                f"the replay does not end in the segments that the file states ({replayed.mismatches} events do not"
-                " fit)"
-            )
+            notes.append(f"the replay does not end in the file's segments ({replayed.mismatches} events do not fit)")
         return notes
 
     def _failure_notes(self) -> list[str]:
         oom = self.out_of_memory
         if oom is None:
             return []
-        requested, allocated, reserved = map(
-            format_bytes, (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes)
-        )
+        sizes = (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes)
+        requested, allocated, reserved = (format_bytes(size_bytes) for size_bytes in sizes)
         left = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} left on the device"
-        return [f"out of memory: {requested} asked for, with {allocated} allocated and {reserved} reserved{left}"]
+        return [f"out of memory: {requested} requested, with {allocated} allocated and {reserved} reserved{left}"]
 
 
 def analyze(
@@ -139,8 +133,8 @@ def analyze(
 
     Args:
         source: a snapshot file, a run directory, or a snapshot that has been read.
-        device_index: which device; None chooses the one with the highest peak.
-        step: restricts the peak to the training step of this number in the stamps.
+        device_index: None chooses the device with the highest peak.
+        step: restricts the peak to the training step with this number in the stamps.
         rules: take precedence over the built-in rules for roles; `read_rules` reads them from a file.
 
     Raises:
@@ -165,13 +159,13 @@ def explain(
 
 
 def _choose_device(snapshot: Snapshot, device_index: int | None) -> tuple[Replay, list[str]]:
-    """Replay the device with the highest peak, or the one asked for; notes name the other devices' peaks."""
+    """Replay the requested device, or the one with the highest peak; a note gives the other devices' peaks."""
     devices = snapshot.devices
     if not devices:
         raise SnapshotFormatError(f"{snapshot.source}: neither events nor segments. Was the history switched on?")
     if device_index is not None:
         if device_index not in devices:
-            known = ", ".join(str(device) for device in devices)
+            known = ", ".join(map(str, devices))
             raise SnapshotFormatError(f"{snapshot.source}: has no device {device_index}, only {known}.")
         return replay(snapshot, device_index), []
     replays = [replay(snapshot, device) for device in devices]
@@ -181,6 +175,5 @@ def _choose_device(snapshot: Snapshot, device_index: int | None) -> tuple[Replay
         for replayed in replays
         if replayed is not highest
     ]
-    if not others:
-        return highest, []
-    return highest, [f"this is device {highest.device}, the highest of {len(replays)}; {', '.join(others)}"]
+    note = f"this is device {highest.device}, the highest of {len(replays)}; {', '.join(others)}"
+    return highest, [note] if others else []

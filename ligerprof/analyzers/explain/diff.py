@@ -2,26 +2,21 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
-from ligerprof.roles import STEP_PHASES, Role
+from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.serialization import document, select
 
-# as in `modeling_llama.py:1214 forward`; the line changes between versions
+# the line in `modeling_llama.py:1214 forward`, which changes between versions
 _LINE = re.compile(r":\d+ ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where in training a block belongs, whatever code allocated it.
-
-    Attributes:
-        module: dotted name with the layer's index, "" if unknown.
-        layer: index of the decoder layer, None outside the layers.
-    """
+    """The part of training that a block belongs to, independent of the code that allocated it."""
 
     role: Role
     module: str
@@ -30,12 +25,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupChange:
-    """Groups of blocks at two peaks that are the same part of training.
-
-    Attributes:
-        frames_before: the frames that allocated them, the largest group first; empty if there were none.
-        frames_after: the same at the second peak.
-    """
+    """Groups of blocks at two peaks that are the same part of training; frames of the largest group come first."""
 
     place: Place
     before_bytes: int
@@ -51,7 +41,7 @@ class GroupChange:
         return self.after_bytes - self.before_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of `blocks`."""
+        """An entry of `blocks` in the JSON."""
         return select(
             self,
             *("place.role", "place.module", "place.layer", "before_bytes", "after_bytes", "difference_bytes"),
@@ -72,7 +62,7 @@ class PeakDiff:
     before: PeakReport
     after: PeakReport
     groups: tuple[GroupChange, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def difference_bytes(self) -> int:
@@ -83,45 +73,43 @@ class PeakDiff:
         """Growth of a role in bytes; all roles add up to the difference of the peaks."""
         return self.after.roles[role] - self.before.roles[role]
 
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases that both peaks have."""
+        return [phase for phase in STEP_PHASES if phase in self.before.phases and phase in self.after.phases]
+
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof diff --json`."""
-        return document(
-            "diff",
-            {"before": _peak_json(self.before), "after": _peak_json(self.after)},
-            {
-                "difference_bytes": self.difference_bytes,
-                "reserved_difference_bytes": self.after.reserved_bytes - self.before.reserved_bytes,
-                "roles": {role.value: _change_json(self.before.roles[role], self.after.roles[role]) for role in Role},
-                "phases": {
-                    phase.value: _change_json(self.before.phases[phase], self.after.phases[phase])
-                    for phase in STEP_PHASES
-                    if phase in self.before.phases and phase in self.after.phases
-                },
-            },
-            select(self, "blocks=groups", "notes"),
-        )
+        before, after = self.before, self.after
+        figures = {
+            "difference_bytes": self.difference_bytes,
+            "reserved_difference_bytes": after.reserved_bytes - before.reserved_bytes,
+            "roles": {role.value: _change_json(before.roles[role], after.roles[role]) for role in Role},
+            "phases": {phase.value: _change_json(before.phases[phase], after.phases[phase]) for phase in self.phases},
+        }
+        peaks = {"before": _peak_json(before), "after": _peak_json(after)}
+        return document("diff", peaks, figures, select(self, "blocks=groups", "notes"))
 
 
 def diff_peaks(before: PeakReport, after: PeakReport) -> PeakDiff:
     """Match the block groups of two peaks and subtract them.
 
-    Groups match if role, module and layer do: a replaced class keeps its place in the model. Within
-    a place they match by the file and function that allocated them, then by the function alone,
-    without lines; what remains under one module's name on both sides is one part that was
-    replaced. If one of the peaks has no module names, layers and functions decide.
+    Groups must have the same role, module and layer; a replaced class keeps these. Within such a place
+    they match by the file and function that allocated them, then by the function alone, without lines.
+    Groups that remain under one module's name on both sides are one replaced part. If one of the peaks
+    has no module names, layers and functions decide.
     """
     with_modules = all(any(block.module for block in report.blocks) for report in (before, after))
     pairs = [_by_place(report.blocks, with_modules=with_modules) for report in (before, after)]
     groups: list[GroupChange] = []
     for place in dict.fromkeys([*pairs[0], *pairs[1]]):
-        matched = _match(pairs[0].get(place, []), pairs[1].get(place, []), one_part=_is_one_part(place))
-        groups.extend(_change(place, mine, theirs) for mine, theirs in matched)
-    # sort is stable: unchanged groups stay ordered by size
-    groups.sort(key=lambda group: -max(group.before_bytes, group.after_bytes))
-    groups.sort(key=lambda group: -abs(group.difference_bytes))
-    return PeakDiff(
-        before=before, after=after, groups=tuple(groups), notes=tuple(_notes(before, after, with_modules=with_modules))
-    )
+        # a module is one part even if other code allocates it, and so is a library's workspace
+        one_part = bool(place.module) or place.role is Role.LIBRARY_WORKSPACE
+        matched = _match(pairs[0].get(place, []), pairs[1].get(place, []), one_part=one_part)
+        groups.extend(_change(place, of_before, of_after) for of_before, of_after in matched)
+    groups.sort(key=lambda group: (-abs(group.difference_bytes), -max(group.before_bytes, group.after_bytes)))
+    notes = tuple(_notes(before, after, with_modules=with_modules))
+    return PeakDiff(before=before, after=after, groups=tuple(groups), notes=notes)
 
 
 def _by_place(blocks: Iterable[BlockGroup], *, with_modules: bool) -> dict[Place, list[BlockGroup]]:
@@ -135,20 +123,14 @@ def _by_place(blocks: Iterable[BlockGroup], *, with_modules: bool) -> dict[Place
 Matched = tuple[list[BlockGroup], list[BlockGroup]]
 
 
-def _is_one_part(place: Place) -> bool:
-    """Whether a place is one part whatever code allocated it: a module's, or a library's workspace."""
-    return bool(place.module) or place.role is Role.LIBRARY_WORKSPACE
-
-
-def _match(before: Sequence[BlockGroup], after: Sequence[BlockGroup], *, one_part: bool) -> Iterator[Matched]:
+def _match(left: list[BlockGroup], right: list[BlockGroup], *, one_part: bool) -> Iterator[Matched]:
     """Pair the groups of one place; each is in exactly one pair, one side of which may be empty."""
-    left, right = list(before), list(after)
-    for same in (_file_and_function, _function):
-        shared = {same(block) for block in left} & {same(block) for block in right}
+    for name in (_file_and_function, _function):
+        shared = {name(block) for block in left} & {name(block) for block in right}
         for key in sorted(shared):
-            yield [block for block in left if same(block) == key], [block for block in right if same(block) == key]
-        left = [block for block in left if same(block) not in shared]
-        right = [block for block in right if same(block) not in shared]
+            yield [block for block in left if name(block) == key], [block for block in right if name(block) == key]
+        left = [block for block in left if name(block) not in shared]
+        right = [block for block in right if name(block) not in shared]
     if one_part and left and right:
         yield left, right
         return
@@ -167,17 +149,13 @@ def _function(block: BlockGroup) -> str:
 def _change(place: Place, before: Sequence[BlockGroup], after: Sequence[BlockGroup]) -> GroupChange:
     return GroupChange(
         place=place,
-        before_bytes=_total(before, lambda block: block.size_bytes),
-        after_bytes=_total(after, lambda block: block.size_bytes),
-        before_count=_total(before, lambda block: block.count),
-        after_count=_total(after, lambda block: block.count),
+        before_bytes=sum(block.size_bytes for block in before),
+        after_bytes=sum(block.size_bytes for block in after),
+        before_count=sum(block.count for block in before),
+        after_count=sum(block.count for block in after),
         frames_before=_frames(before),
         frames_after=_frames(after),
     )
-
-
-def _total(blocks: Sequence[BlockGroup], figure: Callable[[BlockGroup], int]) -> int:
-    return sum(figure(block) for block in blocks)
 
 
 def _frames(blocks: Sequence[BlockGroup]) -> tuple[str, ...]:
@@ -198,8 +176,5 @@ def _peak_json(report: PeakReport) -> dict[str, Any]:
 
 
 def _change_json(before_bytes: int, after_bytes: int) -> dict[str, int]:
-    return {
-        "before_bytes": before_bytes,
-        "after_bytes": after_bytes,
-        "difference_bytes": after_bytes - before_bytes,
-    }
+    difference_bytes = after_bytes - before_bytes
+    return {"before_bytes": before_bytes, "after_bytes": after_bytes, "difference_bytes": difference_bytes}

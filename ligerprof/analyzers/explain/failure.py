@@ -14,12 +14,7 @@ _MOST_SEGMENTS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PinnedSegment:
-    """A segment that cannot be released although part of it is free.
-
-    Attributes:
-        free_bytes: the free part.
-        roles: requested bytes of the blocks that pin it, by role.
-    """
+    """A segment that cannot be released although part of it is free; `roles` are the requested bytes that pin it."""
 
     segment_bytes: int
     free_bytes: int
@@ -31,9 +26,9 @@ class FailedAllocation:
     """The first allocation that did not fit.
 
     Attributes:
-        reserved_free_bytes: reserved but in no block.
-        largest_free_bytes: the largest contiguous piece of that.
-        device_free_bytes: what the driver had left, None if the recording does not say.
+        reserved_free_bytes: reserved bytes that were in no allocated block.
+        largest_free_bytes: the largest contiguous piece of those.
+        device_free_bytes: what the driver had left, None if the recording does not contain it.
         fragmented: whether enough was reserved and free, but only in smaller pieces.
         pins: segments with free parts, the largest free part first.
     """
@@ -49,11 +44,7 @@ class FailedAllocation:
 
 
 def judge_failure(replayed: Replay, oom: OutOfMemoryEvent, owners: Sequence[Owner]) -> FailedAllocation:
-    """Judge the device's state at an out-of-memory event.
-
-    Args:
-        owners: of the blocks that were live then.
-    """
+    """Judge the device's state at an out-of-memory event; `owners` are those of the blocks that were live then."""
     free = oom.state.space.starts.values()
     free_bytes, largest = sum(free), max(free, default=0)
     return FailedAllocation(
@@ -80,7 +71,7 @@ def _pinned_segments(replayed: Replay, state: DeviceState, owners: Sequence[Owne
         for owner in live:
             roles[owner.role] += owner.requested_bytes
         segment_bytes = sum(size for _, size in pieces)
-        pins.append(PinnedSegment(segment_bytes=segment_bytes, free_bytes=free_bytes, roles=dict(roles)))
+        pins.append(PinnedSegment(segment_bytes=segment_bytes, free_bytes=free_bytes, roles=roles))
     return tuple(sorted(pins, key=lambda pin: -pin.free_bytes)[:_MOST_SEGMENTS])
 
 

@@ -1,4 +1,4 @@
-"""The report on a device's peak: what the memory belongs to, in the form that reports and JSON show."""
+"""The report on a device's peak: what the memory belongs to, as printed and as JSON."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,6 @@ class BlockGroup:
         count: number of blocks.
         module: dotted module name, "" if unknown.
         frame: `file:line function` of the Python code that allocated them, or an autograd node's name, or "".
-        phase: the phase that allocated them.
         layer: index of the decoder layer, None outside the layers.
     """
 
@@ -52,10 +51,8 @@ class PeakReport:
         phases: the highest allocated bytes in each phase that ran.
         peak_phase: the phase that ran at the peak, None if unknown.
         notes: one sentence each.
-        steps: the peaks of each training step.
-        out_of_memory: the first allocation that did not fit, None if all did.
-        what_if: the peak without a role, the lowest first.
-        growth: memory that steps leave behind, None if they leave none.
+        out_of_memory: the first allocation that did not fit.
+        what_if: the lowest peak first.
     """
 
     device: int

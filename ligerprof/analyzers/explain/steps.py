@@ -10,6 +10,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Owner
 from ligerprof.analyzers.attribution.phases import EventPhases
 from ligerprof.roles import STEP_PHASES, Phase, Role
+from ligerprof.serialization import to_json
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -23,7 +24,7 @@ class PhasePeaks:
     """The highest allocated bytes in each phase of one training step.
 
     Attributes:
-        step: number in the stamps; without stamps, counted from 1.
+        step: its number in the stamps, or without stamps, counted from 1.
         phases: only phases that moved memory.
     """
 
@@ -32,7 +33,7 @@ class PhasePeaks:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `steps` in the JSON."""
-        return {"step": self.step, **{phase.value: size_bytes for phase, size_bytes in self.phases.items()}}
+        return {"step": self.step, **to_json(self.phases)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +43,7 @@ class Growth:
     Attributes:
         per_step_bytes: the smallest increase from the end of one step to the end of the next.
         steps: number of consecutive steps that grew.
-        role: of the largest group of blocks left behind.
+        role: the role of the largest group of blocks left behind.
         who: module and frame of that group.
     """
 
@@ -71,7 +72,11 @@ def step_peaks(phases: EventPhases, replayed: Replay) -> tuple[PhasePeaks, ...]:
         before = phase
     for number, size_bytes in _optimizer_starts(phases, replayed):
         peaks[number][Phase.OPTIMIZER] = max(size_bytes, peaks[number].get(Phase.OPTIMIZER, 0))
-    return tuple(PhasePeaks(step=number, phases=_in_order(peaks[number])) for number in sorted(peaks))
+    order = STEP_PHASES.index
+    return tuple(
+        PhasePeaks(step=number, phases={phase: peaks[number][phase] for phase in sorted(peaks[number], key=order)})
+        for number in sorted(peaks)
+    )
 
 
 def _optimizer_starts(phases: EventPhases, replayed: Replay) -> Iterator[tuple[int, int]]:
@@ -88,7 +93,7 @@ def find_growth(phases: EventPhases, replayed: Replay, owners: Sequence[Owner]) 
     """Compare the memory at the start of successive forward passes; None unless it grows in each step.
 
     Args:
-        owners: of the blocks at the peak, among which the largest group is looked for.
+        owners: owners of the blocks at the peak, which are searched for the largest group.
     """
     starts = step_starts(phases)
     if len(starts) < _LEAST_STEPS:
@@ -112,12 +117,12 @@ def find_growth(phases: EventPhases, replayed: Replay, owners: Sequence[Owner]) 
 def step_starts(phases: EventPhases) -> Int64s:
     """The moment before each step's first forward pass."""
     starts, _ = _spans(phases)
-    of_starts = [phases.phase_at(start) for start in starts.tolist()]
-    chosen = [
-        start
-        for start, phase, before in zip(starts.tolist(), of_starts, [None, *of_starts], strict=False)
-        if phase is Phase.FORWARD and before not in _PASSES
-    ]
+    chosen, before = [], None
+    for start in starts.tolist():
+        phase = phases.phase_at(start)
+        if phase is Phase.FORWARD and before not in _PASSES:
+            chosen.append(start)
+        before = phase
     return np.array(chosen, dtype=np.int64)
 
 
@@ -128,7 +133,3 @@ def _spans(phases: EventPhases) -> tuple[Int64s, Int64s]:
         return spans, spans
     starts = np.flatnonzero(np.append(True, np.diff(spans) != 0)).astype(np.int64)
     return starts, np.append(starts[1:], len(spans))
-
-
-def _in_order(phases: dict[Phase, int]) -> dict[Phase, int]:
-    return {phase: phases[phase] for phase in STEP_PHASES if phase in phases}

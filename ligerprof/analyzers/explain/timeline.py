@@ -1,7 +1,6 @@
-"""Follow the roles over a recording: bytes by role, largest holders and running code at a few thousand moments."""
+"""Follow the roles over a recording: bytes by role, largest holders and current module at a few thousand moments."""
 
 import heapq
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import EventPhases
+from ligerprof.models.module_names import without_indices
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -20,18 +20,11 @@ _STRETCHES = 2500
 _EVENTS_AROUND_PEAK = 400
 _MOST_HOLDERS = 2000
 _NAMED_HOLDERS = 3
-_LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
-_OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Blocks that share a role, a module and a frame; all layers count as one module, `layers.*`.
-
-    Attributes:
-        module: "" if unknown.
-        frame: the call or node that allocated them, or "".
-    """
+    """Blocks that share a role, a module and a frame; all layers count as one module, `layers.*`."""
 
     role: Role
     module: str
@@ -53,13 +46,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Running:
-    """What ran at a moment.
-
-    Attributes:
-        step: number in the stamps, 0 without stamps.
-        module: "" if unknown.
-        node: autograd node, or "".
-    """
+    """The step (0 without stamps), phase, module and autograd node that ran at a moment."""
 
     step: int
     phase: Phase | None
@@ -77,8 +64,6 @@ class RoleTimeline:
         last_moment: the end of the last column.
         roles: bytes at those moments, without roles that are always 0; they add up to `allocated_bytes`.
         moved_bytes: bytes allocated and freed before the start of each column, and before the end of the last.
-        peak_column: the column of the peak.
-        running: what ran in each column.
     """
 
     device: int
@@ -96,13 +81,13 @@ class RoleTimeline:
 
 
 def role_timeline(attribution: Attribution) -> RoleTimeline:
-    """Attribute each block that is live at one of the moments shown, as seen from the peak of the recording."""
+    """Attribute each block that is live at a displayed moment, based on features as seen from the peak."""
     replayed, call_sites = attribution.replayed, attribution.call_sites
     starts, moments = _columns(replayed)
     spans = _BlockSpans(replayed, moments)
     peak = replayed.peak_moment()
     roles = attribution.roles_of(spans.blocks, peak)
-    names = [(_LAYER_NUMBER.sub(".*", site.module), site.description) for site in call_sites.sites]
+    names = [(without_indices(site.module), site.description) for site in call_sites.sites]
     site_of = call_sites.site_of[spans.blocks].tolist()
     named = [Holder(role, *names[site]) for role, site in zip(roles, site_of, strict=True)]
     holders, holder_of = _number(named, spans.sizes)
@@ -165,21 +150,21 @@ def _moved_bytes(allocated_bytes: Int64s, starts: Int64s) -> Int64s:
 
 
 def _number(named: Sequence[Holder], sizes: Int64s) -> tuple[tuple[Holder, ...], list[int]]:
-    """Number the holders; beyond a limit, the small ones of each role become one."""
+    """Number the holders; beyond a limit, the small holders of each role are merged."""
     totals: Counter[Holder] = Counter()
     for holder, size in zip(named, sizes.tolist(), strict=True):
         totals[holder] += size
     kept = {holder for holder, _ in totals.most_common(_MOST_HOLDERS)}
     numbers: dict[Holder, int] = {}
     of_block = [
-        numbers.setdefault(holder if holder in kept else Holder(holder.role, "", _OTHERS), len(numbers))
+        numbers.setdefault(holder if holder in kept else Holder(holder.role, "", "others"), len(numbers))
         for holder in named
     ]
     return tuple(numbers), of_block
 
 
 def _holdings(spans: _BlockSpans, holders: Sequence[Holder], holder_of: Sequence[int]) -> Iterator[Holding]:
-    """Walk the columns and yield an entry wherever the largest holders of a role change."""
+    """Yield an entry for each column and role whose largest holders change."""
     changes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     columns = zip(spans.first.tolist(), spans.end.tolist(), spans.sizes.tolist(), holder_of, strict=True)
     for first, end, size, holder in columns:
@@ -206,8 +191,8 @@ def _largest(held: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, int, int],
 
 
 def _running(phases: EventPhases, event: int) -> Running:
-    """What an event was part of; -1 is before the recording."""
-    stamp = phases.stamp_at(event)
+    """The step, phase, module and node of an event; -1 is before the recording."""
+    stamp = phases.stamps[phases.stamp_of[event]] if event >= 0 else None
     return Running(
         step=int(phases.steps[event]) if event >= 0 else 0,
         phase=phases.phase_at(event),

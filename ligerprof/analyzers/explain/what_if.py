@@ -1,4 +1,4 @@
-"""Work out what the peak would be without a role, and name the change that removes it."""
+"""Compute the peak without each role, and name the change that removes the role."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,13 +25,10 @@ Window = Int64s | slice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """The peak if some roles held nothing.
+    """The peak without some roles.
 
     Attributes:
-        without: those roles.
-        peak_bytes: the peak then.
-        saved_bytes: by how much it is lower.
-        change: what removes the roles.
+        change: the change that removes the roles.
         option: the option of `ligerprof step` for that change.
     """
 
@@ -75,12 +72,11 @@ def find_what_ifs(
 ) -> tuple[WhatIf, ...]:
     """The peak without each role that a change can remove, the lowest first.
 
-    At other moments a block counts to a role if a block at the peak with that role has the same
-    call site and size.
+    At other moments, a block has a role if a block at the peak has this role, call site and size.
 
     Args:
-        owners: of the blocks at the peak.
-        window: the moments among which the peak is looked for.
+        owners: owners of the blocks at the peak.
+        window: the moments that are searched for the peak.
     """
     peak_bytes = int(replayed.allocated_bytes[window].max())
     alike = _number_alike(replayed, call_sites)
@@ -105,10 +101,8 @@ def find_what_ifs(
 def _number_alike(replayed: Replay, call_sites: CallSites) -> Int64s:
     """A number for each block, below the number of blocks; equal for the same call site and size in any step."""
     numbers: dict[object, int] = {}
-    of_site = [
-        numbers.setdefault((site.stack.calls, site.node, site.module, site.recomputes), len(numbers))
-        for site in call_sites.sites
-    ]
+    places = [(site.stack.calls, site.node, site.module, site.recomputes) for site in call_sites.sites]
+    of_site = [numbers.setdefault(place, len(numbers)) for place in places]
     keys = np.array(of_site, dtype=np.int64)[call_sites.site_of] * _SIZE_LIMIT + replayed.requested_bytes
     alike: Int64s = np.unique(keys, return_inverse=True)[1]
     return alike

@@ -28,7 +28,7 @@ WORD_BYTES = 8
 
 
 class ValueKind(Enum):
-    """What the value of a key is."""
+    """How the value of a key is pickled."""
 
     NUMBER = auto()
     REFERENCE = auto()
@@ -54,8 +54,7 @@ class Layout:
     """The bytes of a dict whose keys are references.
 
     Attributes:
-        keys: memo indices of the keys.
-        values: in the order of the keys.
+        keys: memo indices of the keys, in the order of `values`.
         body: offset of the dict's MARK, after the opcode that memoizes the dict.
         size: bytes up to the end of the dict, or up to its last value if `is_open`.
         is_open: whether the last value is a list that is not empty, of any length.
@@ -96,7 +95,7 @@ def read_layout(event: bytes) -> Layout | None:
 
 
 class _Reader:
-    """Reads one dict token by token and collects which bytes may differ."""
+    """Reads one dict token by token and collects the bytes that may differ."""
 
     def __init__(self, event: bytes) -> None:
         self.event = event
@@ -148,7 +147,7 @@ class _Reader:
             self.values.append(ValueSpan(ValueKind.KEPT, start, 0))
             return start
         else:
-            # the same pairs occur again and again, so their bytes are part of the layout
+            # the same few pairs recur, so their bytes are part of the layout
             self.values.append(ValueSpan(ValueKind.KEPT, start, found.end() - start))
             self._frees_put(*found.span("put"))
         return found.end()
@@ -171,7 +170,7 @@ class _Reader:
         self.free.append((start, end))
 
     def _frees_put(self, start: int, end: int) -> None:
-        """Dicts of one layout share the memoizing opcode but not its index."""
+        """Free the argument of a memoizing opcode; the opcode itself belongs to the layout."""
         self.free.append((min(start + 1, end), end))
 
     def _mask(self, size: int) -> npt.NDArray[np.uint64]:

@@ -1,6 +1,6 @@
-"""Load a snapshot's pickle with its events as tables, read from the bytes, unless something prevents it."""
+"""Load a snapshot's pickle: its events as tables if their bytes allow it, else as any pickle of plain data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, repeat
 from typing import Any
 
@@ -13,8 +13,7 @@ from ligerprof.snapshots.pickles.table import FIRST_REFERENCE, KEPT, Cut, cut_al
 from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable, Int64s
 
 _TRACES = "device_traces"
-_FIRST_KEY = "action"
-# what a list of events holds after the cut: None for the events that were read, whole events, and kept values
+# the items of a list of events after the cut: None for the events that were read, whole events, and kept values
 _MARK, _EVENT, _KEPT = range(3)
 _KIND_OF = {type(None): _MARK, dict: _EVENT}
 _PROTO_BYTES = 2
@@ -24,25 +23,26 @@ _OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
 _LOOKUP, _LOOKUP_BYTES = ord("j"), 5
 
 
-def load_with_tables(pickled: Bytes) -> Any:
-    """Load the pickle of a snapshot so that its lists of events are DeviceTraces; None if that is impossible.
-
-    A reference to a whole event from elsewhere, which torch never writes, may become None.
+def load_snapshot_data(read: Callable[[], Bytes], *, fast: bool = True) -> Any:
+    """Load dicts, lists, text and numbers; no global is resolved, and nothing is called or built.
 
     Args:
-        pickled: overwritten.
+        read: returns the pickle's bytes. The fast path overwrites them; if it gives up, they are read again.
+        fast: read lists of events as DeviceTraces where possible. A reference to a whole event from
+            elsewhere, which torch never writes, may become None.
+
+    Raises:
+        SnapshotFormatError: the pickle holds anything else, or is damaged.
     """
-    body = _without_frames(pickled)
+    body = _without_frames(read()) if fast else None
     cut = None if body is None else cut_alike(body)
-    return None if cut is None else _joined(cut)
+    values = None if cut is None else _joined(cut)
+    # the fast path also gives up on invalid data; this reader's error then names the problem and its place
+    return load_plain_data(read().tobytes()) if values is None else values
 
 
 def _without_frames(pickled: Bytes) -> Bytes | None:
-    """Remove the frame opcodes, which only say how much to read at once.
-
-    Returns:
-        None if there is anything else between two frames.
-    """
+    """Remove the frame opcodes, which only announce lengths; None if there is anything else between two frames."""
     bounds = []
     position = _PROTO_BYTES
     while position + _FRAME_HEAD_BYTES < len(pickled) and pickled[position] == _FRAME:
@@ -61,7 +61,7 @@ def _without_frames(pickled: Bytes) -> Bytes | None:
 
 
 def _joined(cut: Cut) -> Any:
-    """Load what the cut left and insert the tables; None if the two do not match."""
+    """Load the rest of the pickle and insert the tables; None if the two do not match."""
     cells = [_Cells(column) for column in cut.columns if column.min() < 0]
     references = _references(cells, cut.pickled_bytes)
     loaded = None if references is None else _load(cut, references)
@@ -69,7 +69,8 @@ def _joined(cut: Cut) -> Any:
         return None
     values, keys, objects = loaded
     traces: Any = values.get(_TRACES)
-    if _FIRST_KEY not in keys or not {str}.issuperset(map(type, keys)) or not _is_list_of_lists(traces):
+    are_lists = isinstance(traces, list) and {list}.issuperset(map(type, traces))
+    if "action" not in keys or not {str}.issuperset(map(type, keys)) or not are_lists:
         return None
     kinds = [np.fromiter(map(_KIND_OF.get, map(type, items), repeat(_KEPT)), np.int8, len(items)) for items in traces]
     kept = [item for items, kind in zip(traces, kinds, strict=True) for item in compress(items, kind == _KEPT)]
@@ -98,10 +99,6 @@ def _load(cut: Cut, references: Int64s) -> tuple[dict[Any, Any], list[Any], list
     return values, known[: len(cut.keys)], known[len(cut.keys) :]
 
 
-def _is_list_of_lists(traces: Any) -> bool:
-    return isinstance(traces, list) and {list}.issuperset(map(type, traces))
-
-
 class _Cells:
     """The places of a column that do not hold numbers."""
 
@@ -127,7 +124,7 @@ def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> boo
     """Replace cells that are not numbers by -1 - index: references first, then kept values in order.
 
     Returns:
-        False if the number of kept values is not the expected one.
+        False if the number of kept values is unexpected.
     """
     if sum(len(each.kept) for each in cells) != kept_count:
         return False

@@ -14,7 +14,7 @@ _HINT = "A memory snapshot holds only dicts, lists, text and numbers: do not loa
 # lengths which plain data does not need.
 _INTEGER = rb"(?:K.|M..|J....|\x8a(?:\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
 _REFERENCE = rb"(?:j....|h.)"
-# the start of an event's dict, eight keys at once: a snapshot can have a million in a row
+# the start of an event's dict, eight keys at once; a snapshot can have a million in a row
 _VALUE = rb"(?:j....|h.|\x8a\x07.{7}|\x8a\x06.{6}|K.|J....|M..)"
 _EVENT = rb"\}\x94\(" + (_REFERENCE + _VALUE) * 8
 # most texts are short; the lengths of the others are checked one by one

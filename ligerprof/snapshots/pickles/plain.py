@@ -8,25 +8,26 @@ from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.pickles.opcodes import require_plain_data
 
-_WRITE_IT = "Write one with torch.cuda.memory._dump_snapshot() or `ligerprof step`."
+HOW_TO_RECORD = "Write one with torch.cuda.memory._dump_snapshot() or `ligerprof step`."
 
 
 def load_plain_data(pickled: bytes, *, extra: bytes = b"") -> Any:
     """Load a pickle of dicts, lists, text and numbers.
 
     Args:
-        extra: opcodes of ours to run at its end, before STOP.
+        extra: our own opcodes, inserted before STOP.
 
     Raises:
         SnapshotFormatError: it holds anything else, or is damaged.
     """
     if pickled[:1] != b"\x80":
-        raise SnapshotFormatError(f"not a pickle: it starts with {bytes(pickled[:8])!r}. {_WRITE_IT}")
+        raise SnapshotFormatError(f"not a pickle: it starts with {bytes(pickled[:8])!r}. {HOW_TO_RECORD}")
     require_plain_data(pickled)
+    extended = pickled[: -len(pickle.STOP)] + extra + pickle.STOP if extra else pickled
     with collector_paused():
         try:
             # the unpickler reads older protocols byte by byte unless the file can peek
-            return _PlainUnpickler(io.BufferedReader(io.BytesIO(_extended(pickled, extra)))).load()
+            return _PlainUnpickler(io.BufferedReader(io.BytesIO(extended))).load()
         except SnapshotFormatError:
             raise
         # a damaged pickle can raise nearly any exception; none of them is our bug
@@ -40,7 +41,3 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         """Refuse every global."""
         raise SnapshotFormatError(f"refusing to import {module_name}.{global_name} from a snapshot.")
-
-
-def _extended(pickled: bytes, extra: bytes) -> bytes:
-    return pickled[: -len(pickle.STOP)] + extra + pickle.STOP if extra else pickled

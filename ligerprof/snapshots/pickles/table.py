@@ -29,9 +29,9 @@ _SAMPLES = 10
 _BYTES_AT_ONCE = 2**21
 _ROWS_AT_ONCE = 2**13
 _LONGEST_EVENT_BYTES = 2**16 - 1
-# a layout with fewer dicts is not worth learning; after this many vain tries the others are left
+# a layout with fewer dicts is not worth learning; after this many failed tries the others stay
 _LEAST_ALIKE = 4
-_MOST_VAIN_TRIES = 8
+_MOST_FAILED_TRIES = 8
 # the contents of a list that holds only references: several between MARK and APPENDS, or one and APPEND
 _REFERENCES = re.compile(rb"(?s)\((?:j.{4}|h.)+e|(?:j.{4}|h.)a")
 _ODD_NUMBER = 0x9E3779B97F4A7C15
@@ -66,17 +66,13 @@ def cut_alike(data: Bytes) -> Cut | None:
     """Cut the most frequent kind of dict out of a pickle without frames; None if there are too few of them.
 
     Each dict that is cut has, byte for byte, the opcodes of one that was read token by token. Text
-    that imitates a dict is found when the rest is loaded: the counts then differ.
+    that imitates a dict is detected when the rest is loaded: the counts then differ.
 
     Args:
         data: the pickle's bytes, overwritten.
     """
     starts = _starts(data)
-    if len(starts) < _LEAST_ALIKE:
-        return None
-    cutter = _Cutter(data, starts)
-    cutter.read_all()
-    return cutter.cut()
+    return _Cutter(data, starts).cut() if len(starts) >= _LEAST_ALIKE else None
 
 
 def _starts(data: Bytes) -> Int64s:
@@ -89,7 +85,7 @@ def _starts(data: Bytes) -> Int64s:
 
 
 class _Heads:
-    """Everything that looks like the head of a dict in a piece of a pickle."""
+    """All byte sequences in a piece of a pickle that look like the head of a dict."""
 
     def __init__(self, data: Bytes, start: int, stop: int) -> None:
         braces = np.flatnonzero(data[start:stop] == _DICT) + start
@@ -103,8 +99,8 @@ class _Heads:
     def sample(self) -> list[tuple[int, int]]:
         """First keys of a few dicts, and the sizes of those references."""
         every = max(1, len(self.keys) // _SAMPLES)
-        keys, sizes = self.keys[::every].tolist(), self.sizes[::every].tolist()
-        return [(key, size) for key, size in zip(keys, sizes, strict=True) if size]
+        pairs = zip(self.keys[::every].tolist(), self.sizes[::every].tolist(), strict=True)
+        return [(key, size) for key, size in pairs if size]
 
     def starts_with(self, key: int, size: int) -> Int64s:
         """Offsets of the dicts that have this first key."""
@@ -122,14 +118,14 @@ class _Cutter:
         self.keys: tuple[int, ...] = ()
         self.columns: Int64s = np.empty((0, len(starts)), dtype=np.int64)
         self.was_read = np.zeros(len(starts), dtype=bool)
-        # dicts of which nothing stays in the rest, and which the next dict follows directly
+        # dicts that leave nothing in the rest and that the next dict follows directly
         self.is_gone = np.zeros(len(starts), dtype=bool)
         self.gap_starts: list[Int64s] = []
         self.gap_ends: list[Int64s] = []
         self.copies: list[Int64s] = [starts[:0]]
         self.originals: list[Int64s] = [starts[:0]]
 
-    def read_all(self) -> None:
+    def _read_all(self) -> None:
         lengths = np.minimum(self.ends - self.starts, _LONGEST_EVENT_BYTES).astype(np.uint16)
         order = np.argsort(lengths, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
@@ -137,15 +133,15 @@ class _Cutter:
 
     def _read_length(self, rows: Int64s) -> None:
         """Read dicts of equal length, layout by layout; the dict in the middle likely has a frequent layout."""
-        vain_tries = 0
-        while len(rows) >= _LEAST_ALIKE and vain_tries < _MOST_VAIN_TRIES:
+        failed_tries = 0
+        while len(rows) >= _LEAST_ALIKE and failed_tries < _MOST_FAILED_TRIES:
             sample = len(rows) // 2
             start, end = int(self.starts[rows[sample]]), int(self.ends[rows[sample]])
             layout = read_layout(self.data[start:end].tobytes())
             alike = np.zeros(len(rows), dtype=bool)
             if layout is not None and self._has_our_keys(layout):
                 alike = self._read_layout(rows, layout, start)
-            vain_tries += int(np.count_nonzero(alike) < _LEAST_ALIKE)
+            failed_tries += int(np.count_nonzero(alike) < _LEAST_ALIKE)
             alike[sample] = True
             rows = rows[~alike]
 
@@ -157,7 +153,7 @@ class _Cutter:
         return self.keys == layout.keys
 
     def _read_layout(self, rows: Int64s, layout: Layout, sample: int) -> npt.NDArray[np.bool_]:
-        """Read the rows that have the layout of the dict at `sample`; returns which they are."""
+        """Read the rows that have the layout of the dict at `sample`; returns a mask of them."""
         size, width = layout.padded_size, len(layout.mask)
         windows = np.ndarray((max(0, len(self.data) - size + 1),), f"V{size}", self.data, strides=(1,))
         alike = self.starts[rows] < len(windows)
@@ -208,7 +204,7 @@ class _Cutter:
     def _leave_out_copies(self, rows: Int64s, lists: Int64s, tails: Int64s) -> Int64s:
         """Start of the gap at the end of each dict: after its last value, or inside a list that equals another's.
 
-        torch writes a new list for every allocation, and the same few stacks allocate again and again.
+        torch writes a new list for every allocation, and most allocations come from a few stacks.
         """
         contents = lists + 1 + _PUT_BYTES[self.data[lists + 1]]
         # dicts of equal length have lists of equal length, except before a new batch
@@ -231,6 +227,8 @@ class _Cutter:
         return np.where(at_once, ends - 1, np.where(batch, ends - 3, -1))
 
     def cut(self) -> Cut | None:
+        """Read the dicts and cut them out; None if none of them has a known layout."""
+        self._read_all()
         if not self.keys:
             return None
         self.data[self.starts[self.was_read]] = _NONE
@@ -287,7 +285,7 @@ def _equal_lists(data: Bytes, contents: Int64s, size: int) -> tuple[Int64s, Int6
         size: bytes of each list.
 
     Returns:
-        Indices of the copies, and for each copy that of its original; no list is both.
+        Indices of the copies and of each one's original; no list is both.
     """
     width = -(-size // WORD_BYTES)
     windows = np.ndarray((len(data) - width * WORD_BYTES + 1,), f"V{width * WORD_BYTES}", data, strides=(1,))
@@ -296,11 +294,10 @@ def _equal_lists(data: Bytes, contents: Int64s, size: int) -> tuple[Int64s, Int6
     # the sums of different lists rarely collide; the lists themselves are compared below
     sums = words @ np.cumprod(np.full(width, _ODD_NUMBER, dtype=np.uint64))
     _, firsts, group = np.unique(sums, return_index=True, return_inverse=True)
-    refers = [
-        _REFERENCES.fullmatch(data[start : start + size].tobytes()) is not None for start in contents[firsts].tolist()
-    ]
+    texts = (data[start : start + size].tobytes() for start in contents[firsts].tolist())
+    refers = np.array([_REFERENCES.fullmatch(text) is not None for text in texts], dtype=bool)
     first = firsts[group]
-    alike = np.array(refers, dtype=bool)[group] & (words == words[first]).all(axis=1)
+    alike = refers[group] & (words == words[first]).all(axis=1)
     alike[firsts] = False
     copies = np.flatnonzero(alike)
     return copies, first[copies]

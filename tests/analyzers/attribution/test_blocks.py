@@ -27,7 +27,7 @@ def report(name: str) -> PeakReport:
 
 
 def about(size_bytes: int, expected: int, tolerance: int = 64 * 1024) -> bool:
-    """Equal but for scalars, rotary frequencies and the like."""
+    """Equal except for scalars, rotary frequencies and other small tensors."""
     return abs(size_bytes - expected) <= tolerance
 
 
@@ -39,16 +39,16 @@ SMALL = {
     Role.CE_TEMPORARIES: 3 * 2048 * 32000 * 4,
     Role.LIBRARY_WORKSPACE: 64 * MIB,
 }
-# a larger one under DeepSpeed on two GPUs, as stored in 16 bit
+# bytes of a larger model's 16-bit weights, trained with DeepSpeed on two GPUs
 ZERO_WEIGHTS = 44_569_088 * 2
 
-# of the second training step at its peak; bf16 weights, gradients and moments
+# at the peak of the second training step, with bf16 weights, gradients and moments
 EXPECTED = {
     "hf-ckpt-4x1024": {
         Role.PARAMETERS: WEIGHTS,
         Role.OPTIMIZER_STATES: 2 * WEIGHTS,
         Role.CHECKPOINTS: CHECKPOINTS,
-        # log-probabilities, and the gradients that nll_loss and log_softmax make
+        # log-probabilities, and the gradients of nll_loss and log_softmax
         Role.CE_TEMPORARIES: 3 * LOGITS,
         Role.LIBRARY_WORKSPACE: 64 * MIB,
     },
@@ -70,7 +70,7 @@ EXPECTED = {
     },
     "liger-flce-ckpt-4x1024": {
         Role.PARAMETERS: WEIGHTS,
-        # complete, and the embedding's twice: the fused loss's and the look-up's are about to be added
+        # all gradients, and two of the embedding (the fused loss's and the look-up's), before they are added
         Role.GRADIENTS: WEIGHTS + 128256 * 2048 * 2,
         Role.OPTIMIZER_STATES: 2 * WEIGHTS,
         Role.LOGITS: 0,
@@ -88,7 +88,7 @@ EXPECTED = {
     "stamped-amp-ckpt-4x1024": {
         Role.PARAMETERS: 2 * WEIGHTS,
         Role.OPTIMIZER_STATES: 4 * WEIGHTS,
-        # all but the norms' weights
+        # all weights except the norms'
         Role.WEIGHT_CASTS: WEIGHTS - 33 * 2048 * 2,
         Role.CHECKPOINTS: 2 * CHECKPOINTS,
         Role.LOGITS: LOGITS + LOGITS // 2,
@@ -102,10 +102,10 @@ EXPECTED = {
     "small-sgd-accum": {**SMALL, Role.OPTIMIZER_STATES: SMALL_WEIGHTS, Role.GRADIENTS: SMALL_WEIGHTS},
     "small-zero2": {
         Role.PARAMETERS: ZERO_WEIGHTS,
-        # half of the fp32 copy and of two moments
+        # half of the fp32 copy and of both moments
         Role.OPTIMIZER_STATES: 3 * ZERO_WEIGHTS,
         Role.CE_TEMPORARIES: 0,
-        # the bucket, and the copy of what is in it that is sent
+        # the bucket, and the copy of its contents that is sent
         Role.COMMUNICATION: 1_000_000_000 + ZERO_WEIGHTS,
         Role.LIBRARY_WORKSPACE: 64 * MIB,
     },
@@ -114,7 +114,7 @@ EXPECTED = {
         Role.OPTIMIZER_STATES: 3 * ZERO_WEIGHTS,
         Role.CHECKPOINTS: 4 * 1024 * 512 * 2,
         Role.CE_TEMPORARIES: 3 * 1024 * 32000 * 4,
-        # the bucket, the flat gradients and all weights gathered
+        # the bucket, the flat gradients and all gathered weights
         Role.COMMUNICATION: 1_000_000_000 + ZERO_WEIGHTS // 2 + ZERO_WEIGHTS,
         Role.LIBRARY_WORKSPACE: 64 * MIB,
     },
@@ -122,7 +122,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_roles_of_recordings_are_those_the_model_has(name: str) -> None:
+def test_roles_of_recordings_have_the_sizes_of_the_model(name: str) -> None:
     roles = report(name).roles
 
     for role, expected in EXPECTED[name].items():
@@ -130,7 +130,7 @@ def test_roles_of_recordings_are_those_the_model_has(name: str) -> None:
     assert roles[Role.UNATTRIBUTED] == 0
 
 
-def test_zero3_holds_gathered_weights_and_its_bucket_in_communication() -> None:
+def test_zero3_counts_gathered_weights_and_its_bucket_as_communication() -> None:
     found = report("zero3-offload-4x1024")
 
     groups = [block for block in found.blocks if block.role is Role.COMMUNICATION]
@@ -159,11 +159,11 @@ def test_layers_of_weights_and_states_are_found_without_stamps(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "hf-4.45-ckpt-4x1024", "zero3-offload-4x1024"])
-def test_each_layer_but_the_last_makes_the_next_ones_checkpoint(name: str) -> None:
+def test_each_layer_except_the_last_allocates_the_next_ones_checkpoint(name: str) -> None:
     assert by_layer(report(name), Role.CHECKPOINTS) == dict.fromkeys(range(15), TOKENS * 2048 * 2)
 
 
-def test_layers_of_what_forward_keeps_are_found_without_stamps() -> None:
+def test_layers_of_saved_activations_are_found_without_stamps() -> None:
     activations = by_layer(report("hf-nockpt-8x1024"), Role.ACTIVATIONS)
 
     assert sorted(activations) == list(range(16))
@@ -174,11 +174,11 @@ def test_gradients_of_a_checkpointed_run_are_found_layer_by_layer() -> None:
     gradients = by_layer(report("liger-flce-ckpt-4x1024"), Role.GRADIENTS)
 
     assert sorted(gradients) == list(range(16))
-    # a norm's gradient of 4 KiB may be counted with the layer before
+    # a norm's gradient of 4 KiB may be counted in the previous layer
     assert all(about(size_bytes, LAYER_WEIGHTS, 8 * 1024) for size_bytes in gradients.values())
 
 
-def test_stacks_of_python_alone_give_the_same_roles() -> None:
+def test_python_stacks_alone_give_the_same_roles() -> None:
     """A recording with stacks="python" has no C++ frames, and none at all in autograd's threads."""
     for name in ("hf-ckpt-4x1024", "hf-4.45-ckpt-4x1024", "hf-nockpt-8x1024"):
         values = pickle.loads(lzma.decompress((RECORDINGS / f"{name}.pickle.xz").read_bytes()))
@@ -191,7 +191,7 @@ def test_stacks_of_python_alone_give_the_same_roles() -> None:
             assert about(roles[role], expected), (name, role)
 
 
-def test_history_switched_on_late_leaves_what_is_older_unattributed() -> None:
+def test_blocks_older_than_the_recording_are_unattributed() -> None:
     found = report("small-late")
 
     assert not found.complete
@@ -199,7 +199,7 @@ def test_history_switched_on_late_leaves_what_is_older_unattributed() -> None:
     assert about(found.roles[Role.CHECKPOINTS], SMALL[Role.CHECKPOINTS])
 
 
-def test_no_stacks_at_all_is_unattributed_and_adds_up() -> None:
+def test_recording_without_stacks_is_unattributed_and_adds_up() -> None:
     snapshot = read_snapshot(RECORDINGS / "hf-ckpt-4x1024.pickle.xz")
     bare = [{**event, "frames": []} for event in snapshot.trace_of(0)]
 
@@ -220,7 +220,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
-def test_stamped_step_is_attributed_whole(name: str) -> None:
+def test_stamped_step_is_attributed_completely(name: str) -> None:
     from ligerprof.runs.simulated import simulate_step
 
     recipe = RECIPES[name]
@@ -239,7 +239,7 @@ def test_stamped_step_is_attributed_whole(name: str) -> None:
         assert about(found.roles[Role.OPTIMIZER_STATES], 2 * recipe.spec.parameter_count * width, 2048)
 
 
-def test_step_that_ran_out_of_memory_is_attributed_whole() -> None:
+def test_step_that_ran_out_of_memory_is_attributed_completely() -> None:
     from ligerprof.runs.simulated import simulate_step
 
     recipe = TrainingRecipe(model="tiny", batch=8, seq=512, memory_limit_bytes=70 * MIB)
@@ -295,9 +295,9 @@ def test_first_rule_that_matches_gives_the_role() -> None:
     ],
     ids=lambda value: value.value if isinstance(value, Role) else "",
 )
-def test_rules_give_the_role_a_reader_expects(expected: Role, given: BlockFeatures) -> None:
+def test_rules_give_the_expected_role(expected: Role, given: BlockFeatures) -> None:
     assert role_of(given) is expected
 
 
-def test_every_role_but_the_remainders_has_a_rule() -> None:
+def test_every_role_except_the_remainders_has_a_rule() -> None:
     assert {rule.role for rule in RULES} == set(Role) - {Role.ALLOCATOR_ROUNDING, Role.UNATTRIBUTED}

@@ -1,4 +1,4 @@
-"""Rules from a file come before the built-in ones; what is no rule is one line."""
+"""Rules from a file take precedence over the built-in rules; anything else gives one line."""
 
 import json
 import re
@@ -97,7 +97,7 @@ def test_named_blocks_move_to_the_role_and_the_peak_stays(
     ids=range(17),
 )
 @pytest.mark.parametrize("suffix", ["json", "toml"])
-def test_what_is_no_rule_is_one_line(text: str, suffix: str, tmp_path: Path) -> None:
+def test_invalid_rules_give_one_line(text: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"rules.{suffix}"
     path.write_text(text, encoding="utf-8")
 
@@ -110,13 +110,13 @@ def test_what_is_no_rule_is_one_line(text: str, suffix: str, tmp_path: Path) -> 
 
 
 def test_a_pattern_of_many_stars_ends() -> None:
-    # a matcher that backtracks over the stars would run for ages, into the timeout of the suite
+    # a matcher that backtracks over the stars would exceed the timeout of the suite
     rule = UserRule(role=Role.OTHER, frame="*a" * 200 + "b")
 
     assert not rule.matches(features(stack="a" * 20_000))
 
 
-def test_the_command_takes_rules_and_says_what_is_wrong(tmp_path: Path) -> None:
+def test_the_command_takes_rules_and_reports_invalid_ones(tmp_path: Path) -> None:
     path = tmp_path / "rules.json"
     path.write_text('{"rule": [{"role": "other", "frame": "*"}]}', encoding="utf-8")
 

@@ -63,7 +63,7 @@ def test_phases_of_recordings_are_the_measured_ones(name: str) -> None:
 
 
 def program_with_stamps() -> SlowAllocator:
-    """Two steps: a weight and its state live on; the second step's activation is the larger."""
+    """Two steps: a weight and its state stay; the second step's activation is larger."""
     program = SlowAllocator()
 
     def stamped(step: int, phase: Phase, work: Any, module: str = "", node: str = "") -> None:
@@ -116,7 +116,7 @@ def test_without_a_step_the_whole_trace_counts() -> None:
     assert explain(Snapshot.from_dict(program_with_stamps().snapshot())).peak_bytes == 38 * MIB
 
 
-def test_step_that_is_not_there_is_an_error() -> None:
+def test_missing_step_is_an_error() -> None:
     snapshot = Snapshot.from_dict(program_with_stamps().snapshot())
     with pytest.raises(SnapshotFormatError, match="no event of step 9"):
         explain(snapshot, step=9)
@@ -187,7 +187,7 @@ def test_only_second_device_used_is_found() -> None:
     assert (report.device, report.notes) == (1, ())
 
 
-def test_truncated_recording_says_what_lived_before_it() -> None:
+def test_truncated_recording_reports_older_memory() -> None:
     snapshot = read_snapshot(RECORDINGS / "hf-nockpt-8x1024.pickle.xz")
     cut = Snapshot.from_dict({"segments": snapshot.segments, "device_traces": [list(snapshot.trace_of(0)[-5000:])]})
 
@@ -231,7 +231,7 @@ ODD_VALUES: tuple[Any, ...] = (None, -1, 0, 2**64, 2**100, 1.5, "", "x", [], {},
 
 
 def harm(values: Any, draw: random.Random) -> None:
-    """Change, drop or repeat something somewhere inside."""
+    """Change, drop or repeat a random value."""
     place = values
     while isinstance(place, (dict, list)) and place:
         key = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
@@ -248,7 +248,7 @@ def harm(values: Any, draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("kind", range(4))
-def test_harmed_structures_give_a_report_that_adds_up_or_one_error(kind: int) -> None:
+def test_damaged_structures_give_a_report_that_adds_up_or_one_error(kind: int) -> None:
     whole = pickle.dumps(slices_of_recordings()[kind])
     draw = random.Random(kind)
     reports, messages = 0, []

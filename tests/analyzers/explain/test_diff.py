@@ -53,7 +53,7 @@ def report(*blocks: BlockGroup, rounding: int = 0) -> PeakReport:
 
 
 def add_up(diff: PeakDiff) -> None:
-    """The whole contract on sums, from the blocks up."""
+    """All sums must agree, from blocks to roles to peaks."""
     for role in Role:
         groups = [change for change in diff.groups if change.place.role is role]
         if role is not Role.ALLOCATOR_ROUNDING:
@@ -82,7 +82,7 @@ groups_of_blocks = st.lists(
 
 
 @given(before=groups_of_blocks, after=groups_of_blocks, rounding=st.integers(0, 9))
-def test_any_two_peaks_add_up_and_swapping_them_turns_the_signs(
+def test_any_two_peaks_add_up_and_swapping_them_flips_the_signs(
     before: list[BlockGroup], after: list[BlockGroup], rounding: int
 ) -> None:
     first, second = report(*before, rounding=rounding), report(*after)
@@ -91,8 +91,8 @@ def test_any_two_peaks_add_up_and_swapping_them_turns_the_signs(
     add_up(there)
     add_up(back)
     turned = [(c.place, c.after_bytes, c.before_bytes, c.frames_after, c.frames_before) for c in back.groups]
-    told = [(c.place, c.before_bytes, c.after_bytes, c.frames_before, c.frames_after) for c in there.groups]
-    assert sorted(told, key=repr) == sorted(turned, key=repr)
+    forward = [(c.place, c.before_bytes, c.after_bytes, c.frames_before, c.frames_after) for c in there.groups]
+    assert sorted(forward, key=repr) == sorted(turned, key=repr)
 
 
 @given(blocks=groups_of_blocks)
@@ -108,7 +108,7 @@ def test_recordings_add_up_to_the_difference_of_their_peaks(before: str, after: 
     add_up(diff_peaks(explain(recording(before)), explain(recording(after))))
 
 
-def test_what_the_fused_loss_saves_is_told_and_the_weights_are_matched_layer_by_layer() -> None:
+def test_the_fused_loss_saves_the_expected_bytes_and_the_weights_are_matched_layer_by_layer() -> None:
     diff = diff_peaks(explain(recording("hf-ckpt-4x1024")), explain(recording("liger-flce-ckpt-4x1024")))
 
     assert diff.difference_bytes == 10538196480 - 14124071936
@@ -126,7 +126,7 @@ def test_what_the_fused_loss_saves_is_told_and_the_weights_are_matched_layer_by_
 
 
 def moved(frames: Any) -> Any:
-    """The stack as another version of the code has it: lines moved, classes renamed."""
+    """The stack in another version of the code: lines moved, classes renamed."""
     return [
         {**frame, "line": frame["line"] + 100, "name": re.sub(r"^\w+\.", "Renamed.", frame["name"])}
         if frame["filename"].endswith(".py")
@@ -186,16 +186,16 @@ def test_a_swapped_class_keeps_its_place_in_the_model() -> None:
     }
 
 
-def test_where_one_side_has_no_modules_layers_and_functions_decide() -> None:
+def test_without_modules_on_one_side_layers_and_functions_decide() -> None:
     named = report(group(60, "model.layers.3.mlp", "modeling_llama.py:170 forward", layer=3))
     bare = report(group(70, "", "modeling_llama.py:175 forward", layer=3))
 
     diff = diff_peaks(named, bare)
 
     assert [change.difference_bytes for change in diff.groups] == [10]
-    assert diff.notes == ("only one of the two names modules: blocks are matched by role, layer and function",)
+    assert diff.notes == ("only one of the snapshots has module names: blocks are matched by role, layer and function",)
 
 
-def test_notes_say_whose_they_are() -> None:
+def test_notes_name_their_snapshot() -> None:
     first = dataclasses.replace(report(group(1)), notes=("it is cut",))
     assert diff_peaks(first, report(group(1))).notes == ("first snapshot: it is cut",)

@@ -27,7 +27,7 @@ def free(program: SlowAllocator, owner: int) -> None:
 
 
 def training(steps: int, *, kept_bytes: int) -> SlowAllocator:
-    """Steps with an activation of 8 MiB each; each leaves `kept_bytes` behind."""
+    """Steps with an activation of 8 MiB; each step leaves `kept_bytes` behind."""
     program = SlowAllocator()
     stamped(program, 0, Phase.BUILD, lambda: program.alloc(1, 4 * MIB))
     for step in range(1, steps + 1):
@@ -65,11 +65,11 @@ def test_steps_of_recordings_without_stamps_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("steps", "kept_bytes"), [(6, 0), (3, 2 * MIB)])
-def test_what_gives_all_back_or_ends_too_soon_does_not_grow(steps: int, kept_bytes: int) -> None:
+def test_freed_memory_or_too_few_steps_are_not_growth(steps: int, kept_bytes: int) -> None:
     assert explain(Snapshot.from_dict(training(steps, kept_bytes=kept_bytes).snapshot())).growth is None
 
 
-def test_growth_names_what_stays() -> None:
+def test_growth_names_the_remaining_blocks() -> None:
     report = explain(Snapshot.from_dict(training(6, kept_bytes=2 * MIB).snapshot()))
 
     growth = report.growth
@@ -141,7 +141,7 @@ def test_an_optimizer_step_that_moves_nothing_has_its_peak_too(name: str) -> Non
 
 
 @pytest.mark.parametrize("kept", [900, 2000])
-def test_a_ring_that_lost_its_beginning_says_what_would_have_held_it(kept: int) -> None:
+def test_a_truncated_ring_reports_the_max_entries_it_needed(kept: int) -> None:
     snapshot = read_snapshot(RECORDINGS / "small-streams.pickle.xz")
     events = list(snapshot.trace_of(0))
     lost = dataclasses.replace(snapshot, device_traces=[events[-kept:]])
@@ -151,5 +151,5 @@ def test_a_ring_that_lost_its_beginning_says_what_would_have_held_it(kept: int) 
     found = re.search(r"were allocated before .*max_entries of more than (\d+)", " ".join(report.notes))
     assert found
     assert not report.complete
-    # the least that can be known: never more than it took, and more than there was
+    # a lower bound: at most the events that occurred, and more than were kept
     assert kept < int(found.group(1)) <= len(events)

@@ -38,11 +38,13 @@ def test_the_largest_holders_at_the_peak_are_the_explained_ones(name: str) -> No
     snapshot = read_snapshot(RECORDINGS / f"{name}.pickle.xz")
     timeline = analyze(snapshot).timeline
 
-    told: dict[Role, dict[tuple[str, str], tuple[int, int]]] = {}
+    named_at_peak: dict[Role, dict[tuple[str, str], tuple[int, int]]] = {}
     for holding in timeline.holdings:
         if holding.column <= timeline.peak_column:
             named = ((timeline.holders[index], size, count) for index, size, count in holding.largest)
-            told[holding.role] = {(holder.module, holder.frame): (size, count) for holder, size, count in named}
+            named_at_peak[holding.role] = {
+                (holder.module, holder.frame): (size, count) for holder, size, count in named
+            }
 
     expected: dict[Role, dict[tuple[str, str], list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
     for block in explain(snapshot).blocks:
@@ -52,11 +54,11 @@ def test_the_largest_holders_at_the_peak_are_the_explained_ones(name: str) -> No
         sums[1] += block.count
     for role, holders in expected.items():
         largest = sorted((size for size, _ in holders.values()), reverse=True)[:3]
-        assert sorted((size for size, _ in told[role].values()), reverse=True) == largest
-        assert all(tuple(holders[name]) == figures for name, figures in told[role].items())
+        assert sorted((size for size, _ in named_at_peak[role].values()), reverse=True) == largest
+        assert all(tuple(holders[name]) == figures for name, figures in named_at_peak[role].items())
 
 
-def test_columns_between_the_peaks_hold_what_attribution_says_there() -> None:
+def test_columns_between_the_peaks_agree_with_attribution() -> None:
     snapshot = read_snapshot(RECORDINGS / "stamped-amp-ckpt-4x1024.pickle.xz")
     attribution = analyze(snapshot).attribution
 
@@ -97,7 +99,7 @@ def test_long_recordings_lose_no_peak_and_keep_every_event_around_the_highest() 
     assert set(range(peak - 100, peak + 100)) <= set(timeline.starts.tolist())
 
 
-def test_what_ran_is_told_from_stamps() -> None:
+def test_running_modules_come_from_stamps() -> None:
     program = SlowAllocator()
     program.alloc(1, MIB)
     stamp = Stamp(step=3, phase=Phase.BACKWARD, module="model.layers.7.mlp", node="MmBackward0")
@@ -112,7 +114,7 @@ def test_what_ran_is_told_from_stamps() -> None:
     assert timeline.running[0].phase is None
 
 
-def test_very_many_holders_become_others() -> None:
+def test_excess_holders_are_merged() -> None:
     program = SlowAllocator()
     for owner in range(2500):
         first = len(program.events)

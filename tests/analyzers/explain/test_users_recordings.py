@@ -1,4 +1,4 @@
-"""Roles of recordings as users make them, without stamps, against the sizes that the model's shape implies."""
+"""Roles of typical users' recordings, without stamps, against the sizes implied by the model's shape."""
 
 import json
 from typing import Any
@@ -19,15 +19,15 @@ PARAMETERS = 28_971_520
 ADAPTERS = 4 * 8 * (2 * (512 + 512) + 2 * (512 + 256) + 3 * (512 + 1536))
 TOKENS = 4 * 512
 CHECKPOINTS = 4 * TOKENS * 512
-PLANE = TOKENS * 32000
+LOGITS = TOKENS * 32000
 HEAD = 32000 * 512
 
 PLAIN = {
     Role.PARAMETERS: 2 * PARAMETERS,
     Role.OPTIMIZER_STATES: 4 * PARAMETERS,
     Role.CHECKPOINTS: 2 * CHECKPOINTS,
-    # log-probabilities, and the gradients that nll_loss and log_softmax make
-    Role.CE_TEMPORARIES: 3 * PLANE * 4,
+    # log-probabilities, and the gradients of nll_loss and log_softmax
+    Role.CE_TEMPORARIES: 3 * LOGITS * 4,
     Role.LOGITS: 0,
     Role.KERNEL_WORKSPACE: 0,
     Role.LIBRARY_WORKSPACE: 64 * MIB,
@@ -42,17 +42,17 @@ AUTOCAST = {
     **PLAIN,
     Role.PARAMETERS: 4 * PARAMETERS,
     Role.OPTIMIZER_STATES: 8 * PARAMETERS,
-    # the backward pass of the loss begins with the head's copy alive
+    # the head's copy is still alive when the loss's backward begins
     Role.WEIGHT_CASTS: 2 * HEAD,
     Role.CHECKPOINTS: 4 * CHECKPOINTS,
 }
 OWN = {
     **PLAIN,
-    # the fused loss makes the head's in the forward pass
+    # the fused loss computes the head's gradient in forward
     Role.GRADIENTS: 2 * HEAD,
     Role.CE_TEMPORARIES: 0,
-    # its budget holds all of so few logits, in 16 bit
-    Role.KERNEL_WORKSPACE: 2 * PLANE,
+    # the chunk buffer is large enough for all of these logits in 16 bit
+    Role.KERNEL_WORKSPACE: 2 * LOGITS,
 }
 LIGER = {role: PLAIN[role] for role in (Role.PARAMETERS, Role.OPTIMIZER_STATES, Role.LOGITS, Role.LIBRARY_WORKSPACE)}
 EXPECTED: dict[str, dict[Role, int]] = {
@@ -66,13 +66,13 @@ EXPECTED: dict[str, dict[Role, int]] = {
     "small-autocast-python": AUTOCAST,
     "small-graphs": {
         **PLAIN,
-        # zeroed, not dropped: the graph writes them to one place
+        # zeroed, not freed, since the graph writes to fixed addresses
         Role.GRADIENTS: 2 * PARAMETERS,
         Role.CHECKPOINTS: 0,
-        # of three streams
+        # for three streams
         Role.LIBRARY_WORKSPACE: 96 * MIB,
     },
-    # the first step's peak: there are no moments yet, and the second handle of cuBLAS has not worked
+    # the first step's peak: no moments yet, and the second cuBLAS handle is unused
     "small-oom": {**PLAIN, Role.OPTIMIZER_STATES: 0, Role.LIBRARY_WORKSPACE: 32 * MIB},
     "small-ring-3000": PLAIN,
 }
@@ -82,12 +82,12 @@ def report(name: str) -> PeakReport:
     return explain(RECORDINGS / f"{name}.pickle.xz")
 
 
-def test_every_recording_has_its_expectation() -> None:
+def test_every_recording_has_an_expectation() -> None:
     assert EXPECTED.keys() == RUNS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_peak_and_roles_are_the_runs_own(name: str) -> None:
+def test_peak_and_roles_equal_those_of_the_run(name: str) -> None:
     found = report(name)
 
     assert (found.peak_bytes, found.reserved_bytes) == (RUNS[name]["peak_bytes"], RUNS[name]["reserved_bytes"])
@@ -99,7 +99,7 @@ def test_peak_and_roles_are_the_runs_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in EXPECTED if name.endswith("-python")))
-def test_stacks_of_python_alone_tell_the_same(name: str) -> None:
+def test_python_stacks_alone_give_the_same_roles(name: str) -> None:
     assert report(name).roles.to_json() == report(name.removesuffix("-python")).roles.to_json()
 
 
@@ -108,13 +108,13 @@ def test_liger_kernels_gradients_grow_during_backward() -> None:
     assert 2 * HEAD < gradients < 2 * PARAMETERS
 
 
-def test_a_lost_beginning_is_told() -> None:
+def test_a_lost_beginning_is_reported() -> None:
     found = report("small-ring-3000")
     assert not found.complete
     assert "199.5 MiB were allocated before its first event" in found.notes[0]
 
 
-def test_the_request_that_did_not_fit_is_told() -> None:
+def test_the_failed_request_is_reported() -> None:
     found = report("small-oom")
     assert found.peak_phase is Phase.BACKWARD
-    assert "out of memory: 250.0 MiB asked for, with 626.7 MiB allocated and 878.0 MiB reserved" in found.notes[0]
+    assert "out of memory: 250.0 MiB requested, with 626.7 MiB allocated and 878.0 MiB reserved" in found.notes[0]

@@ -1,4 +1,4 @@
-"""Events read as tables from a pickle's bytes equal what pickle loads; in doubt there are no tables."""
+"""Events read as tables from a pickle's bytes equal those that pickle loads; in doubt, there are only dicts."""
 
 import contextlib
 import lzma
@@ -31,7 +31,7 @@ def in_tables(values: Any) -> int:
 
 @pytest.mark.parametrize("protocol", [None, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", RECORDED)
-def test_recordings_are_read_as_they_are_and_nearly_all_from_bytes(name: str, protocol: int | None) -> None:
+def test_recordings_are_read_unchanged_and_almost_entirely_from_bytes(name: str, protocol: int | None) -> None:
     pickled = lzma.decompress((RECORDINGS / f"{name}.pickle.xz").read_bytes())
     expected = pickle.loads(pickled)
     if protocol is not None:
@@ -52,7 +52,7 @@ frames_of = st.one_of(st.sampled_from(shared_frames), st.sampled_from(shared_fra
 
 @st.composite
 def events(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Events that repeat a few patterns, each with some of its values changed, and some twice the same object."""
+    """Events that repeat a few patterns with some values changed; some events are the same object."""
     order = draw(st.permutations(KEYS[1:]))
     stated = {key: frames_of if key == "frames" else values_of for key in order}
     patterns = draw(
@@ -78,18 +78,18 @@ def events(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(events(), max_size=3), st.sampled_from([2, 3, 4, 5]), st.booleans())
-def test_whatever_the_events_are_nothing_else_is_read(
+def test_any_events_are_read_as_pickle_loads_them(
     traces: list[list[dict[str, Any]]], protocol: int, first: bool
 ) -> None:
-    beside = {"segments": [{"frames": trace[0].get("frames")} for trace in traces if trace]}
-    whole = {"device_traces": traces, **beside} if first else {**beside, "device_traces": traces}
+    others = {"segments": [{"frames": trace[0].get("frames")} for trace in traces if trace]}
+    whole = {"device_traces": traces, **others} if first else {**others, "device_traces": traces}
 
     # integers of nine bytes are refused
     with contextlib.suppress(SnapshotFormatError):
         assert load(pickle.dumps(whole, protocol)) == whole
 
 
-def test_equal_stacks_are_one_in_the_table_and_whole_wherever_they_are() -> None:
+def test_equal_stacks_share_a_table_entry_and_stay_complete_elsewhere() -> None:
     frames = [{"name": str(line), "filename": "f.py", "line": line} for line in range(9)]
     own = [list(frames) for _ in range(50)]
     trace = [{"action": "alloc", "addr": index, "frames": stack} for index, stack in enumerate(own)]
@@ -105,7 +105,7 @@ def test_equal_stacks_are_one_in_the_table_and_whole_wherever_they_are() -> None
 
 
 def without_frames(values: Any) -> list[list[dict[str, Any]]]:
-    """The events but for their stacks: damage can make one refer to events, or to the list of them all."""
+    """The events without their stacks, since damage can make a stack refer to events or to the list of all events."""
     return [
         [{key: value for key, value in event.items() if key != "frames"} for event in trace]
         for trace in values["device_traces"]
@@ -113,8 +113,8 @@ def without_frames(values: Any) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_damaged_bytes_are_read_as_loading_reads_them_or_not_at_all(protocol: int) -> None:
-    """Before protocol 4 a memo index can be overwritten, and an event that is cut does not do that: such differ."""
+def test_damaged_bytes_are_read_as_pickle_loads_them_or_refused(protocol: int) -> None:
+    """Before protocol 4, damage can overwrite a memo index, which events that are cut do not; such files may differ."""
     whole = pickle.loads(lzma.decompress((RECORDINGS / "small-own-all.pickle.xz").read_bytes()))
     whole["device_traces"][0] = whole["device_traces"][0][:500]
     pickled = pickle.dumps({"segments": whole["segments"][:2], "device_traces": whole["device_traces"]}, protocol)
