@@ -53,8 +53,8 @@ for path in paths:
         message = str(error)
     current, path = path, None
     seconds = time.process_time() - began
-    outcome = {"message": message, "seconds": seconds, "memory": highest_memory(), "unharmed": unharmed, "broken": broken}
-    print(json.dumps({"path": current, **outcome}))
+    outcome = {"message": message, "seconds": seconds, "memory": highest_memory()}
+    print(json.dumps({"path": current, "unharmed": unharmed, "broken": broken, **outcome}))
 """
 
 

@@ -54,7 +54,7 @@ def test_replay_gives_the_runs_own_counters_to_the_byte(name: str) -> None:
 
 
 class Machine:
-    """One allocator per stream and pool, since torch never mixes their blocks; the driver returns recorded addresses."""
+    """One allocator per stream and pool, since their blocks never mix; the driver returns recorded addresses."""
 
     def __init__(self, snapshot: Snapshot, limit_bytes: int | None) -> None:
         self._given = iter([event for event in events_of(snapshot) if event["action"] == "segment_alloc"])

@@ -99,7 +99,7 @@ def test_real_out_of_memory_is_judged() -> None:
     for pin in oom.pins:
         assert sum(pin.roles.values()) <= pin.segment_bytes - pin.free_bytes
     text = "\n".join(finding_lines(report))
-    assert "8016.0 MiB asked for" in report.notes[-1]
+    assert "8016.0 MiB requested" in report.notes[-1]
     assert "no fragmentation; a limit on this process" in text
     assert report.what_if[0].option == "--liger flce"
 
