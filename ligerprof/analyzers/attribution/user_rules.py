@@ -1,6 +1,5 @@
 """Read a user's rules for roles, which take precedence over the built-in rules."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -54,18 +53,15 @@ def read_rules(path: str | Path) -> tuple[UserRule, ...]:
         RulesError: the file cannot be read, or something in it is not a rule.
     """
     file = Path(path)
-    rules = _parse(file, read_text(file, _FILE)).get("rule")
+    text = read_text(file, _FILE)
+    values = parse_json(text, str(file), _FILE) if file.suffix == ".json" else _parse_toml(file, text)
+    rules = values.get("rule") if isinstance(values, dict) else None
     if not isinstance(rules, list) or not 0 < len(rules) <= _MOST_RULES:
         raise RulesError(f"{file}: needs a list `rule` of 1 to {_MOST_RULES} rules. See docs/explain.md.")
     return tuple(_rule(entry, f"{file}: rule {number}") for number, entry in enumerate(rules, 1))
 
 
-def _parse(file: Path, text: str) -> Mapping[str, Any]:
-    values = parse_json(text, str(file), _FILE) if file.suffix == ".json" else _parse_toml(file, text)
-    return values if isinstance(values, dict) else {}
-
-
-def _parse_toml(file: Path, text: str) -> Mapping[str, Any]:
+def _parse_toml(file: Path, text: str) -> dict[str, Any]:
     try:
         # part of Python since 3.11
         import tomllib
