@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.layers import run_layer
+from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.loss import head_and_loss
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.model import embed, mask_elements, table_sizes
+from ligerprof.analyzers.estimate.model import embed, has_two_masks, mask_elements, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, explicit_layers, layer_place
@@ -41,7 +42,11 @@ class _Layer:
 
 
 class MicroBatch:
-    """One pass over the model on a meter that holds already what is static."""
+    """One pass over the model on a meter that holds already what is static.
+
+    Attributes:
+        until_loss_is_freed: what backward leaves besides gradients, until another loss takes the variable.
+    """
 
     def __init__(
         self,
@@ -54,10 +59,12 @@ class MicroBatch:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
         self._placement = placement
         self._mask: Value | None = None
+        self._other_mask: Value | None = None
         self._bottom = self._new_context(Tape(meter))
         self._top = self._new_context(Tape(meter))
         self._layers: list[_Layer] = []
         self._until_backward_ends: list[Allocation] = []
+        self.until_loss_is_freed: list[Allocation] = []
 
     def forward(self) -> None:
         """Run embedding, layers, head and loss; what is left is what backward needs."""
@@ -72,8 +79,9 @@ class MicroBatch:
         hidden = norm(self._top, stream, self._recipe.spec.architecture.final_norm)
         self._meter.drop(held)
         self._bottom.tape.release(embedded)
-        if self._mask is not None and not self._recipe.checkpointing:
-            self._bottom.tape.release(self._mask)
+        if not self._recipe.checkpointing:
+            self._release_mask(self._mask)
+            self._release_mask(self._other_mask)
         self._loss = head_and_loss(self._top, hidden)
         self._top.tape.release(hidden)
         for layer in self._layers:
@@ -94,12 +102,14 @@ class MicroBatch:
         self._meter.add(self._placement.in_layers, place=WHOLE)
         self._meter.add(self._placement.bucket_copies, place=WHOLE)
         for layer in reversed(self._layers):
+            if layer.index == 0:
+                self._release_mask(self._other_mask)
             flowing = self._layer_backward(layer, flowing)
         self._meter.add(self._placement.bucket_copies, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
-        if self._mask is not None:
-            self._bottom.tape.release(self._mask)
+        self._release_mask(self._mask)
         self._meter.place = EMBEDDING
+        self._keep_embedded()
         if flowing is not None:
             self._bottom.tape.backward(self._layers[0].source, flowing, None)
         self._bottom.tape.forget_gradients()
@@ -112,6 +122,17 @@ class MicroBatch:
     def _stream_role(self) -> Role:
         return Role.CHECKPOINTS if self._recipe.checkpointing else Role.ACTIVATIONS
 
+    def _keep_embedded(self) -> None:
+        """With adapters the embedding's output is a leaf of the graph: it and its gradient live as long as the loss."""
+        if adapter_rank(self._recipe) is None or not self._recipe.checkpointing:
+            return
+        size_bytes = self._layers[0].source.size_bytes
+        self.until_loss_is_freed = [self._meter.take(size_bytes, self._stream_role) for _ in ("output", "gradient")]
+
+    def _release_mask(self, mask: Value | None) -> None:
+        if mask is not None:
+            self._bottom.tape.release(mask)
+
     def _new_context(self, tape: Tape) -> Context:
         return Context(recipe=self._recipe, tape=tape, weights=self._weights, kernels=self._kernels, mask=self._mask)
 
@@ -122,7 +143,9 @@ class MicroBatch:
         if elements := mask_elements(self._recipe):
             # numbers to add for eager, else booleans
             width = stream.width if is_eager(self._recipe) else 1
-            self._mask = self._bottom.tape.run(Operation(elements=elements, width=width, role=Role.INPUTS))
+            mask = Operation(elements=elements, width=width, role=Role.INPUTS)
+            self._mask = self._bottom.tape.run(mask)
+            self._other_mask = self._bottom.tape.run(mask) if has_two_masks(self._recipe) else None
 
     def _repeat(self, times: int, act: Callable[[], None]) -> None:
         """Act once, and count what that changed for the other layers it stands for."""

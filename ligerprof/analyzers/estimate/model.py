@@ -63,12 +63,17 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
 
 
 def mask_elements(recipe: TrainingRecipe) -> int:
-    """Elements of all attention masks: eager attention always has one, SDPA only if its causal flag is not enough."""
-    kinds, square = 2 if recipe.spec.mixes_windows else 1, recipe.seq**2
+    """Elements of a layer's attention mask: eager attention always has one, SDPA if its causal flag is not enough."""
+    square = recipe.seq**2
     if is_eager(recipe) or recipe.padding:
-        return kinds * recipe.batch * square
+        return recipe.batch * square
     # a window alone is the same for every sequence: `sdpa_mask` expands one
     return square if slides(recipe) else 0
+
+
+def has_two_masks(recipe: TrainingRecipe) -> bool:
+    """Whether layers with and without a window have masks of their own."""
+    return recipe.spec.mixes_windows and (is_eager(recipe) or recipe.padding > 0)
 
 
 def slides(recipe: TrainingRecipe) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.model import mask_elements
 from ligerprof.analyzers.estimate.operations import dropout, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
@@ -76,11 +76,18 @@ def in_order_of_tokens(context: Context, value: Value) -> Value:
 
 
 def repeat_heads(context: Context, item: Value) -> Value:
-    """`repeat_kv`: a copy with as many heads as the query has; its gradient sums over the copies."""
+    """`repeat_kv`: a copy with as many heads as the query has, or an expanded view of a single head.
+
+    Its gradient sums over the copies.
+    """
     if context.spec.heads == context.spec.kv_heads:
         return context.tape.name(item)
-    elements = item.elements // context.spec.kv_heads * context.spec.heads
-    return context.tape.run(Operation(elements=elements, width=item.width, inputs=(item,)))
+    elements, view_of = _repeated_elements(context, item), item if context.spec.kv_heads == 1 else None
+    return context.tape.run(Operation(elements=elements, width=item.width, inputs=(item,), view_of=view_of))
+
+
+def _repeated_elements(context: Context, item: Value) -> int:
+    return item.elements // context.spec.kv_heads * context.spec.heads
 
 
 def score_product(context: Context, query: Value, key: Value) -> Value:
@@ -177,8 +184,11 @@ def _heads_apart(context: Context, item: Value) -> Value:
 
 
 def _repeated_apart(context: Context, item: Value) -> Value:
-    """The same of key or value: repeated heads lie apart already."""
-    return _heads_apart(context, item) if context.spec.heads == context.spec.kv_heads else context.tape.name(item)
+    """The same of key or value: copies of heads lie apart already, expanded ones do not."""
+    spec, recipe = context.spec, context.recipe
+    repeated_by_torch = not is_eager(recipe) and attention_problem(recipe).grouped
+    copied = spec.heads != spec.kv_heads and (spec.kv_heads > 1 or repeated_by_torch)
+    return context.tape.name(item) if copied else _heads_apart(context, item)
 
 
 class _Operations:
@@ -236,7 +246,10 @@ class _Operations:
         return scale(self._context, tensor)
 
     def repeat_heads(self, tensor: Value) -> Value:
-        return repeat_heads(self._context, tensor) if self._problem.grouped else self._tape.name(tensor)
+        if not self._problem.grouped:
+            return self._tape.name(tensor)
+        elements = _repeated_elements(self._context, tensor)
+        return self._tape.run(Operation(elements=elements, width=tensor.width, inputs=(tensor,)))
 
     def multiply(self, query: Value, key: Value) -> Value:
         scaled = scale(self._context, key)

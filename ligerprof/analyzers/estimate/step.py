@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
+from ligerprof.analyzers.estimate.meter import Allocation, Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
@@ -78,13 +78,17 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     static.place(meter, first=first)
     highest = _Highest(meter)
     # gradients are whole from the second micro-batch on, and no later one differs from it
+    left: list[Allocation] = []
     for micro_step in range(min(recipe.grad_accum, 2)):
         takes_workspaces = first and micro_step == 0
         forward_bytes, backward_bytes = workspace_sizes(recipe, weights) if takes_workspaces else (0, 0)
         micro_batch = MicroBatch(recipe, weights, kernels, meter, placement)
         _run_phase(meter, micro_batch.forward, forward_bytes)
+        for block in left:
+            meter.drop(block)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, backward_bytes)
+        left = micro_batch.until_loss_is_freed
         meter.add(placement.running, times=-1)
         meter.add(placement.last_reduction)
         meter.add(placement.last_reduction, times=-1)
