@@ -3,13 +3,14 @@
 import platform
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from ligerprof import __version__
-from ligerprof.gpus import GPUS, GpuSpec
-from ligerprof.reports.listing import add_listing_row, listing_table
+from ligerprof.gpus import GPUS
+from ligerprof.reports.listing import listing_table
 from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes
 
@@ -80,12 +81,18 @@ class Environment:
 def read_environment() -> Environment:
     """Read package versions and, if torch can be imported, the GPUs."""
     reason = no_gpu_reason()
+    cuda: str | None = None
+    gpus: tuple[GpuHere, ...] = ()
+    if reason is None:
+        import torch
+
+        cuda, gpus = torch.version.cuda, tuple(map(_gpu_here, range(torch.cuda.device_count())))
     return Environment(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         packages=tuple(_read_packages()),
-        cuda=_cuda_version() if reason is None else None,
-        gpus=_read_gpus() if reason is None else (),
+        cuda=cuda,
+        gpus=gpus,
         no_gpu_reason=reason,
     )
 
@@ -107,20 +114,14 @@ def _read_packages() -> Iterator[PackageState]:
 
 
 def _package_state(requirement: "Requirement", extra: str | None) -> PackageState:
-    installed = _installed_version(requirement.name)
+    name, wanted = requirement.name, requirement.specifier
+    installed: str | None = None
     status: PackageStatus = "missing"
-    if installed is not None:
-        status = "ok" if requirement.specifier.contains(installed, prereleases=True) else "out of range"
-    return PackageState(
-        name=requirement.name, installed=installed, wanted=str(requirement.specifier), extra=extra, status=status
-    )
-
-
-def _installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    with suppress(metadata.PackageNotFoundError):
+        installed = metadata.version(name)
+        accepted = wanted.contains(installed, prereleases=True)
+        status = "ok" if accepted else "out of range"
+    return PackageState(name=name, installed=installed, wanted=str(wanted), extra=extra, status=status)
 
 
 def no_gpu_reason() -> str | None:
@@ -133,18 +134,6 @@ def no_gpu_reason() -> str | None:
     if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is built without CUDA"
     return None if torch.cuda.is_available() else "torch finds no CUDA device or driver"
-
-
-def _read_gpus() -> tuple[GpuHere, ...]:
-    import torch
-
-    return tuple(_gpu_here(index) for index in range(torch.cuda.device_count()))
-
-
-def _cuda_version() -> str | None:
-    import torch
-
-    return torch.version.cuda
 
 
 def _gpu_here(index: int) -> GpuHere:
@@ -163,19 +152,12 @@ def _gpu_here(index: int) -> GpuHere:
 
 def environment_json(environment: Environment) -> dict[str, Any]:
     """The object of `ligerprof env --json`."""
+    figures = ("name", "title", "memory_bytes", "context_bytes", "sm_count", "compute_capability")
     return document(
         "env",
         {"ligerprof": __version__},
         select(environment, "python", "system", "cuda", "packages", "gpus", "no_gpu_reason"),
-        {"known_gpus": [_known_gpu_json(gpu) for gpu in GPUS.values()]},
-    )
-
-
-def _known_gpu_json(gpu: GpuSpec) -> dict[str, Any]:
-    return select(
-        gpu,
-        *("name", "title", "memory_bytes", "context_bytes", "sm_count", "compute_capability"),
-        *("cublas_workspace_bytes", "measured"),
+        {"known_gpus": [select(gpu, *figures, "cublas_workspace_bytes", "measured") for gpu in GPUS.values()]},
     )
 
 
@@ -189,7 +171,7 @@ def render_environment(environment: Environment) -> "RenderableType":
         Text(heading, style="bold"),
         *_packages_part(environment),
         Text("GPUs of this machine", style="bold"),
-        *_gpu_lines(environment),
+        *map(Text, _gpu_lines(environment)),
         Text("\nKnown GPUs, for --gpu", style="bold"),
         _known_gpus_table(),
         Text("Figures that are not measured come from data sheets and public reports of torch's output."),
@@ -202,36 +184,30 @@ def _packages_part(environment: Environment) -> "Iterator[RenderableType]":
     if not environment.packages:
         yield Text("\nligerprof runs from a source tree that is not installed; its requirements are unknown.\n")
         return
-    table = listing_table("package", "installed", "wanted", "extra", "state")
-    for package in environment.packages:
-        state = Text(package.status, style=_STYLES[package.status])
-        add_listing_row(table, package.name, package.installed or "-", package.wanted, package.extra or "-", state)
-    yield table
-    extras = dict.fromkeys(package.extra for package in environment.packages if package.status == "missing")
-    names = ",".join(extra for extra in extras if extra is not None)
-    if names:
+    rows = []
+    for item in environment.packages:
+        status = Text(item.status, style=_STYLES[item.status])
+        rows.append((item.name, item.installed or "-", item.wanted, item.extra or "-", status))
+    yield listing_table("package", "installed", "wanted", "extra", "state", rows=rows)
+    extras = dict.fromkeys(item.extra for item in environment.packages if item.status == "missing")
+    if names := ",".join(filter(None, extras)):
         yield Text(f"To install missing packages: pip install -c constraints.txt -e '.[{names}]'\n")
 
 
-def _gpu_lines(environment: Environment) -> "Iterator[RenderableType]":
-    from rich.text import Text
-
+def _gpu_lines(environment: Environment) -> Iterator[str]:
     for gpu in environment.gpus:
         known = f"--gpu {gpu.known_as}" if gpu.known_as else "not in the table below"
         capability = ".".join(map(str, gpu.compute_capability))
         memory = format_bytes(gpu.memory_bytes)
-        yield Text(f" {gpu.index}: {gpu.title}, {memory}, {gpu.sm_count} SMs, capability {capability}; {known}")
+        yield f" {gpu.index}: {gpu.title}, {memory}, {gpu.sm_count} SMs, capability {capability}; {known}"
     if environment.no_gpu_reason is not None:
-        yield Text(f" none: {environment.no_gpu_reason}. Steps are simulated.")
+        yield f" none: {environment.no_gpu_reason}. Steps are simulated."
 
 
 def _known_gpus_table() -> "Table":
-    table = listing_table(
-        "name", "GPU", "memory", "SMs", "capability", "BLAS workspace", "measured", right=("memory", "SMs")
-    )
-    for gpu in GPUS.values():
-        add_listing_row(
-            table,
+    right = ("memory", "SMs")
+    rows = [
+        (
             gpu.name,
             gpu.title,
             format_bytes(gpu.memory_bytes),
@@ -240,4 +216,6 @@ def _known_gpus_table() -> "Table":
             format_bytes(gpu.cublas_workspace_bytes),
             "yes" if gpu.measured else "no",
         )
-    return table
+        for gpu in GPUS.values()
+    ]
+    return listing_table("name", "GPU", *right, "capability", "BLAS workspace", "measured", right=right, rows=rows)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.listing import listing_table
 from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
 from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_mib
@@ -28,10 +29,11 @@ def render_estimate(
     ]
     if simulated is not None:
         columns.append(simulated)
+    terms = [(term.name, term.formula, format_bytes(term.size_bytes)) for term in estimate.terms]
     return Group(
         Text(recipe.summary, style="bold"),
         Text(verdict(recipe, estimate)),
-        _terms_table(estimate),
+        listing_table("term", "formula", "size", right=("size",), folded=("formula",), rows=terms),
         phases_table(columns, reference=len(columns) - 1),
         roles_table(columns, reference=len(columns) - 1),
         *(Text(f"assumed: {sentence}") for sentence in estimate.assumed),
@@ -73,25 +75,10 @@ _LAYER_COLUMNS: Mapping[str, tuple[Role, ...]] = {
 
 def layers_table(estimate: MemoryEstimate) -> "Table":
     """The peak by part of the model in MiB; identical layers share a row with the figures of one."""
-    from ligerprof.reports.listing import add_listing_row, listing_table
-
-    columns = ("each, MiB", *_LAYER_COLUMNS, "other")
-    table = listing_table("at the peak", *columns, right=columns)
+    rows = []
     for place in estimate.layers:
         held = [sum(place.roles[role] for role in roles) for roles in _LAYER_COLUMNS.values()]
         cells = (place.roles.total_bytes, *held, place.roles.total_bytes - sum(held))
-        add_listing_row(table, place.name, *(format_mib(size // place.count) for size in cells))
-    return table
-
-
-def _terms_table(estimate: MemoryEstimate) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("term", no_wrap=True)
-    table.add_column("formula", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    for term in estimate.terms:
-        table.add_row(term.name, term.formula, format_bytes(term.size_bytes))
-    return table
+        rows.append((place.name, *(format_mib(size // place.count) for size in cells)))
+    columns = ("each, MiB", *_LAYER_COLUMNS, "other")
+    return listing_table("at the peak", *columns, right=columns, rows=rows)

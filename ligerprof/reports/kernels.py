@@ -1,6 +1,6 @@
-"""How fused kernels are listed: what each replaces, whose there are, and where each can run."""
+"""Render `ligerprof kernels`: what each fused kernel replaces, its provider, and where it can run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,8 @@ from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
 from ligerprof.reports.env import no_gpu_reason
-from ligerprof.reports.listing import add_listing_row, listing_table
+from ligerprof.reports.listing import listing_table
+from ligerprof.serialization import document, select
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,25 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelState:
-    """One kernel and what stands against it here.
+    """Whether one kernel can be used here.
 
     Attributes:
-        inapplicable: why the model asked about has no use for it, None where it has or none was asked about.
-        unavailable: kind of device to the reason why it cannot run there, None where it can.
+        inapplicable_reason: why the model has no use for the kernel; None if it has, or without a model.
+        unavailable_reasons: by kind of device, why the kernel cannot run there, or None.
     """
 
     kernel: KernelSpec
-    inapplicable: str | None
-    unavailable: Mapping[str, str | None]
+    inapplicable_reason: str | None
+    unavailable_reasons: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelListing:
-    """Everything `ligerprof kernels` prints.
+    """The result of `ligerprof kernels`.
 
     Attributes:
-        model: the model asked about, or None.
-        broken: plug-ins that could not be loaded: entry point to reason.
+        model: the model given with --model, or None.
+        broken: why plug-ins could not be loaded, by entry point.
     """
 
     model: ModelSpec | None
@@ -47,84 +48,68 @@ class KernelListing:
 
 
 def list_states(registry: KernelRegistry, model: ModelSpec | None) -> KernelListing:
-    """Ask every kernel whether it fits the model and what keeps it from running here."""
+    """Check for each kernel whether it applies to the model and where it can run."""
     no_gpu = no_gpu_reason()
+
+    def unavailable_reason(kernel: KernelSpec, kind: str) -> str | None:
+        # kernels in plain torch are available on `cuda` without checking for a GPU
+        return no_gpu if kind == "cuda" and no_gpu is not None else kernel.unavailable_reason(kind)
+
     states = (
         KernelState(
             kernel=kernel,
-            inapplicable=kernel.applies(model) if model is not None else None,
-            unavailable={kind: _unavailable_reason(kernel, kind, no_gpu) for kind in DEVICE_KINDS},
+            inapplicable_reason=kernel.applies(model) if model is not None else None,
+            unavailable_reasons={kind: unavailable_reason(kernel, kind) for kind in DEVICE_KINDS},
         )
         for kernel in registry.kernels
     )
-    return KernelListing(
-        model=model, kernels=tuple(states), broken={plugin.entry_point: plugin.reason for plugin in registry.broken}
-    )
-
-
-def _unavailable_reason(kernel: KernelSpec, kind: str, no_gpu: str | None) -> str | None:
-    # plain torch runs on CUDA wherever there is a GPU: a kernel need not know whether there is
-    return no_gpu if kind == "cuda" and no_gpu is not None else kernel.unavailable_reason(kind)
+    broken = {plugin.entry_point: plugin.reason for plugin in registry.broken}
+    return KernelListing(model=model, kernels=tuple(states), broken=broken)
 
 
 def kernels_json(listing: KernelListing) -> dict[str, Any]:
-    """The object of `ligerprof kernels --json`; `applies` is null where no model was asked about."""
-    return {
-        "schema": 1,
-        "kind": "kernels",
-        "model": listing.model.name if listing.model is not None else None,
-        "kernels": [
-            {
-                "name": state.kernel.name,
-                "provider": state.kernel.provider,
-                "slot": state.kernel.slot,
-                "replaces": SLOTS[state.kernel.slot].title,
-                "title": state.kernel.title,
-                "applies": None if listing.model is None else state.inapplicable is None,
-                "inapplicable_reason": state.inapplicable,
-                "unavailable_reasons": dict(state.unavailable),
-            }
-            for state in listing.kernels
-        ],
-        "broken_plugins": [{"entry_point": entry, "reason": reason} for entry, reason in listing.broken.items()],
-    }
+    """The object of `ligerprof kernels --json`; `applies` is null without a model."""
+    kernels = [
+        {
+            **select(state, "kernel.name", "kernel.provider", "kernel.slot"),
+            "replaces": SLOTS[state.kernel.slot].title,
+            "title": state.kernel.title,
+            "applies": None if listing.model is None else state.inapplicable_reason is None,
+            **select(state, "inapplicable_reason", "unavailable_reasons"),
+        }
+        for state in listing.kernels
+    ]
+    broken = [{"entry_point": entry, "reason": reason} for entry, reason in listing.broken.items()]
+    model = listing.model.name if listing.model is not None else None
+    return document("kernels", {"model": model, "kernels": kernels, "broken_plugins": broken})
 
 
 def render_kernels(listing: KernelListing) -> "RenderableType":
-    """Lay the listing out, at most 100 columns wide, every reason once below the table."""
+    """Lay out the listing, at most 100 columns wide, with each reason once below the table."""
     from rich.console import Group
     from rich.text import Text
 
-    reasons = _numbered_reasons(listing.kernels)
+    found = (reason for state in listing.kernels for reason in state.unavailable_reasons.values() if reason is not None)
+    numbers = {reason: number for number, reason in enumerate(dict.fromkeys(found), 1)}
+    rows = []
+    for state in listing.kernels:
+        reasons = state.unavailable_reasons.values()
+        cells = ("yes" if reason is None else f"no [{numbers[reason]}]" for reason in reasons)
+        rows.append((state.kernel.name, state.kernel.provider, state.kernel.title, *cells))
     return Group(
         _slots_table(listing.model),
-        _kernels_table(listing, reasons),
-        *(Text(f"[{number}] {reason}") for reason, number in reasons.items()),
+        listing_table("kernel", "provider", "how", *DEVICE_KINDS, folded=("how",), rows=rows),
+        *(Text(f"[{number}] {reason}") for reason, number in numbers.items()),
         *(Text(f"Broken plug-in {entry}: {reason}", style="red") for entry, reason in listing.broken.items()),
     )
 
 
-def _numbered_reasons(states: Sequence[KernelState]) -> dict[str, int]:
-    reasons = dict.fromkeys(reason for state in states for reason in state.unavailable.values() if reason is not None)
-    return {reason: number for number, reason in enumerate(reasons, 1)}
-
-
 def _slots_table(model: ModelSpec | None) -> "Table":
     if model is None:
-        table = listing_table("--liger", "replaces")
-        for slot in SLOTS.values():
-            add_listing_row(table, slot.name, slot.title)
-        return table
+        return listing_table("--liger", "replaces", rows=((slot.name, slot.title) for slot in SLOTS.values()))
+    rows = [
+        (slot.name, slot.title, "yes" if inapplicable_reason(slot.name, model) is None else "no")
+        for slot in SLOTS.values()
+    ]
     applies = f"applies to {model.name}"
-    table = listing_table("--liger", "replaces", applies, folded=(applies,))
-    for slot in SLOTS.values():
-        add_listing_row(table, slot.name, slot.title, "yes" if inapplicable_reason(slot.name, model) is None else "no")
-    return table
-
-
-def _kernels_table(listing: KernelListing, reasons: Mapping[str, int]) -> "Table":
-    table = listing_table("kernel", "provider", "how", *DEVICE_KINDS, folded=("how",))
-    for state in listing.kernels:
-        cells = ("yes" if reason is None else f"no [{reasons[reason]}]" for reason in state.unavailable.values())
-        add_listing_row(table, state.kernel.name, state.kernel.provider, state.kernel.title, *cells)
-    return table
+    return listing_table("--liger", "replaces", applies, folded=(applies,), rows=rows)
