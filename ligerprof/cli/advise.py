@@ -28,9 +28,7 @@ def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
     advice = advise(recipe, judge)
     next_command = command_line(_runnable(advice), advice.plan)
     if as_json:
-        from ligerprof.reports.advise import advice_notes
-
-        print_json({**advice.to_json(), "command": next_command, "notes": list(advice_notes(advice))})
+        print_json({**advice.to_json(), "command": next_command, "notes": list(advice.notes)})
     else:
         from ligerprof.reports.advise import render_advice
         from ligerprof.reports.terminal import console

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.search.advise import Advice, Step
-from ligerprof.analyzers.search.budget import ALLOWANCE, Method
+from ligerprof.analyzers.search.advise import Advice
 from ligerprof.reports.fit import describe_verdict, wrap_command
-from ligerprof.reports.listing import add_listing_row
+from ligerprof.reports.listing import listing_table
 from ligerprof.units import format_bytes, format_mib
 
 if TYPE_CHECKING:
@@ -31,43 +30,18 @@ def render_advice(advice: Advice, next_command: str) -> "RenderableType":
         _ladder(advice),
         Text(_LEGEND),
         *(Text(line) for line in _outcome(advice)),
-        *(Text(f"note: {sentence}") for sentence in advice_notes(advice)),
+        *(Text(f"note: {sentence}") for sentence in advice.notes),
         Text(wrap_command(f"Next: {next_command}")),
     )
 
 
-def advice_notes(advice: Advice) -> tuple[str, ...]:
-    """Why verdicts were not simulated, and what that means, one sentence each."""
-    verdicts = (advice.verdict, advice.plan_verdict)
-    reasons = dict.fromkeys(f"not simulated: {verdict.reason}" for verdict in verdicts if verdict.reason)
-    estimated = any(verdict.checked is Method.ESTIMATED for verdict in verdicts)
-    return (*reasons, *((ALLOWANCE,) if estimated else ()))
-
-
 def _ladder(advice: Advice) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("change", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("saves, MiB", justify="right", no_wrap=True)
-    table.add_column("needs, MiB", justify="right", no_wrap=True)
-    table.add_column("cost or reason", overflow="fold")
-    table.add_row("unchanged", "", "", format_mib(advice.needed_bytes), "")
+    rows = [("unchanged", "", "", format_mib(advice.needed_bytes), "")]
     for step in advice.steps:
-        add_listing_row(table, *_cells(step))
-    return table
-
-
-def _cells(step: Step) -> tuple[str, ...]:
-    return (
-        step.change.title,
-        _MARKS[step.state],
-        _mib(step.saved_bytes),
-        _mib(step.needed_bytes),
-        step.reason or step.change.cost,
-    )
+        sizes = (_mib(step.saved_bytes), _mib(step.needed_bytes))
+        rows.append((step.change.title, _MARKS[step.state], *sizes, step.reason or step.change.cost))
+    sizes, last = ("saves, MiB", "needs, MiB"), "cost or reason"
+    return listing_table("change", "", *sizes, last, right=sizes, folded=(last,), rows=rows)
 
 
 def _mib(size_bytes: int | None) -> str:

@@ -8,6 +8,7 @@ from ligerprof.analyzers.search.budget import Method, Verdict
 from ligerprof.analyzers.search.fit import Bound, Fit, Point
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import command_line
+from ligerprof.reports.listing import listing_table
 from ligerprof.reports.terminal import PLAIN_WIDTH
 from ligerprof.units import format_bytes
 
@@ -50,27 +51,23 @@ def _answer(point: Point | None, axis: Axis) -> str:
         return "none"
     figure = point.batch if axis is Axis.BATCH else point.seq
     end = ", the model's maximum" if point.bounded_by is Bound.POSITIONS else ""
-    return f"{figure}{end} ({format_bytes(point.verdict.held_bytes)} {_held(point.verdict)})"
-
-
-def _held(verdict: Verdict) -> str:
-    return f"{'reserved' if verdict.checked is Method.SIMULATED else 'allocated'}, {verdict.method}"
+    verdict = point.verdict
+    return f"{figure}{end} ({format_bytes(verdict.held_bytes)} {verdict.held}, {verdict.method})"
 
 
 def _frontier_table(fit: Fit) -> "Table":
-    from ligerprof.reports.listing import listing_table
-
     figures = ("tokens per sequence", "largest batch", "tokens per micro-batch", "held")
-    table = listing_table(*figures, "method", right=figures)
-    for point in fit.frontier:
-        table.add_row(
+    rows = [
+        (
             f"{point.seq:,}",
             f"{point.batch:,}",
-            f"{point.seq * point.batch:,}",
+            f"{point.tokens:,}",
             format_bytes(point.verdict.held_bytes),
             point.verdict.method,
         )
-    return table
+        for point in fit.frontier
+    ]
+    return listing_table(*figures, "method", right=figures, rows=rows)
 
 
 def _settings(fit: Fit) -> Iterator[str]:

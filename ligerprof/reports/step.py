@@ -1,25 +1,23 @@
-"""What `ligerprof step` prints: who holds the peak, the estimate beside it, and how fast it ran."""
+"""Render `ligerprof step`: the peak by role and phase next to the estimate, and the speed."""
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.reports.sweep import origin_words
 from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
-from ligerprof.roles import Backend, MemoryBreakdown, Role
-from ligerprof.runs.outcome import StepOutcome
+from ligerprof.roles import Backend, Role
 from ligerprof.runs.step import StepReport
 from ligerprof.units import format_bytes
 
 
 def render_step(report: StepReport) -> RenderableType:
     """Lay out one step's report, at most 100 columns wide."""
-    title, *subtitle = heading_lines(report)
-    colour = "yellow" if report.outcome.backend is Backend.SIMULATED else "green"
+    title, origin = heading_lines(report)
     columns = figure_columns(report)
+    simulated = report.outcome.backend is Backend.SIMULATED
     return Group(
         Text(title, style="bold"),
-        *(Text(line, style=f"bold {colour}") for line in subtitle),
+        Text(origin, style="bold yellow" if simulated else "bold green"),
         Text(verdict(report)),
         Text(""),
         phases_table(columns),
@@ -30,14 +28,15 @@ def render_step(report: StepReport) -> RenderableType:
 
 def figure_columns(report: StepReport) -> list[FiguresColumn]:
     """The step's figures, then its estimate's if there is one."""
-    sources: list[tuple[str, StepOutcome | MemoryEstimate, MemoryBreakdown]]
-    sources = [(report.outcome.backend, report.outcome, report.peak.roles)]
-    if report.estimate is not None:
-        sources.append(("estimated", report.estimate, report.estimate.roles))
-    return [
-        FiguresColumn(title=title, roles=roles, phases=figures.phases, peak_bytes=figures.peak_bytes)
-        for title, figures, roles in sources
-    ]
+    outcome, estimate = report.outcome, report.estimate
+    title, peak_bytes = outcome.backend, outcome.peak_bytes
+    columns = [FiguresColumn(title=title, roles=report.peak.roles, phases=outcome.phases, peak_bytes=peak_bytes)]
+    if estimate is not None:
+        peak_bytes = estimate.peak_bytes
+        columns.append(
+            FiguresColumn(title="estimated", roles=estimate.roles, phases=estimate.phases, peak_bytes=peak_bytes)
+        )
+    return columns
 
 
 def heading_lines(report: StepReport) -> list[str]:
@@ -54,9 +53,9 @@ def verdict(report: StepReport) -> str:
         for role in holders
     )
     if oom is not None:
-        asked = "an allocation" if oom.requested_bytes is None else format_bytes(oom.requested_bytes)
+        requested = "an allocation" if oom.requested_bytes is None else format_bytes(oom.requested_bytes)
         return (
-            f"OUT OF MEMORY in {oom.phase.value} of step {oom.step}: {asked} on top of "
+            f"OUT OF MEMORY in {oom.phase.value} of step {oom.step}: {requested} on top of "
             f"{format_bytes(oom.allocated_bytes)} allocated ({format_bytes(oom.reserved_bytes)} reserved) is over the "
             f"limit of {format_bytes(oom.limit_bytes)}. Held then: {shares}."
         )
@@ -65,25 +64,22 @@ def verdict(report: StepReport) -> str:
 
 
 def closing_lines(report: StepReport) -> list[str]:
-    """Reserved bytes, the first step, speed, notes, and where the run lies."""
+    """Reserved bytes, the first step, speed, notes, and the run directory."""
     outcome = report.outcome
-    first = f"peak {format_bytes(outcome.first_step_peak_bytes)}"
-    first_reserved = f"reserved {format_bytes(outcome.first_step_reserved_bytes)}"
-    lines = [f"reserved {format_bytes(outcome.reserved_bytes)}; first step: {first}, {first_reserved}"]
+    reserved, first_reserved = format_bytes(outcome.reserved_bytes), format_bytes(outcome.first_step_reserved_bytes)
+    first_peak = format_bytes(outcome.first_step_peak_bytes)
+    lines = [f"reserved {reserved}; first step: peak {first_peak}, reserved {first_reserved}"]
     if report.step_seconds is not None and report.tokens_per_second is not None:
         lines.append(
-            f"{report.step_seconds * 1000:.1f} ms a step (median of {len(outcome.step_seconds)}), "
+            f"{report.step_seconds * 1000:.1f} ms per step (median of {len(outcome.step_seconds)}), "
             f"{report.tokens_per_second:,.0f} tokens/s"
         )
     if outcome.host_bytes is not None:
         lines.append(f"main memory: {format_bytes(outcome.host_bytes)} more resident than before the build")
-    lines += [_rank_line(rank, of_rank) for rank, of_rank in outcome.ranks.items()]
+    for rank, own in outcome.ranks.items():
+        end = ", out of memory" if own.oom is not None else ""
+        peak, reserved = format_bytes(own.peak_bytes), format_bytes(own.reserved_bytes)
+        lines.append(f"rank {rank}: peak {peak}, reserved {reserved}, {own.gpu}{end}")
     lines += [f"note: {note}" for note in report.notes]
     lines.append(f"run: {report.run.path}")
     return lines
-
-
-def _rank_line(rank: int, outcome: StepOutcome) -> str:
-    end = ", out of memory" if outcome.oom is not None else ""
-    reserved = format_bytes(outcome.reserved_bytes)
-    return f"rank {rank}: peak {format_bytes(outcome.peak_bytes)}, reserved {reserved}, {outcome.gpu}{end}"

@@ -34,7 +34,9 @@ def write_summaries(report: StepReport) -> None:
         for tag, value in scalars(report).items():
             writer.add_scalar(tag, value, number)
         writer.add_figure("peak/by_role", _figure(report), number)
-        writer.add_text("step", _text(report), number)
+        # TensorBoard renders Markdown, where a single line break is a space
+        lines = [*heading_lines(report), verdict(report), *closing_lines(report)]
+        writer.add_text("step", "\n\n".join(lines), number)
 
 
 def scalars(report: StepReport) -> dict[str, float]:
@@ -59,8 +61,3 @@ def scalars(report: StepReport) -> dict[str, float]:
 def _figure(report: StepReport) -> "Figure":
     bars = [RolesBar(title=column.title, roles=column.roles) for column in figure_columns(report)]
     return draw_roles(bars, width_inches=_FIGURE_INCHES)
-
-
-def _text(report: StepReport) -> str:
-    # TensorBoard renders Markdown, where a single line break is a space
-    return "\n\n".join([*heading_lines(report), verdict(report), *closing_lines(report)])

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from ligerprof.analyzers.search.advise import Advice, State, Step
 from ligerprof.analyzers.search.budget import Limit, Method, Verdict
-from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER
+from ligerprof.analyzers.search.changes import LADDER, expandable_segments
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.advise import render_advice
 from ligerprof.reports.terminal import console
@@ -32,7 +32,7 @@ def test_every_state_of_a_rung_is_printed() -> None:
                 needed_bytes=21 * GIB,
                 reason="uses more than it saves here",
             ),
-            Step(change=EXPANDABLE_SEGMENTS, state=State.SPARE, saved_bytes=GIB, needed_bytes=19 * GIB),
+            Step(change=expandable_segments, state=State.SPARE, saved_bytes=GIB, needed_bytes=19 * GIB),
         ),
         plan=TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="all", liger="all"),
         plan_needed_bytes=20 * GIB,

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.search.budget import Judge, Limit, Method, Verdict, needed_bytes
-from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER, Change
+from ligerprof.analyzers.search.budget import Judge, Limit, Method, Verdict, needed_bytes, verdict_notes
+from ligerprof.analyzers.search.changes import LADDER, Change, expandable_segments
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.serialization import document, select
+from ligerprof.serialization import document, select, to_json
 from ligerprof.words import Word
 
 
@@ -82,19 +82,23 @@ class Advice:
         """The rungs that are part of the plan."""
         return tuple(step for step in self.steps if step.state is State.APPLIED)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the verdicts were reached, one sentence each."""
+        return verdict_notes((self.verdict, self.plan_verdict))
+
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof advise --json`, without the command to run next."""
         plan = {
             **select(self, "needed_bytes=plan_needed_bytes", "verdict=plan_verdict", "host_bytes"),
-            "flags": list(recipe_flags(self.plan)),
-            "recipe": self.plan.to_json(),
+            "flags": recipe_flags(self.plan),
+            "recipe": self.plan,
         }
         return document(
             "advise",
-            select(
-                self, "limit_bytes=limit.size_bytes", "limit_source=limit.source", "needed_bytes", "verdict", "steps"
-            ),
-            {"fits": self.plan_verdict.fits, "plan": plan},
+            select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source"),
+            select(self, "needed_bytes", "verdict", "steps", "fits=plan_verdict.fits"),
+            {"plan": to_json(plan)},
         )
 
 
@@ -140,7 +144,8 @@ class _Climb:
         self.plan, self.verdict = self._settle(recipe)
         self.steps: list[Step] = []
         for change in LADDER:
-            self.steps.append(self._take(change) if change.name in names else _spare(change))
+            spare = Step(change=change, state=State.SPARE)
+            self.steps.append(spare if self.verdict.fits or change.name not in names else self._take(change))
             self._retry()
         self._unexpanded_bytes = self.needed_bytes
         self.needed_bytes = needed_bytes(self.plan)
@@ -156,22 +161,24 @@ class _Climb:
         """The expandable-segments rung: it reduces fragmentation, not allocated bytes."""
         if self.plan.alloc_conf != self.recipe.alloc_conf:
             return Step(
-                change=EXPANDABLE_SEGMENTS,
+                change=expandable_segments,
                 state=State.APPLIED,
                 saved_bytes=self._unexpanded_bytes - self.needed_bytes,
                 needed_bytes=self.needed_bytes,
             )
         if self.verdict.checked is Method.ESTIMATED:
             reason = "fragmentation shows only in simulated steps"
-            return Step(change=EXPANDABLE_SEGMENTS, state=State.UNPRICED, reason=reason)
+            return Step(change=expandable_segments, state=State.UNPRICED, reason=reason)
         reason = "fragmentation is not the problem" if self.verdict.fits else "they do not make it fit"
-        return Step(change=EXPANDABLE_SEGMENTS, state=State.USELESS, reason=reason)
+        return Step(change=expandable_segments, state=State.USELESS, reason=reason)
 
     def _retry(self) -> None:
         """Retry rungs that saved nothing before: they may help now, and they cost less than the remaining rungs."""
         last = self.steps[-1]
         while last.state is State.APPLIED and not self.verdict.fits:
             for useless in [step for step in self.steps if step.state is State.USELESS]:
+                if self.verdict.fits:
+                    return
                 again = self._take(useless.change)
                 if again.state is State.APPLIED:
                     self.steps.remove(useless)
@@ -181,8 +188,6 @@ class _Climb:
             last = self.steps[-1]
 
     def _take(self, change: Change) -> Step:
-        if self.verdict.fits:
-            return _spare(change)
         outcome = _variants(change, self.plan)
         if isinstance(outcome, Step):
             return outcome
@@ -202,7 +207,7 @@ class _Climb:
     def _settle(self, recipe: TrainingRecipe) -> tuple[TrainingRecipe, Verdict]:
         """Judge a recipe; if only fragmentation keeps it from fitting, add expandable segments."""
         verdict = self.judge.verdict(recipe)
-        outcome = EXPANDABLE_SEGMENTS.outcome(recipe)
+        outcome = expandable_segments.outcome(recipe)
         if verdict.fits or isinstance(outcome, str) or not self.judge.by_estimate(recipe).fits:
             return recipe, verdict
         expanded = self.judge.verdict(outcome[0])
@@ -215,10 +220,6 @@ def _mildest(settled: Iterable[tuple[TrainingRecipe, Verdict, int]]) -> tuple[Tr
         if item[1].fits:
             break
     return item
-
-
-def _spare(change: Change) -> Step:
-    return Step(change=change, state=State.SPARE)
 
 
 def _variants(change: Change, recipe: TrainingRecipe) -> tuple[tuple[TrainingRecipe, int], ...] | Step:

@@ -1,7 +1,7 @@
 """Decide whether a recipe fits a limit on reserved bytes, by a simulated step or by the analytic estimate."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.serialization import select
 from ligerprof.words import Word
 
-# "closed form" is the word for the analytic estimate in JSON
 # the estimate contains no fitted figure, so it adds none for the allocator's fragmentation
 ALLOWANCE_BYTES = 0
 ALLOWANCE = (
@@ -20,7 +19,7 @@ ALLOWANCE = (
 
 
 class Method(Word):
-    """How a verdict was reached; the words are those of the JSON."""
+    """How a verdict was reached; in JSON, "closed form" is the analytic estimate."""
 
     SIMULATED = "simulated"
     ESTIMATED = "closed form"
@@ -41,7 +40,7 @@ class Reserved:
     fits: bool
 
 
-# simulates a recipe under its memory_limit_bytes; raises an error of _UNCOVERED for what it does not support
+# simulates a recipe under its memory_limit_bytes; raises one of these errors if it cannot
 Check = Callable[[TrainingRecipe], Reserved]
 _UNCOVERED = (UnsupportedError, KernelUnavailableError, MissingDependencyError)
 
@@ -77,17 +76,24 @@ class Verdict:
 
     @property
     def method(self) -> str:
-        """The method in printed text: `simulated` or `estimated`."""
+        """The method in printed text."""
         return "simulated" if self.checked is Method.SIMULATED else "estimated"
 
     @property
     def held(self) -> str:
-        """What `held_bytes` counts: `reserved` or `allocated` bytes."""
+        """What `held_bytes` counts."""
         return "reserved" if self.checked is Method.SIMULATED else "allocated"
 
     def to_json(self) -> dict[str, Any]:
         """A `verdict` object of the JSON of fit and advise."""
         return select(self, "fits", "held_bytes", "held", "checked", "reason")
+
+
+def verdict_notes(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+    """Why verdicts were not simulated, and what that means, one sentence each."""
+    estimated = [verdict for verdict in verdicts if verdict.checked is Method.ESTIMATED]
+    reasons = dict.fromkeys(f"not simulated: {verdict.reason}" for verdict in estimated if verdict.reason)
+    return (*reasons, *((ALLOWANCE,) if estimated else ()))
 
 
 def find_limit(recipe: TrainingRecipe) -> Limit:
@@ -135,9 +141,8 @@ class Judge:
     def by_estimate(self, recipe: TrainingRecipe, reason: str | None = None) -> Verdict:
         """Judge by the analytic estimate alone."""
         held_bytes = needed_bytes(recipe)
-        return Verdict(
-            fits=held_bytes <= self.limit.size_bytes, held_bytes=held_bytes, checked=Method.ESTIMATED, reason=reason
-        )
+        fits = held_bytes <= self.limit.size_bytes
+        return Verdict(fits=fits, held_bytes=held_bytes, checked=Method.ESTIMATED, reason=reason)
 
     def _judge(self, recipe: TrainingRecipe) -> Verdict:
         if self._check is None:
@@ -147,6 +152,5 @@ class Judge:
         except _UNCOVERED as error:
             return self.by_estimate(recipe, str(error))
         held_bytes = max(reserved.first_bytes, reserved.steady_bytes)
-        return Verdict(
-            fits=reserved.fits and held_bytes <= self.limit.size_bytes, held_bytes=held_bytes, checked=Method.SIMULATED
-        )
+        fits = reserved.fits and held_bytes <= self.limit.size_bytes
+        return Verdict(fits=fits, held_bytes=held_bytes, checked=Method.SIMULATED)

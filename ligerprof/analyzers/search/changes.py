@@ -32,14 +32,23 @@ class Change:
     free: bool = False
 
 
-def _fuse_kernels(recipe: TrainingRecipe) -> Outcome:
+def _change(
+    name: str, title: str, cost: str, *, free: bool = False
+) -> Callable[[Callable[[TrainingRecipe], Outcome]], Change]:
+    """Decorator that makes a Change of the function with its outcome."""
+    return lambda outcome: Change(name=name, title=title, cost=cost, outcome=outcome, free=free)
+
+
+@_change("kernels", "fused kernels", "none: the same computation with different rounding", free=True)
+def _fused_kernels(recipe: TrainingRecipe) -> Outcome:
     if set(recipe.kernels) == set(select_kernels("all", recipe.spec)):
         return "all applicable kernels are in use"
     # the fused loss replaces the loss that `loss` selects
     return (dataclasses.replace(recipe, liger="all", loss=Loss.HF),)
 
 
-def _share_gradients(recipe: TrainingRecipe) -> Outcome:
+@_change("zero-2", "ZeRO-2", "little: the communication volume of data parallelism", free=True)
+def _zero_2(recipe: TrainingRecipe) -> Outcome:
     if recipe.gpus == 1:
         return "needs several GPUs"
     if recipe.zero >= 2:
@@ -47,19 +56,26 @@ def _share_gradients(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, zero=2),)
 
 
-def _checkpoint(recipe: TrainingRecipe) -> Outcome:
+@_change("checkpointing", "checkpointing", "time: each layer's forward pass runs twice, up to a third more compute")
+def _checkpointing(recipe: TrainingRecipe) -> Outcome:
     if recipe.checkpointing:
         return "already enabled"
     return (dataclasses.replace(recipe, checkpointing=True),)
 
 
-def _mix_precision(recipe: TrainingRecipe) -> Outcome:
+@_change(
+    "mixed-precision",
+    "mixed precision",
+    "precision: matrix products in 16 bits; weights and moments stay fp32",
+)
+def _mixed_precision(recipe: TrainingRecipe) -> Outcome:
     if recipe.precision is not Precision.FP32:
         return f"precision {recipe.precision} already computes in 16 bits"
     return (dataclasses.replace(recipe, precision=Precision.AMP if _has_bfloat16(recipe) else Precision.AMP_FP16),)
 
 
-def _share_weights(recipe: TrainingRecipe) -> Outcome:
+@_change("zero-3", "ZeRO-3", "time: weights are gathered in both passes, 1.5 times the communication")
+def _zero_3(recipe: TrainingRecipe) -> Outcome:
     if recipe.zero == 3:
         return "already enabled"
     if recipe.gpus == 1:
@@ -67,22 +83,78 @@ def _share_weights(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, zero=3),)
 
 
+@_change(
+    "offload-optimizer",
+    "offload the optimizer",
+    "time: Adam runs on the CPU; gradients and weights cross PCIe every step",
+)
 def _offload_optimizer(recipe: TrainingRecipe) -> Outcome:
     if recipe.offload is not Offload.NONE:
         return "the optimizer is already offloaded"
     return _offloaded(recipe, Offload.OPTIMIZER, max(recipe.zero, 2))
 
 
+@_change("offload-all", "offload the weights too", "time: weights also cross PCIe in both passes")
 def _offload_all(recipe: TrainingRecipe) -> Outcome:
     if recipe.offload.moves_parameters:
         return "the weights are already offloaded"
     return _offloaded(recipe, Offload.ALL, 3)
 
 
-def _offload_to_nvme(recipe: TrainingRecipe) -> Outcome:
+@_change("galore", "GaLore", "precision: moments of projected gradients; time: a periodic decomposition")
+def _galore(recipe: TrainingRecipe) -> Outcome:
+    return _other_optimizer(recipe, Optimizer.GALORE)
+
+
+@_change("adamw-8bit", "8-bit Adam", "precision: moments in 8 bits with one scale per block")
+def _adamw_8bit(recipe: TrainingRecipe) -> Outcome:
+    return _other_optimizer(recipe, Optimizer.ADAMW_8BIT)
+
+
+@_change("offload-nvme", "offload to NVMe", "time: weights and moments move at disk speed; saves main memory")
+def _offload_nvme(recipe: TrainingRecipe) -> Outcome:
     if recipe.offload is Offload.NVME:
         return "already enabled"
     return _offloaded(recipe, Offload.NVME, 3, nvme_path=".")
+
+
+@_change("accumulation", "gradient accumulation", "time: the same sequences per step in more, smaller micro-batches")
+def _accumulation(recipe: TrainingRecipe) -> Outcome:
+    if recipe.batch == 1:
+        return "the micro-batch is 1"
+    sizes = [size for size in range(recipe.batch - 1, 0, -1) if recipe.batch % size == 0]
+    return tuple(
+        dataclasses.replace(recipe, batch=size, grad_accum=recipe.grad_accum * (recipe.batch // size)) for size in sizes
+    )
+
+
+@_change(
+    "expandable-segments",
+    "expandable segments",
+    "little time: segments grow by driver calls that map memory",
+    free=True,
+)
+def expandable_segments(recipe: TrainingRecipe) -> Outcome:
+    """Less fragmentation; not on the ladder, because allocated bytes stay the same."""
+    if recipe.alloc_conf and "expandable_segments" in recipe.alloc_conf:
+        return f"--alloc-conf sets it: {recipe.alloc_conf}"
+    conf = f"{recipe.alloc_conf},{_EXPANDABLE}" if recipe.alloc_conf else _EXPANDABLE
+    return (dataclasses.replace(recipe, alloc_conf=conf),)
+
+
+LADDER: tuple[Change, ...] = (
+    _fused_kernels,
+    _zero_2,
+    _checkpointing,
+    _mixed_precision,
+    _zero_3,
+    _offload_optimizer,
+    _offload_all,
+    _galore,
+    _adamw_8bit,
+    _offload_nvme,
+    _accumulation,
+)
 
 
 def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int, nvme_path: str | None = None) -> Outcome:
@@ -101,18 +173,6 @@ def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int, nvme_path: s
     return (changed,)
 
 
-def _has_bfloat16(recipe: TrainingRecipe) -> bool:
-    return recipe.gpu_spec.compute_capability >= (8, 0)
-
-
-def _project_gradients(recipe: TrainingRecipe) -> Outcome:
-    return _other_optimizer(recipe, Optimizer.GALORE)
-
-
-def _quantize_moments(recipe: TrainingRecipe) -> Outcome:
-    return _other_optimizer(recipe, Optimizer.ADAMW_8BIT)
-
-
 def _other_optimizer(recipe: TrainingRecipe, optimizer: Optimizer) -> Outcome:
     if recipe.offload is not Offload.NONE:
         return "the optimizer is offloaded"
@@ -121,97 +181,5 @@ def _other_optimizer(recipe: TrainingRecipe, optimizer: Optimizer) -> Outcome:
     return (dataclasses.replace(recipe, optimizer=optimizer),)
 
 
-def _accumulate(recipe: TrainingRecipe) -> Outcome:
-    if recipe.batch == 1:
-        return "the micro-batch is 1"
-    sizes = [size for size in range(recipe.batch - 1, 0, -1) if recipe.batch % size == 0]
-    return tuple(
-        dataclasses.replace(recipe, batch=size, grad_accum=recipe.grad_accum * (recipe.batch // size)) for size in sizes
-    )
-
-
-def _expand_segments(recipe: TrainingRecipe) -> Outcome:
-    if recipe.alloc_conf and "expandable_segments" in recipe.alloc_conf:
-        return f"--alloc-conf sets it: {recipe.alloc_conf}"
-    conf = f"{recipe.alloc_conf},{_EXPANDABLE}" if recipe.alloc_conf else _EXPANDABLE
-    return (dataclasses.replace(recipe, alloc_conf=conf),)
-
-
-LADDER: tuple[Change, ...] = (
-    Change(
-        name="kernels",
-        title="fused kernels",
-        cost="none: the same computation with different rounding",
-        outcome=_fuse_kernels,
-        free=True,
-    ),
-    Change(
-        name="zero-2",
-        title="ZeRO-2",
-        cost="little: the communication volume of data parallelism",
-        outcome=_share_gradients,
-        free=True,
-    ),
-    Change(
-        name="checkpointing",
-        title="checkpointing",
-        cost="time: each layer's forward pass runs twice, up to a third more compute",
-        outcome=_checkpoint,
-    ),
-    Change(
-        name="mixed-precision",
-        title="mixed precision",
-        cost="precision: matrix products in 16 bits; weights and moments stay fp32",
-        outcome=_mix_precision,
-    ),
-    Change(
-        name="zero-3",
-        title="ZeRO-3",
-        cost="time: weights are gathered in both passes, 1.5 times the communication",
-        outcome=_share_weights,
-    ),
-    Change(
-        name="offload-optimizer",
-        title="offload the optimizer",
-        cost="time: Adam runs on the CPU; gradients and weights cross PCIe every step",
-        outcome=_offload_optimizer,
-    ),
-    Change(
-        name="offload-all",
-        title="offload the weights too",
-        cost="time: weights also cross PCIe in both passes",
-        outcome=_offload_all,
-    ),
-    Change(
-        name="galore",
-        title="GaLore",
-        cost="precision: moments of projected gradients; time: a periodic decomposition",
-        outcome=_project_gradients,
-    ),
-    Change(
-        name="adamw-8bit",
-        title="8-bit Adam",
-        cost="precision: moments in 8 bits with one scale per block",
-        outcome=_quantize_moments,
-    ),
-    Change(
-        name="offload-nvme",
-        title="offload to NVMe",
-        cost="time: weights and moments move at disk speed; saves main memory",
-        outcome=_offload_to_nvme,
-    ),
-    Change(
-        name="accumulation",
-        title="gradient accumulation",
-        cost="time: the same sequences per step in more, smaller micro-batches",
-        outcome=_accumulate,
-    ),
-)
-
-EXPANDABLE_SEGMENTS = Change(
-    name="expandable-segments",
-    title="expandable segments",
-    cost="little time: segments grow by driver calls that map memory",
-    outcome=_expand_segments,
-    free=True,
-)
+def _has_bfloat16(recipe: TrainingRecipe) -> bool:
+    return recipe.gpu_spec.compute_capability >= (8, 0)

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.analyzers.search.advise import Advice, advise
-from ligerprof.analyzers.search.budget import ALLOWANCE, ALLOWANCE_BYTES, Judge, Limit, Method, Verdict, needed_bytes
+from ligerprof.analyzers.search.budget import (
+    ALLOWANCE_BYTES,
+    Judge,
+    Limit,
+    Method,
+    Verdict,
+    needed_bytes,
+    verdict_notes,
+)
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.serialization import document, select
+from ligerprof.serialization import document, select, to_json
 from ligerprof.words import Word
 
 # callback that receives a short status message
@@ -45,15 +53,14 @@ class Point:
     verdict: Verdict
     bounded_by: Bound
 
+    @property
+    def tokens(self) -> int:
+        """Tokens per micro-batch."""
+        return self.batch * self.seq
+
     def to_json(self) -> dict[str, Any]:
         """A point in the JSON."""
-        return {
-            "batch": self.batch,
-            "seq": self.seq,
-            "tokens": self.batch * self.seq,
-            "bounded_by": self.bounded_by,
-            **self.verdict.to_json(),
-        }
+        return {**select(self, "batch", "seq", "tokens", "bounded_by"), **self.verdict.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,10 +89,8 @@ class Fit:
     @property
     def notes(self) -> tuple[str, ...]:
         """How the answers were checked, one sentence each."""
-        verdicts = [self.wanted, *(point.verdict for point in (self.batch, self.seq, *self.frontier) if point)]
-        reasons = dict.fromkeys(f"not simulated: {item.reason}" for item in verdicts if item.reason)
-        estimated = any(item.checked is Method.ESTIMATED for item in verdicts)
-        return (*reasons, *((ALLOWANCE,) if estimated else ()))
+        points = (point for point in (self.batch, self.seq, *self.frontier) if point)
+        return verdict_notes((self.wanted, *(point.verdict for point in points)))
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof fit --json`."""
@@ -99,21 +104,16 @@ class Fit:
                 "seq": self.seq.seq if self.seq else None,
                 "seq_step": SEQ_STEP,
                 "borders": select(self, "batch", "seq"),
+                "frontier": to_json(self.frontier),
+                "settings": None if self.settings is None else _settings_json(self.settings),
             },
-            select(self, "frontier"),
-            {"settings": _settings_json(self.settings)},
             select(self, "settings_gap", "recipe", "notes"),
         )
 
 
-def _settings_json(advice: Advice | None) -> dict[str, Any] | None:
-    if advice is None:
-        return None
-    return {
-        "changes": [step.change.name for step in advice.applied],
-        "flags": list(recipe_flags(advice.plan)),
-        **advice.plan_verdict.to_json(),
-    }
+def _settings_json(advice: Advice) -> dict[str, Any]:
+    changes = [step.change.name for step in advice.applied]
+    return {"changes": changes, "flags": list(recipe_flags(advice.plan)), **advice.plan_verdict.to_json()}
 
 
 def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
@@ -129,25 +129,25 @@ def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
     wanted = judge.verdict(recipe)
     batch = search.largest_batch(recipe.seq)
     seq = search.longest_seq()
-    settings, gap = (None, None) if wanted.fits else _settings(recipe, judge, progress)
+    frontier = tuple(_frontier(search, recipe))
+    settings: Advice | None = None
+    gap: str | None = None
+    if not wanted.fits:
+        progress("looking for settings that fit")
+        try:
+            settings = advise(recipe, judge)
+        except (UnsupportedError, UnknownModelError) as error:
+            gap = str(error)
     return Fit(
         recipe=recipe,
         limit=judge.limit,
         wanted=wanted,
         batch=batch,
         seq=seq,
-        frontier=tuple(_frontier(search, recipe)),
+        frontier=frontier,
         settings=settings,
         settings_gap=gap,
     )
-
-
-def _settings(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> tuple[Advice | None, str | None]:
-    progress("looking for settings that fit")
-    try:
-        return advise(recipe, judge), None
-    except (UnsupportedError, UnknownModelError) as error:
-        return None, str(error)
 
 
 def _frontier(search: "_Search", recipe: TrainingRecipe) -> Iterator[Point]:

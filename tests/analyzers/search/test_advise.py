@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import Judge, Limit, Reserved, find_limit, needed_bytes
-from ligerprof.analyzers.search.changes import EXPANDABLE_SEGMENTS, LADDER
+from ligerprof.analyzers.search.changes import LADDER, expandable_segments
 from ligerprof.cli.options import recipe_options
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import GIB
 
-NAMES = [*(change.name for change in LADDER), EXPANDABLE_SEGMENTS.name]
+NAMES = [*(change.name for change in LADDER), expandable_segments.name]
 
 
 def estimating(limit_bytes: int) -> Judge:
@@ -143,10 +143,10 @@ def test_expandable_segments_solve_fragmentation_before_more_expensive_rungs() -
 
 def test_other_allocator_settings_are_kept() -> None:
     recipe = TrainingRecipe(alloc_conf="garbage_collection_threshold:0.8")
-    (changed,) = EXPANDABLE_SEGMENTS.outcome(recipe)
+    (changed,) = expandable_segments.outcome(recipe)
     assert isinstance(changed, TrainingRecipe)
     assert changed.alloc_conf == "garbage_collection_threshold:0.8,expandable_segments:True"
-    assert isinstance(EXPANDABLE_SEGMENTS.outcome(changed), str)
+    assert isinstance(expandable_segments.outcome(changed), str)
 
 
 def test_a_plan_is_simulated_if_the_simulator_supports_it() -> None:
