@@ -20,16 +20,16 @@ from ligerprof.reports.terminal import PLAIN_WIDTH, console
 
 @pytest.fixture
 def plugin_kernel(monkeypatch: pytest.MonkeyPatch) -> KernelSpec:
-    """A stranger's kernel, importable as `stranger:SPEC`."""
+    """A kernel of a plug-in, importable as `plugin_module:SPEC`."""
     spec = dataclasses.replace(
         BUILT_IN[0],
-        provider="stranger[bold]",
-        title="their own",
+        provider="plugin[bold]",
+        title="of the plug-in",
         unavailable_reason=lambda kind: f"needs a quantum computer, not {kind}",
     )
-    module = types.ModuleType("stranger")
+    module = types.ModuleType("plugin_module")
     module.SPEC = spec  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "stranger", module)
+    monkeypatch.setitem(sys.modules, "plugin_module", module)
     return spec
 
 
@@ -37,13 +37,13 @@ def plugin(name: str, value: str) -> EntryPoint:
     return EntryPoint(name=name, value=value, group="ligerprof.kernels")
 
 
-def test_a_plugin_is_listed_as_it_calls_itself_with_its_reasons(plugin_kernel: KernelSpec) -> None:
-    listing = list_states(build_registry([plugin("theirs", "stranger:SPEC")]), None)
+def test_a_plugin_is_listed_under_its_own_name_with_its_reasons(plugin_kernel: KernelSpec) -> None:
+    listing = list_states(build_registry([plugin("theirs", "plugin_module:SPEC")]), None)
     buffer = io.StringIO()
     console(buffer).print(render_kernels(listing))
     text = buffer.getvalue()
-    # rich's markup in a name is printed, not obeyed
-    assert "stranger[bold]" in text
+    # rich markup in a name is printed verbatim
+    assert "plugin[bold]" in text
     assert text.count("needs a quantum computer, not simulated") == 1
     assert max(map(len, text.splitlines())) <= PLAIN_WIDTH
 
@@ -59,7 +59,7 @@ def test_a_broken_plugin_is_listed_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3.2-1b", "gemma2-2b", "gpt2-xl"])
-def test_with_a_model_every_kernel_says_whether_it_applies(name: str) -> None:
+def test_with_a_model_the_listing_shows_which_kernels_apply(name: str) -> None:
     result = CliRunner().invoke(main, ["kernels", "--model", name, "--json"])
     assert result.exit_code == 0
     listing = json.loads(result.stdout)
@@ -72,7 +72,7 @@ def test_with_a_model_every_kernel_says_whether_it_applies(name: str) -> None:
     assert f"applies to {name}" in table
 
 
-def test_without_a_model_nothing_is_said_about_one() -> None:
+def test_without_a_model_applies_is_null() -> None:
     listing = json.loads(CliRunner().invoke(main, ["kernels", "--json"]).stdout)
     assert listing["model"] is None
     assert {kernel["applies"] for kernel in listing["kernels"]} == {None}

@@ -132,7 +132,7 @@ class Launches:
         count: calls that began within the window.
         seconds: their total duration.
         median_delay_seconds: time from the start of a call to the start of its work: short if the
-            GPU waits for the host, long if the host runs ahead; None if no work has a call.
+            GPU waits for the host, long if the host runs ahead; None if the trace has no calls for its work.
     """
 
     count: int
