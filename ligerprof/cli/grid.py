@@ -57,10 +57,7 @@ def _read_values(
     words = [word.strip() for text in texts for word in ([text] if declared.has_commas else text.split(","))]
     if not all(words):
         raise click.BadParameter("an empty value between commas")
-    return tuple(dict.fromkeys(_read(declared, word) for word in words))
-
-
-def _read(declared: Option, word: str) -> Any:
-    if word == _OFF and declared.default is None:
-        return None
-    return or_usage_error(declared.parse, word)
+    values = [
+        None if word == _OFF and declared.default is None else or_usage_error(declared.parse, word) for word in words
+    ]
+    return tuple(dict.fromkeys(values))

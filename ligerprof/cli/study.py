@@ -26,8 +26,7 @@ from ligerprof.runs.study.file import load_study
 from ligerprof.runs.study.outline import Part, Study
 from ligerprof.runs.sweep.cells import RESULTS_NAME
 from ligerprof.runs.sweep.folder import SweepFolder
-from ligerprof.runs.sweep.process import CellSettings
-from ligerprof.runs.sweep.runner import RunnerSettings
+from ligerprof.runs.sweep.process import SweepSettings
 from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
 
 
@@ -82,9 +81,7 @@ def command(file: Path | None, output: Path | None, as_json: bool, **how: Any) -
     if how["dry_run"]:
         print_plan(plan, folder, as_json=as_json)
         return
-    settings = RunnerSettings(
-        cell=CellSettings(timeout_seconds=how["timeout"]), stop_at_oom=how["stop_at_oom"], again=how["force"]
-    )
+    settings = SweepSettings(timeout_seconds=how["timeout"], stop_at_oom=how["stop_at_oom"], again=how["force"])
     with watching(plan) as watcher:
         result = run_sweep(plan, folder, settings, watcher)
     # before failed cells end the command: the finished ones are worth reading
@@ -109,9 +106,9 @@ def _plan(study: Study, how: dict[str, Any]) -> SweepPlan:
     parts = [part for part in study.parts if part.name in chosen]
     providers = _choose(how["provider"], study.providers, "provider")
     device = Device(how["device"])
-    if how["dry_run"] and device is Device.AUTO:
-        device = Device.CUDA
-    elif choose_backend(TrainingRecipe(device=device)) is Backend.SIMULATED:
+    # a dry run lists the cells of a GPU even if there is none
+    lists_all = how["dry_run"] and device is Device.AUTO
+    if not lists_all and choose_backend(TrainingRecipe(device=device)) is Backend.SIMULATED:
         device = Device.SIMULATED
         parts = _simulated_parts(parts)
     else:

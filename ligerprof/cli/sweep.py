@@ -17,8 +17,8 @@ from ligerprof.recipe.categories import Axis
 from ligerprof.runs.sweep.cells import CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, distinguishing_options
-from ligerprof.runs.sweep.process import CellSettings
-from ligerprof.runs.sweep.runner import RunnerSettings, Watcher
+from ligerprof.runs.sweep.process import SweepSettings
+from ligerprof.runs.sweep.runner import Watcher
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, on_this_machine, run_sweep
 
 
@@ -58,8 +58,9 @@ def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) 
     if dry_run:
         print_plan(plan, folder, as_json=as_json)
         return
-    settings = RunnerSettings(
-        cell=CellSettings(timeout_seconds=how["timeout"], trace=how["trace"]),
+    settings = SweepSettings(
+        timeout_seconds=how["timeout"],
+        trace=how["trace"],
         jobs=how["jobs"],
         stop_at_oom=how["stop_at_oom"],
         again=how["force"],

@@ -126,80 +126,75 @@ def _so_far(recipe: TrainingRecipe, cells: Mapping[str, Cell]) -> str:
 
 
 class SweepProgress:
-    """Counts cells, and extrapolates the remaining time from the mean duration of those that have ended."""
+    """Counts cells, and extrapolates the remaining time from the mean duration of those that have ended.
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    Args:
+        distinguishing: options that distinguish the cells.
+    """
+
+    def __init__(self, distinguishing: Iterable[str], now: Callable[[], float] = time.monotonic) -> None:
+        self._distinguishing, self._now = tuple(distinguishing), now
         self._started = self._last_end = now()
-        self.expected = self.ended = 0
+        self._expected = self._ended = 0
+
+    def expect(self, count: int) -> None:
+        """Count cells that are to run."""
+        self._expected += count
 
     def end_cell(self) -> None:
         """Count a cell that has ended."""
-        self.ended += 1
+        self._ended += 1
         self._last_end = self._now()
 
     @property
     def left(self) -> str:
         """Such as `about 4 min left`; the number of cells until the first has ended."""
-        cells = max(self.expected - self.ended, 0)
-        if not self.ended or not cells:
+        cells = max(self._expected - self._ended, 0)
+        if not self._ended or not cells:
             return f"{cells} left"
-        mean_seconds = (self._last_end - self._started) / self.ended
+        mean_seconds = (self._last_end - self._started) / self._ended
         seconds = max(mean_seconds * cells - (self._now() - self._last_end), 0.0)
         return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
 
-class PlainWatcher:
+class PlainWatcher(SweepProgress):
     """Prints a sweep's progress line by line, for a stderr that is not a terminal."""
 
     def __init__(self, say: Callable[[str], None], distinguishing: Iterable[str]) -> None:
-        """Args: say: prints a line; distinguishing: options that distinguish the cells."""
-        self._say, self._distinguishing = say, tuple(distinguishing)
-        self._progress = SweepProgress()
-
-    def expect(self, count: int) -> None:
-        """Count cells that are to run."""
-        self._progress.expected += count
+        super().__init__(distinguishing)
+        self._say = say
 
     def working(self, recipe: TrainingRecipe, words: str) -> None:
         """Print nothing: it is called several times per second."""
 
     def ended(self, cell: Cell) -> None:
         """Print one line per cell."""
-        progress = self._progress
-        progress.end_cell()
+        self.end_cell()
         peak = f", peak {_figures(cell)[0]}" if cell.status is CellStatus.DONE else ""
         name = describe(cell.recipe, self._distinguishing)
-        self._say(f"{progress.ended}/{progress.expected} {name}: {_end_words(cell)}{peak}; {progress.left}")
+        self._say(f"{self._ended}/{self._expected} {name}: {_end_words(cell)}{peak}; {self.left}")
 
 
-class BarWatcher:
-    """A progress bar with the running cell and the time left."""
+class BarWatcher(SweepProgress):
+    """A progress bar with the running cell and the time left; `bar` is from `progress_bar`."""
 
     def __init__(self, bar: "Progress", distinguishing: Iterable[str]) -> None:
-        """Args: bar: from `progress_bar`; distinguishing: options that distinguish the cells."""
-        self._bar, self._distinguishing = bar, tuple(distinguishing)
-        self._task = bar.add_task("starting", total=0, left="")
-        self._progress = SweepProgress()
-
-    def expect(self, count: int) -> None:
-        """Lengthen the bar."""
-        self._progress.expected += count
-        self._bar.update(self._task, total=self._progress.expected)
+        super().__init__(distinguishing)
+        self._bar, self._task = bar, bar.add_task("starting", total=0, left="")
 
     def working(self, recipe: TrainingRecipe, words: str) -> None:
         """Show the running cell and its last line."""
         from rich.markup import escape
 
         text = escape(f"{describe(recipe, self._distinguishing)}: {words}")
-        self._bar.update(self._task, description=text, left=self._progress.left)
+        self._bar.update(self._task, total=self._expected, description=text, left=self.left)
 
     def ended(self, cell: Cell) -> None:
         """Advance the bar, and print a failure above it."""
         from rich.markup import escape
 
-        self._progress.end_cell()
-        self._bar.update(self._task, completed=self._progress.ended)
+        self.end_cell()
+        self._bar.update(self._task, total=self._expected, completed=self._ended)
         if cell.status is CellStatus.FAILED:
             self._bar.console.print(escape(f"{describe(cell.recipe, self._distinguishing)}: {_end_words(cell)}"))
 

@@ -3,8 +3,8 @@ from ligerprof.reports.sweep import SweepProgress
 
 def test_time_left_shrinks_while_a_cell_runs() -> None:
     clock = [0.0]
-    progress = SweepProgress(lambda: clock[0])
-    progress.expected = 5
+    progress = SweepProgress((), lambda: clock[0])
+    progress.expect(5)
     assert progress.left == "5 left"
     clock[0] = 60.0
     progress.end_cell()
@@ -14,7 +14,7 @@ def test_time_left_shrinks_while_a_cell_runs() -> None:
     assert progress.left == "about 4 min left"
     clock[0] = 120.0
     progress.end_cell()
-    progress.expected = 3
+    progress.expect(-2)
     clock[0] = 150.0
     assert progress.left == "about 30 s left"
     # a cell that takes longer than the ones before it

@@ -14,7 +14,7 @@ from ligerprof.runs.study.outline import KernelSet, Study
 from ligerprof.runs.sweep.cells import Cell, CellStatus, read_cells, read_rows
 from ligerprof.runs.sweep.grid import AXES, without_unused_options
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.units import GIB, format_bytes
+from ligerprof.units import GIB
 
 Where = Mapping[str, Any]
 
@@ -122,20 +122,14 @@ def value_of(cell: Cell | None, show: str) -> float | None:
     return _FIGURES[show][0](cell) if cell is not None and cell.status is CellStatus.DONE else None
 
 
-def in_table(value: float, show: str) -> str:
-    """A figure in a table whose heading has the unit."""
+def figure_text(value: float, show: str, size_text: Callable[[int], str]) -> str:
+    """A figure in words; `size_text` formats sizes."""
     form = _FIGURES[show][1]
-    return form.format(value) if form else gib(value)
+    return form.format(value) if form else size_text(round(value))
 
 
-def in_words(value: float, show: str) -> str:
-    """A figure with its unit, for a sentence."""
-    form = _FIGURES[show][1]
-    return form.format(value) if form else format_bytes(round(value))
-
-
-def gib(size_bytes: float) -> str:
-    """A size in GiB, two digits."""
+def gib(size_bytes: int) -> str:
+    """A size in GiB, two digits, for a table whose heading has the unit."""
     return f"{size_bytes / GIB:.2f}"
 
 
@@ -154,14 +148,10 @@ def _logits_bytes(cell: Cell) -> int:
     return cell.recipe.tokens * cell.recipe.spec.vocab_size * FP32_BYTES
 
 
-def _peak_or_none(cell: Cell) -> int | None:
-    return peak_bytes(cell) or None
-
-
 # how to compute each figure of a finished step, and its format; sizes have none
 _FIGURES: Mapping[str, tuple[Callable[[Cell], float | None], str]] = {
-    "peak": (_peak_or_none, ""),
-    "peak and reserved": (_peak_or_none, ""),
+    "peak": (lambda cell: peak_bytes(cell) or None, ""),
+    "peak and reserved": (lambda cell: peak_bytes(cell) or None, ""),
     "tokens/s": (lambda cell: cell.tokens_per_second, "{:,.0f}"),
     "loss": (_loss_bytes, ""),
     "loss share": (lambda cell: 100 * _loss_bytes(cell) / max(peak_bytes(cell), 1), "{:.0f} %"),

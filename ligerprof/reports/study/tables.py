@@ -9,8 +9,8 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.study.found import (
     Found,
     Where,
+    figure_text,
     gib,
-    in_table,
     minutes_apart,
     peak_bytes,
     percent,
@@ -103,7 +103,7 @@ class _Entry:
         elif value is None:
             text = OUT_OF_MEMORY if cell.status is CellStatus.OOM else ""
         else:
-            text = in_table(value, show)
+            text = figure_text(value, show, gib)
             if show == "peak and reserved" and cell.reserved_bytes is not None:
                 text += f" / {gib(cell.reserved_bytes)}"
         return text

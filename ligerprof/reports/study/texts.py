@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ligerprof.reports.study.found import Found, in_words, minutes_apart, percent, shared_limit_bytes, value_of
+from ligerprof.reports.study.found import Found, figure_text, minutes_apart, percent, shared_limit_bytes, value_of
 from ligerprof.runs.study.file import names_in
 from ligerprof.runs.study.outline import StudyFileError, Value
 from ligerprof.runs.sweep.borders import edges
@@ -60,7 +60,7 @@ def _value(found: Found, value: Value) -> int | str | None:
         return value.words.get(cells[0].status.value) if cells else None
     figure = value_of(cells[0], value.show) if cells else None
     other = 0.0 if value.against is None else value_of(found.find({**value.where, **value.against}), value.show)
-    return None if figure is None or other is None else in_words(figure - other, value.show)
+    return None if figure is None or other is None else figure_text(figure - other, value.show, format_bytes)
 
 
 def _spread(ratios: list[float]) -> str | None:

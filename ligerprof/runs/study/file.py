@@ -43,11 +43,9 @@ def load_study(path: Path | None = None) -> Study:
         defined = {"kernels": study.kernels, "cells": study.cells, "base": study.bases, "needs": study.values}
         texts = dict.fromkeys(_TEXTS, study.values)
         _check_names(tables, "", {**defined, **texts, "caption": [*study.values, "minutes"]})
-        study = _complete(study)
-        _check_parts(study)
+        return _complete(study)
     except (LigerprofError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise StudyFileError(f"{path or DEFAULT_STUDY}: {error}") from None
-    return study
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -153,18 +151,14 @@ def _check_names(value: object, key: str, defined: Mapping[str, Iterable[str]]) 
 def _complete(study: Study) -> Study:
     """The study with titles for all kernel sets, and parts whose options include those of their base."""
     sets = {name: dataclasses.replace(one, title=one.title or name) for name, one in study.kernels.items()}
-    parts = tuple(
-        dataclasses.replace(part, options=Options({**study.bases.get(part.base, {}), **part.options}))
-        for part in study.parts
-    )
-    return dataclasses.replace(study, kernels=sets, parts=parts)
-
-
-def _check_parts(study: Study) -> None:
+    parts = []
     for number, part in enumerate(study.parts):
         place = f"parts[{number}] ({part.name})"
-        if part.name in [other.name for other in study.parts[:number]]:
+        if part.name in [other.name for other in parts]:
             raise StudyFileError(f"{place}: another part has that name.")
-        _, refusals = expand([study.grid(part, device="auto")], lambda _: None)
+        options = Options({**study.bases.get(part.base, {}), **part.options})
+        parts.append(dataclasses.replace(part, options=options))
+        _, refusals = expand([study.grid(parts[-1], device="auto")], lambda _: None)
         if refusals:
             raise StudyFileError(f"{place}: {refusals[0].reason}")
+    return dataclasses.replace(study, kernels=sets, parts=tuple(parts))

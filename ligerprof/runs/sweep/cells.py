@@ -113,7 +113,12 @@ def cell_from_json(values: object, source: str) -> Cell:
         ResultFormatError: it is not a row.
     """
     row = ResultReader(values, source)
-    _check_kind(row, source)
+    if (schema := row.get("schema")) not in (1, None):
+        raise ResultFormatError(f"{source}: schema {schema!r:.40} is not 1. Was it written by another version?")
+    if (kind := row.get("kind")) not in ("cell", "step", None):
+        raise ResultFormatError(
+            f"{source}: kind {kind!r:.40} is not a training step. Give a file that step or sweep wrote."
+        )
     recipe = _recipe(row.get("recipe"), source)
     cell = Cell(
         key=row.text("key") or json.dumps(row.get("recipe"), sort_keys=True),
@@ -135,16 +140,6 @@ def cell_from_json(values: object, source: str) -> Cell:
         step_seconds=row.number("step_seconds"),
         tokens_per_second=row.number("tokens_per_second"),
     )
-
-
-def _check_kind(row: ResultReader, source: str) -> None:
-    schema, kind = row.get("schema"), row.get("kind")
-    if schema not in (1, None):
-        raise ResultFormatError(f"{source}: schema {schema!r:.40} is not 1. Was it written by another version?")
-    if kind not in ("cell", "step", None):
-        raise ResultFormatError(
-            f"{source}: kind {kind!r:.40} is not a training step. Give a file that step or sweep wrote."
-        )
 
 
 def _status(row: ResultReader, source: str) -> CellStatus:

@@ -19,7 +19,10 @@ _GRIDS_FILE = FileKind(error=ResultFormatError, hint="Choose another -o.")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepFolder:
-    """`results.jsonl` (one row per cell), `sweep.json` (the grids), and `runs/KEY/` (each cell's run directory)."""
+    """`results.jsonl` (one row per cell), `sweep.json` (the grids), and `runs/KEY/` (each cell's run directory).
+
+    Methods that write raise a RunDirectoryError if the disk refuses.
+    """
 
     path: Path
 
@@ -37,11 +40,11 @@ class SweepFolder:
         """Make the folder unless it exists.
 
         Raises:
-            RunDirectoryError: it cannot be made, or contains something else.
+            RunDirectoryError: it contains something else.
         """
         with disk_errors_in_a_line(self.path):
             found = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
-            # rows alone are enough: a sweep can continue from those of another machine
+            # rows alone suffice: a sweep can continue from those of another machine
             if found and not found & {GRIDS, RESULTS_NAME}:
                 raise RunDirectoryError(f"{self.path}: not empty, and not a sweep's folder. Choose another -o.")
             self.runs.mkdir(parents=True, exist_ok=True)
@@ -61,11 +64,7 @@ class SweepFolder:
         return {row["key"]: row for _, row in rows if "key" in row}
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row; it is on the disk when this returns.
-
-        Raises:
-            RunDirectoryError: the disk refuses.
-        """
+        """Append a row; it is on the disk when this returns."""
         line = json.dumps(row).encode() + b"\n"
         with disk_errors_in_a_line(self.results), self.results.open("ab") as file:
             file.write(line)
@@ -73,11 +72,7 @@ class SweepFolder:
             os.fsync(file.fileno())
 
     def repair(self) -> None:
-        """Remove the part of a last line that a killed sweep wrote, or add the missing line end to a whole one.
-
-        Raises:
-            RunDirectoryError: the disk refuses.
-        """
+        """Remove an incomplete last line, which a killed sweep wrote, or add the missing line end to a whole one."""
         if not self.results.exists():
             return
         with disk_errors_in_a_line(self.results):
@@ -107,7 +102,7 @@ class SweepFolder:
         """Keep other sweeps out of the folder; the lock ends with the process.
 
         Raises:
-            RunDirectoryError: another sweep is running in it, or the disk refuses.
+            RunDirectoryError: another sweep is running in it.
         """
         import fcntl
 
@@ -123,11 +118,7 @@ class SweepFolder:
 
 @contextmanager
 def disk_errors_in_a_line(path: Path) -> Iterator[None]:
-    """Turn an OSError into one line.
-
-    Raises:
-        RunDirectoryError: there was one.
-    """
+    """Turn an OSError into a RunDirectoryError, which is one line."""
     try:
         yield
     except OSError as error:

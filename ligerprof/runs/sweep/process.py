@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -28,16 +29,22 @@ _LONGEST_ERROR = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CellSettings:
-    """How to run every cell of a sweep.
+class SweepSettings:
+    """How to run the cells of a sweep.
 
     Attributes:
-        timeout_seconds: time limit; a cell that exceeds it is ended and counts as failed.
+        timeout_seconds: time limit per cell; a cell that exceeds it is ended and counts as failed.
         trace: profile measured cells for TensorBoard.
+        jobs: number of cells that run at once.
+        stop_at_oom: skip cells that are larger than one of the same line that was out of memory.
+        again: run finished cells again.
     """
 
     timeout_seconds: float | None = None
     trace: bool = False
+    jobs: int = 1
+    stop_at_oom: bool = False
+    again: bool = False
 
 
 class CellProcess:
@@ -47,7 +54,7 @@ class CellProcess:
         RunDirectoryError: its files cannot be written.
     """
 
-    def __init__(self, recipe: TrainingRecipe, folder: SweepFolder, settings: CellSettings) -> None:
+    def __init__(self, recipe: TrainingRecipe, folder: SweepFolder, settings: SweepSettings) -> None:
         self.recipe, self.key = recipe, cell_key(recipe)
         self._folder, self._settings = folder, settings
         self._started = time.monotonic()
@@ -64,8 +71,15 @@ class CellProcess:
         return None if self._process.poll() is None else self._row()
 
     def words(self) -> str:
-        """The last line of the cell's stderr."""
-        return last_line(self._file("log"))
+        """The last line of the cell's stderr that is not blank, shortened; empty if there is none."""
+        try:
+            with self._file("log").open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                log.seek(max(0, end - _LOG_TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LONGEST_ERROR]
 
     def stop(self) -> None:
         """End the cell and all its processes."""
@@ -135,15 +149,3 @@ class CellProcess:
         if abs(code) in (128 + signal.SIGKILL, signal.SIGKILL):
             return f"killed (signal 9; did the host run out of memory?) after: {words}"
         return words or f"ended with exit code {code} and printed nothing"
-
-
-def last_line(path: Path) -> str:
-    """The last line that is not blank, shortened; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LONGEST_ERROR]

@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from ligerprof.errors import LigerprofError
@@ -11,7 +10,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.cells import Cell, CellStatus, cell_from_json
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import cell_key, line_of
-from ligerprof.runs.sweep.process import CellProcess, CellSettings
+from ligerprof.runs.sweep.process import CellProcess, SweepSettings
 
 _POLL_SECONDS = 0.1
 
@@ -38,22 +37,6 @@ class Watcher(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunnerSettings:
-    """How to run cells.
-
-    Attributes:
-        jobs: number of cells that run at once.
-        stop_at_oom: skip cells that are larger than one of the same line that was out of memory.
-        again: run finished cells again.
-    """
-
-    cell: CellSettings = field(default_factory=CellSettings)
-    jobs: int = 1
-    stop_at_oom: bool = False
-    again: bool = False
-
-
 class Runner:
     """Runs cells in a sweep folder, which the caller has locked and repaired.
 
@@ -62,7 +45,7 @@ class Runner:
         requested: keys of the requested cells, in order, including those that were already finished.
     """
 
-    def __init__(self, folder: SweepFolder, settings: RunnerSettings, watcher: Watcher) -> None:
+    def __init__(self, folder: SweepFolder, settings: SweepSettings, watcher: Watcher) -> None:
         self._folder, self._settings, self._watcher = folder, settings, watcher
         self._running: list[CellProcess] = []
         self.cells = folder.read()
@@ -109,7 +92,7 @@ class Runner:
                 left_out.append(recipe)
                 self._watcher.expect(-1)
             else:
-                self._running.append(CellProcess(recipe, self._folder, self._settings.cell))
+                self._running.append(CellProcess(recipe, self._folder, self._settings))
 
     def _collect(self) -> None:
         for process in list(self._running):

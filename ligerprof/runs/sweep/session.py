@@ -13,7 +13,8 @@ from ligerprof.runs.sweep.borders import Border, find_borders
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, Refusal, expand
-from ligerprof.runs.sweep.runner import Runner, RunnerSettings, Watcher
+from ligerprof.runs.sweep.process import SweepSettings
+from ligerprof.runs.sweep.runner import Runner, Watcher
 from ligerprof.serialization import document, select
 
 
@@ -94,7 +95,7 @@ def make_plan(
     return SweepPlan(grids=grids, recipes=recipes, refusals=refusals, searches=searches)
 
 
-def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: RunnerSettings, watcher: Watcher) -> SweepResult:
+def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: SweepSettings, watcher: Watcher) -> SweepResult:
     """Run the cells that are not finished, then search for the borders.
 
     Raises:

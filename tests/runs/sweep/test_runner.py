@@ -15,8 +15,8 @@ from ligerprof.runs.sweep.borders import find_borders
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, cell_key, expand
-from ligerprof.runs.sweep.process import CellProcess, CellSettings
-from ligerprof.runs.sweep.runner import Runner, RunnerSettings, SweepInterruptedError
+from ligerprof.runs.sweep.process import CellProcess, SweepSettings
+from ligerprof.runs.sweep.runner import Runner, SweepInterruptedError
 
 # a cell's command: what a step prints, without the seconds that a step takes
 STEP = """
@@ -36,7 +36,7 @@ NO_JSON = "print('{')"
 
 
 class Records:
-    """A watcher that keeps what it is told."""
+    """A watcher that records its calls."""
 
     def __init__(self) -> None:
         self.expected = 0
@@ -69,7 +69,7 @@ def answer_at_once(monkeypatch: pytest.MonkeyPatch, largest_tokens: int) -> None
     """Have cells end without a process, out of memory above so many tokens."""
 
     class Answered:
-        def __init__(self, recipe: TrainingRecipe, _folder: SweepFolder, _settings: CellSettings) -> None:
+        def __init__(self, recipe: TrainingRecipe, _folder: SweepFolder, _settings: SweepSettings) -> None:
             self.recipe, self.key = recipe, cell_key(recipe)
 
         def poll(self) -> dict[str, object]:
@@ -80,12 +80,12 @@ def answer_at_once(monkeypatch: pytest.MonkeyPatch, largest_tokens: int) -> None
     monkeypatch.setattr(sweep_runner, "_POLL_SECONDS", 0)
 
 
-def make_runner(path: Path, settings: RunnerSettings | None = None) -> tuple[Runner, Records]:
+def make_runner(path: Path, settings: SweepSettings | None = None) -> tuple[Runner, Records]:
     folder = SweepFolder(path=path)
     folder.make()
     folder.record_grids([])
     records = Records()
-    return Runner(folder, settings or RunnerSettings(), records), records
+    return Runner(folder, settings or SweepSettings(), records), records
 
 
 def recipes(*batches: int) -> tuple[TrainingRecipe, ...]:
@@ -104,7 +104,7 @@ def test_rows_in_order_and_nothing_finished_runs_again(tmp_path: Path, scripted:
     again, later = make_runner(tmp_path / "sweep")
     again.run(recipes(1, 2, 3, 4))
     assert (statuses(later), later.expected) == (["3 oom"], 1)
-    forced, all_again = make_runner(tmp_path / "sweep", RunnerSettings(again=True))
+    forced, all_again = make_runner(tmp_path / "sweep", SweepSettings(again=True))
     forced.run(recipes(1, 4))
     assert statuses(all_again) == ["1 done", "4 oom"]
 
@@ -124,7 +124,7 @@ def test_however_a_cell_fails_it_is_a_row_and_is_tried_again(
     script: str, says: str, tmp_path: Path, scripted: Callable[[str], None]
 ) -> None:
     scripted(script)
-    settings = RunnerSettings(cell=CellSettings(timeout_seconds=1.0))
+    settings = SweepSettings(timeout_seconds=1.0)
     runner, records = make_runner(tmp_path / "sweep", settings)
     runner.run(recipes(1))
     (cell,) = records.ended_cells
@@ -138,7 +138,7 @@ def test_however_a_cell_fails_it_is_a_row_and_is_tried_again(
 
 def test_sizes_above_one_out_of_memory_are_left_out_if_asked(tmp_path: Path, scripted: Callable[[str], None]) -> None:
     scripted(STEP.format(limit=150))
-    runner, records = make_runner(tmp_path / "sweep", RunnerSettings(stop_at_oom=True))
+    runner, records = make_runner(tmp_path / "sweep", SweepSettings(stop_at_oom=True))
     left_out = runner.run(recipes(1, 2, 4, 8, 16))
     assert statuses(records) == ["1 done", "2 done", "4 oom"]
     assert ([recipe.batch for recipe in left_out], records.expected) == ([8, 16], 3)
@@ -154,7 +154,7 @@ while len(list(folder.glob("*.started"))) < 4:
     time.sleep(0.01)
 """
     scripted(meet + STEP.format(limit=10_000))
-    runner, records = make_runner(tmp_path / "sweep", RunnerSettings(jobs=4))
+    runner, records = make_runner(tmp_path / "sweep", SweepSettings(jobs=4))
     runner.run(recipes(1, 2, 3, 4))
     assert sorted(statuses(records)) == ["1 done", "2 done", "3 done", "4 done"]
 
