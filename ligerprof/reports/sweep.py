@@ -1,6 +1,5 @@
 """Print a sweep: the planned cells, the progress, and the table of results."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from ligerprof.roles import Backend
 from ligerprof.runs.sweep.borders import Border
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key, describe, distinguishing_options
+from ligerprof.runs.sweep.runner import Watcher
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult
 from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes
@@ -97,7 +97,7 @@ def _borders_table(borders: Sequence[Border]) -> "Table":
 
 
 def _border_words(border: Border, distinguishing: Iterable[str]) -> str:
-    """The border of a line in words, such as `batch at 1024 tokens, all (ligerprof)`."""
+    """Such as `batch at 1024 tokens, all (ligerprof)`."""
     size, _, rest = describe(border.recipe, distinguishing).partition(", ")
     batch, _, seq = size.partition(" x ")
     return f"batch at {seq} tokens, {rest}" if border.axis is Axis.BATCH else f"sequence at batch {batch}, {rest}"
@@ -125,76 +125,42 @@ def _so_far(recipe: TrainingRecipe, cells: Mapping[str, Cell]) -> str:
     return "to run" if cell is None else cell.status.value
 
 
-class SweepProgress:
-    """Counts cells, and extrapolates the remaining time from the mean duration of those that have ended.
-
-    Args:
-        distinguishing: options that distinguish the cells.
-    """
-
-    def __init__(self, distinguishing: Iterable[str], now: Callable[[], float] = time.monotonic) -> None:
-        self._distinguishing, self._now = tuple(distinguishing), now
-        self._started = self._last_end = now()
-        self._expected = self._ended = 0
-
-    def expect(self, count: int) -> None:
-        """Count cells that are to run."""
-        self._expected += count
-
-    def end_cell(self) -> None:
-        """Count a cell that has ended."""
-        self._ended += 1
-        self._last_end = self._now()
-
-    @property
-    def left(self) -> str:
-        """Such as `about 4 min left`; the number of cells until the first has ended."""
-        cells = max(self._expected - self._ended, 0)
-        if not self._ended or not cells:
-            return f"{cells} left"
-        mean_seconds = (self._last_end - self._started) / self._ended
-        seconds = max(mean_seconds * cells - (self._now() - self._last_end), 0.0)
-        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
-
-
-class PlainWatcher(SweepProgress):
-    """Prints a sweep's progress line by line, for a stderr that is not a terminal."""
+class PlainWatcher(Watcher):
+    """Prints one line per cell, for a stderr that is not a terminal."""
 
     def __init__(self, say: Callable[[str], None], distinguishing: Iterable[str]) -> None:
-        super().__init__(distinguishing)
-        self._say = say
-
-    def working(self, recipe: TrainingRecipe, words: str) -> None:
-        """Print nothing: it is called several times per second."""
+        super().__init__()
+        self._say, self._distinguishing = say, tuple(distinguishing)
 
     def ended(self, cell: Cell) -> None:
-        """Print one line per cell."""
-        self.end_cell()
+        """Print how the cell ended, and the time left."""
+        super().ended(cell)
         peak = f", peak {_figures(cell)[0]}" if cell.status is CellStatus.DONE else ""
         name = describe(cell.recipe, self._distinguishing)
-        self._say(f"{self._ended}/{self._expected} {name}: {_end_words(cell)}{peak}; {self.left}")
+        self._say(f"{self.ended_count}/{self.expected_count} {name}: {_end_words(cell)}{peak}; {self.left}")
 
 
-class BarWatcher(SweepProgress):
-    """A progress bar with the running cell and the time left; `bar` is from `progress_bar`."""
+class BarWatcher(Watcher):
+    """A progress bar with the running cell and the time left."""
 
     def __init__(self, bar: "Progress", distinguishing: Iterable[str]) -> None:
-        super().__init__(distinguishing)
-        self._bar, self._task = bar, bar.add_task("starting", total=0, left="")
+        super().__init__()
+        self._bar, self._distinguishing = bar, tuple(distinguishing)
+        self._task = bar.add_task("starting", total=0, left="")
 
     def working(self, recipe: TrainingRecipe, words: str) -> None:
         """Show the running cell and its last line."""
         from rich.markup import escape
 
         text = escape(f"{describe(recipe, self._distinguishing)}: {words}")
-        self._bar.update(self._task, total=self._expected, description=text, left=self.left)
+        self._bar.update(self._task, total=self.expected_count, description=text, left=self.left)
 
     def ended(self, cell: Cell) -> None:
         """Advance the bar, and print a failure above it."""
         from rich.markup import escape
 
-        self.end_cell()
-        self._bar.update(self._task, total=self._expected, completed=self._ended)
+        super().ended(cell)
+        self._bar.update(self._task, total=self.expected_count, completed=self.ended_count)
         if cell.status is CellStatus.FAILED:
             self._bar.console.print(escape(f"{describe(cell.recipe, self._distinguishing)}: {_end_words(cell)}"))
 

@@ -47,10 +47,10 @@ class Prediction:
 def find_predictions(cells: Iterable[Cell]) -> tuple[Prediction, ...]:
     """Every measured cell that is done, with its closed form and with the simulated cell of the same condition."""
     found = tuple(cells)
-    simulated = {repr(cell.condition): cell for cell in found if _backend(cell) is Backend.SIMULATED}
+    simulated = {repr(cell.recipe.training): cell for cell in found if _backend(cell) is Backend.SIMULATED}
     measured = [cell for cell in found if _backend(cell) is Backend.MEASURED]
     pairs = [("estimated", estimated_peak_bytes(cell.recipe), cell) for cell in measured]
-    pairs += [("simulated", _peak_bytes(simulated.get(repr(cell.condition))), cell) for cell in measured]
+    pairs += [("simulated", _peak_bytes(simulated.get(repr(cell.recipe.training))), cell) for cell in measured]
     return tuple(
         Prediction(way=way, predicted_bytes=predicted_bytes, measured_bytes=measured_bytes)
         for way, predicted_bytes, cell in pairs

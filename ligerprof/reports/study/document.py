@@ -9,6 +9,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.study.found import Found, read_found
 from ligerprof.reports.study.tables import BEYOND, OUT_OF_MEMORY, draw_table, markdown_table
 from ligerprof.reports.study.texts import Texts
+from ligerprof.reports.sweep import origin_words
 from ligerprof.runs.study.outline import Figure, Part, Section, Study
 from ligerprof.runs.sweep.borders import UNITS, line_edges
 from ligerprof.runs.sweep.cells import Cell, CellStatus
@@ -65,10 +66,13 @@ class _Report:
 
     def _origin(self) -> str:
         found = self._found
-        versions = ", ".join(f"{package} {version}" for package, version in found.versions)
+        versions = ", ".join(f"{package} {' and '.join(known)}" for package, known in found.versions.items())
+        gpus = {(cell.figures.backend, cell.gpu): None for cell in found.cells if cell.figures is not None}
+        origin = " and ".join(origin_words(backend, gpu) for backend, gpu in gpus)
         lost = sum(cell.status is CellStatus.OOM for cell in found.cells)
-        days = " to ".join(dict.fromkeys((found.days[0], found.days[-1]))) if found.days else "on an unknown day"
-        return f"{len(found.cells)} steps, {lost} of them out of memory, {found.origin}, {days}, with {versions}."
+        dates = sorted({cell.finished.date().isoformat() for cell in found.cells if cell.finished is not None})
+        days = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "on an unknown day"
+        return f"{len(found.cells)} steps, {lost} of them out of memory, {origin}, {days}, with {versions}."
 
     def _legend(self) -> str:
         blank = "; blank: not measured yet" if self._gaps else ""

@@ -8,7 +8,6 @@ from typing import Any
 
 from ligerprof.errors import ResultFormatError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.sweep import origin_words
 from ligerprof.roles import Role
 from ligerprof.runs.study.outline import KernelSet, Study
 from ligerprof.runs.sweep.cells import Cell, CellStatus, read_cells, read_rows
@@ -21,23 +20,11 @@ Where = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """Result rows of a study.
-
-    Attributes:
-        versions: package name and version; several versions of one package are joined.
-        days: dates on which cells ended, ascending.
-    """
+    """Result rows of a study; `versions` maps packages to their versions."""
 
     study: Study
     cells: tuple[Cell, ...]
-    versions: tuple[tuple[str, str], ...]
-    days: tuple[str, ...]
-
-    @property
-    def origin(self) -> str:
-        """Whether the cells were measured or simulated, and on which GPUs."""
-        found = {(cell.figures.backend, cell.gpu): None for cell in self.cells if cell.figures is not None}
-        return " and ".join(origin_words(backend, gpu) for backend, gpu in found)
+    versions: Mapping[str, Iterable[str]]
 
     @property
     def limit_bytes(self) -> int | None:
@@ -86,12 +73,7 @@ def read_found(study: Study, paths: Sequence[Path]) -> Found:
     for _, row in itertools.chain.from_iterable(map(read_rows, paths)):
         for package, version in (row.get("versions") or {}).items():
             versions.setdefault(package, {})[str(version)] = None
-    return Found(
-        study=study,
-        cells=cells,
-        versions=tuple((package, " and ".join(found)) for package, found in versions.items()),
-        days=tuple(sorted({cell.finished.date().isoformat() for cell in cells if cell.finished is not None})),
-    )
+    return Found(study=study, cells=cells, versions=versions)
 
 
 def minutes_apart(cells: Iterable[Cell]) -> int | None:

@@ -31,6 +31,9 @@ BEYOND = "\N{EN DASH}"
 # roles below this share of every peak have no row
 _LEAST_ROLE_SHARE = 0.005
 
+# headings, the entries of each row, and the cells that they show
+_Rows = tuple[list[str], list[list[str]], list[Cell]]
+
 
 def draw_table(found: Found, texts: Texts, table: Table, where: Where) -> tuple[list[str], list[Cell]]:
     """A table and the cells that it shows; both are empty if the table has fewer rows than `least`.
@@ -58,7 +61,7 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> li
     return [*(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows)), ""]
 
 
-def _figures(found: Found, table: Table, where: Where) -> tuple[list[str], list[list[str]], list[Cell]]:
+def _figures(found: Found, table: Table, where: Where) -> _Rows:
     columns = table.columns or tuple(
         Column(title=found.study.kernels[name].title, show=table.show, where=Conditions(kernels=(name,)))
         for name in table.kernels
@@ -84,9 +87,9 @@ class _Entry:
     @property
     def is_complete(self) -> bool:
         """Whether the figure exists, and the one it is compared with."""
-        column = self._column
-        cells = [self.cell] if column.against is None else [self.cell, self._compared]
-        return column.show == "minutes" or all(value_of(cell, column.show) is not None for cell in cells)
+        show, against = self._column.show, self._column.against
+        cells = [self.cell] if against is None else [self.cell, self._compared]
+        return show == "minutes" or all(value_of(cell, show) is not None for cell in cells)
 
     def text(self, row: Sequence[Cell]) -> str:
         """The entry; `row` holds the cells of its row."""
@@ -121,7 +124,7 @@ def _places(found: Found, table: Table, where: Where) -> list[tuple[str, dict[st
     return [(f"{size:,}", {table.by: (size,)}) for size in sizes]
 
 
-def _borders(found: Found, table: Table, where: Where) -> tuple[list[str], list[list[str]], list[Cell]]:
+def _borders(found: Found, table: Table, where: Where) -> _Rows:
     """The largest size that ran on each line, and the smallest that did not."""
     rows = []
     for line in table.lines:
@@ -135,7 +138,7 @@ def _borders(found: Found, table: Table, where: Where) -> tuple[list[str], list[
     return ["border of", "kernels", "largest that ran", "smallest out of memory"], rows, []
 
 
-def _roles(found: Found, table: Table, where: Where) -> tuple[list[str], list[list[str]], list[Cell]]:
+def _roles(found: Found, table: Table, where: Where) -> _Rows:
     """Bytes by role at the peak of each step."""
     headings, cells = ["role"], []
     for size in table.values:
@@ -168,9 +171,8 @@ def _estimates(found: Found, where: Where) -> tuple[list[str], list[Cell]]:
     middle, most = (100 * error for error in (statistics.median(errors), max(errors)))
     summary = f"off by {middle:.2f} % in the median and by {most:.2f} % at worst ({name(worst)})"
     lines = [f"Over {len(known)} steps the estimate is {summary}.{without}", ""]
-    lines += ["<details><summary>Every step</summary>", ""]
-    lines += [*markdown_table(["step", "peak, GiB", "estimate, GiB", "error"], rows), "</details>", ""]
-    return lines, done
+    details = markdown_table(["step", "peak, GiB", "estimate, GiB", "error"], rows)
+    return [*lines, "<details><summary>Every step</summary>", "", *details, "</details>", ""], done
 
 
 def _names(recipes: Sequence[TrainingRecipe], found: Found) -> Callable[[Cell], str]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, read_text
 from ligerprof.recipe.training import RECIPE_OPTIONS
-from ligerprof.runs.study.outline import Options, Study, StudyFileError
+from ligerprof.runs.study.outline import Options, Part, Study, StudyFileError
 from ligerprof.runs.sweep.grid import expand
 
 if sys.version_info >= (3, 11):
@@ -74,7 +74,10 @@ def _convert(hint: Any, value: object, key: str) -> Any:
             name: _convert(arguments[1], item, f"{key}.{name}") for name, item in _require(dict, value, key).items()
         }
     if origin is Literal or issubclass(hint, Enum):
-        return _convert_word(hint, value, key)
+        words = get_args(hint) or tuple(hint)
+        if value not in words:
+            raise StudyFileError(f"{key}: unknown value {value!r:.60}. Known: {', '.join(words)}.")
+        return value if origin is Literal else hint(value)
     if issubclass(hint, Options):
         return _convert_options(hint, value, key)
     return _convert_table(hint, value, key) if dataclasses.is_dataclass(hint) else _require(hint, value, key)
@@ -104,20 +107,13 @@ def _convert_options(kind: type[Options], value: object, key: str) -> Options:
 
 
 def _convert_option(name: str, value: object, key: str) -> Any:
-    option = RECIPE_OPTIONS.get(name)
-    if option is None:
+    if name not in RECIPE_OPTIONS:
         return _require(str, value, key)
+    option = RECIPE_OPTIONS[name]
     try:
         return option.parse(value) if option.is_size and isinstance(value, str) else option.check(value)
     except RecipeError as error:
         raise StudyFileError(f"{key}: {error}") from None
-
-
-def _convert_word(hint: Any, value: object, key: str) -> Any:
-    words = get_args(hint) or tuple(hint)
-    if value not in words:
-        raise StudyFileError(f"{key}: unknown value {value!r:.60}. Known: {', '.join(words)}.")
-    return value if get_origin(hint) is Literal else hint(value)
 
 
 def _require(kind: type, value: Any, key: str) -> Any:
@@ -151,7 +147,7 @@ def _check_names(value: object, key: str, defined: Mapping[str, Iterable[str]]) 
 def _complete(study: Study) -> Study:
     """The study with titles for all kernel sets, and parts whose options include those of their base."""
     sets = {name: dataclasses.replace(one, title=one.title or name) for name, one in study.kernels.items()}
-    parts = []
+    parts: list[Part] = []
     for number, part in enumerate(study.parts):
         place = f"parts[{number}] ({part.name})"
         if part.name in [other.name for other in parts]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.budget import find_limit
@@ -13,7 +12,6 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.runner import Runner
-from ligerprof.serialization import select
 
 UNITS: dict[Axis, int] = {Axis.BATCH: 1, Axis.SEQ: SEQ_STEP}
 
@@ -30,21 +28,17 @@ class Border:
     """Where memory ends along one axis, with all other options fixed.
 
     Attributes:
-        recipe: a step of the line; its value along the axis does not matter.
         largest: the largest value that ran; None if none did.
-        smallest_oom: the smallest value that was out of memory; None if the search ended before it found one.
+        smallest_oom: the smallest value that was out of memory; None if the search did not find one.
         reason: why the search ended before the two were adjacent, or None.
+        recipe: a step of the line; its value along the axis does not matter.
     """
 
-    recipe: TrainingRecipe
     axis: Axis
     largest: int | None
     smallest_oom: int | None
     reason: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of `borders` in the sweep's JSON."""
-        return select(self, "axis", "largest", "smallest_oom", "reason", "recipe")
+    recipe: TrainingRecipe
 
 
 def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) -> tuple[Border, ...]:

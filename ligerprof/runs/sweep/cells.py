@@ -13,7 +13,6 @@ from ligerprof.analyzers.result_reader import Figures, ResultReader
 from ligerprof.errors import LigerprofError, ResultFormatError
 from ligerprof.files import FileKind, parse_json, read_text
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.recipe.training_options import TrainingOptions
 from ligerprof.words import Word
 
 RESULTS_NAME = "results.jsonl"
@@ -35,7 +34,6 @@ class Cell:
 
     Attributes:
         key: identifies the cell; of two rows with one key the later counts.
-        seconds: duration of the whole process.
         figures: peak, phases and roles, up to the failure if memory ran out; None if the row has no step.
         gpu: the GPU that was measured or simulated; "" if unknown.
         reserved_bytes: the highest reserved bytes of the steady step.
@@ -47,7 +45,6 @@ class Cell:
     status: CellStatus
     recipe: TrainingRecipe
     error: str | None = None
-    seconds: float | None = None
     finished: datetime | None = None
     figures: Figures | None = None
     gpu: str = ""
@@ -55,11 +52,6 @@ class Cell:
     limit_bytes: int | None = None
     step_seconds: float | None = None
     tokens_per_second: float | None = None
-
-    @property
-    def condition(self) -> TrainingOptions:
-        """What was trained: measured and simulated cells with the same condition can be compared."""
-        return self.recipe.training
 
 
 def read_cells(paths: Iterable[Path]) -> tuple[Cell, ...]:
@@ -125,18 +117,19 @@ def cell_from_json(values: object, source: str) -> Cell:
         status=_status(row, source),
         recipe=recipe,
         error=row.text("error"),
-        seconds=row.number("seconds"),
         finished=row.moment("finished"),
         limit_bytes=recipe.memory_limit_bytes,
     )
     if row.get("peak_bytes") is None:
         return cell
+    oom = row.get("oom")
     return dataclasses.replace(
         cell,
         figures=row.figures(row.backend()),
         gpu=row.text("gpu") or "",
         reserved_bytes=row.size("reserved_bytes"),
-        limit_bytes=_limit_bytes(row.get("oom"), recipe, source),
+        # an out-of-memory row has the limit even if it is the GPU's own
+        limit_bytes=cell.limit_bytes if oom is None else ResultReader(oom, f"{source} (oom)").size("limit_bytes"),
         step_seconds=row.number("step_seconds"),
         tokens_per_second=row.number("tokens_per_second"),
     )
@@ -150,11 +143,6 @@ def _status(row: ResultReader, source: str) -> CellStatus:
         return CellStatus(word)
     except ValueError:
         raise ResultFormatError(f"{source}: status {word!r:.40} is not one of {', '.join(CellStatus)}.") from None
-
-
-def _limit_bytes(oom: object, recipe: TrainingRecipe, source: str) -> int | None:
-    """The limit on reserved bytes; an out-of-memory row has it even if it is the GPU's own."""
-    return recipe.memory_limit_bytes if oom is None else ResultReader(oom, f"{source} (oom)").size("limit_bytes")
 
 
 def _recipe(values: object, source: str) -> TrainingRecipe:

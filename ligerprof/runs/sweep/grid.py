@@ -11,14 +11,12 @@ from typing import Any
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
-from ligerprof.serialization import select
 from ligerprof.units import format_bytes
 
 # at each size these vary fastest: steps that are compared with each other run one after the other
 KERNEL_OPTIONS = ("liger", "provider", "flce_budget")
 AXES = tuple(Axis)
 _ALWAYS_SHOWN = (*AXES, "liger", "provider")
-_KEY_DIGITS = 16
 _DEFAULTS: dict[str, Any] = {name: declared.default for name, declared in RECIPE_OPTIONS.items()}
 
 
@@ -28,8 +26,8 @@ class Grid:
 
     Attributes:
         options: recipe fields, each with at least one value; absent fields keep their default.
-        variants: recipe fields that change together, such as a kernel set and its provider; each variant is
-            combined with every combination of the options.
+        variants: values of fields that change together, such as kernels and their provider; each is combined with
+            every combination of the options.
     """
 
     options: Mapping[str, tuple[Any, ...]]
@@ -45,10 +43,6 @@ class Grid:
         ):
             yield {**other, **size, **kernel, **variant}
 
-    def to_json(self) -> dict[str, Any]:
-        """An entry of `grids` in the sweep's JSON."""
-        return select(self, "options", "variants")
-
     def _products(self, names: Sequence[str]) -> list[dict[str, Any]]:
         return [
             dict(zip(names, values, strict=True)) for values in itertools.product(*map(self.options.__getitem__, names))
@@ -59,12 +53,8 @@ class Grid:
 class Refusal:
     """A combination that cannot be trained, and the reason."""
 
-    values: Mapping[str, Any]
+    options: Mapping[str, Any]
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of `refused` in the sweep's JSON."""
-        return select(self, "options=values", "reason")
 
 
 def expand(
@@ -82,7 +72,7 @@ def expand(
             recipe = without_unused_options(TrainingRecipe(**values))
             inspect(recipe)
         except LigerprofError as error:
-            refusals.append(Refusal(values=values, reason=str(error)))
+            refusals.append(Refusal(options=values, reason=str(error)))
         else:
             recipes.setdefault(cell_key(recipe), recipe)
     return tuple(recipes.values()), tuple(refusals)
@@ -106,7 +96,7 @@ def cell_key(recipe: TrainingRecipe) -> str:
         name: value for name, value in recipe.to_json().items() if name == "model" or value != _DEFAULTS.get(name)
     }
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def line_of(recipe: TrainingRecipe) -> str:

@@ -2,8 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import TrainingRecipe
@@ -21,20 +20,35 @@ class SweepInterruptedError(LigerprofError):
     exit_code = 130
 
 
-class Watcher(Protocol):
-    """Receives a sweep's progress."""
+class Watcher:
+    """Receives a sweep's progress, and extrapolates the remaining time from the mean duration of ended cells."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._started = self._last_end = now()
+        self.expected_count = self.ended_count = 0
 
     def expect(self, count: int) -> None:
         """`count` more cells are to run; negative: fewer."""
-        ...
+        self.expected_count += count
 
     def working(self, recipe: TrainingRecipe, words: str) -> None:
         """A cell is running, and this is the last line it printed; called several times per second."""
-        ...
 
-    def ended(self, cell: Cell) -> None:
+    def ended(self, cell: Cell) -> None:  # noqa: ARG002 - for subclasses
         """A cell has ended, and its row is written."""
-        ...
+        self.ended_count += 1
+        self._last_end = self._now()
+
+    @property
+    def left(self) -> str:
+        """Such as `about 4 min left`; the number of cells until the first has ended."""
+        cells = max(self.expected_count - self.ended_count, 0)
+        if not self.ended_count or not cells:
+            return f"{cells} left"
+        mean_seconds = (self._last_end - self._started) / self.ended_count
+        seconds = max(mean_seconds * cells - (self._now() - self._last_end), 0.0)
+        return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
 
 class Runner:

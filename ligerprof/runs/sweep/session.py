@@ -15,7 +15,7 @@ from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, Refusal, expand
 from ligerprof.runs.sweep.process import SweepSettings
 from ligerprof.runs.sweep.runner import Runner, Watcher
-from ligerprof.serialization import document, select
+from ligerprof.serialization import document, select, to_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ def make_plan(
     recipes, refusals = expand(grids, _require_runnable)
     if refusals and (not skip_invalid or not recipes):
         first = refusals[0]
-        options = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in first.values.items())
+        options = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in first.options.items())
         raise RecipeError(
             f"{len(refusals)} of {len(refusals) + len(recipes)} combinations cannot be trained, such as {options}: "
             f"{first.reason} Change the grid, or add --skip-invalid to leave them out."
@@ -110,7 +110,7 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: SweepSettings, wat
     folder.make()
     with folder.locked():
         folder.repair()
-        folder.record_grids([grid.to_json() for grid in plan.grids])
+        folder.record_grids(to_json(plan.grids))
         runner = Runner(folder, settings, watcher)
         left_out = runner.run(plan.recipes)
         borders = [

@@ -38,7 +38,7 @@ def test_a_cell_that_does_not_use_an_option_runs_once() -> None:
     assert len(recipes(liger=("flce",), provider=("ligerprof", "liger"), flce_budget=("lean", "balanced"))) == 4
 
 
-def test_what_cannot_be_trained_is_told_and_the_rest_expands() -> None:
+def test_what_cannot_be_trained_is_shown_and_the_rest_expands() -> None:
     def no_bf16(recipe: TrainingRecipe) -> None:
         if recipe.precision == "bf16":
             raise RecipeError("no bf16 here")
@@ -46,7 +46,7 @@ def test_what_cannot_be_trained_is_told_and_the_rest_expands() -> None:
     grid = Grid(options={**TINY, "loss": ("hf", "hf-4.45"), "liger": ("none", "flce"), "precision": ("amp", "bf16")})
     cells, refusals = expand([grid], no_bf16)
     assert [(cell.loss, cell.liger) for cell in cells] == [("hf", "none"), ("hf", "flce"), ("hf-4.45", "none")]
-    assert {refusal.reason for refusal in refusals if refusal.values["precision"] == "bf16"} >= {"no bf16 here"}
+    assert {refusal.reason for refusal in refusals if refusal.options["precision"] == "bf16"} >= {"no bf16 here"}
     assert len(refusals) == 5
 
 
@@ -68,14 +68,14 @@ def test_keys_in_files_stay_valid() -> None:
     assert cell_key(TrainingRecipe(model="tiny", batch=2, liger="all")) == "30b7bb01d1d80cbb"
 
 
-def test_cells_are_told_apart_in_as_few_words_as_will_do() -> None:
+def test_cells_are_shown_apart_in_as_few_words_as_will_do() -> None:
     first = TrainingRecipe(model="tiny", liger="rms")
     limited = dataclasses.replace(first, memory_limit_bytes=2**30, clip=1.0)
     assert distinguishing_options([first, dataclasses.replace(first, batch=1)]) == ("batch", "seq", "liger", "provider")
     # the clip differs only where the limit does, and says nothing more
-    told = distinguishing_options([first, limited, dataclasses.replace(limited, clip=None)])
-    assert told[4:] == ("clip", "memory_limit_bytes")
-    assert describe(limited, told) == "4 x 1024, rms (ligerprof), clip 1.0, limit 1024.0 MiB"
+    shown = distinguishing_options([first, limited, dataclasses.replace(limited, clip=None)])
+    assert shown[4:] == ("clip", "memory_limit_bytes")
+    assert describe(limited, shown) == "4 x 1024, rms (ligerprof), clip 1.0, limit 1024.0 MiB"
     other = dataclasses.replace(first, model="llama3.2-1b", batch=1)
     assert describe(other, distinguishing_options([first, other])) == "1 x 1024, rms (ligerprof), llama3.2-1b"
 

@@ -16,7 +16,7 @@ from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, cell_key, expand
 from ligerprof.runs.sweep.process import CellProcess, SweepSettings
-from ligerprof.runs.sweep.runner import Runner, SweepInterruptedError
+from ligerprof.runs.sweep.runner import Runner, SweepInterruptedError, Watcher
 
 # a cell's command: what a step prints, without the seconds that a step takes
 STEP = """
@@ -35,18 +35,12 @@ SILENT = "raise SystemExit(7)"
 NO_JSON = "print('{')"
 
 
-class Records:
-    """A watcher that records its calls."""
+class Records(Watcher):
+    """A watcher that records the cells."""
 
     def __init__(self) -> None:
-        self.expected = 0
+        super().__init__()
         self.ended_cells: list[Cell] = []
-
-    def expect(self, count: int) -> None:
-        self.expected += count
-
-    def working(self, recipe: TrainingRecipe, words: str) -> None:
-        pass
 
     def ended(self, cell: Cell) -> None:
         self.ended_cells.append(cell)
@@ -103,7 +97,7 @@ def test_rows_in_order_and_nothing_finished_runs_again(tmp_path: Path, scripted:
     assert statuses(records) == ["1 done", "2 done", "4 oom"]
     again, later = make_runner(tmp_path / "sweep")
     again.run(recipes(1, 2, 3, 4))
-    assert (statuses(later), later.expected) == (["3 oom"], 1)
+    assert (statuses(later), later.expected_count) == (["3 oom"], 1)
     forced, all_again = make_runner(tmp_path / "sweep", SweepSettings(again=True))
     forced.run(recipes(1, 4))
     assert statuses(all_again) == ["1 done", "4 oom"]
@@ -141,7 +135,7 @@ def test_sizes_above_one_out_of_memory_are_left_out_if_asked(tmp_path: Path, scr
     runner, records = make_runner(tmp_path / "sweep", SweepSettings(stop_at_oom=True))
     left_out = runner.run(recipes(1, 2, 4, 8, 16))
     assert statuses(records) == ["1 done", "2 done", "4 oom"]
-    assert ([recipe.batch for recipe in left_out], records.expected) == ([8, 16], 3)
+    assert ([recipe.batch for recipe in left_out], records.expected_count) == ([8, 16], 3)
 
 
 def test_jobs_run_at_the_same_time(tmp_path: Path, scripted: Callable[[str], None]) -> None:
