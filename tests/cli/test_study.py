@@ -39,7 +39,7 @@ def study_recipes() -> list[TrainingRecipe]:
 
 
 def make_row(recipe: TrainingRecipe) -> dict[str, Any]:
-    """A row that claims to be measured: the estimated bytes, and a speed of its own for each provider."""
+    """A row that claims to be measured: the estimated bytes, and a speed that depends on the provider."""
     expected = estimate(recipe)
     reserved_bytes = expected.peak_bytes + 2**30
     limit_bytes = recipe.memory_limit_bytes or 139 * GIB
@@ -84,7 +84,7 @@ def table_under(text: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
 
 
-def test_the_parts_are_the_study() -> None:
+def test_the_parts_are_those_of_the_2024_study() -> None:
     recipes = study_recipes()
     zero = [recipe for recipe in recipes if recipe.engine == "deepspeed"]
     assert {(r.zero, r.offload, r.precision, r.optimizer, r.memory_limit_bytes, r.checkpointing) for r in zero} == {
@@ -96,7 +96,7 @@ def test_the_parts_are_the_study() -> None:
         assert {r.seq for r in own if r.batch == 4} == set(SEQUENCES)
 
 
-def test_a_dry_run_has_every_cell_and_needs_no_gpu(tmp_path: Path) -> None:
+def test_a_dry_run_lists_every_cell_without_a_gpu(tmp_path: Path) -> None:
     result = run("--dry-run", "-o", str(tmp_path / "study"))
     assert result.exit_code == 0, result.stderr
     assert result.stdout.count("to run") == len(study_recipes())
@@ -118,7 +118,7 @@ def test_a_dry_run_has_every_cell_and_needs_no_gpu(tmp_path: Path) -> None:
         (("--memory-limit", "some"), 2, "not a size"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], exit_code: int, says: str, tmp_path: Path) -> None:
+def test_an_expected_error_is_one_line(arguments: tuple[str, ...], exit_code: int, says: str, tmp_path: Path) -> None:
     result = run(*arguments, "-o", str(tmp_path / "study"))
     assert (result.exit_code, result.stdout) == (exit_code, "")
     assert says in result.stderr
@@ -126,7 +126,7 @@ def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], exit_code: 
     assert not (tmp_path / "study").exists()
 
 
-def test_every_number_of_the_sweep_tables_is_a_rows(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_every_number_in_the_size_tables_is_from_a_row(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     results = write_rows(rows, tmp_path / "rows.jsonl")
     folder = tmp_path / "report"
     result = run("--report", "--results", str(results), "-o", str(folder))
@@ -155,7 +155,7 @@ def test_every_number_of_the_sweep_tables_is_a_rows(rows: list[dict[str, Any]], 
     assert all((folder / link).read_text().startswith("<?xml") for link in links)
 
 
-def test_a_part_alone_makes_a_report_of_its_own(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_single_part_makes_a_report(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     few = [row for row in rows if row["recipe"]["batch"] in (4, 16) and row["recipe"]["liger"] == "none"]
     results = write_rows(few, tmp_path / "rows.jsonl")
     result = run("--report", "--results", str(results), "-o", str(tmp_path / "report"))
@@ -186,7 +186,7 @@ def test_estimates_are_those_of_this_version_and_steps_without_one_are_counted(
     assert " 1 more steps cannot be estimated." in text
 
 
-def test_speeds_of_other_hours_are_told_apart(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_speeds_measured_hours_apart_are_listed_separately(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     def later(row: dict[str, Any]) -> dict[str, Any]:
         """liger-kernel's rows, the longer sequences two hours later and half as fast."""
         if row["recipe"]["provider"] != "liger" or row["recipe"]["seq"] <= 1024 or row["status"] != "done":
@@ -205,10 +205,8 @@ def test_speeds_of_other_hours_are_told_apart(rows: list[dict[str, Any]], tmp_pa
     assert "At batch 8 and sequence 1024, measured within 0 minutes:" in text
 
 
-def test_what_is_not_measured_yet_is_said_with_the_command_that_adds_it(
-    rows: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    # between the grid's sizes the searches have been everywhere
+def test_missing_steps_are_listed_with_the_command_that_runs_them(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    # the searches ran every size between those of the grid
     plain = next(row["recipe"] for row in rows if row["recipe"]["batch"] == 8 and row["recipe"]["liger"] == "none")
     sizes = [(batch, 1024) for batch in range(9, 16)] + [(4, seq) for seq in range(2112, 4096, 64)]
     found = [make_row(TrainingRecipe.from_json({**plain, "batch": batch, "seq": seq})) for batch, seq in sizes]
@@ -288,7 +286,7 @@ claims = ["{absent}"]
 """
 
 
-def test_a_study_of_ones_own_runs_on_the_simulator_and_is_reported(tmp_path: Path) -> None:
+def test_a_user_study_runs_on_the_simulator_and_has_a_report(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text(TINY)
     folder = tmp_path / "study"

@@ -37,7 +37,7 @@ def wait_for(condition: Any, seconds: float = 300.0) -> None:
 
 
 def processes_with(text: str) -> list[int]:
-    """Processes whose command line names it."""
+    """Processes whose command line contains the text."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -51,13 +51,13 @@ def processes_with(text: str) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_a_killed_sweep_goes_on_without_running_a_finished_cell_again(tmp_path: Path) -> None:
+def test_a_killed_sweep_continues_without_running_finished_cells_again(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     results = folder / "results.jsonl"
     sweep = [sys.executable, "-m", "ligerprof", "sweep", *TINY, "--batch", "1,2", "--memory-limit", "71MiB"]
     sweep += ["-o", str(folder)]
     first = subprocess.Popen(sweep, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    # one cell is through, the other one runs
+    # one cell has finished, the other is running
     wait_for(lambda: results.exists() and results.read_bytes().endswith(b"\n"))
     finished = results.read_bytes()
     done = json.loads(finished)
@@ -81,21 +81,21 @@ def test_a_killed_sweep_goes_on_without_running_a_finished_cell_again(tmp_path: 
     assert printed["cells"] == [json.loads(line) for line in lines]
     assert (folder / "runs" / done["key"] / "snapshot.pickle").exists()
     assert printed["counts"] == {"done": 1, "oom": 1, "failed": 0, "left_out": 0}
-    # all is there: a third start runs nothing and shows it
+    # a third start runs nothing and shows the results
     shown = run(*sweep[4:])
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert "simulated for an" in shown.stdout
     assert results.read_bytes() == b"".join(lines)
 
 
-def test_a_failed_cell_is_a_row_and_ends_in_1(tmp_path: Path) -> None:
-    # a provider that nobody has is found out by the cell itself
-    result = run(*TINY, "--batch", "1", "--liger", "rms", "--provider", "nobody", "-o", str(tmp_path / "sweep"))
+def test_a_failed_cell_has_a_row_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    # only the cell itself detects an unknown provider
+    result = run(*TINY, "--batch", "1", "--liger", "rms", "--provider", "unknown", "-o", str(tmp_path / "sweep"))
     assert (result.exit_code, result.stderr.splitlines()[-1][:24]) == (1, "Error: 1 of 1 cells fail")
     (failed,) = (json.loads(line) for line in (tmp_path / "sweep" / "results.jsonl").read_text().splitlines())
     assert failed["status"] == "failed"
-    assert "nobody" in failed["error"]
-    assert failed["recipe"]["provider"] == "nobody"
+    assert "unknown" in failed["error"]
+    assert failed["recipe"]["provider"] == "unknown"
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
 
 
@@ -124,7 +124,7 @@ def test_values_are_read_as_step_reads_them(arguments: tuple[str, ...], field: s
     assert [cell["recipe"][field] for cell in planned(*arguments)] == values
 
 
-def test_a_plan_has_estimates_and_says_what_is_finished(tmp_path: Path) -> None:
+def test_a_plan_has_estimates_and_shows_finished_cells(tmp_path: Path) -> None:
     text = run(*TINY, "--batch", "1,2", "--dry-run", "-o", str(tmp_path / "sweep"))
     assert "to run" in text.stdout
     assert not (tmp_path / "sweep").exists()
@@ -146,7 +146,7 @@ def test_a_plan_has_estimates_and_says_what_is_finished(tmp_path: Path) -> None:
         (("--device", "cuda", "--jobs", "2"), 2, "--jobs 2"),
     ],
 )
-def test_what_cannot_be_swept_is_one_line_before_anything_runs(
+def test_an_invalid_sweep_is_refused_in_one_line_before_anything_runs(
     arguments: tuple[str, ...], exit_code: int, says: str, tmp_path: Path
 ) -> None:
     result = run("--model", "tiny", "--device", "simulated", *arguments, "-o", str(tmp_path / "sweep"))
@@ -157,7 +157,7 @@ def test_what_cannot_be_swept_is_one_line_before_anything_runs(
     assert not (tmp_path / "sweep").exists()
 
 
-def test_invalid_combinations_are_left_out_if_asked() -> None:
+def test_skip_invalid_leaves_out_invalid_combinations() -> None:
     cells = planned("--liger", "none,flce", "--loss", "hf,hf-4.45", "--skip-invalid")
     assert [(cell["recipe"]["loss"], cell["recipe"]["liger"]) for cell in cells] == [
         ("hf", "none"),
@@ -166,7 +166,7 @@ def test_invalid_combinations_are_left_out_if_asked() -> None:
     ]
 
 
-def test_a_folder_at_work_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     import fcntl
 
     folder = tmp_path / "sweep"

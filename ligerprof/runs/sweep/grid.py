@@ -99,11 +99,6 @@ def cell_key(recipe: TrainingRecipe) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def line_of(recipe: TrainingRecipe) -> str:
-    """The key shared by steps that differ only in batch and sequence."""
-    return cell_key(dataclasses.replace(recipe, batch=1, seq=1))
-
-
 def describe(recipe: TrainingRecipe, distinguishing: Iterable[str]) -> str:
     """A step in a few words: its size, its kernels, and the options that distinguish it from others."""
     kernels = f"{recipe.liger} ({recipe.provider})" if recipe.kernels else "no kernels"

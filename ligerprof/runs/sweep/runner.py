@@ -3,12 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.cells import Cell, CellStatus, cell_from_json
 from ligerprof.runs.sweep.folder import SweepFolder
-from ligerprof.runs.sweep.grid import cell_key, line_of
+from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.process import CellProcess, SweepSettings
 
 _POLL_SECONDS = 0.1
@@ -123,11 +124,16 @@ class Runner:
 
 def is_beyond(recipe: TrainingRecipe, cells: Iterable[Cell]) -> bool:
     """Whether a cell of the same line, no larger in batch and sequence, was out of memory."""
-    line = line_of(recipe)
+    line = _line(recipe)
     return any(
         cell.status is CellStatus.OOM
         and cell.recipe.batch <= recipe.batch
         and cell.recipe.seq <= recipe.seq
-        and line_of(cell.recipe) == line
+        and _line(cell.recipe) == line
         for cell in cells
     )
+
+
+def _line(recipe: TrainingRecipe) -> str:
+    """The key shared by steps that differ only in batch and sequence."""
+    return cell_key(replace(recipe, batch=1, seq=1))

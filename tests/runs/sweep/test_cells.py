@@ -53,21 +53,21 @@ def test_a_row_reads_back(tmp_path: Path) -> None:
     assert cell.finished == datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
 
-def test_the_last_row_of_a_key_counts_also_over_files(tmp_path: Path) -> None:
+def test_the_last_row_of_a_key_counts_across_files(tmp_path: Path) -> None:
     first = write(tmp_path / "1.jsonl", row("a", status="failed", error="died"), row("b"))
     second = write(tmp_path / "2.jsonl", row("a"))
     assert [(cell.key, cell.status.value) for cell in read_cells([first, second])] == [("b", "done"), ("a", "done")]
     assert {cell.key: cell.status.value for cell in read_cells([second, first])} == {"a": "failed", "b": "done"}
 
 
-def test_a_line_that_is_still_written_is_left_out(tmp_path: Path) -> None:
+def test_an_unfinished_last_line_is_skipped(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", row("a"), end=json.dumps(row("b"))[:200])
     assert [cell.key for cell in read_cells([path])] == ["a"]
     path = write(tmp_path / "r.jsonl", row("a"), end=json.dumps(row("b")))
     assert [cell.key for cell in read_cells([path])] == ["a", "b"]
 
 
-def test_what_ran_out_knows_its_limit() -> None:
+def test_an_out_of_memory_row_has_its_limit() -> None:
     oom = {"limit_bytes": 2**30}
     assert cell_from_json(row(status="oom", oom=oom), "r").limit_bytes == 2**30
     assert cell_from_json(row(oom=None), "r").limit_bytes is None
@@ -77,7 +77,7 @@ def test_what_ran_out_knows_its_limit() -> None:
     assert (died.limit_bytes, died.figures) == (2**28, None)
 
 
-def test_a_disk_of_another_machine_need_not_be_here(tmp_path: Path) -> None:
+def test_an_nvme_path_of_another_machine_need_not_exist(tmp_path: Path) -> None:
     nvme = TrainingRecipe(
         model="tiny", engine="deepspeed", precision="mixed", zero=3, offload="nvme", nvme_path=str(tmp_path)
     )
@@ -92,7 +92,7 @@ def test_plain_measured_steps_are_cells() -> None:
     assert all(cell.tokens_per_second and cell.figures and cell.figures.backend == "measured" for cell in cells)
 
 
-def test_who_ran_it_is_no_part_of_the_condition() -> None:
+def test_training_options_do_not_depend_on_how_the_step_was_run() -> None:
     measured = cell_from_json(row(recipe={**RECIPE.to_json(), "device": "cuda", "repeats": 3}), "r")
     other = cell_from_json(row(recipe={**RECIPE.to_json(), "batch": 5}), "r")
     assert measured.recipe.training == cell_from_json(row(), "r").condition != other.recipe.training
@@ -115,7 +115,9 @@ def test_who_ran_it_is_no_part_of_the_condition() -> None:
         ({"finished": "2026-01-02T03:04:05"}, "'finished' is not a time with a zone"),
     ],
 )
-def test_a_wrong_row_is_one_line_that_names_its_place(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_an_invalid_row_is_refused_in_one_line_with_its_place(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     path = write(tmp_path / "r.jsonl", row("a"), row("b", **changes))
     with pytest.raises(ResultFormatError, match="line 2: ") as refusal:
         read_cells([path])
@@ -124,7 +126,7 @@ def test_a_wrong_row_is_one_line_that_names_its_place(changes: dict[str, Any], s
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff\xfe", b"{", b'{"kind": "cell"}\n\n[]\n', b"1" * 5000])
-def test_what_is_no_sweep_is_one_line(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_sweep_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(content)
     with pytest.raises(ResultFormatError, match=r"r\.jsonl"):
@@ -150,10 +152,10 @@ def refusal_of(values: dict[str, Any]) -> str:
 
 
 @given(key=st.sampled_from(sorted(row())), value=ANYTHING)
-def test_whatever_is_in_a_row_it_is_read_or_refused_in_one_line(key: str, value: object) -> None:
+def test_any_row_is_read_or_refused_in_one_line(key: str, value: object) -> None:
     assert "\n" not in refusal_of(row(**{key: value}))
 
 
 @given(key=st.sampled_from(sorted(RECIPE.to_json())), value=ANYTHING)
-def test_whatever_is_in_a_recipe_it_is_read_or_refused_in_one_line(key: str, value: object) -> None:
+def test_any_recipe_is_read_or_refused_in_one_line(key: str, value: object) -> None:
     assert "\n" not in refusal_of(row(recipe={**RECIPE.to_json(), key: value}))

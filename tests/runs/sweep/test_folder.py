@@ -26,7 +26,7 @@ def make_folder(path: Path) -> SweepFolder:
 
 
 @given(share=st.floats(0, 1), count=st.integers(1, 3))
-def test_a_file_cut_anywhere_goes_on_without_a_broken_line(
+def test_a_file_cut_anywhere_is_repaired_and_continued(
     tmp_path_factory: pytest.TempPathFactory, share: float, count: int
 ) -> None:
     folder = make_folder(tmp_path_factory.mktemp("cut"))
@@ -38,7 +38,7 @@ def test_a_file_cut_anywhere_goes_on_without_a_broken_line(
     folder.repair()
     folder.append(make_row(count))
     lines = folder.results.read_bytes().splitlines()
-    # whole rows, one that lost only its line end included, are kept to the byte
+    # whole rows are kept to the byte, including one that lost only its line end
     kept = [line for line in content.splitlines() if cut.startswith(content[: content.index(line) + len(line)])]
     assert lines == [*kept, json.dumps(make_row(count)).encode()]
     assert list(folder.read()) == [json.loads(line)["key"] for line in lines]
@@ -53,7 +53,7 @@ def test_the_later_row_of_a_key_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["results.jsonl", LOCK])
-def test_what_the_disk_refuses_is_one_line(name: str, tmp_path: Path) -> None:
+def test_a_disk_error_is_one_line(name: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "sweep")
     (folder.path / name).mkdir()
 
@@ -66,7 +66,7 @@ def test_what_the_disk_refuses_is_one_line(name: str, tmp_path: Path) -> None:
         begin()
 
 
-def test_a_second_sweep_is_refused_while_the_first_is_at_work(tmp_path: Path) -> None:
+def test_a_second_sweep_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "sweep")
     with folder.locked(), pytest.raises(RunDirectoryError, match="another sweep"), folder.locked():
         pass
@@ -74,7 +74,7 @@ def test_a_second_sweep_is_refused_while_the_first_is_at_work(tmp_path: Path) ->
         pass
 
 
-def test_rows_of_another_machine_are_gone_on_from(tmp_path: Path) -> None:
+def test_a_sweep_continues_from_rows_of_another_machine(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text(json.dumps(make_row(1)) + "\n")
     folder = make_folder(tmp_path)
     folder.append(make_row(2))
@@ -89,14 +89,14 @@ def test_grids_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"grids": 3}', "\x00"])
-def test_what_is_no_list_of_grids_is_refused(content: str, tmp_path: Path) -> None:
+def test_a_file_without_a_list_of_grids_is_refused(content: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "sweep")
     (folder.path / GRIDS).write_text(content)
     with pytest.raises(ResultFormatError, match=r"sweep\.json: not "):
         folder.record_grids([])
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_content_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("dear")
     with pytest.raises(RunDirectoryError, match="not a sweep's folder"):
         SweepFolder(path=tmp_path).make()

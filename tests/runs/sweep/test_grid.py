@@ -20,7 +20,7 @@ def recipes(**options: tuple[object, ...]) -> tuple[TrainingRecipe, ...]:
     return expand([Grid(options={**TINY, **options})], anything_runs)[0]
 
 
-def test_kernels_are_neighbours_at_each_size_and_sizes_ascend() -> None:
+def test_sizes_ascend_and_kernels_vary_fastest() -> None:
     cells = recipes(
         liger=("none", "all"), provider=("ligerprof", "torch"), seq=(64, 32), batch=(4, 1), precision=("amp", "bf16")
     )
@@ -38,7 +38,7 @@ def test_a_cell_that_does_not_use_an_option_runs_once() -> None:
     assert len(recipes(liger=("flce",), provider=("ligerprof", "liger"), flce_budget=("lean", "balanced"))) == 4
 
 
-def test_what_cannot_be_trained_is_shown_and_the_rest_expands() -> None:
+def test_combinations_that_cannot_be_trained_are_refused_and_the_others_expand() -> None:
     def no_bf16(recipe: TrainingRecipe) -> None:
         if recipe.precision == "bf16":
             raise RecipeError("no bf16 here")
@@ -50,7 +50,7 @@ def test_what_cannot_be_trained_is_shown_and_the_rest_expands() -> None:
     assert len(refusals) == 5
 
 
-def test_the_key_is_of_the_whole_recipe_and_survives_json() -> None:
+def test_the_key_covers_the_whole_recipe_and_survives_json() -> None:
     recipe = TrainingRecipe(model="tiny", liger="rms+rope", memory_limit_bytes=2**30)
     assert cell_key(TrainingRecipe.from_json(recipe.to_json())) == cell_key(recipe)
     changed = [
@@ -64,15 +64,15 @@ def test_the_key_is_of_the_whole_recipe_and_survives_json() -> None:
 
 
 def test_keys_in_files_stay_valid() -> None:
-    # a later version that adds an option must still know the cells of today
+    # cells must keep their keys when a later version adds an option
     assert cell_key(TrainingRecipe(model="tiny", batch=2, liger="all")) == "30b7bb01d1d80cbb"
 
 
-def test_cells_are_shown_apart_in_as_few_words_as_will_do() -> None:
+def test_descriptions_name_only_options_that_distinguish_cells() -> None:
     first = TrainingRecipe(model="tiny", liger="rms")
     limited = dataclasses.replace(first, memory_limit_bytes=2**30, clip=1.0)
     assert distinguishing_options([first, dataclasses.replace(first, batch=1)]) == ("batch", "seq", "liger", "provider")
-    # the clip differs only where the limit does, and says nothing more
+    # options that differ are shown; the others are not
     shown = distinguishing_options([first, limited, dataclasses.replace(limited, clip=None)])
     assert shown[4:] == ("clip", "memory_limit_bytes")
     assert describe(limited, shown) == "4 x 1024, rms (ligerprof), clip 1.0, limit 1024.0 MiB"
@@ -102,5 +102,5 @@ def test_the_largest_fitting_value_is_found_from_any_start(
     assert found == (border * unit or None)
     assert len(set(asked)) == len(asked)
     assert all(value % unit == 0 and value > low for value in asked)
-    # a stride that doubles, then halves: not every size on the way
+    # strides double, then halve
     assert len(asked) <= 24

@@ -18,7 +18,7 @@ from ligerprof.runs.sweep.grid import Grid, cell_key, expand
 from ligerprof.runs.sweep.process import CellProcess, SweepSettings
 from ligerprof.runs.sweep.runner import Runner, SweepInterruptedError, Watcher
 
-# a cell's command: what a step prints, without the seconds that a step takes
+# prints what a step prints, without running one
 STEP = """
 import json, sys
 recipe = json.loads(sys.argv[1])
@@ -48,7 +48,7 @@ class Records(Watcher):
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have every cell run a script in place of a step; its recipe is the script's argument."""
+    """Make every cell run a script instead of a step, with its recipe as the argument."""
 
     def use(script: str) -> None:
         def command(cell: CellProcess) -> list[str]:
@@ -60,7 +60,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def answer_at_once(monkeypatch: pytest.MonkeyPatch, largest_tokens: int) -> None:
-    """Have cells end without a process, out of memory above so many tokens."""
+    """Make cells end without a process, out of memory above `largest_tokens`."""
 
     class Answered:
         def __init__(self, recipe: TrainingRecipe, _folder: SweepFolder, _settings: SweepSettings) -> None:
@@ -90,7 +90,7 @@ def statuses(records: Records) -> list[str]:
     return [f"{cell.recipe.batch} {cell.status.value}" for cell in records.ended_cells]
 
 
-def test_rows_in_order_and_nothing_finished_runs_again(tmp_path: Path, scripted: Callable[[str], None]) -> None:
+def test_rows_are_in_order_and_finished_cells_do_not_run_again(tmp_path: Path, scripted: Callable[[str], None]) -> None:
     scripted(STEP.format(limit=150))
     runner, records = make_runner(tmp_path / "sweep")
     runner.run(recipes(1, 2, 4))
@@ -114,7 +114,7 @@ def test_rows_in_order_and_nothing_finished_runs_again(tmp_path: Path, scripted:
     ],
     ids=["crash", "killed", "silent", "no JSON", "endless"],
 )
-def test_however_a_cell_fails_it_is_a_row_and_is_tried_again(
+def test_a_failed_cell_has_a_row_with_the_reason_and_runs_again(
     script: str, says: str, tmp_path: Path, scripted: Callable[[str], None]
 ) -> None:
     scripted(script)
@@ -130,7 +130,7 @@ def test_however_a_cell_fails_it_is_a_row_and_is_tried_again(
     assert SweepFolder(path=tmp_path / "sweep").read()[cell_key(cell.recipe)].status is CellStatus.DONE
 
 
-def test_sizes_above_one_out_of_memory_are_left_out_if_asked(tmp_path: Path, scripted: Callable[[str], None]) -> None:
+def test_stop_at_oom_skips_sizes_above_one_out_of_memory(tmp_path: Path, scripted: Callable[[str], None]) -> None:
     scripted(STEP.format(limit=150))
     runner, records = make_runner(tmp_path / "sweep", SweepSettings(stop_at_oom=True))
     left_out = runner.run(recipes(1, 2, 4, 8, 16))
@@ -153,7 +153,7 @@ while len(list(folder.glob("*.started"))) < 4:
     assert sorted(statuses(records)) == ["1 done", "2 done", "3 done", "4 done"]
 
 
-def test_the_border_stands_between_neighbours_and_uses_what_is_known(
+def test_a_border_lies_between_adjacent_sizes_and_known_cells_narrow_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer_at_once(monkeypatch, largest_tokens=64 * 37)
@@ -168,7 +168,7 @@ def test_the_border_stands_between_neighbours_and_uses_what_is_known(
     assert (sequence.largest, sequence.smallest_oom) == (37 * 64, 38 * 64)
 
 
-def test_a_border_that_fails_says_why(tmp_path: Path, scripted: Callable[[str], None]) -> None:
+def test_a_failed_search_has_a_reason(tmp_path: Path, scripted: Callable[[str], None]) -> None:
     scripted(CRASH)
     runner, _ = make_runner(tmp_path / "sweep")
     (border,) = find_borders(runner, recipes(2), Axis.BATCH)
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_the_cell_with_its_children(
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and no zombie; it may take a moment to go."""
+    """Whether a process still runs after 2.5 s; a zombie does not."""
     for _ in range(50):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
