@@ -95,7 +95,7 @@ def test_plain_measured_steps_are_cells() -> None:
 def test_training_options_do_not_depend_on_how_the_step_was_run() -> None:
     measured = cell_from_json(row(recipe={**RECIPE.to_json(), "device": "cuda", "repeats": 3}), "r")
     other = cell_from_json(row(recipe={**RECIPE.to_json(), "batch": 5}), "r")
-    assert measured.recipe.training == cell_from_json(row(), "r").condition != other.recipe.training
+    assert measured.recipe.training == cell_from_json(row(), "r").recipe.training != other.recipe.training
 
 
 @pytest.mark.parametrize(
