@@ -41,9 +41,7 @@ def build_snapshot(
 ) -> dict[str, Any]:
     """Build the snapshot of one device from dicts, lists, text and numbers.
 
-    Args:
-        allocator: the state after the last event; the context of each block is an EventContext or None.
-        events: all events since the device was empty.
+    The context of each block in `allocator` is an EventContext or None; `events` start with an empty device.
     """
     return {
         "segments": [_segment(blocks, settings) for blocks in allocator.segments()],

@@ -67,11 +67,7 @@ class EventPhases:
         return np.append(self.spans, _UNKNOWN)[events]
 
     def moments_of(self, phase: Phase, step: int | None = None) -> list[Int64s]:
-        """The moments before and after each event of a phase, and for the optimizer those at which it began.
-
-        Args:
-            step: restricts them to one stamped step.
-        """
+        """The moments around each event of a phase, and for the optimizer its starts; `step` selects a stamped step."""
         chosen = self.codes == _CODES[phase]
         if step is not None:
             chosen &= self.steps == step
@@ -165,7 +161,8 @@ def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> 
     """Start and end times of optimizer.step() and zero_grad() calls, in microseconds."""
     starts: dict[str, int] = {}
     for note in annotations:
-        name, stage, time = note.get("name"), note.get("stage"), _microseconds(note.get("time_us"))
+        name, stage, time = note.get("name"), note.get("stage"), note.get("time_us")
+        time = time if type(time) is int and 0 <= time < _TIME_LIMIT_US else 0
         if not isinstance(name, str) or not name.startswith((_STEP_ANNOTATION, _ZERO_ANNOTATION)):
             continue
         if note.get("device", device) != device:
@@ -174,10 +171,6 @@ def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> 
             starts[name] = time
         elif stage == "END" and name in starts:
             yield Phase.OPTIMIZER if name.startswith(_STEP_ANNOTATION) else Phase.OUTSIDE, starts.pop(name), time
-
-
-def _microseconds(time: Any) -> int:
-    return time if type(time) is int and 0 <= time < _TIME_LIMIT_US else 0
 
 
 def _filled_forward(codes: Int64s) -> Int64s:

@@ -121,11 +121,7 @@ def _references(cells: Sequence[_Cells], memo_limit: int) -> Int64s | None:
 
 
 def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> bool:
-    """Replace cells that are not numbers by -1 - index: references first, then kept values in order.
-
-    Returns:
-        False if the number of kept values is unexpected.
-    """
+    """Replace references, then kept values, in cells by -1 - index; False if `kept_count` does not match."""
     if sum(len(each.kept) for each in cells) != kept_count:
         return False
     index_of = np.zeros(int(references[-1]) + 1 if len(references) else 0, dtype=np.int64)
