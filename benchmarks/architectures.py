@@ -4,8 +4,8 @@ python benchmarks/architectures.py cuda benchmarks/results/architectures-h200.js
 python benchmarks/architectures.py simulated benchmarks/results/architectures-h200.json   # adds to it, prints errors
 """
 
+import argparse
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    device, results = sys.argv[1], Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("device", choices=("cuda", "simulated"))
+    parser.add_argument("results", type=Path)
+    arguments = parser.parse_args()
+    device, results = arguments.device, arguments.results
     rows: dict[str, dict[str, Any]] = json.loads(results.read_text()) if results.exists() else {}
 
     def run(model_type: str) -> dict[str, Any]:
@@ -60,4 +64,5 @@ def main() -> None:
             print(f"| {model_type} | {measured / 2**20:,.1f} | {simulated / 2**20:,.1f} | {error} |")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -6,8 +6,8 @@
 
 The other tree's package is copied under another name, so that both can be imported. The trees take turns as providers
 do in `ligerprof bench`: in random order, with a flush of the cache before each run. This is repeated in several series;
-a tree's spread is the largest deviation of a series' median from the median of all its runs' medians. `measure` needs a
-GPU and appends one JSON line per kernel, size and direction.
+a tree's spread is the largest deviation of a series' median from the median of all its runs' medians. `measure`
+requires a GPU and appends one JSON line per kernel, size and direction.
 """
 
 import argparse

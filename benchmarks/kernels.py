@@ -1,10 +1,10 @@
-"""Measure every kernel against torch, liger-kernel and cut-cross-entropy on one GPU, and say which goals are met.
+"""Measure every kernel against torch, liger-kernel and cut-cross-entropy on one GPU, and print which goals are met.
 
     python benchmarks/kernels.py measure benchmarks/results/kernels-h200.jsonl
     python benchmarks/kernels.py goals benchmarks/results/kernels-h200.jsonl
 
-`measure` appends records as they come, stops starting cells when the time is up and names those left out, then
-prints the goals. `goals` needs no GPU. Tables and figures: ligerprof bench --from benchmarks/results/kernels-h200.jsonl
+`measure` appends each record when it is complete. When the time is up, it lists the cells that did not start; then it
+prints the goals. `goals` does not require a GPU. For tables and figures: ligerprof bench --from RESULTS
 """
 
 import argparse

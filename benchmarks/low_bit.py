@@ -3,9 +3,10 @@
     python benchmarks/low_bit.py measure RESULTS.jsonl   # on a GPU, with bitsandbytes and galore-torch
     python benchmarks/low_bit.py score RESULTS.jsonl     # anywhere
 
-The recipes are chosen, not drawn: each puts its peak where one of these makes the difference.
+The recipes are chosen, not drawn: one of these determines the peak of each.
 """
 
+import argparse
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -56,5 +57,13 @@ def measure(results: Path) -> None:
         print(row["number"], row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("measure", "score"))
+    parser.add_argument("results", type=Path)
+    arguments = parser.parse_args()
+    (measure if arguments.action == "measure" else score)(arguments.results)
+
+
 if __name__ == "__main__":
-    {"measure": measure, "score": score}[sys.argv[1]](Path(sys.argv[2]))
+    main()

@@ -3,8 +3,8 @@
     python benchmarks/recordings.py build/recordings
     python benchmarks/recordings.py build/recordings --only small-lora small-graphs
 
-Requires a CUDA GPU. Each recording runs in a separate process that uses only torch's recorder, so its events contain
-nothing of ligerprof. Recordings run concurrently, which does not affect their allocations. The folder gets one
+Requires a CUDA GPU. Each recording runs in a separate process that uses only torch's recorder, so its events do not
+involve ligerprof. Recordings run concurrently, which does not affect their allocations. The folder gets one
 xz-compressed file per recording, and peaks.json with max_memory_allocated and max_memory_reserved of each run.
 """
 
@@ -40,11 +40,11 @@ class Recording:
     """How one recording is made.
 
     Attributes:
-        stacks: what torch records of each event; with context="alloc", which works with every kernel.
-        change: what is done to the model, or to its class before it is made.
-        autocast: fp32 weights and autocast to bf16; else all is bf16.
+        stacks: the stacks that torch records per event; with context="alloc", which works with every kernel.
+        change: the change to the model, or to its class before it is built.
+        autocast: fp32 weights and autocast to bf16; else everything is bf16.
         graph: capture the step as a CUDA graph and replay it.
-        max_entries: how many events torch keeps.
+        max_entries: number of events that torch keeps.
         limit_bytes: limit on reserved bytes; the run ends out of memory.
     """
 
@@ -124,7 +124,7 @@ def autocast(recording: Recording, device: str) -> AbstractContextManager[Any]:
 
 
 def graphed(step: Callable[[], None]) -> Callable[[], None]:
-    """Run the step as it is on a stream of its own, as torch asks for, then capture it; what is returned replays it."""
+    """Warm the step up on a side stream, as torch requires, and capture it; the returned function replays it."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -140,7 +140,7 @@ def graphed(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def record(recording: Recording, path: Path) -> dict[str, Any]:
-    """Train under torch's recorder and write what it kept; returns the run's own counters."""
+    """Train under torch's recorder and write its snapshot; returns the run's counters."""
     import torch
 
     cuda: Any = torch.cuda

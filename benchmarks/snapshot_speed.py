@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep", type=Path, help="Write the file here and keep it.")
-    parser.add_argument("--unshared", action="store_true", help="Give every event its own stack and texts.")
+    parser.add_argument("--unshared", action="store_true", help="Give every event its own stack and strings.")
     parser.add_argument("--skip", action="append", default=[], help="Leave out what has this in its name.")
     parser.add_argument("-o", "--output", type=Path, default=RESULT)
     options = parser.parse_args()

@@ -5,6 +5,7 @@
 Wall-clock time depends on other load of the machine; CPU time, user and system together, hardly does.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -55,7 +56,9 @@ def measure(words: tuple[str, ...]) -> dict[str, float]:
 
 
 def main() -> None:
-    results = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    results = parser.parse_args().results
     rows: dict[str, Any] = {}
     for name, (words, most) in COMMANDS.items():
         rows[name] = {"command": " ".join(words), "goal_seconds": most, **measure(words), "load": os.getloadavg()[0]}

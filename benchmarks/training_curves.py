@@ -3,9 +3,9 @@
     python benchmarks/training_curves.py measure benchmarks/results/training-curves-h200.json
     python benchmarks/training_curves.py figure benchmarks/results/training-curves-h200.json docs/results/curves.svg
 
-Bytes are the tokens; the text is every page of docs, the README and the license. Curves of one seed start from the
-same weights and see the same batches. `torch` is our kernels' plain-torch references: the same formulas, rounded in yet
-another order, which shows how far apart rounding alone drives two runs. `measure` needs a GPU.
+Each byte is a token; the text consists of the pages of docs, the README and the license. Curves of one seed start from
+the same weights and train on the same batches. `torch` is the plain-torch references of our kernels: the same formulas,
+rounded in another order, which shows the difference that rounding alone causes. `measure` requires a GPU.
 """
 
 import argparse

@@ -96,7 +96,7 @@ def measure(results: Path, gpus: int) -> None:
 
 
 def record(folder: Path, gpus: int) -> None:
-    """Record ZeRO-2, ZeRO-3 and one process on two GPUs, with their own counters' peaks in peaks.json."""
+    """Record ZeRO-2, ZeRO-3 and one process on two GPUs, with the peaks of torch's counters in peaks.json."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.json"
     config.write_text(json.dumps(SMALL))
@@ -117,7 +117,7 @@ def pack(source: Path, target: Path) -> None:
 
 
 def record_devices(config: Path, folder: Path, devices: int) -> list[dict[str, int]]:
-    """Train a model on each GPU of one process, torch's own recorder on: batch 1 on the first, 2 on the second."""
+    """Train one model per GPU in one process under torch's recorder: batch 1 on the first GPU, 2 on the second."""
     import torch
 
     from ligerprof.recipe.training import TrainingRecipe

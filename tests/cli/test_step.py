@@ -76,7 +76,7 @@ def test_a_full_folder_is_not_overwritten(stepped: tuple[Path, dict[str, Any]]) 
     assert json.loads((folder / "result.json").read_text()) == result
 
 
-def test_the_terminal_says_that_it_is_simulated_and_fits_100_columns(tmp_path: Path) -> None:
+def test_the_report_is_marked_as_simulated_and_fits_100_columns(tmp_path: Path) -> None:
     result = run(*SIMULATED, "-o", str(tmp_path / "run"), "--gpu", "rtx4090")
     assert "simulated for an NVIDIA GeForce RTX 4090 (no GPU was used)" in result.stdout
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
@@ -98,7 +98,7 @@ def test_out_of_memory_is_a_result_with_exit_code_3(tmp_path: Path) -> None:
     [
         (("--device", "cuda"), 1, "no CUDA device"),
         (("--device", "simulated", "--attention", "flash"), 1, "not supported yet"),
-        (("--device", "simulated", "--liger", "rms", "--provider", "nobody"), 1, "nobody"),
+        (("--device", "simulated", "--liger", "rms", "--provider", "missing"), 1, "missing"),
         (("--liger", "gelu"), 2, "unknown kernel"),
         (("--model", "nowhere"), 2, "unknown model"),
         (("--batch", "0"), 2, "--batch"),
@@ -118,7 +118,7 @@ def test_what_cannot_run_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.gpu
-def test_a_measured_step_is_what_the_simulation_says(tmp_path: Path) -> None:
+def test_a_measured_step_agrees_with_the_simulation(tmp_path: Path) -> None:
     options = (*TINY, "--liger", "all", "--repeats", "2", "--json")
     measured = json.loads(run(*options, "--device", "cuda", "-o", str(tmp_path / "measured")).stdout)
     simulated = json.loads(run(*options, "--device", "simulated", "-o", str(tmp_path / "simulated")).stdout)

@@ -18,7 +18,7 @@ from ligerprof.cli.main import main
 from tests.analyzers.trace.entries import RECORDING
 
 SERVING = "serving "
-# limits of what takes seconds on a quiet machine; they only end a test that would hang
+# much longer than on a quiet machine; only ends a test that would hang
 PATIENCE_SECONDS = 240
 PLUGIN = "data/plugin/pytorch_profiler"
 CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
@@ -137,7 +137,7 @@ def test_a_browser_shows_the_plugins_views(address: str, tmp_path: Path) -> None
         assert f">{text}<" in shown.stdout
 
 
-def test_json_tells_the_address_while_it_serves(run_with_trace: Path) -> None:
+def test_json_contains_the_address_while_it_serves(run_with_trace: Path) -> None:
     process, _ = start(run_with_trace, "--port", 0, "--json")
     assert process.stdout is not None
     text = "".join(iter(process.stdout.readline, "}\n")) + "}"
@@ -187,7 +187,7 @@ def test_a_taken_port_is_one_line(run_with_trace: Path) -> None:
     assert "Address already in use. Try another --port or --host." in said
 
 
-def test_a_host_of_somebody_else_is_one_line(run_with_trace: Path) -> None:
+def test_a_remote_host_is_one_line(run_with_trace: Path) -> None:
     code, said = view(run_with_trace, "--host", "203.0.113.7")
     assert (code, said.count("\n")) == (1, 1)
     assert "203.0.113.7:6006" in said

@@ -57,14 +57,14 @@ def test_only_empty_folders_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{", "\x00", "[" * 100_000])
-def test_a_result_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
+def test_an_invalid_result_file_is_a_one_line_error(tmp_path: Path, content: str) -> None:
     (tmp_path / RESULT).write_text(content)
     with pytest.raises(RunDirectoryError) as caught:
         read_result(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_result_says_what_to_give(tmp_path: Path) -> None:
+def test_a_missing_result_suggests_a_run_directory(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="ligerprof step"):
         read_result(tmp_path)
     (tmp_path / RESULT).write_text(json.dumps({"kind": "step"}))

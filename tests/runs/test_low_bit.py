@@ -1,4 +1,4 @@
-"""4-bit weights, 8-bit moments and GaLore: the simulated step against the closed form, role by role."""
+"""4-bit weights, 8-bit moments and GaLore: the simulated step against the estimate, role by role."""
 
 import importlib
 from typing import Any
@@ -15,7 +15,7 @@ from ligerprof.runs.simulated.low_bit import EightBitAdamW, FourBitLinear
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.torch_memory.low_bit import GaloreTensor, eight_bit_state_sizes, nf4_sizes
 
-# positions and scalars that the closed form leaves out
+# positions and scalars that the estimate leaves out
 SMALL_BYTES = 64 * 1024
 CASES: list[dict[str, Any]] = [
     {"optimizer": "adamw-8bit"},
@@ -30,7 +30,7 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", CASES, ids=lambda options: "-".join(map(str, options.values())))
-def test_closed_form_and_simulation_agree_role_by_role(options: dict[str, Any]) -> None:
+def test_estimate_and_simulation_agree_role_by_role(options: dict[str, Any]) -> None:
     recipe = TrainingRecipe(model="tiny", batch=2, seq=512, **options)
     outcome = simulate_step(recipe)
     simulated = explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step).roles
@@ -45,7 +45,7 @@ def test_closed_form_and_simulation_agree_role_by_role(options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_galore_update_holds_what_the_closed_form_says(precision: str) -> None:
+def test_galore_update_takes_the_estimated_memory(precision: str) -> None:
     recipe = TrainingRecipe(model="tiny", batch=1, seq=16, optimizer="galore", galore_rank=8, precision=precision)
     outcome, estimated = simulate_step(recipe, record=False), estimate(recipe)
     assert estimated.phases[Phase.OPTIMIZER] == pytest.approx(outcome.phases[Phase.OPTIMIZER], abs=SMALL_BYTES)
@@ -55,7 +55,7 @@ def test_a_4_bit_layer_is_as_large_as_its_sizes_say() -> None:
     layer = FourBitLinear(torch.zeros(96, 64, dtype=torch.bfloat16), None)
     held = [layer.weight, layer._scales, *layer._tables, layer.offset]
     assert sorted(tensor.numel() * tensor.element_size() for tensor in held) == sorted(nf4_sizes(96 * 64))
-    # half a byte a weight, one byte for 64 of them, and 1.1 KB
+    # half a byte per weight, one byte per 64 weights, and 1.1 KB
     assert sum(nf4_sizes(2**20)) == 2**20 // 2 + 2**20 // 64 + 2**20 // 64 // 256 * 4 + 1024 + 4 + 64
 
 

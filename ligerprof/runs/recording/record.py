@@ -29,7 +29,7 @@ class CudaHistory:
     def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise MissingDependencyError(
-                "record: there is no CUDA device to record. `ligerprof step --device simulated` needs none."
+                "record: no CUDA device to record. `ligerprof step --device simulated` does not need one."
             )
         cuda: Any = torch.cuda
         # creates the allocator, which the observer needs

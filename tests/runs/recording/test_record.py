@@ -1,4 +1,4 @@
-"""Recording a loop of one's own, on the CPU: an allocator that notes every operation stands in for CUDA's."""
+"""Recording a training loop on the CPU: a mode that logs each operation replaces the history of the CUDA allocator."""
 
 import gc
 import pickle
@@ -46,7 +46,7 @@ class OperationHistory(TorchDispatchMode):
         self.text = text
 
     def snapshot(self) -> dict[str, Any]:
-        assert self.started is not None, "there is nothing to take once the history is off"
+        assert self.started is not None, "no snapshot once the history is off"
         return self.program.snapshot()
 
     def observe_out_of_memory(self, observer: Any) -> None:
@@ -105,7 +105,7 @@ def history() -> Iterator[OperationHistory]:
 
 
 def train(model: nn.Module, *, steps: int = 2, micro_batches: int = 1) -> None:
-    """A loop that knows nothing of ligerprof."""
+    """A loop without calls to ligerprof."""
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     for _ in range(steps):
         for _ in range(micro_batches):
@@ -115,13 +115,13 @@ def train(model: nn.Module, *, steps: int = 2, micro_batches: int = 1) -> None:
         optimizer.zero_grad()
 
 
-def test_a_plain_loop_is_told_in_phases_steps_and_modules(
+def test_a_plain_loop_is_stamped_with_phases_steps_and_modules(
     tmp_path: Path, model: Model, history: OperationHistory
 ) -> None:
     with running(Recorder(tmp_path, history=history)):
         train(model)
 
-    # the loss stands outside of the model and is forward all the same
+    # the loss is outside of the model but still part of forward
     assert [(stamp.step, stamp.phase) for stamp in history.stamps_of("cosh")] == [
         (1, Phase.FORWARD),
         (2, Phase.FORWARD),
@@ -137,7 +137,7 @@ def test_a_plain_loop_is_told_in_phases_steps_and_modules(
         (Phase.BACKWARD, "layers.1", True),
         (Phase.BACKWARD, "layers.0", True),
     ]
-    assert tanhs == [(step, *told) for step in (1, 2) for told in once]
+    assert tanhs == [(step, *stamp) for step in (1, 2) for stamp in once]
     assert {(stamp.step, stamp.phase) for stamp in history.stamps_of("sqrt")} == {
         (1, Phase.OPTIMIZER),
         (2, Phase.OPTIMIZER),
@@ -164,7 +164,7 @@ def test_micro_batches_belong_to_one_step(tmp_path: Path, model: Model, history:
     assert [stamp.step for stamp in history.stamps_of("cosh")] == [1, 1, 1, 2, 2, 2]
 
 
-def test_a_loop_without_torchs_optimizers_says_where_its_steps_and_phases_are(
+def test_a_loop_without_torchs_optimizers_marks_its_steps_and_phases(
     tmp_path: Path, model: Model, history: OperationHistory
 ) -> None:
     with running(Recorder(tmp_path, history=history), model) as recorder:
@@ -317,7 +317,7 @@ def test_unknown_phase_and_a_recorder_that_is_closed_are_errors(tmp_path: Path, 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_cuda_there_is_one_clear_error_and_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(MissingDependencyError, match="there is no CUDA device to record"):
+    with pytest.raises(MissingDependencyError, match="no CUDA device to record"):
         ligerprof.record(tmp_path / "out").__enter__()
     assert not (tmp_path / "out").exists()
 
@@ -408,7 +408,7 @@ def build_and_train(recorder: Recorder, batch: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("empty_cuda")
-def test_cuda_out_of_memory_leaves_what_held_it(tmp_path: Path) -> None:
+def test_cuda_out_of_memory_leaves_a_snapshot_of_the_memory(tmp_path: Path) -> None:
     total_bytes = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(2**30 / total_bytes)
     try:

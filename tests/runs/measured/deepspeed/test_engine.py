@@ -36,7 +36,7 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
-def test_peak_on_several_gpus_is_what_the_closed_form_says(row: dict[str, Any]) -> None:
+def test_peak_on_several_gpus_is_the_estimated_one(row: dict[str, Any]) -> None:
     recipe = TrainingRecipe.from_json(row["recipe"])
     tolerance = WITH_KERNELS_TOLERANCE if recipe.kernels else PLAIN_TOLERANCE
     assert estimate(recipe).peak_bytes == pytest.approx(row["peak_bytes"], rel=tolerance)
@@ -45,7 +45,7 @@ def test_peak_on_several_gpus_is_what_the_closed_form_says(row: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
-def test_what_deepspeed_holds_is_named(row: dict[str, Any]) -> None:
+def test_all_memory_under_deepspeed_is_attributed(row: dict[str, Any]) -> None:
     assert row["roles"]["unattributed"] == 0
     assert sum(row["roles"].values()) == row["peak_bytes"]
 
@@ -62,7 +62,7 @@ def test_what_deepspeed_holds_is_named(row: dict[str, Any]) -> None:
 def test_what_cannot_run_is_one_line_and_leaves_nothing(
     options: tuple[str, ...], exit_code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # None stands for a package that is not there
+    # None makes the import fail
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     result = run(*DEEPSPEED, *options, "-o", str(tmp_path / "run"))
     assert (result.exit_code, result.stdout) == (exit_code, "")
@@ -84,7 +84,7 @@ def test_more_gpus_than_there_are_is_one_line(monkeypatch: pytest.MonkeyPatch, t
         measure(monkeypatch, tmp_path, gpus=64)
 
 
-def test_a_launchers_group_is_as_large_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_launchers_group_must_have_the_recipes_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RecipeError, match="WORLD_SIZE is 2, --gpus 3"):
@@ -153,7 +153,7 @@ def test_a_measured_step_names_all_it_holds(options: tuple[str, ...], tmp_path: 
 
 
 @pytest.mark.gpu
-def test_a_configuration_of_ones_own_runs(tmp_path: Path) -> None:
+def test_a_users_configuration_runs(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({"zero_optimization": {"reduce_bucket_size": 1e6}, "train_batch_size": "auto"}))

@@ -38,7 +38,7 @@ def rank() -> int:
     return int(os.environ["RANK"])
 
 
-def wait_for_ever() -> None:
+def wait_forever() -> None:
     time.sleep(600)
 
 
@@ -49,9 +49,9 @@ def reports(progress: Progress) -> StepOutcome:
 
 
 def dies(how: str, progress: Progress) -> StepOutcome:
-    """Rank 1 ends as it is told to, the other waits for it as a collective would."""
+    """Rank 1 ends as `how` says; the other waits for it as a collective would."""
     if rank() != 1:
-        wait_for_ever()
+        wait_forever()
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exits":
@@ -64,7 +64,7 @@ def dies(how: str, progress: Progress) -> StepOutcome:
 def runs_out(both: bool, progress: Progress) -> StepOutcome:
     if rank() == 1 or both:
         return outcome(rank(), oom=True)
-    wait_for_ever()
+    wait_forever()
     raise AssertionError
 
 

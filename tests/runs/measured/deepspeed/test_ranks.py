@@ -32,9 +32,9 @@ def outcome(peak_bytes: int, **others: Any) -> StepOutcome:
     return dataclasses.replace(plain, **others)
 
 
-def test_a_process_without_a_launcher_is_no_rank() -> None:
+def test_a_process_without_a_launcher_is_not_a_rank() -> None:
     assert rank_from_environment({}) is None
-    # somebody's leftovers name no group
+    # leftovers do not define a group
     assert rank_from_environment({"LOCAL_RANK": "0", "MASTER_PORT": "1"}) is None
 
 
@@ -80,6 +80,6 @@ def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
     assert merge_ranks({0: outcome(1, step_seconds=(1.0,)), 1: outcome(2, oom=REFUSED)}).step_seconds == (1.0,)
 
 
-def test_notes_are_told_once() -> None:
+def test_equal_notes_are_merged() -> None:
     merged = merge_ranks({0: outcome(1, notes=("same", "one")), 1: outcome(2, notes=("same",))})
     assert merged.notes[1:] == ("same", "one")
