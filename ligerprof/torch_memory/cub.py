@@ -1,4 +1,4 @@
-"""Temporary storage that CUB's device-wide algorithms ask for, as one H200 with CUDA 13 has it."""
+"""Temporary storage of CUB's device-wide algorithms, as measured on one H200 with CUDA 13."""
 
 # allocations of one call are laid out one after the other, each aligned
 _ALIGNMENT = 256

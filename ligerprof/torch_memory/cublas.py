@@ -1,4 +1,4 @@
-"""The workspaces of cuBLAS and cuBLASLt, which a thread takes at its first product and never gives back."""
+"""The workspaces of cuBLAS and cuBLASLt, which a thread allocates at its first product and never frees."""
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.units import MIB

@@ -1,4 +1,4 @@
-"""The dense gradient of an embedding on CUDA: which blocks sort the indices and add up rows of equal index.
+"""The dense gradient of an embedding on CUDA: the blocks that sort the indices and sum rows of equal index.
 
 aten/src/ATen/native/cuda/Embedding.cu (embedding_dense_backward_cuda) and EmbeddingBackwardKernel.cu
 (embedding_backward_cuda_kernel), in their order.

@@ -19,7 +19,7 @@ EIGHT_BIT_TABLE_SIZES = (256 * FP32_BYTES, 256 * FP32_BYTES)
 
 
 def nf4_sizes(elements: int) -> tuple[int, ...]:
-    """Bytes of each tensor that holds a weight in NF4 with double quantization, QLoRA's defaults.
+    """Bytes of each tensor of a weight in NF4 with double quantization, QLoRA's defaults.
 
     Packed weights, 8-bit scales, their fp32 scales, the table and the offset of the scales, the table of NF4.
     """

@@ -1,4 +1,4 @@
-"""Blocks that an operator takes and gives back while it runs, as sizes in the order of its CUDA code."""
+"""Blocks that an operator allocates and frees while it runs, as sizes in the order of its CUDA code."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What softmax and log_softmax of torch read, keep and allocate on CUDA."""
+"""What torch's softmax and log_softmax cast, save and allocate on CUDA."""
 
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 from ligerprof.torch_memory.scratch import Scratch, together

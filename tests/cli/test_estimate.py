@@ -65,7 +65,7 @@ def test_within_the_limit_ends_in_0() -> None:
     [
         (["--model", "nonesuch"], 2, "unknown model 'nonesuch'"),
         (["--liger", "flce", "--loss", "hf-4.45"], 2, "replace the same loss"),
-        (["--qlora", "8", "--model", "gpt2-xl"], 2, "gpt2-xl has none of them"),
+        (["--qlora", "8", "--model", "gpt2-xl"], 2, "gpt2-xl has none"),
         (["--liger", "swiglu", "--provider", "unknown"], 1, "provider 'unknown' has no kernel 'swiglu'"),
     ],
 )

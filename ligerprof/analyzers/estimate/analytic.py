@@ -1,4 +1,4 @@
-"""The estimate of a recipe: which parts are put together, and what is said beside the figures."""
+"""The estimate of a recipe: its figures, and what they assume and leave out."""
 
 from collections.abc import Iterator, Mapping
 
@@ -23,11 +23,11 @@ from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
 
 
 def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
-    """Predict what one training step takes, from the recipe's sizes alone; torch is not imported.
+    """Predict the memory of one training step from the recipe's sizes alone, without importing torch.
 
     Raises:
         UnknownModelError: an architecture that the estimate does not cover.
-        UnsupportedError: an option that has none yet.
+        UnsupportedError: an option that the estimate does not cover.
         KernelUnavailableError: a kernel that the provider does not have.
     """
     _require_estimable(recipe)
@@ -67,7 +67,7 @@ def estimated_peak_bytes(recipe: TrainingRecipe) -> int | None:
 
 
 def _between(recipe: TrainingRecipe, peaks: StepPeaks) -> tuple[int, int]:
-    """The peak without the unsplit remainders of large blocks, and with each as large as it can be."""
+    """The peak without unsplit remainders of large blocks, and with each remainder as large as possible."""
     remainders = peaks.peak_remainders
     lowest_bytes = peaks.peak.total_bytes - remainders.counted_bytes
     rules = parse_allocator_settings(recipe.alloc_conf).rules
@@ -100,40 +100,40 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         yield "DeepSpeed's default sizes of buckets and live parameters, overlap_comm off, even shares"
     gpu = recipe.gpu_spec
     if is_eager(recipe):
-        yield "attention is written out (eager): every score matrix is a tensor"
+        yield "attention is eager: each score matrix is a tensor"
     else:
         if recipe.spec.attention_softcap is not None:
-            yield "SDPA leaves out the softcap of the scores, as transformers 5.17 runs it; later ones insist on eager"
-        yield f"scaled_dot_product_attention takes {attention_kernel(recipe).label} kernel on {gpu.title}"
+            yield "SDPA omits the softcap of the scores, as in transformers 5.17; later versions require eager"
+        yield f"scaled_dot_product_attention uses {attention_kernel(recipe).label} kernel on {gpu.title}"
         if recipe.spec.mixes_windows and slides(recipe) and not recipe.padding:
-            yield "every layer masks its scores, also those whose window holds all tokens"
+            yield "every layer masks its scores, including layers whose window holds all tokens"
     if not gpu.measured:
-        yield f"{gpu.title}: library workspaces as torch's source has them; no one measured this GPU"
+        yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
     if recipe.memory_limit_bytes is not None:
-        yield "the limit is held against allocated bytes; what the allocator reserves is usually a few percent more"
+        yield "the limit is compared with allocated bytes; reserved bytes are usually a few percent higher"
     yield from _assumed_of_low_bits(recipe)
     if keeps_products(recipe):
-        yield "the layer behind a gated activation has an adapter, so the activation's product is kept"
+        yield "the layer after a gated activation has an adapter, so the activation's product is saved"
     if recipe.autocast:
         yield "autocast keeps its 16-bit weights until the forward pass ends"
 
 
 def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.qlora is not None:
-        yield "4-bit weights as bitsandbytes 0.50 packs them: NF4, double quantization; each product unpacks its weight"
+        yield "4-bit weights as in bitsandbytes 0.50: NF4, double quantization; each product unpacks its weight"
     if recipe.optimizer is Optimizer.ADAMW_8BIT:
-        yield "8-bit moments as bitsandbytes 0.50 keeps them: blocks of 256, fp32 below 4096 elements, embeddings too"
+        yield "8-bit moments as in bitsandbytes 0.50: blocks of 256, fp32 below 4096 elements, embeddings included"
     if recipe.optimizer is Optimizer.GALORE:
-        yield "GaLore as galore_torch 1.0 runs it, on the matrices of decoder layers, and no decomposition in this step"
+        yield "GaLore as in galore_torch 1.0, on the matrices of decoder layers, without a decomposition in this step"
 
 
 def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
-    yield "the CUDA context, which is beside torch's allocator"
-    yield "what the allocator reserves and does not hand out"
+    yield "the CUDA context, which is outside torch's allocator"
+    yield "memory that the allocator reserves beyond allocated blocks"
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
     if recipe.offload is not Offload.NONE:
-        yield "in main memory, what the process holds without training: 1.3 to 1.8 GB where it was measured"
+        yield "in main memory, what the process uses without training: 1.3 to 1.8 GB in measured runs"
     if recipe.optimizer is Optimizer.GALORE:
         yield "cuSOLVER's workspace in the steps that decompose gradients: the first and every 200th"
     if recipe.clip:

@@ -1,4 +1,4 @@
-"""Attention as transformers calls it: scaled_dot_product_attention, or written out in tensor operations (eager)."""
+"""Attention as transformers calls it: scaled_dot_product_attention, or separate tensor operations (eager)."""
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.operations import dropout, scale, unary
@@ -53,7 +53,7 @@ def _eager(context: Context, query: Value, key: Value, value: Value) -> tuple[Va
 
 
 def _softmax_width(context: Context, scores: Value) -> int:
-    """fp32, by request or by autocast; GPT-2's code asks for no dtype."""
+    """fp32, as requested or by autocast; GPT-2's code requests no dtype."""
     asks = context.spec.architecture.attention.fp32_softmax or context.half_bytes is not None
     return FP32_BYTES if asks else scores.width
 

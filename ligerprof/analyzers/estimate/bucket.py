@@ -1,4 +1,4 @@
-"""When the bucket that gradients are reduced in is emptied, and what ZeRO-3 makes then."""
+"""When the bucket that gradients are reduced in is flushed, and what ZeRO-3 allocates then."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 
-# stage3.py, _constant_buffered_norm2: elements whose norm is taken at once, in fp64
+# stage3.py, _constant_buffered_norm2: elements per norm computation, in fp64
 _NORM_ELEMENTS = 250_000_000
 _DOUBLES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketFlush:
-    """The bucket's gradients are reduced.
+    """One reduction of the bucket's gradients.
 
     Attributes:
-        waiting: the parameter whose gradient finds no room; None: backward has run.
+        waiting: the parameter whose gradient does not fit in the bucket; None at the end of backward.
         held: the parameters whose gradients are in the bucket.
     """
 
@@ -27,12 +27,12 @@ class BucketFlush:
 
     @property
     def elements(self) -> int:
-        """What is in the bucket."""
+        """Elements in the bucket."""
         return sum(item.elements for item in self.held)
 
 
 def bucket_flushes(recipe: TrainingRecipe) -> Iterator[BucketFlush]:
-    """Every time in a backward pass: gradients come from the last parameter to the first."""
+    """The flushes of a backward pass; gradients arrive from the last parameter to the first."""
     held: list[ParameterShape] = []
     filled, most = 0, zero_settings(recipe)["reduce_bucket_size"]
     for item in reversed(recipe.spec.parameters):
@@ -45,11 +45,11 @@ def bucket_flushes(recipe: TrainingRecipe) -> Iterator[BucketFlush]:
 
 
 def scattered_elements(recipe: TrainingRecipe, flush: BucketFlush) -> int:
-    """What stage 3 makes besides, in 16-bit elements.
+    """What stage 3 allocates for a flush, in 16-bit elements.
 
-    Gradients are put together once more, in the order of ranks (coalesced_collectives.py,
-    reduce_scatter_coalesced), a single one that needs no padding excepted. With an offloaded optimizer each
-    one's partition comes back from main memory, and its norm is taken of an fp64 copy (stage3.py, partition_grads).
+    Gradients are copied once more in rank order, except a single gradient that needs no padding
+    (coalesced_collectives.py, reduce_scatter_coalesced). With an offloaded optimizer, each partition is read back from
+    main memory, and its norm is computed from an fp64 copy (stage3.py, partition_grads).
     """
     largest = max(item.elements for item in flush.held)
     alone = len(flush.held) == 1 and largest % recipe.gpus == 0

@@ -1,4 +1,4 @@
-"""What every part of a model needs while it is written down on a tape: sizes, dtypes, weights."""
+"""The state that all parts of a model share while they are traced onto a tape: sizes, dtypes, weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """One forward pass being written down.
+    """A forward pass that is being traced.
 
     Attributes:
-        tape: where operations go; a checkpointed layer has its own.
+        tape: receives the operations; a checkpointed layer has its own.
         weights: every parameter by name.
-        kernels: the fused kernels in place, by name.
-        mask: the attention mask, where one is made.
-        casts: autocast's cache of weight copies: they live until autocast is left.
+        kernels: the fused kernels of the recipe, by name.
+        mask: the attention mask, if the model makes one.
+        casts: autocast's cache of weight copies, which are freed when autocast ends.
     """
 
     recipe: TrainingRecipe
@@ -44,40 +44,40 @@ class Context:
 
     @property
     def stream_bytes(self) -> int:
-        """Bytes an element of the residual stream, which has the weights' dtype."""
+        """Bytes per element of the residual stream, which has the weights' dtype."""
         return DTYPE_BYTES[self.recipe.weight_dtype]
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes an element that matrix products read."""
+        """Bytes per element of matrix products' operands."""
         return DTYPE_BYTES[self.recipe.compute_dtype]
 
     @property
     def half_bytes(self) -> int | None:
-        """Bytes an element that autocast computes in, None without autocast."""
+        """Bytes per element of autocast's dtype, None without autocast."""
         return DTYPE_BYTES[self.recipe.autocast] if self.recipe.autocast else None
 
     def is_fused(self, slot: str) -> bool:
-        """Whether a kernel with memory of its own fills the slot; plain torch is counted operation by operation."""
+        """Whether a kernel with a stated memory cost fills the slot; plain torch is counted by operation."""
         return slot in self.kernels and self.kernels[slot].memory is not None
 
     def cast(self, value: Value, width: int) -> Value:
-        """`value.to(dtype)`: a copy, or the tensor itself under one more name."""
+        """`value.to(dtype)`: a copy, or one more reference to the tensor itself."""
         if value.width == width:
             return self.tape.name(value)
         return self.tape.run(Operation(elements=value.elements, width=width, inputs=(value,)))
 
     def cast_for(self, operator: str, value: Value) -> Value:
-        """The tensor as autocast hands it to `operator`: in fp32 if the operator is on that list."""
+        """The tensor that autocast passes to `operator`: in fp32 if the operator is on that list."""
         widens = self.half_bytes is not None and operator in autocast.FP32
         return self.cast(value, FP32_BYTES if widens else value.width)
 
     def autocast(self, value: Value) -> Value:
-        """The tensor as autocast hands it to a matrix product."""
+        """The tensor that autocast passes to a matrix product."""
         return self.cast(value, self.half_bytes or value.width)
 
     def autocast_weight(self, weight: Weight) -> Tensor:
-        """The weight as a matrix product reads it; autocast keeps the copy of one that trains until it is left."""
+        """The weight that a matrix product reads; autocast caches the copy of a trainable weight until it ends."""
         if self.half_bytes is None or weight.width == self.half_bytes:
             return weight
         cast = self.tape.run(
@@ -94,11 +94,11 @@ class Context:
         return cast
 
     def leave_autocast(self) -> None:
-        """Autocast's cache is cleared when its outermost context ends."""
+        """Clear autocast's cache, as the end of its outermost context does."""
         self.tape.release(*self.casts)
         self.casts.clear()
 
 
 def is_eager(recipe: TrainingRecipe) -> bool:
-    """Whether attention is written out in tensor operations."""
+    """Whether attention runs as separate tensor operations."""
     return recipe.attention is Attention.EAGER

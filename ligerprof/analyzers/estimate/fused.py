@@ -1,6 +1,6 @@
-"""Kernels that join two operations of a decoder layer: addition and norm, gated activation and linear layer.
+"""Kernels that fuse two operations of a decoder layer: addition and norm, gated activation and linear layer.
 
-Each is written down as the operations that it joins, since its parts come to life and are let go of one by one.
+Each is traced as the operations that it fuses, because their tensors are allocated and freed separately.
 """
 
 from ligerprof.analyzers.estimate.context import Context
@@ -16,7 +16,7 @@ from ligerprof.roles import Role
 
 
 def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> tuple[Value, Value]:
-    """`residual + added`, which takes the place of `added`, and its norm, whose weight is `{name}.weight`."""
+    """`residual + added`, which replaces `added`, and its norm with the weight `{name}.weight`."""
     middle = add(context, residual, added)
     kernel = find_slot(context.spec.architecture.norm.feature).with_residual_add
     if kernel is None or kernel not in context.kernels:
@@ -25,7 +25,7 @@ def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> 
     weight = context.weights[f"{name}.weight"]
     memory = kernel_memory(context, kernel, residual, weight)
     weight_gradient_bytes = weight.size_bytes if weight.trainable else 0
-    # the gradient of an addend of another dtype is written beside the sum's, before the addition's own turn
+    # an addend of another dtype gets its own gradient next to the sum's, before the addition's backward
     twin_bytes = memory.backward_gradient_bytes - weight_gradient_bytes - middle.size_bytes
     normed = context.tape.run(
         Operation(
@@ -45,28 +45,28 @@ def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> 
 
 
 def keeps_products(recipe: TrainingRecipe) -> bool:
-    """Whether adapters keep a kernel from making a gated activation's product anew, as it otherwise would."""
+    """Whether adapters prevent a kernel from recomputing the product of a gated activation."""
     adapted = recipe.lora is not None or recipe.qlora is not None
     return adapted and _linear_kernel(recipe.spec) in find_kernel_set(recipe.kernels, recipe.provider)
 
 
 def _linear_kernel(spec: ModelSpec) -> str | None:
-    """Name of the kernel that joins the model's gated activation with the linear layer after it."""
+    """Name of the kernel that fuses the model's gated activation with the linear layer after it."""
     return None if spec.mlp == "gelu" else find_slot(spec.mlp).with_next_linear
 
 
 def takes_gates(context: Context, name: str) -> bool:
-    """Whether the linear layer behind a gated activation multiplies the gates itself: one with an adapter does not."""
+    """Whether the linear layer after a gated activation is fused with it; a layer with an adapter is not."""
     return _linear_kernel(context.spec) in context.kernels and f"{name}.lora_A" not in context.weights
 
 
 def gated_linear(context: Context, gate: Value, up: Value, name: str) -> Value:
-    """`linear(act(gate) * up)`: keeps gate, up and weight, makes the product again in backward."""
+    """`linear(act(gate) * up)`: saves gate, up and weight, and recomputes the product in backward."""
     tape, weight, bias = context.tape, context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias")
     memory = kernel_memory(context, _linear_kernel(context.spec) or "", gate, weight)
     read = _cast_weight(context, weight, gate.width)
     parameters: tuple[Tensor, ...] = (read,) if bias is None else (read, bias)
-    # what it holds beside one element that stands for the result is the product
+    # the product, without the one element that represents the result
     product_bytes = memory.forward_temporary_bytes - gate.width
     makes = memory.backward_gradient_bytes > (weight.size_bytes if weight.trainable else 0)
     kept = tape.run(
@@ -100,7 +100,7 @@ def gated_linear(context: Context, gate: Value, up: Value, name: str) -> Value:
 
 
 def _cast_weight(context: Context, weight: Weight, width: int) -> Tensor:
-    """Autocast's copy of the weight, which the kernel makes itself and autocast does not keep."""
+    """A cast of the weight that the kernel makes itself, outside autocast's cache."""
     if weight.width == width:
         return weight
     return context.tape.run(

@@ -1,10 +1,9 @@
-"""Which weights ZeRO-3 has gathered while the head and the layers run, counted in elements.
+"""The weights that ZeRO-3 has gathered while the head and the layers run, in elements.
 
-In the first step they are gathered when they are needed. From the second step on the order of modules is known.
-Every module's call then gathers weights ahead, in the order in which they are asked for next, until
-`stage3_max_live_parameters` are there; the weight that reaches the limit goes over it
-(partitioned_param_coordinator.py, `_fetch_sub_module_impl`). A module gives its weights back when its backward has
-run. Weights that persist are always there, and DeepSpeed does not count them.
+The first step gathers weights on demand. From the second step on, the order of modules is known, and each module's call
+prefetches weights in that order until `stage3_max_live_parameters` are live; the weight that reaches the limit exceeds
+it (partitioned_param_coordinator.py, `_fetch_sub_module_impl`). A module releases its weights after its backward.
+Persistent weights are always live, and DeepSpeed does not count them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +16,7 @@ from ligerprof.recipe.training import TrainingRecipe
 
 
 class GatheredOnDemand:
-    """What the first step holds: a layer's weights while it runs, the head's where the model holds it."""
+    """The first step: a layer's weights while it runs, and the head's if the model holds it."""
 
     def __init__(self, recipe: TrainingRecipe) -> None:
         parameters, layers = recipe.spec.parameters, recipe.spec.layers
@@ -29,24 +28,24 @@ class GatheredOnDemand:
         self._layer_count = layers
 
     def at_loss(self) -> int:
-        """While the loss runs."""
+        """Live during the loss."""
         return self._head
 
     def in_head(self) -> int:
-        """Beyond that, while the head's own product runs: its weight."""
+        """In addition, during the head's matrix product: its weight."""
         return self._head_elements - self._head
 
     def in_layers(self, passed: int) -> int:
-        """While decoder layers run backward, or the embedding where all have `passed`."""
+        """Live during backward of the decoder layers, or of the embedding once all layers have `passed`."""
         return self._head + self._layer if passed < self._layer_count else max(self._head, self._embedding)
 
     def largest_call(self) -> int:
-        """Nothing is gathered ahead."""
+        """Zero: nothing is prefetched."""
         return 0
 
 
 class Gathered:
-    """The weights of a recipe's model, in the order in which its backward asks for them."""
+    """Steady steps: weights are prefetched in the order in which backward reads them."""
 
     def __init__(self, recipe: TrainingRecipe) -> None:
         settings, parameters = zero_settings(recipe), recipe.spec.parameters
@@ -62,18 +61,18 @@ class Gathered:
         self._known: dict[int, int] = {}
 
     def at_loss(self) -> int:
-        """What is there while head and loss run: the head's weight and those of the layers next to it."""
+        """Live during head and loss: the head's weight and those of the nearest layers."""
         return self._persistent + sum(item.elements for item in self._ahead(0, with_head=True))
 
     def in_head(self) -> int:
-        """Nothing beyond that while the head's own product runs: its weight is gathered already."""
+        """Zero: the head's weight is live already."""
         return 0
 
     def in_layers(self, passed: int) -> int:
-        """What is there while decoder layers run backward, `passed` of which have given their weights back.
+        """Live during backward of the decoder layers, after `passed` of them have released their weights.
 
-        The head has given back its weight as well, and what is gathered in its place ends with the embedding,
-        however large. With tied weights that is the very same, over a limit that the layers have all but reached.
+        The head has released its weight too. The last weight that is gathered instead is the embedding's, of any
+        size; with tied weights it is the same tensor.
         """
         if passed not in self._known:
             ahead = self._ahead(passed, with_head=self._head_stays)
@@ -81,7 +80,7 @@ class Gathered:
         return self._known[passed]
 
     def largest_call(self) -> int:
-        """The most that one module's call gathers once the head has given its weight back."""
+        """The most that one module's call gathers after the head has released its weight."""
         if self._head_stays:
             return 0
         largest = called = 0
@@ -96,7 +95,7 @@ class Gathered:
         """Weights up to the one that reaches the limit."""
         elements = 0
         for item in self._order(passed, with_head=with_head):
-            # a weight that is needed is gathered whatever the limit says
+            # a weight that is needed now is gathered even above the limit
             if elements and elements >= self._most_live:
                 return
             elements += item.elements
@@ -116,5 +115,5 @@ def _head(recipe: TrainingRecipe) -> ParameterShape:
 
 
 def _head_stays(recipe: TrainingRecipe) -> bool:
-    """liger-kernel's fused loss reads the head's weight in the model's own call, which ends with the step."""
+    """Whether the head's weight is live throughout: liger-kernel's fused loss reads it in the model's own call."""
     return recipe.provider == "liger" and "flce" in recipe.kernels

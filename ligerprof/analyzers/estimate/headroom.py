@@ -1,4 +1,4 @@
-"""Decide how much workspace the fused loss may take so that the step's peak, which lies elsewhere, stays what it is."""
+"""Decide how much workspace the fused loss may use without raising the step's peak, which is elsewhere."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
 from ligerprof.units import format_bytes
 
-# workspaces are tried in steps of so many tokens of logits: whole tiles of a product
+# workspaces are tried in steps of this many tokens of logits: whole tiles of a matrix product
 _TILE_TOKENS = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Headroom:
-    """What `--flce-budget auto` comes to, with the estimated peaks that it rests on.
+    """The budget that `--flce-budget auto` selects, and the estimated peaks behind the choice.
 
     Attributes:
-        budget: bytes of workspace, or `lean` where nothing is to be had for free.
-        peak_bytes: the step's peak with that budget, the first step's included.
-        lean_peak_bytes: the same with `lean`, which is as low as it gets.
+        budget: bytes of workspace, or `lean` if no larger one is free.
+        peak_bytes: the higher peak of the first and the steady step with that budget.
+        lean_peak_bytes: the same with `lean`, the lowest.
         balanced_peak_bytes: the same with `balanced`.
     """
 
@@ -38,10 +38,7 @@ class Headroom:
 
 @lru_cache(maxsize=16)
 def find_headroom(recipe: TrainingRecipe) -> Headroom:
-    """The largest workspace that leaves the estimated peak where the smallest one has it.
-
-    What the loss may take is the peak elsewhere in the step less what is allocated when the loss begins. Both follow
-    from the analytic estimate, which gives the peak at one size after another; each halves the range.
+    """The largest workspace whose estimated peak is not above that of the smallest one, found by bisection.
 
     Raises:
         UnknownModelError: an architecture that the estimate does not cover.
@@ -49,7 +46,7 @@ def find_headroom(recipe: TrainingRecipe) -> Headroom:
     """
     if recipe.spec.no_estimate_reason is not None:
         raise UnknownModelError(
-            f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}, on which --flce-budget auto rests. Give bytes."
+            f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}, which --flce-budget auto needs. Give bytes."
         )
     kernels = find_kernel_set(recipe.kernels, recipe.provider)
     lean_peak_bytes = _peak_bytes(recipe, kernels, FlceBudget.LEAN)
@@ -71,7 +68,7 @@ def find_headroom(recipe: TrainingRecipe) -> Headroom:
 
 
 def settle_flce_budget(recipe: TrainingRecipe) -> TrainingRecipe:
-    """The recipe with `auto` replaced by what it comes to; any other recipe as it is.
+    """The recipe with the budget `auto` replaced by the selected one; other recipes unchanged.
 
     Raises:
         LigerprofError: what `find_headroom` raises.
@@ -83,7 +80,7 @@ def settle_flce_budget(recipe: TrainingRecipe) -> TrainingRecipe:
 
 
 def headroom_note(recipe: TrainingRecipe) -> str | None:
-    """What `auto` came to and what it costs, in a line; None where it was not asked for."""
+    """The budget that `auto` selected and its peaks, in a line; None for other budgets."""
     if recipe.flce_budget is not FlceBudget.AUTO or "flce" not in recipe.kernels:
         return None
     found = find_headroom(recipe)
@@ -100,6 +97,6 @@ def _peak_bytes(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], budge
 
 
 def _logits_bytes(recipe: TrainingRecipe, tokens: int) -> int:
-    """Logits of so many tokens, each row padded as the loss pads it."""
+    """Bytes of the logits of `tokens`, with the loss's padding of rows."""
     element_bytes = FP32_BYTES if recipe.compute_dtype == "float32" else HALF_BYTES
     return tokens * aligned(recipe.spec.vocab_size) * element_bytes

@@ -1,6 +1,6 @@
-"""What DeepSpeed 0.19.8 holds in one rank's main memory with offload: what training takes, in blocks.
+"""Main memory that DeepSpeed 0.19.8 allocates in one rank's process with offload, buffer by buffer.
 
-The process holds more that no formula knows: Python, libraries and the kernels they load, the CUDA context.
+Not included: Python, libraries and the kernels that they load, the CUDA context.
 """
 
 from collections.abc import Collection, Iterator
@@ -24,8 +24,8 @@ class _Buffer:
     """One buffer in main memory.
 
     Attributes:
-        size_bytes: what is asked for.
-        locked: whether torch page-locks it.
+        size_bytes: the requested size.
+        locked: whether torch page-locks the buffer.
     """
 
     size_bytes: int
@@ -33,12 +33,12 @@ class _Buffer:
 
     @property
     def held_bytes(self) -> int:
-        """Page-locked memory comes in powers of two (torch's ATen/core/CachingHostAllocator.h, allocate)."""
+        """Page-locked memory is rounded up to powers of two (torch's ATen/core/CachingHostAllocator.h, allocate)."""
         return 1 << (self.size_bytes - 1).bit_length() if self.locked and self.size_bytes else self.size_bytes
 
 
 def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:
-    """Main memory that training takes in one rank's process from the first optimizer step on; 0 without offload."""
+    """Main memory of one rank's process for training, from the first optimizer step on; 0 without offload."""
     if recipe.offload is Offload.NONE:
         return 0
     elements, settings = count_elements(recipe, weights), zero_settings(recipe)
@@ -91,7 +91,7 @@ def _stage_3(
 def _partitions(recipe: TrainingRecipe, locked: bool, weights: Collection[Weight]) -> Iterator[_Buffer]:
     """Each parameter's own partition (partition_parameters.py, _partition_param).
 
-    One that trains moves to the flat buffer; torch keeps the page-locked memory that it leaves.
+    A trainable parameter moves to the flat buffer; torch caches the page-locked memory that this frees.
     """
     for weight in weights:
         if locked or not weight.trainable:
@@ -99,7 +99,7 @@ def _partitions(recipe: TrainingRecipe, locked: bool, weights: Collection[Weight
 
 
 def _stage_3_on_disk(recipe: TrainingRecipe, elements: Elements, settings: Config) -> Iterator[_Buffer]:
-    """What stays in memory beside a disk: DeepSpeed locks buffers for reading and writing itself, unrounded."""
+    """Main memory with NVMe offload; DeepSpeed page-locks its I/O buffers itself, without rounding."""
     optimizer, weights = settings["offload_optimizer"], settings["offload_param"]
     yield _Buffer(HALF_BYTES * elements.trained_share, optimizer["pin_memory"])
     # param_groups_fp16_flat_cpu_memory
@@ -115,5 +115,5 @@ def _stage_3_on_disk(recipe: TrainingRecipe, elements: Elements, settings: Confi
 
 
 def _moments(recipe: TrainingRecipe, elements: int) -> Iterator[_Buffer]:
-    """DeepSpeedCPUAdam's exp_avg and exp_avg_sq, made by its first step (ops/adam/cpu_adam.py)."""
+    """DeepSpeedCPUAdam's exp_avg and exp_avg_sq, created in its first step (ops/adam/cpu_adam.py)."""
     yield from (_Buffer(FP32_BYTES * elements),) * moment_count(recipe.optimizer)

@@ -1,4 +1,4 @@
-"""A fused kernel on the tape: one operation made of what the kernel's spec says about its memory."""
+"""A fused kernel on the tape: one operation with the memory that the kernel's spec states."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -11,10 +11,10 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def kernel_memory(context: Context, slot: str, value: Value, weight: Weight | None = None) -> KernelMemory:
-    """What the kernel in `slot` takes for one call on `value`.
+    """The memory of one call on `value` of the kernel in `slot`.
 
     Args:
-        weight: the kernel's own weight; without one, `parameter_bytes` is the residual stream's. A norm's gives the
+        weight: the kernel's weight; without one, `parameter_bytes` is the residual stream's. A norm's gives the
             width of the vectors, which are tokens or heads.
     """
     spec, recipe = context.spec, context.recipe
@@ -45,10 +45,10 @@ def kernel_memory(context: Context, slot: str, value: Value, weight: Weight | No
 def call_kernel(
     context: Context, memory: KernelMemory, inputs: Mapping[str, Tensor], *, elements: int, width: int
 ) -> Value:
-    """Run a kernel whose inputs have the names of its spec; its output has `elements` of `width` bytes.
+    """Run a kernel on inputs named as in its spec; its output has `elements` of `width` bytes.
 
-    Where backward makes no new memory for the gradient of an input, the gradient takes the place
-    of that input if the kernel kept it, else of the output's gradient.
+    If backward allocates no gradient for an input, the gradient overwrites the saved input, or else the output's
+    gradient.
     """
     values = tuple(item for item in inputs.values() if isinstance(item, Value))
     weights = tuple(item for item in inputs.values() if isinstance(item, Weight))
@@ -74,7 +74,7 @@ def call_kernel(
 
 
 def call_loss(context: Context, memory: KernelMemory, value: Value, weight: Weight | None, name: str) -> Value:
-    """Run a fused loss on `value`, which its spec calls `name`; it may make gradients in its forward pass."""
+    """Run a fused loss on `value`, named `name` in its spec; it may compute gradients in its forward pass."""
     weight_bytes = weight.size_bytes if weight is not None and weight.trainable else 0
     early_bytes = memory.forward_gradient_bytes
     early: tuple[tuple[Tensor, int], ...] = ((value, early_bytes - weight_bytes),) if early_bytes else ()
@@ -107,7 +107,7 @@ def _kept_values(memory: KernelMemory, inputs: Mapping[str, Tensor]) -> tuple[Va
 
 
 def share_of(memory: KernelMemory, part: int, whole: int) -> KernelMemory:
-    """The share of one of several tensors that a kernel works on alike."""
+    """The share of one of several tensors that a kernel processes alike."""
     sizes = {
         item.name: getattr(memory, item.name) * part // whole for item in fields(memory) if item.name.endswith("_bytes")
     }

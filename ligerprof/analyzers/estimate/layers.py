@@ -1,4 +1,4 @@
-"""A decoder layer as the tensor operations of transformers' modeling code, by the architecture's row."""
+"""A decoder layer as the tensor operations of transformers' modeling code, read from the architecture's row."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def run_layer(context: Context, value: Value, index: int, output_role: Role) -> Value:
-    """One decoder layer on the residual stream `value`; the caller still holds its input."""
+    """Run one decoder layer on the residual stream `value`, which the caller still holds."""
     tape, row = context.tape, context.spec.architecture
     name, norms = f"{row.layers}.{index}", row.layer_norms
     residual_drop = None if row.residual_dropout is None else row.residual_dropout.dropout
@@ -40,7 +40,7 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
 
 
 def _normed(context: Context, value: Value, layer: str, name: str | None) -> Value:
-    """A sublayer's input: normed, or `value` under one more name."""
+    """A sublayer's input: normed, or one more reference to `value`."""
     return context.tape.name(value) if name is None else norm(context, value, f"{layer}.{name}")
 
 
@@ -59,7 +59,7 @@ def _add_and_norm(context: Context, residual: Value, added: Value, layer: str) -
 
 
 def project(context: Context, value: Value, name: str) -> Value:
-    """A linear layer of the model, with its bias and its adapter where it has them."""
+    """A linear layer of the model, with its bias and its adapter, if any."""
     weight, bias = context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias")
     if weight.packed_sizes:
         return add_adapter_to_quantized(context, value, linear_4bit(context, value, weight, bias), name)
@@ -86,7 +86,7 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
 
 
 def _query_key_value(context: Context, value: Value, name: str) -> tuple[Value, ...]:
-    """Query, key and value, and the tensor that holds all three if one projection makes them."""
+    """Query, key and value, and the joint tensor if one projection computes all three."""
     row, spec = context.spec.architecture.attention, context.spec
     projected = tuple(project(context, value, f"{name}.{item}") for item in row.qkv)
     if len(projected) > 1:
@@ -152,7 +152,7 @@ def _rotate(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
 
 
 def _cut_rotated(context: Context, value: Value) -> tuple[Value, Value]:
-    """The part of each head that is rotated, which is `value` itself if that is all of it, and the rest."""
+    """The rotated part of each head (`value` itself if all of it is rotated), and the rest."""
     tape, spec = context.tape, context.spec
     elements = value.elements // spec.head_dim * spec.rotary_dim
     rotated = tape.name(value) if elements == value.elements else tape.slice(value, elements)
@@ -160,7 +160,7 @@ def _cut_rotated(context: Context, value: Value) -> tuple[Value, Value]:
 
 
 def _join_rotated(context: Context, part: Value, rest: Value) -> Value:
-    """The rotated part and the rest in one tensor again; their gradients are views of its gradient."""
+    """Concatenate the rotated part and the rest; their gradients are views of its gradient."""
     turned = _turn(context, part)
     joined = context.tape.run(
         Operation(elements=turned.elements + rest.elements, width=turned.width, passes=(turned, rest))
@@ -197,7 +197,7 @@ def _turn(context: Context, value: Value, turn_back_bytes: int | None = None) ->
 
 
 def _times_table(context: Context, value: Value, width: int) -> Value:
-    """Times cos or sin; where they are wider, the gradient is made wide and cast."""
+    """Multiply by cos or sin; with wider tables, the gradient is computed in their dtype and cast."""
     return context.tape.run(
         Operation(
             elements=value.elements,
@@ -246,7 +246,7 @@ def _gated_mlp(context: Context, value: Value, name: str) -> Value:
 
 
 def _gate_and_up(context: Context, value: Value, name: str) -> tuple[Value, ...]:
-    """Gate and up, and the tensor that holds both if one projection makes them."""
+    """Gate and up, and the joint tensor if one projection computes both."""
     projected = tuple(project(context, value, f"{name}.{item}") for item in context.spec.architecture.mlp.inputs)
     return projected if len(projected) > 1 else (*context.tape.split(projected[0], 2), projected[0])
 

@@ -1,4 +1,4 @@
-"""LoRA as peft adds it: two thin fp32 matrices beside each frozen linear layer of a block."""
+"""LoRA as in peft: two thin fp32 matrices for each adapted linear layer of a decoder layer."""
 
 from collections.abc import Iterator
 from math import prod
@@ -14,19 +14,19 @@ from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 
 
 def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
-    """Names and weights of the adapters; peft makes them in fp32 whatever the model's dtype is.
+    """Names and weights of the adapters, which peft creates in fp32 for any dtype of the model.
 
     Raises:
-        RecipeError: the model has none of the layers that are adapted.
+        RecipeError: the model has no layers that LoRA adapts.
     """
     rank = adapter_rank(recipe)
     if rank is None:
         return
-    # DeepSpeed casts the whole model to its 16 bits
+    # DeepSpeed casts the whole model to its 16-bit dtype
     width = FP32_BYTES if recipe.engine is Engine.TORCH else DTYPE_BYTES[recipe.weight_dtype]
     targets = [item for item in recipe.spec.parameters if is_adapted(recipe.spec, item.name)]
     if not targets:
-        raise RecipeError(f"LoRA adapts the linear layers of decoder layers: {recipe.spec.name} has none of them.")
+        raise RecipeError(f"LoRA adapts the linear layers of decoder layers: {recipe.spec.name} has none.")
     for item in targets:
         layer = item.name.removesuffix(".weight")
         for part, shape in (("A", (rank, item.shape[1])), ("B", (item.shape[0], rank))):
@@ -39,7 +39,7 @@ def adapter_rank(recipe: TrainingRecipe) -> int | None:
 
 
 def is_adapted(spec: ModelSpec, name: str) -> bool:
-    """Whether a parameter is the weight of a layer that gets an adapter; QLoRA quantizes just these."""
+    """Whether a parameter is the weight of an adapted layer; QLoRA quantizes exactly these."""
     return name.endswith(tuple(f".{target}.weight" for target in spec.architecture.lora_targets))
 
 
@@ -56,10 +56,9 @@ def add_adapter(context: Context, value: Value, result: Value, name: str) -> Val
 
 
 def add_adapter_to_quantized(context: Context, value: Value, result: Value, name: str) -> Value:
-    """The same over 4-bit weights (peft's lora/bnb.py, Linear4bit.forward).
+    """The same for 4-bit weights (peft's lora/bnb.py, Linear4bit.forward).
 
-    The result is cloned first. Outside of autocast the input is cast to the adapter's dtype, and
-    the adapter's output is cast back before it is added.
+    The result is cloned first. Without autocast, the input is cast to the adapter's dtype, and its output is cast back.
     """
     tape, converts = context.tape, context.half_bytes is None
     cloned = tape.run(Operation(elements=result.elements, width=result.width, passes=(result,)))

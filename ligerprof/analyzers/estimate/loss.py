@@ -1,4 +1,4 @@
-"""The head and the loss: the [T, V] logits tensors that are alive together."""
+"""The head and the loss: the [T, V] logits tensors that are live together."""
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
@@ -12,11 +12,11 @@ _LOSS = Role.CE_TEMPORARIES
 
 
 def head_and_loss(context: Context, hidden: Value) -> Value:
-    """The loss of the final hidden states; logits and hidden states live until the model's forward returns."""
+    """The loss of the final hidden states; the model's forward holds logits and hidden states until it returns."""
     weight = context.weights[head_weight_name(context)]
     if context.is_fused("flce"):
         return call_loss(context, kernel_memory(context, "flce", hidden, weight), hidden, weight, "hidden")
-    # these are handed the head's output and cap it themselves; liger-kernel replaces functions that the model calls
+    # these receive the head's output and cap it themselves; liger-kernel replaces functions that the model calls
     caps = "flce" in context.kernels or ("ce" in context.kernels and context.recipe.provider != "liger")
     logits = linear(context, hidden, weight, role=Role.LOGITS, gradient_role=_LOSS)
     if not caps:
@@ -31,13 +31,13 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
 
 
 def head_weight_name(context: Context) -> str:
-    """The head's weight, which is the embedding where they are tied."""
+    """The head's weight, which is the embedding's if they are tied."""
     row = context.spec.architecture
     return f"{row.embedding if context.spec.tied_embeddings else row.head}.weight"
 
 
 def _capped(context: Context, logits: Value) -> Value:
-    """`softcap * tanh(logits / softcap)` under the name of the logits, where the model caps them."""
+    """`softcap * tanh(logits / softcap)` assigned to the same variable, if the model caps logits."""
     if context.spec.final_softcap is None:
         return logits
     tape = context.tape

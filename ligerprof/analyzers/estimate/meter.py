@@ -1,4 +1,4 @@
-"""Count bytes as they come and go, by role and by part of the model, and remember the highest moment."""
+"""Count allocated bytes by role and by part of the model, and record the peak."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRule
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """One allocation; it lives until its last holder lets go.
+    """One allocation, which is freed with its last holder.
 
     Attributes:
-        place: the part of the model that asked for it.
+        place: the part of the model that allocated it.
         holders: Python variables, saved tensors and pending gradients that refer to it.
     """
 
@@ -25,11 +25,11 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnsplitRemainders:
-    """Blocks of which the allocator may leave a remainder of up to 1 MiB unsplit.
+    """Blocks in which the allocator may leave a remainder of up to 1 MiB unsplit.
 
     Attributes:
-        blocks: how many there are.
-        counted_bytes: remainders that are counted, as on an empty device; cached blocks may fit tighter.
+        blocks: the number of blocks.
+        counted_bytes: remainders included in the count, as on an empty device; cached blocks may fit more tightly.
     """
 
     blocks: int
@@ -40,15 +40,15 @@ _LOGITS_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
 
 
 class Meter:
-    """Allocated bytes by role, now and at the highest moment since `start`.
+    """Allocated bytes by role, now and at the peak since `start`.
 
     Args:
-        rules: how the allocator rounds what is asked for.
+        rules: the allocator's rounding of requests.
 
     Attributes:
-        place: the part of the model that runs.
-        large_blocks: blocks now of the pool in which remainders of up to 1 MiB stay unsplit.
-        logits_peak_bytes: the most that tensors of tokens times vocabulary ever took together.
+        place: the current part of the model.
+        large_blocks: live blocks of the pool in which remainders of up to 1 MiB stay unsplit.
+        logits_peak_bytes: the highest sum of all [T, V] tensors so far.
     """
 
     def __init__(self, rules: SizeRules) -> None:
@@ -76,7 +76,7 @@ class Meter:
         return dict(self._held)
 
     def start(self) -> None:
-        """Forget the highest moment: the next one is looked for from here."""
+        """Start a new peak from the current bytes."""
         self._peak_total_bytes = self._total_bytes
         self._peak = dict(self._held)
         self._peak_placed = dict(self._placed)
@@ -84,22 +84,22 @@ class Meter:
         self._peak_counted_remainder_bytes = self._counted_remainder_bytes
 
     def peak(self) -> MemoryBreakdown:
-        """Who held what at the highest moment since `start`."""
+        """The peak since `start`, by role."""
         return MemoryBreakdown(roles=self._peak)
 
     def peak_places(self) -> dict[str, MemoryBreakdown]:
-        """The same by part of the model."""
+        """The peak by part of the model."""
         roles: dict[str, dict[Role, int]] = {}
         for (place, role), size_bytes in self._peak_placed.items():
             roles.setdefault(place, {})[role] = size_bytes
         return {place: MemoryBreakdown(roles=held) for place, held in roles.items()}
 
     def peak_remainders(self) -> UnsplitRemainders:
-        """Blocks at that moment that may be larger than was asked for."""
+        """Unsplit remainders at the peak."""
         return UnsplitRemainders(blocks=self._peak_large_blocks, counted_bytes=self._peak_counted_remainder_bytes)
 
     def add_remainders(self, remainders: UnsplitRemainders) -> None:
-        """Count blocks that `add` brings next among those that may be larger than was asked for."""
+        """Count the unsplit remainders of the blocks that the next `add` allocates."""
         self.large_blocks += remainders.blocks
         self._counted_remainder_bytes += remainders.counted_bytes
 
@@ -116,35 +116,35 @@ class Meter:
         return block
 
     def drop(self, block: Allocation) -> None:
-        """Take a holder away; the last one frees the block."""
+        """Remove a holder; the last one frees the block."""
         block.holders -= 1
         if block.holders == 0:
             self.large_blocks -= block.size_bytes > SMALL_REQUEST_BYTES
             self._change(block, -block.size_bytes, -self._rules.round_request(block.size_bytes))
 
     def touch(self, size_bytes: int, role: Role) -> None:
-        """Allocate and free at once: what an operation needs while it runs."""
+        """Allocate and free a temporary."""
         if size_bytes:
             self.drop(self.take(size_bytes, role))
 
     def expect_library(self, size_bytes: int) -> None:
-        """The next matrix product is the first of its thread: cuBLAS takes its workspace then."""
+        """Allocate cuBLAS's workspace at the next matrix product, the first of its thread."""
         self._library_bytes = size_bytes
 
     def multiply(self) -> None:
-        """A matrix product runs."""
+        """Run a matrix product."""
         if self._library_bytes:
             self.take(self._library_bytes, Role.LIBRARY_WORKSPACE)
             self._library_bytes = 0
 
     def add(self, roles: Mapping[Role, int], times: int = 1, place: str | None = None) -> None:
-        """Add bytes whose rounding is counted already, such as what a decoder layer leaves behind."""
+        """Add bytes whose rounding is already counted, such as those that a decoder layer leaves behind."""
         for role, size_bytes in roles.items():
             self._count(place or self.place, role, times * size_bytes)
         self._look()
 
     def settle(self, role: Role, size_bytes: int) -> None:
-        """Let a role hold just these bytes, as the whole model's."""
+        """Set a role to these bytes, attributed to the whole model."""
         for place, other in list(self._placed):
             if other is role:
                 self._count(place, role, -self._placed[place, role])

@@ -1,4 +1,4 @@
-"""Norms as transformers writes them in plain torch, or as one fused kernel."""
+"""Norms, as transformers' plain torch code or as one fused kernel."""
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory

@@ -1,4 +1,4 @@
-"""Tensor operations that decoders are made of, each with what autograd keeps and what its gradient needs."""
+"""The tensor operations of decoders, each with the tensors that autograd saves and the memory of its gradient."""
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
@@ -18,7 +18,7 @@ def linear(
     role: Role = Role.ACTIVATIONS,
     gradient_role: Role = Role.ACTIVATIONS,
 ) -> Value:
-    """`F.linear` or GPT-2's Conv1D: keeps its input for the weight's gradient, autocast's weight for the input's."""
+    """`F.linear` or GPT-2's Conv1D: saves its input for the weight's gradient, autocast's weight for the input's."""
     read_weight = context.autocast_weight(weight)
     read = context.autocast(value)
     inputs: tuple[Tensor, ...] = (read_weight, read)
@@ -54,7 +54,7 @@ def _column_sum_bytes(context: Context, elements: int, columns: int, width: int)
 
 
 def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | None) -> Value:
-    """Linear4bit of bitsandbytes: computes in 16 bits, keeps nothing but the packed weight, and unpacks it both ways.
+    """Linear4bit of bitsandbytes: computes in 16 bits, saves only the packed weight, and unpacks it in both passes.
 
     Unpacking makes the whole weight, and its scales in fp32: twice in forward (`_dequant_linear_fallback`,
     which runs above some 1536 tokens; fewer may go without), once in backward (`MatMul4Bit.backward`).
@@ -80,7 +80,7 @@ def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | N
 
 
 def add(context: Context, left: Value, right: Value, *, role: Role = Role.ACTIVATIONS) -> Value:
-    """`left + right`: keeps nothing; an operand of the result's dtype is handed the gradient itself."""
+    """`left + right`: saves nothing; an operand of the result's dtype receives the gradient itself."""
     width = max(left.width, right.width)
     return context.tape.run(
         Operation(
@@ -95,7 +95,7 @@ def add(context: Context, left: Value, right: Value, *, role: Role = Role.ACTIVA
 
 
 def scale(context: Context, value: Value, *, role: Role = Role.ACTIVATIONS) -> Value:
-    """`value * number`: keeps nothing."""
+    """`value * number`: saves nothing."""
     return context.tape.run(
         Operation(
             elements=value.elements, width=value.width, inputs=(value,), role=role, gradient_role=value.gradient_role
@@ -104,14 +104,14 @@ def scale(context: Context, value: Value, *, role: Role = Role.ACTIVATIONS) -> V
 
 
 def multiply(context: Context, left: Value, right: Value) -> Value:
-    """`left * right` of two activations of one shape and dtype: keeps both."""
+    """`left * right` of two activations of one shape and dtype: saves both."""
     return context.tape.run(
         Operation(elements=left.elements, width=left.width, inputs=(left, right), saves=(left, right))
     )
 
 
 def unary(context: Context, value: Value, *, saves_output: bool = False, role: Role = Role.ACTIVATIONS) -> Value:
-    """An elementwise function: keeps its input, or its output where the gradient is told from that (tanh)."""
+    """An elementwise function: saves its input, or its output if the gradient is computed from that (tanh)."""
     saves = () if saves_output else (value,)
     return context.tape.run(
         Operation(
@@ -127,7 +127,7 @@ def unary(context: Context, value: Value, *, saves_output: bool = False, role: R
 
 
 def dropout(context: Context, value: Value, probability: float) -> Value:
-    """`native_dropout`: keeps a mask of one byte an element; with probability 0 torch returns the input."""
+    """`native_dropout`: saves a mask of one byte per element; with probability 0 torch returns the input."""
     if probability == 0:
         return context.tape.name(value)
     return context.tape.run(
@@ -149,7 +149,7 @@ def square(context: Context, value: Value) -> Value:
 
 
 def row_root(context: Context, squares: Value, rows: int) -> Value:
-    """`torch.rsqrt(squares.mean(-1) + eps)`: one number a row, its result kept."""
+    """`torch.rsqrt(squares.mean(-1) + eps)`: one number per row; saves its result."""
     tape = context.tape
     mean = tape.run(Operation(elements=rows, width=FP32_BYTES, inputs=(squares,)))
     shifted = tape.run(Operation(elements=rows, width=FP32_BYTES, passes=(mean,)))
@@ -159,7 +159,7 @@ def row_root(context: Context, squares: Value, rows: int) -> Value:
 
 
 def scale_rows(context: Context, value: Value, factors: Value) -> Value:
-    """`value * factors` with one factor a row: keeps both."""
+    """`value * factors` with one factor per row: saves both."""
     return context.tape.run(
         Operation(
             elements=value.elements,
@@ -173,7 +173,7 @@ def scale_rows(context: Context, value: Value, factors: Value) -> Value:
 
 
 def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
-    """`weight * value` with one weight a column: keeps both."""
+    """`weight * value` with one weight per column: saves both."""
     width = max(value.width, weight.width)
     saves: tuple[Tensor, ...] = (value, weight) if weight.needs_gradient else (weight,)
     # gradient times value, before it is summed over the tokens
@@ -192,6 +192,6 @@ def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
 
 
 def renamed(context: Context, old: Value, new: Value) -> Value:
-    """`x = f(x)`: the variable lets go of the old tensor."""
+    """`x = f(x)`: the variable drops the old tensor."""
     context.tape.release(old)
     return new

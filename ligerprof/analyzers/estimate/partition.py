@@ -1,4 +1,4 @@
-"""How ZeRO divides parameters between ranks, and stage 3 each rank's part into groups; all in elements."""
+"""How ZeRO divides parameters among ranks, and stage 3 each rank's share into groups; all in elements."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from ligerprof.recipe.training import TrainingRecipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elements:
-    """Parameters of the model, counted.
+    """Element counts of the model's parameters.
 
     Attributes:
-        whole: all of them.
-        share: this GPU's part of all of them.
-        trained: all that train.
-        trained_share: this GPU's part of those that train.
-        largest: those of the largest tensor that trains.
-        groups: this GPU's part of those that train, as stage 3's optimizer takes them one after the other.
+        whole: all parameters.
+        share: this GPU's share of all parameters.
+        trained: trainable parameters.
+        trained_share: this GPU's share of the trainable parameters.
+        largest: the largest trainable tensor.
+        groups: this GPU's share of the trainable parameters, in the groups that stage 3's optimizer steps in turn.
     """
 
     whole: int
@@ -30,7 +30,7 @@ class Elements:
 
 
 def count_elements(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Elements:
-    """Count a model's weights under the recipe's number of GPUs."""
+    """Count a model's weights for the recipe's number of GPUs."""
     weights = list(weights)
     trained = [weight.elements for weight in weights if weight.trainable]
     whole = sum(weight.elements for weight in weights)
@@ -45,12 +45,12 @@ def count_elements(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Element
 
 
 def part(recipe: TrainingRecipe, elements: int) -> int:
-    """One rank's part, padded to be as large as any other's."""
+    """One rank's share, padded to the size of the largest."""
     return -(-elements // recipe.gpus)
 
 
 def _groups(recipe: TrainingRecipe, trained: Iterable[int]) -> Iterator[int]:
-    """Parameters in their order until `sub_group_size` is reached (stage3.py, _create_fp16_sub_groups)."""
+    """Fill groups in parameter order up to `sub_group_size` (stage3.py, _create_fp16_sub_groups)."""
     most, filled = zero_settings(recipe)["sub_group_size"], 0
     for elements in trained:
         filled += part(recipe, elements)

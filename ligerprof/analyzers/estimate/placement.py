@@ -1,4 +1,4 @@
-"""What stays on the GPU from step to step, and what the optimizer's step adds: for plain torch."""
+"""The memory that stays on the GPU between steps, and that of the optimizer's step, for the engine torch."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,27 +27,24 @@ Bytes = Mapping[Role, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Where weights, gradients and states are, by role.
+    """Bytes of weights, gradients and states on the GPU, by role and by when they exist.
 
     Attributes:
-        resident: there from before the first step.
-        states: there once the optimizer has stepped.
-        running: there while forward and backward run.
-        in_layers: there beyond `running` while decoder layers run backward; what the layers behind have freed
-            by then is taken off.
-        arriving: made and dropped as the first of them runs backward.
-        reduction: there from backward's first gradient until backward ends.
-        bucket_copies: made and dropped while decoder layers run backward, when gradients are reduced; what
-            the layers behind have freed by then is taken off.
-        reductions: the same by the parameter whose gradient comes then.
-        gathered: by parameter, what is gathered beyond `running` while an operation reads it.
-        last_reduction: there in place of `running` when backward has run, as the last gradients are reduced.
-        gradient_share: the part of each gradient that stays on this GPU once it is whole.
-        gradients_at_update: what is left of the gradients when the optimizer steps; None: all that
-            backward left.
-        updates: what the optimizer's step makes and drops, moment by moment; in a first step with the
-            states that it has made by then.
-        states_remainders, update_remainders: what the allocator may leave of those blocks larger than was asked.
+        resident: exist from before the first step.
+        states: exist after the first optimizer step.
+        running: exist during forward and backward.
+        in_layers: in addition to `running` during backward of the decoder layers, less what earlier layers have freed.
+        arriving: allocated and freed during backward of the first of these layers.
+        reduction: exist from the first gradient until backward ends.
+        bucket_copies: allocated and freed when gradients are reduced during backward of the decoder layers, less what
+            earlier layers have freed.
+        reductions: the same, by the parameter whose gradient arrives then.
+        gathered: by parameter, gathered in addition to `running` while an operation reads it.
+        last_reduction: replace `running` after backward, while the last gradients are reduced.
+        gradient_share: the share of each complete gradient that stays on this GPU.
+        gradients_at_update: gradients that remain at the optimizer step; None for all of them.
+        updates: temporaries of each part of the optimizer step; in a first step with the states created so far.
+        states_remainders, update_remainders: unsplit remainders of these blocks.
     """
 
     resident: Bytes
@@ -102,14 +99,14 @@ def state_sizes(recipe: TrainingRecipe, trainable: Iterable[Weight]) -> Iterator
 
 
 def _update_sizes(recipe: TrainingRecipe, trainable: list[Weight]) -> list[int]:
-    """Bytes of each tensor that the optimizer's step makes and drops."""
+    """Bytes of each temporary tensor of the optimizer step."""
     if recipe.optimizer is Optimizer.GALORE:
         return [galore_update_bytes(_galore_tensors(recipe, trainable))]
     return [weight.size_bytes for weight in trainable] * step_copies(recipe.optimizer)
 
 
 def _galore_tensors(recipe: TrainingRecipe, trainable: Iterable[Weight]) -> Iterator[GaloreTensor]:
-    """The weights as GaLore sees them; none with another optimizer."""
+    """The trainable weights as GaLore's tensors; none with another optimizer."""
     for weight in trainable if recipe.optimizer is Optimizer.GALORE else ():
         projected = galore_projects(in_layer=weight.in_layer, dimensions=len(weight.shape))
         yield GaloreTensor(
@@ -121,17 +118,14 @@ def _galore_tensors(recipe: TrainingRecipe, trainable: Iterable[Weight]) -> Iter
 
 
 class _EmptyDevice:
-    """Blocks that come one after another on an empty device and stay.
-
-    So the allocator's rules tell exactly which of them it rounds up and which it does not split.
-    """
+    """Blocks allocated one after another on an empty device, so that rounding and splitting are known exactly."""
 
     def __init__(self, recipe: TrainingRecipe) -> None:
         settings = parse_allocator_settings(recipe.alloc_conf)
         self._rules, self._allocator = settings.rules, CachingAllocator(settings=settings)
 
     def place(self, role: Role, sizes: list[int]) -> tuple[Bytes, UnsplitRemainders]:
-        """Requested bytes under `role`, what their blocks take beyond that, and how sure that is."""
+        """Requested bytes as `role`, the rest of their blocks as rounding, and the unsplit remainders."""
         before_bytes = self._allocator.allocated_bytes
         for size_bytes in sizes:
             self._allocator.malloc(size_bytes)

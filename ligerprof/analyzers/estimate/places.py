@@ -1,4 +1,4 @@
-"""Where in the model bytes belong: embedding, decoder layers, head and loss, or the whole of it."""
+"""The parts of a model that bytes belong to: embedding, decoder layers, head and loss, or the whole model."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ EMBEDDING, HEAD, WHOLE = "embedding", "head and loss", "whole model"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceBytes:
-    """What one part of the model holds at the peak.
+    """The bytes of one part of the model at the peak.
 
     Attributes:
         name: the part, such as `layers 1 to 14`.
-        count: how many layers it is, 1 for everything else; they are alike.
-        roles: bytes of all of them.
+        count: number of layers in this part, which are alike; 1 for other parts.
+        roles: bytes of all its layers.
     """
 
     name: str
@@ -25,25 +25,25 @@ class PlaceBytes:
     roles: MemoryBreakdown
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `layers` in the estimate's JSON, roles without bytes left out."""
+        """An entry of `layers` in the estimate's JSON, without empty roles."""
         roles = {word: size_bytes for word, size_bytes in self.roles.to_json().items() if size_bytes}
         return {"name": self.name, "count": self.count, "bytes": self.roles.total_bytes, "roles": roles}
 
 
 def explicit_layers(layers: int) -> tuple[tuple[int, int], ...]:
-    """(index, how many it stands for) of the layers that are run."""
+    """(index, number of layers it represents) for each layer that is traced."""
     if layers <= 2:
         return tuple((index, 1) for index in range(layers))
     return ((0, 1), (1, layers - 2), (layers - 1, 1))
 
 
 def layer_place(index: int, times: int) -> str:
-    """The name of an explicit layer and those it stands for."""
+    """The name of a traced layer and the layers that it represents."""
     return f"layer {index}" if times == 1 else f"layers {index} to {index + times - 1}"
 
 
 def places(layers: int) -> Iterator[tuple[str, int]]:
-    """Every part of a model with how many layers it is, from the input on."""
+    """All parts of a model and their numbers of layers, in forward order."""
     yield EMBEDDING, 1
     for index, times in explicit_layers(layers):
         yield layer_place(index, times), times
@@ -62,7 +62,7 @@ def weight_place(name: str, layers: int) -> str:
 
 
 def spread(size_bytes: int, parts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Bytes over places in proportion to `parts`; what does not divide is the whole model's."""
+    """Divide bytes among places in proportion to `parts`; the remainder belongs to the whole model."""
     whole, rest_bytes = sum(parts.values()), size_bytes
     for place, part in parts.items():
         share_bytes = size_bytes * part // whole if whole else 0
@@ -72,7 +72,7 @@ def spread(size_bytes: int, parts: Mapping[str, int]) -> Iterator[tuple[str, int
 
 
 def sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Numbers added up by place."""
+    """Sums by place."""
     totals: dict[str, int] = {}
     for place, number in pairs:
         totals[place] = totals.get(place, 0) + number

@@ -1,4 +1,4 @@
-"""What an estimate says: the peak, its phases and roles, the headline terms, what was assumed and what is missing."""
+"""The result of an estimate: peak, phases, roles, headline terms, assumptions and omissions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Term:
     """One headline quantity as a formula and its value.
 
     Attributes:
-        name: what it is, such as `checkpoints`.
-        formula: how it follows from the recipe, such as `B T H L 4`.
+        name: such as `checkpoints`.
+        formula: such as `B T H L 4`.
     """
 
     name: str
@@ -32,21 +32,21 @@ class MemoryEstimate:
     """The estimated memory of a training step on one GPU.
 
     Attributes:
-        peak_bytes: what max_memory_allocated would report for the steady step, from an empty device.
-        peak_phase: the phase that has the peak.
-        phases: the highest bytes of forward, backward and optimizer.
-        static_bytes: weights, gradients and optimizer states: parameters times a few bytes.
+        peak_bytes: max_memory_allocated of the steady step, from an empty device.
+        peak_phase: the phase of the peak.
+        phases: peaks of forward, backward and optimizer.
+        static_bytes: weights, gradients and optimizer states.
         checkpoint_bytes: the inputs of all decoder layers, 0 without checkpointing.
-        logits_bytes: the highest sum of all [T, V] logits tensors; 0 with a loss that makes none.
-        roles: who holds the peak; adds up to `peak_bytes`.
-        layers: the same by part of the model, from the input on.
-        lowest_bytes, highest_bytes: what the peak lies between, depending on which large blocks the allocator does
-            not split: it leaves remainders of up to 1 MiB in them.
-        first_step_peak_bytes: the first step's peak: it finds no optimizer states.
-        host_bytes: main memory that training takes in this GPU's process with offload, else 0.
-        terms: the headline quantities as formulas.
-        assumed: what the figures rest on, one sentence each.
-        left_out: what they do not hold, one sentence each.
+        logits_bytes: the highest sum of all [T, V] logits tensors, 0 if the loss makes none.
+        roles: the peak by role; adds up to `peak_bytes`.
+        layers: the peak by part of the model, in forward order.
+        lowest_bytes, highest_bytes: bounds of the peak; it depends on which large blocks the allocator leaves
+            unsplit, with remainders of up to 1 MiB.
+        first_step_peak_bytes: the peak of the first step, which begins without optimizer states.
+        host_bytes: main memory that offloaded training uses in this GPU's process, else 0.
+        terms: the headline terms.
+        assumed: assumptions behind the figures, one sentence each.
+        left_out: memory that the figures do not include, one sentence each.
     """
 
     peak_bytes: int

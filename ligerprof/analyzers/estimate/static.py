@@ -11,7 +11,7 @@ from ligerprof.torch_memory.low_bit import nf4_sizes
 
 
 def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
-    """Every parameter of the model by transformers' name."""
+    """All parameters of the model, by their names in transformers."""
     width = DTYPE_BYTES[recipe.weight_dtype]
     adapters = dict(adapter_weights(recipe))
 
@@ -35,7 +35,7 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
 
 
 def input_sizes(recipe: TrainingRecipe) -> Iterator[int]:
-    """Bytes of each tensor of the batch: tokens that are their own labels; with padding, a mask and labels."""
+    """Bytes of each tensor of the batch: tokens, which are also the labels; with padding, a mask and labels."""
     yield recipe.tokens * INDEX_BYTES
     if recipe.padding:
         yield recipe.tokens * INDEX_BYTES

@@ -1,4 +1,4 @@
-"""Tensor operations and what autograd keeps for each: the bytes of forward and backward follow by counting."""
+"""A tape of tensor operations, from which the memory of forward and backward is counted."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ class _Pending:
 
 @dataclass(slots=True, eq=False)
 class Weight:
-    """A parameter. Its own bytes are static; its gradient is made in backward.
+    """A parameter. Its own bytes are static; its gradient is allocated in backward.
 
     Attributes:
-        width: bytes an element.
-        kept_share: the part of the whole gradient that stays where gradients are partitioned.
-        uses: how often a forward pass reads it (a tied embedding: twice).
-        shape: the parameter's sizes.
+        width: bytes per element.
+        kept_share: the share of the gradient that stays on this GPU.
+        uses: reads per forward pass (2 for a tied embedding).
+        shape: the parameter's shape.
         in_layer: whether it belongs to a decoder layer.
-        packed_sizes: bytes of each tensor that holds it where it is quantized, else none.
-        reduction_bytes: made and dropped between ranks when its gradient comes, where others are reduced then.
-        gathered_bytes: there while an operation reads it, where ranks hold parts of it.
-        gradient: the gradient, once it is made; a micro-batch after the first adds to it.
-        pending: gradients of some of the uses, while others are still to come.
+        packed_sizes: bytes of each tensor of a quantized parameter, else empty.
+        reduction_bytes: allocated and freed if its gradient triggers a reduction among ranks.
+        gathered_bytes: allocated while an operation reads a sharded parameter.
+        gradient: the gradient once it exists; later micro-batches add to it.
+        pending: the sum of the gradients of some uses, until all have arrived.
     """
 
     elements: int
@@ -56,17 +56,17 @@ class Weight:
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether backward makes a gradient for it."""
+        """Whether backward computes its gradient."""
         return self.trainable
 
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """A tensor that a forward pass makes.
+    """A tensor computed in a forward pass.
 
     Attributes:
-        block: its memory; None where recomputation stopped before it was made again.
-        gradient_role: who its gradient counts as.
+        block: its memory; None if recomputation stopped before it.
+        gradient_role: the role of its gradient.
     """
 
     elements: int
@@ -86,28 +86,28 @@ Tensor = Weight | Value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """One call that makes one tensor, as torch sees it.
+    """One torch operation with one output tensor.
 
     Attributes:
         elements, width: the output.
-        inputs: tensors whose gradients are new memory of their own size.
-        passes: tensors that are handed the output's gradient itself, or a view of it.
-        reuses: inputs whose gradients are written over what was saved of them.
-        early: inputs whose gradients are made in the forward pass and kept, with their bytes; one
-            that is among `inputs` too gets a new gradient in backward, and the early one is dropped.
-        saves: tensors autograd keeps until the backward of this operation has run.
-        saves_output: whether the output is kept as well.
-        extra_saved_bytes: what else is allocated and kept (statistics, dropout masks).
-        view_of: the tensor whose memory the output shares; no memory is taken then.
-        forward_scratch_bytes, backward_scratch_bytes: allocated beyond outputs and gradients,
-            and freed again, while the operation or its gradient runs.
+        inputs: tensors whose gradients are allocated, in their own size.
+        passes: tensors that receive the output's gradient itself, or a view of it.
+        reuses: inputs whose gradients overwrite their saved tensors.
+        early: inputs whose gradients are computed in the forward pass, with their bytes; for one that is
+            also among `inputs`, backward allocates a new gradient and frees the early one.
+        saves: tensors that autograd keeps for the backward of this operation.
+        saves_output: whether autograd keeps the output as well.
+        extra_saved_bytes: other memory allocated for backward (statistics, dropout masks).
+        view_of: the tensor whose memory the output shares.
+        forward_scratch_bytes, backward_scratch_bytes: temporaries of the operation and of its gradient,
+            beyond outputs and gradients.
         reduction_scratch_bytes: allocated and freed when the engine sums gradients to their tensors' shapes: after
             the gradient function has returned, while its results and inputs are still there.
-        role: who the output, what is kept, and the scratch of both passes count as.
-        gradient_role: who the gradient of the output counts as, where another operation makes it.
-        gradient_is_view: gradients are views (`mm(...).view`): a second one is not added in place.
+        role: the role of the output, of saved memory and of temporaries.
+        gradient_role: the role of the output's gradient.
+        gradient_is_view: whether gradients are views (`mm(...).view`), so that a second one is not added in place.
         is_product: whether cuBLAS runs it.
-        in_function: a Python autograd Function: it saves after its output is made, not before.
+        in_function: whether it is a Python autograd Function, which saves after computing its output.
     """
 
     elements: int
@@ -137,7 +137,7 @@ class Operation:
 
     @property
     def differentiable(self) -> tuple[Tensor, ...]:
-        """Every input that may be handed a gradient."""
+        """All inputs that may receive a gradient."""
         return (*self.inputs, *self.passes, *self.reuses, *(item for item, _ in self.early))
 
 
@@ -150,12 +150,12 @@ class _Node:
 
 
 class Tape:
-    """Runs operations forward on a meter, then backward in the reverse order, as autograd's engine does.
+    """Run operations forward on a meter, then backward in reverse order, as autograd's engine does.
 
     Args:
         meter: counts the bytes.
-        saving: False for a checkpointed region's first pass: nothing is kept for backward.
-        stop_after_saves: where recomputation stops: once so many operations have saved
+        saving: False for the first pass of a checkpointed region, which saves nothing for backward.
+        stop_after_saves: stop a recomputation after this many operations have saved
             (torch.utils.checkpoint's early stop); None runs to the end.
     """
 
@@ -170,14 +170,14 @@ class Tape:
         self._pending: dict[int, _Pending] = {}
 
     def run(self, operation: Operation) -> Value:
-        """Run one operation; its output has one holder, the Python variable it is bound to."""
+        """Run one operation; the holder of its output is the Python variable that it is assigned to."""
         needs_gradient = any(item.needs_gradient for item in operation.differentiable)
         output = Value(operation.elements, operation.width, needs_gradient, None, operation.gradient_role)
         node = _Node(operation, (output,))
         saves_now = needs_gradient and operation.saves_anything and not self._stopped
         if saves_now:
             self._save(node)
-        # a C++ operation saves its inputs before it computes, so the last one never computes
+        # a C++ operation saves its inputs before it computes, so the last one does not compute
         if not self._stopped or (saves_now and operation.in_function):
             self._make_output(node)
         if saves_now and self._stopped:
@@ -187,7 +187,7 @@ class Tape:
         return output
 
     def split(self, value: Value, parts: int) -> tuple[Value, ...]:
-        """`value.split(...)`: views; their gradients are joined by one copy."""
+        """`value.split(...)`: views; one copy concatenates their gradients."""
         outputs = tuple(
             Value(value.elements // parts, value.width, value.needs_gradient, value.block) for _ in range(parts)
         )
@@ -203,7 +203,7 @@ class Tape:
         return self.run(Operation(elements=elements, width=value.width, inputs=(value,), view_of=value))
 
     def name(self, value: Value) -> Value:
-        """Bind a tensor to one more Python variable."""
+        """Assign a tensor to one more Python variable."""
         if value.block is not None and not self._stopped:
             self._variables.append(self.meter.keep(value.block))
         return value
@@ -216,28 +216,28 @@ class Tape:
                 self.meter.drop(value.block)
 
     def hand_over(self, value: Value) -> Allocation:
-        """Give the tensor's Python variable to the caller, who drops the block."""
+        """Pass the tensor's reference to the caller, which drops the block."""
         assert value.block is not None
         self._variables.remove(value.block)
         return value.block
 
     def backward(self, output: Value, gradient: Allocation, source: Value | None) -> Allocation | None:
-        """Walk the operations backwards from the gradient of `output`.
+        """Run backward from the gradient of `output`.
 
         Returns:
-            The gradient of `source`, held once; None where it needs none.
+            The gradient of `source`, held once; None if it needs none.
         """
         self.start_backward(output, gradient)
         return self.finish_backward(source)
 
     def start_backward(self, output: Value, gradient: Allocation) -> None:
-        """Walk backwards up to the first operation that needs something saved."""
+        """Run backward up to the first operation that needs a saved tensor."""
         self._pending[id(output)] = _Pending(gradient, is_view=False)
         while self._nodes and not self._nodes[-1].operation.saves_anything:
             self._run_backward(self._nodes.pop())
 
     def take_over(self, first_pass: "Tape") -> None:
-        """Go on where the backward of the pass that this one repeats has stopped."""
+        """Continue the backward of the pass that this tape recomputes."""
         del self._nodes[len(first_pass._nodes) :]
         again = {
             id(old): id(new)
@@ -247,14 +247,14 @@ class Tape:
         self._pending = {again.get(key, key): pending for key, pending in first_pass._pending.items()}
 
     def finish_backward(self, source: Value | None) -> Allocation | None:
-        """Walk the rest of the way; the gradient of `source`, held once, or None where it needs none."""
+        """Run the rest of backward; return the gradient of `source`, held once, or None if it needs none."""
         while self._nodes:
             self._run_backward(self._nodes.pop())
         pending = self._pending.pop(id(source), None)
         return pending.block if pending is not None else None
 
     def forget_gradients(self) -> None:
-        """Drop gradients that nothing asks for, such as that of a frozen embedding's output."""
+        """Drop unused gradients, such as that of a frozen embedding's output."""
         self._forget(pending.block for pending in self._pending.values())
         self._pending.clear()
 
@@ -288,7 +288,7 @@ class Tape:
             node.saved.clear()
 
     def _compute(self, operation: Operation, scratch_bytes: int) -> None:
-        """What is there only while the operation or its gradient runs."""
+        """Allocate and free the temporaries of an operation or of its gradient."""
         if operation.is_product:
             self.meter.multiply()
         gathered = [item for item in operation.differentiable if isinstance(item, Weight) and item.gathered_bytes]
@@ -299,7 +299,7 @@ class Tape:
             self.meter.add({Role.COMMUNICATION: -weight.gathered_bytes})
 
     def _unwind(self) -> None:
-        """The exception that ends a recomputation ends every frame with it."""
+        """Drop all variables: the exception that stops a recomputation ends its frames."""
         for block in self._variables:
             self.meter.drop(block)
         self._variables.clear()
@@ -309,7 +309,7 @@ class Tape:
         incoming = [pending for pending in arrived if pending is not None]
         delivered = self._compute_gradients(node, incoming) if incoming else []
         if self._stop_after_saves is not None:
-            # checkpointing's hooks hand out recomputed tensors for good, so they go with the gradient function
+            # checkpointing's hooks release recomputed tensors to the gradient function, which frees them
             self._forget(node.saved)
             node.saved.clear()
         if incoming:
@@ -340,7 +340,7 @@ class Tape:
         return made + passed + reused + self._take_early(node)
 
     def _take_early(self, node: _Node) -> list[tuple[Tensor, _Pending]]:
-        """Hand over the gradients made in forward; drop those that backward has replaced."""
+        """The gradients computed in forward; drops those that backward has replaced."""
         replaced = [block for item, block in node.early if item in node.operation.inputs]
         self._forget(replaced)
         return [
@@ -380,7 +380,7 @@ class Tape:
             weight.gradient = self.meter.take(int(weight.size_bytes * weight.kept_share), Role.GRADIENTS)
 
     def _sum(self, item: Tensor, old: _Pending, new: _Pending) -> _Pending:
-        """InputBuffer::accumulate: adds in place where it is the only owner of what is no view."""
+        """InputBuffer::accumulate: add in place to a gradient that is not a view and has no other owner."""
         if old.block.holders == 1 and not old.is_view:
             self.meter.drop(new.block)
             return old

@@ -1,4 +1,4 @@
-"""The headline quantities of an estimate, each the formula a person would write down."""
+"""The headline terms of an estimate, each in closed form."""
 
 from collections.abc import Collection
 
@@ -15,7 +15,7 @@ from ligerprof.units import format_bytes
 
 
 def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
-    """Weights of all parameters; gradients and optimizer states of those that train; on one GPU."""
+    """Weights, and gradients and optimizer states of trainable parameters, on one GPU."""
     if recipe.engine is Engine.DEEPSPEED:
         return _zero_term(recipe, weights)
     trained_bytes = sum(weight.size_bytes for weight in weights if weight.trainable)
@@ -29,7 +29,7 @@ def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
 
 
 def _states(recipe: TrainingRecipe, weights: Collection[Weight], trained_bytes: int) -> tuple[int, str]:
-    """Bytes of the optimizer's moments, and what of them is no multiple of the gradients as text."""
+    """Bytes of the optimizer's moments, and text for moments that are not a multiple of the gradients."""
     if recipe.optimizer.compresses_moments:
         size_bytes = sum(state_sizes(recipe, [weight for weight in weights if weight.trainable]))
         what = "8-bit moments" if recipe.optimizer is Optimizer.ADAMW_8BIT else f"moments of rank {recipe.galore_rank}"
@@ -69,7 +69,7 @@ def _zero_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
 
 
 def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
-    """The residual stream at the input of every layer."""
+    """The residual stream at the input of each layer."""
     if not recipe.checkpointing:
         return None
     width = DTYPE_BYTES[recipe.weight_dtype]
@@ -80,7 +80,7 @@ def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
 
 
 def logits_term(recipe: TrainingRecipe, logits_bytes: int) -> Term:
-    """The [T, V] logits tensors that are alive together, in units of one in fp32."""
+    """The [T, V] logits tensors that are live together, in units of one fp32 tensor."""
     spec = recipe.spec
     tensor_bytes = recipe.tokens * spec.vocab_size * FP32_BYTES
     if logits_bytes < tensor_bytes // 2:

@@ -1,4 +1,4 @@
-"""What stays on one GPU of N under DeepSpeed, with ZeRO or without, and what its step makes."""
+"""Memory on one of N GPUs under DeepSpeed, with or without ZeRO: what stays, and the temporaries of a step."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ AnyGathered = Gathered | GatheredOnDemand
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
-    """The share of one GPU under the recipe's ZeRO stage, in the first step or a steady one.
+    """One GPU's memory under the recipe's ZeRO stage, in the first step or a steady one.
 
     Raises:
         UnsupportedError: 4-bit weights, 8-bit or projected moments.
@@ -49,9 +49,9 @@ def _require_known(recipe: TrainingRecipe) -> None:
 
 
 def _stage_0(recipe: TrainingRecipe, elements: Elements) -> Placement:
-    """No ZeRO: an fp32 copy of each tensor, whose states are made at once (fp16/unfused_optimizer.py).
+    """No ZeRO: an fp32 copy of each tensor, with states created at once (fp16/unfused_optimizer.py).
 
-    The step makes an fp32 gradient for each copy.
+    The step allocates an fp32 gradient for each copy.
     """
     return Placement(
         resident={
@@ -70,7 +70,7 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: Elements, *, first: bool) ->
     resident = {
         Role.PARAMETERS: HALF_BYTES * elements.whole,
         Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
-        # temp_grad_buffer_for_gpu_offload: gradients pass through it on their way to main memory
+        # temp_grad_buffer_for_gpu_offload: gradients are copied through it to main memory
         Role.COMMUNICATION: HALF_BYTES * elements.largest if offloaded else 0,
     }
     # double buffers where reduction overlaps with backward (setup_buckets)
@@ -78,7 +78,7 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: Elements, *, first: bool) ->
     return Placement(
         resident=resident,
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
-        # the bucket that gradients are gathered in, made with the first of them
+        # the bucket that collects gradients, allocated with the first one
         reduction={Role.COMMUNICATION: buckets * _bucket_bytes(recipe)},
         bucket_copies={} if recipe.zero == 1 else _bucket_copies(recipe, _flat_copy(recipe, _fills(recipe).within)),
         last_reduction={} if recipe.zero == 1 else _last_reduction(recipe, elements, buckets * _bucket_bytes(recipe)),
@@ -99,14 +99,14 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         resident={
             Role.PARAMETERS: 0 if moved else HALF_BYTES * elements.share,
             Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
-            # partitioned gradients have one flat buffer from the start, and so has the bucket
+            # partitioned gradients and the bucket have flat buffers from the start
             Role.GRADIENTS: 0 if offloaded else HALF_BYTES * trained,
             Role.COMMUNICATION: _bucket_bytes(recipe),
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
         running={Role.COMMUNICATION: at_loss_bytes},
         in_layers={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes},
-        # this rank's part of what one call gathers, on its way from main memory to the other ranks
+        # this rank's share of one gather, on its way from main memory to the other ranks
         arriving={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes + shard_bytes},
         # adapters' gradients are too small to count
         reductions={} if recipe.lora is not None else _reductions(recipe, gathered),
@@ -124,11 +124,11 @@ def _bucket_bytes(recipe: TrainingRecipe) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Fills:
-    """How many elements the bucket holds when it is emptied.
+    """Elements in the bucket when it is flushed.
 
     Attributes:
-        within: the most while decoder layers run backward, 0 where it never is.
-        last: when backward's last gradient finds no room in it; that gradient is `waiting` elements large.
+        within: the most during backward of the decoder layers, 0 if it is not flushed then.
+        last: when backward's last gradient, of `waiting` elements, does not fit.
     """
 
     within: int
@@ -145,9 +145,9 @@ def _fills(recipe: TrainingRecipe) -> _Fills:
 
 
 def _bucket_copies(recipe: TrainingRecipe, copy_bytes: int) -> Bytes:
-    """A copy made when some layers are through, less the checkpoints that they have freed by then.
+    """A copy made after some layers have run, less the checkpoints that they have freed.
 
-    Without checkpointing they have freed far more than any copy takes.
+    Without checkpointing, they have freed far more than a copy takes.
     """
     layers = _fills(recipe).within // _layer_elements(recipe)
     freed_bytes = _freed_bytes(recipe, layers)
@@ -155,14 +155,14 @@ def _bucket_copies(recipe: TrainingRecipe, copy_bytes: int) -> Bytes:
 
 
 def _flat_copy(recipe: TrainingRecipe, elements: int) -> int:
-    """Between ranks, what is in the bucket is flattened once more (stage_1_and_2.py, allreduce_bucket)."""
+    """With several ranks, the bucket is flattened once more (stage_1_and_2.py, allreduce_bucket)."""
     return HALF_BYTES * elements if recipe.gpus > 1 else 0
 
 
 def _last_reduction(recipe: TrainingRecipe, elements: Elements, bucket_bytes: int) -> Bytes:
-    """The bucket, emptied once more, or two fp32 copies of the largest gradient on its way to main memory.
+    """The last flush of the bucket, or two fp32 copies of the largest gradient on its way to main memory.
 
-    The norm of each gradient is taken of an fp32 copy, and another goes to main memory
+    The norm of each gradient is computed from an fp32 copy, and another copy goes to main memory
     (set_norm_for_param_grad_in_gpu, async_inplace_copy_grad_to_fp32_buffer_from_gpu).
     """
     fills = _fills(recipe)
@@ -176,7 +176,7 @@ def _last_reduction(recipe: TrainingRecipe, elements: Elements, bucket_bytes: in
 
 
 def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: AnyGathered) -> int:
-    """Gathered weights while layers run backward, where they exceed the most what the layers behind have freed."""
+    """Gathered weights during backward of the layers, where they most exceed what earlier layers have freed."""
     return max(
         HALF_BYTES * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
         for passed in range(recipe.spec.layers if recipe.checkpointing else 1)
@@ -184,14 +184,14 @@ def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: AnyGathered) -> int:
 
 
 def _freed_bytes(recipe: TrainingRecipe, layers: int) -> int:
-    """Checkpoints of layers that are through."""
+    """Checkpoints of layers that have run backward."""
     return layers * recipe.tokens * recipe.spec.hidden_size * HALF_BYTES
 
 
 def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]:
-    """By parameter, what stage 3 makes beyond what is counted already when that parameter's gradient comes.
+    """By parameter, what stage 3 allocates when its gradient arrives, beyond what is already counted.
 
-    The most of all layers that one stands for; what those of them that are through have freed is taken off.
+    The maximum over all layers that a traced layer represents, less what those that have run have freed.
     """
     most: dict[str, int] = {}
     inside = (item.name for item in recipe.spec.parameters if is_in_layer(item.name))
@@ -202,7 +202,7 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
             continue
         name, passed, freed = _arrival(recipe.spec, order, flush.waiting)
         if freed and not recipe.checkpointing:
-            # those layers have freed far more than this
+            # those layers have freed more than this
             continue
         held_bytes = HALF_BYTES * (scattered_elements(recipe, flush) + gathered.in_layers(passed))
         counted_bytes = in_layers_bytes if name in order else HALF_BYTES * gathered.at_loss()
@@ -211,17 +211,17 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
 
 
 def _arrival(spec: ModelSpec, order: Mapping[str, int], waiting: ParameterShape) -> tuple[str, int, int]:
-    """When a parameter's gradient comes.
+    """When a parameter's gradient arrives.
 
     Args:
         order: the names of the layers' parameters, numbered.
 
     Returns:
-        The same parameter's name in the layer that stands for its own, how many layers have run backward by
-        then, and how many of these are among those that the one stands for.
+        The parameter's name in the traced layer that represents its own, the number of layers that have run backward,
+        and how many of these the traced layer represents.
     """
     if waiting.name not in order:
-        # an embedding comes before the layers, so after them in backward; norm and head the other way round
+        # the embedding is before the layers, so after them in backward; norm and head are the opposite
         is_embedding = spec.parameters.index(waiting) <= len(order)
         return waiting.name, spec.layers if is_embedding else 0, 0
     each = len(order) // spec.layers
@@ -231,7 +231,7 @@ def _arrival(spec: ModelSpec, order: Mapping[str, int], waiting: ParameterShape)
 
 
 def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
-    """What the last gradients take in stage 3, beside the embedding that is still gathered."""
+    """The last flush in stage 3, with the embedding still gathered."""
     *_, last = bucket_flushes(recipe)
     elements = scattered_elements(recipe, last) + gathered.in_layers(recipe.spec.layers)
     return {Role.COMMUNICATION: HALF_BYTES * elements}
@@ -247,10 +247,10 @@ def _state_bytes(recipe: TrainingRecipe, share: int) -> int:
 
 
 def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool) -> Iterator[Bytes]:
-    """Group after group, gradients are flattened and cast to fp32, then the optimizer steps.
+    """Per group, gradients are flattened and cast to fp32, then the optimizer steps.
 
-    Stages 1 and 2 let go of the 16-bit gradients in between, and so does everyone of the flat ones (step and
-    _prepare_fp32_grad_for_sub_group). The first step makes a group's moments only then.
+    In between, stages 1 and 2 free the 16-bit gradients, and all stages the flat copy (step and
+    _prepare_fp32_grad_for_sub_group). The first step creates a group's moments only then.
     """
     made: Bytes = {}
     kept_bytes = HALF_BYTES if recipe.zero < 3 else 0
@@ -263,13 +263,13 @@ def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool) -> I
 
 
 def _stepping(recipe: TrainingRecipe, elements: int) -> Bytes:
-    """fp32 gradients; foreach AdamW takes square roots besides."""
+    """fp32 gradients, and foreach AdamW's square roots."""
     copies = 1 + step_copies(recipe.optimizer)
     return {Role.OPTIMIZER_TEMPORARIES: copies * FP32_BYTES * elements}
 
 
 def zero_copies(recipe: TrainingRecipe) -> tuple[tuple[int, bool], ...]:
-    """(bytes a parameter, whether this GPU holds them for all parameters) of weights, optimizer states, gradients."""
+    """(bytes per parameter, whether not sharded) of weights, optimizer states and gradients."""
     on_gpu = recipe.offload is Offload.NONE
     return (
         (0 if recipe.offload.moves_parameters else HALF_BYTES, recipe.zero < 3),

@@ -1,4 +1,4 @@
-"""Blocks of a caching allocator's segments, and the pools that hold the free ones."""
+"""Blocks of the caching allocator's segments, and the pools of free blocks."""
 
 import bisect
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Block:
         return self.size_bytes + (following.size_bytes if following is not None and not following.mapped else 0)
 
     def split(self, size_bytes: int) -> "Block":
-        """Keep the first `size_bytes`; the rest is a block of its own, which is returned."""
+        """Keep the first `size_bytes`, and return the remainder as a new block."""
         rest = Block(
             address=self.address + size_bytes,
             size_bytes=self.size_bytes - size_bytes,

@@ -59,7 +59,7 @@ class CachingAllocator:
         settings: PYTORCH_CUDA_ALLOC_CONF.
         capacity_bytes: what the device has for segments, None for no end.
         limit_bytes: set_per_process_memory_fraction's limit on reserved bytes, None for none.
-        observe: is told (action, address, bytes, context) of every event, in torch's order and words.
+        observe: callback invoked with (action, address, bytes, context) for each event, in torch's order and words.
 
     Attributes:
         allocated_bytes: in blocks that are held, as torch.cuda.memory_allocated() counts.

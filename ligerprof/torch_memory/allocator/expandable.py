@@ -19,7 +19,7 @@ class ExpandableSegment:
     Args:
         pool: whose blocks it holds.
         page_bytes: what is mapped at once.
-        account: is told (action, address, bytes, context) of pages that come and go; answers whether they may.
+        account: callback invoked with (action, address, bytes, context) for pages to map or unmap; False refuses.
     """
 
     def __init__(self, pool: Pool, *, page_bytes: int, account: Callable[[str, int, int, object], bool]) -> None:

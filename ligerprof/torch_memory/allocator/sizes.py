@@ -1,4 +1,4 @@
-"""How CUDA's caching allocator sizes blocks: rounding of requests, and when the rest of a free block is split off."""
+"""How CUDA's caching allocator sizes blocks: rounding of requests, and when it splits a free block."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class SizeRules:
 
     Attributes:
         expandable_segments: rests of 512 bytes and more are split off in both pools.
-        max_split_bytes: requests from here on are never split from a larger block; None is no limit.
+        max_split_bytes: requests from this size on are not split from a larger block; None for no limit.
         roundup_divisions: divisions between powers of two, for requests from 1 MiB on; the
             last one holds for all larger ones; 0 or 1 leaves rounding to 512 bytes.
     """

@@ -1,4 +1,4 @@
-"""What the fused attention kernels of CUDA keep for backward, and what they allocate while they run.
+"""What CUDA's fused attention kernels save for backward, and what they allocate while they run.
 
 Read in aten/src/ATen/native/transformers/cuda (attention.cu, attention_backward.cu, flash_attn/flash_api.cpp,
 mem_eff_attention/kernel_backward.h) and aten/src/ATen/native/cudnn/MHA.cpp; every size was measured on one H200 with
