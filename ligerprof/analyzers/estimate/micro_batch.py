@@ -102,12 +102,12 @@ class MicroBatch:
         self._meter.add(self._placement.in_layers, place=WHOLE)
         self._meter.add(self._placement.bucket_copies, place=WHOLE)
         for layer in reversed(self._layers):
-            if layer.index == 0:
+            if layer.index == 0 and not self._recipe.reentrant:
                 self._release_mask(self._other_mask)
             flowing = self._layer_backward(layer, flowing)
         self._meter.add(self._placement.bucket_copies, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
-        self._release_mask(self._mask)
+        self._end_shared()
         self._meter.place = EMBEDDING
         self._keep_embedded()
         if flowing is not None:
@@ -127,7 +127,16 @@ class MicroBatch:
         if adapter_rank(self._recipe) is None or not self._recipe.checkpointing:
             return
         size_bytes = self._layers[0].source.size_bytes
-        self.until_loss_is_freed = [self._meter.take(size_bytes, self._stream_role) for _ in ("output", "gradient")]
+        self.until_loss_is_freed += [self._meter.take(size_bytes, self._stream_role) for _ in ("output", "gradient")]
+
+    def _end_shared(self) -> None:
+        """Masks and rotary tables end; reentrant checkpointing's functions hold them as long as the loss lives."""
+        if not self._recipe.reentrant:
+            self._release_mask(self._mask)
+            return
+        masks = (mask for mask in (self._mask, self._other_mask) if mask is not None)
+        self.until_loss_is_freed += [*self._until_backward_ends, *(self._bottom.tape.hand_over(mask) for mask in masks)]
+        self._until_backward_ends = []
 
     def _release_mask(self, mask: Value | None) -> None:
         if mask is not None:
