@@ -142,7 +142,7 @@ PLAIN: dict[str, Callable[[TrainingRecipe], int]] = {
     "accelerate estimate-memory": accelerate_memory,
     "Ultra-Scale Playbook": ultrascale,
     "Transformer Math 101": transformer_math,
-    "16 P, checkpoints, 3 planes": study_16p,
+    "16 P, checkpoints, 3 logits tensors": study_16p,
 }
 # runs the step on fake tensors, which takes seconds per row
 SLOW: dict[str, Callable[[TrainingRecipe], int]] = {"MemTracker": mem_tracker}

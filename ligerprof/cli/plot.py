@@ -17,19 +17,20 @@ from ligerprof.reports.figures.kinds import KINDS, OF_A_RECIPE, Drawn, NothingTo
 from ligerprof.reports.figures.sources import Sources, read_sources
 from ligerprof.reports.figures.style import FORMATS, check_format, write_figure
 from ligerprof.runs.sweep.cells import CellStatus
+from ligerprof.serialization import document
 
 
 @click.command(
     cls=RecipeCommand, name="plot", short_help="Draw figures from sweeps, runs, recordings and bench records."
 )
 @click.argument("sources", metavar="SWEEP|RUN|FILE…", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@folder_option("The folder for the figures; made where it is not there.", Path("figures"))
+@folder_option("Folder for the figures; created if it does not exist.", Path("figures"))
 @click.option(
     "--kind",
     "kinds",
     type=click.Choice(tuple(KINDS)),
     multiple=True,
-    help="What to draw; may be repeated. Default: all that the sources allow; planes where there are none.",
+    help=f"Figure to draw; may be repeated. Default: all that the sources allow, or {OF_A_RECIPE} without sources.",
 )
 @click.option(
     "--format",
@@ -45,38 +46,36 @@ from ligerprof.runs.sweep.cells import CellStatus
 def command(recipe: TrainingRecipe, sources: tuple[Path, ...], **options: Any) -> None:
     """Draw figures from sweeps, runs, recordings and bench records.
 
-    A source is the folder or the results.jsonl of a sweep, a run directory, what `step --json` printed, a
-    memory snapshot, or records of `bench`; rows of several sources count as one sweep, of a cell that is
-    in two the later. The options of a recipe are for `--kind planes`, which needs no source.
+    A source is the folder or the results.jsonl of a sweep, a run directory, the output of `step --json`, a
+    memory snapshot, or records of `bench`. The rows of several sources form one sweep; the later of two rows
+    of the same cell counts. Only `--kind planes`, which needs no source, uses the options of a recipe.
     """
-    formats = _formats(options["formats"])
-    kinds = options["kinds"] or _default_kinds(sources)
+    formats = tuple(dict.fromkeys(name.strip() for name in options["formats"].split(",")))
+    for name in formats:
+        check_format(name)
+    kinds = options["kinds"] or [name for name in KINDS if (name == OF_A_RECIPE) == (not sources)]
     if OF_A_RECIPE not in kinds:
         _refuse_recipe_options(click.get_current_context())
     given = PlotInput(sources=read_sources(sources), recipe=recipe)
-    _tell_failed(given.sources)
+    _report_failed(given.sources)
     drawn, left_out = _draw_all(kinds, given, required=bool(options["kinds"]))
-    files = _write(drawn, options["output"], formats, force=options["force"])
+    figures = [
+        {"kind": kind, "name": one.name, "files": [str(options["output"] / f"{one.name}.{name}") for name in formats]}
+        for kind, one in drawn
+    ]
+    require_absent((Path(path) for entry in figures for path in entry["files"]), force=options["force"])
+    for (_, one), entry in zip(drawn, figures, strict=True):
+        for path in entry["files"]:
+            write_figure(one.figure, Path(path), force=options["force"])
     if options["as_json"]:
-        print_json({"schema": 1, "kind": "plot", "figures": files, "left_out": left_out})
+        print_json(document("plot", {"figures": figures, "left_out": left_out}))
     else:
-        for figure in files:
-            click.echo("\n".join(figure["files"]))
-
-
-def _default_kinds(sources: Sequence[Path]) -> tuple[str, ...]:
-    return tuple(name for name in KINDS if (name == OF_A_RECIPE) == (not sources))
-
-
-def _formats(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        check_format(name)
-    return names
+        for entry in figures:
+            click.echo("\n".join(entry["files"]))
 
 
 def _refuse_recipe_options(ctx: click.Context) -> None:
-    """Refuse options that nothing would be drawn from, rather than pass over them."""
+    """Refuse options that would have no effect."""
     for name, declared in RECIPE_OPTIONS.items():
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise RecipeError(
@@ -84,7 +83,7 @@ def _refuse_recipe_options(ctx: click.Context) -> None:
             )
 
 
-def _tell_failed(sources: Sources) -> None:
+def _report_failed(sources: Sources) -> None:
     failed = [cell for cell in sources.cells if cell.status is CellStatus.FAILED]
     if failed:
         say(f"left out: {len(failed)} failed cell{'s' * (len(failed) > 1)}, such as {failed[0].recipe.summary}")
@@ -93,13 +92,13 @@ def _tell_failed(sources: Sources) -> None:
 def _draw_all(
     kinds: Sequence[str], given: PlotInput, *, required: bool
 ) -> tuple[list[tuple[str, Drawn]], list[dict[str, str]]]:
-    """Every figure, and the kinds that the sources do not allow.
+    """All figures, and the kinds that the sources do not allow.
 
     Args:
-        required: whether each kind was asked for by name.
+        required: whether the user named the kinds.
 
     Raises:
-        NothingToDrawError: a required kind cannot be drawn, or none can.
+        NothingToDrawError: a required kind cannot be drawn, or no kind can.
     """
     drawn: list[tuple[str, Drawn]] = []
     left_out: list[dict[str, str]] = []
@@ -113,18 +112,3 @@ def _draw_all(
     if not drawn:
         raise NothingToDrawError("nothing to draw from. Name a sweep, a run, a memory snapshot or bench records.")
     return drawn, left_out
-
-
-def _write(
-    drawn: Sequence[tuple[str, Drawn]], folder: Path, formats: Sequence[str], *, force: bool
-) -> list[dict[str, Any]]:
-    """Write every figure in every format, or none where one stands in the way."""
-    files = [
-        {"kind": kind, "name": one.name, "files": [str(folder / f"{one.name}.{name}") for name in formats]}
-        for kind, one in drawn
-    ]
-    require_absent((Path(path) for entry in files for path in entry["files"]), force=force)
-    for (_, one), entry in zip(drawn, files, strict=True):
-        for path in map(Path, entry["files"]):
-            write_figure(one.figure, path, force=force)
-    return files

@@ -1,4 +1,4 @@
-"""How far estimates and simulations are from the measured peak, in percent, over the size of the peak."""
+"""Errors of estimates and simulations against the measured peak, in percent, over the size of the peak."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import estimated_peak_bytes
-from ligerprof.reports.figures.style import RULE, LineLook, new_figure, styled, write_legend, write_title
+from ligerprof.reports.figures.style import RULE, LineLook, drawing
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.units import GIB
@@ -20,19 +20,15 @@ _LOOKS = {
     "estimated": LineLook("#0072b2", "o", "", hollow=True, points=5.5),
     "simulated": LineLook("#d55e00", "x", "", points=4),
 }
-# the least that the axis reaches to either side, so that a thousandth of a percent does not look like an error
+# least extent of the axis to either side, so that a thousandth of a percent does not look like an error
 _LEAST_PERCENT = 0.1
-# from here on even steps would crowd the small ones
+# ratio of the largest to the smallest peak from which the axis is logarithmic
 _WIDE = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """One figure beside the measured one of the same condition.
-
-    Attributes:
-        way: estimated or simulated.
-    """
+    """A predicted peak and the measured one of the same condition; `way` is estimated or simulated."""
 
     way: str
     predicted_bytes: int
@@ -45,46 +41,48 @@ class Prediction:
 
 
 def find_predictions(cells: Iterable[Cell]) -> tuple[Prediction, ...]:
-    """Every measured cell that is done, with its closed form and with the simulated cell of the same condition."""
-    found = tuple(cells)
-    simulated = {repr(cell.recipe.training): cell for cell in found if _backend(cell) is Backend.SIMULATED}
-    measured = [cell for cell in found if _backend(cell) is Backend.MEASURED]
-    pairs = [("estimated", estimated_peak_bytes(cell.recipe), cell) for cell in measured]
-    pairs += [("simulated", _peak_bytes(simulated.get(repr(cell.recipe.training))), cell) for cell in measured]
+    """Pair the peak of each measured cell with its analytic estimate and with the simulated cell of the same training."""
+    peaks: dict[Backend, list[tuple[Cell, int]]] = {backend: [] for backend in Backend}
+    for cell in cells:
+        if cell.status is CellStatus.DONE and cell.figures is not None:
+            peaks[cell.figures.backend].append((cell, cell.figures.peak_bytes))
+    simulated = {repr(cell.recipe.training): peak_bytes for cell, peak_bytes in peaks[Backend.SIMULATED]}
+    measured = peaks[Backend.MEASURED]
+    found = [("estimated", estimated_peak_bytes(cell.recipe), peak_bytes) for cell, peak_bytes in measured]
+    found += [("simulated", simulated.get(repr(cell.recipe.training)), peak_bytes) for cell, peak_bytes in measured]
     return tuple(
         Prediction(way=way, predicted_bytes=predicted_bytes, measured_bytes=measured_bytes)
-        for way, predicted_bytes, cell in pairs
-        if predicted_bytes is not None and (measured_bytes := _peak_bytes(cell))
+        for way, predicted_bytes, measured_bytes in found
+        if predicted_bytes is not None and measured_bytes
     )
 
 
 def draw_accuracy(predictions: Sequence[Prediction], *sentences: str) -> "Figure":
-    """A mark a prediction; how many there are and the worst of them in the legend."""
-    with styled():
-        figure = new_figure(_AXES_INCHES)
+    """One mark per prediction; the legend gives their number, the median and the worst."""
+    with drawing(_AXES_INCHES, *sentences, columns=1) as figure:
         axes = figure.add_subplot()
         for way, look in _LOOKS.items():
             own = [prediction for prediction in predictions if prediction.way == way]
             if own:
-                axes.plot(
-                    [prediction.measured_bytes / GIB for prediction in own],
-                    [100 * prediction.error_ratio for prediction in own],
-                    label=_label(way, own),
-                    **look.arguments(),
-                )
+                sizes = [prediction.measured_bytes / GIB for prediction in own]
+                errors = [100 * prediction.error_ratio for prediction in own]
+                axes.plot(sizes, errors, label=_label(way, [abs(error) for error in errors]), **look.arguments())
         axes.axhline(0, color=RULE, linewidth=0.8)
         reach = 1.15 * max([_LEAST_PERCENT, *(100 * abs(prediction.error_ratio) for prediction in predictions)])
         axes.set_ylim(-reach, reach)
         _scale_peaks(axes, [prediction.measured_bytes for prediction in predictions])
         axes.set_xlabel("measured peak, GiB")
         axes.set_ylabel("error, %")
-        write_title(figure, *sentences)
-        write_legend(figure, columns=1)
     return figure
 
 
+def _label(way: str, percents: Sequence[float]) -> str:
+    median, worst = statistics.median(percents), max(percents)
+    return f"{way}: {len(percents)} steps, median {median:.3f} %, worst {worst:.2f} %"
+
+
 def _scale_peaks(axes: "Axes", sizes_bytes: Sequence[int]) -> None:
-    """Peaks of one size on an even axis, of many sizes on a logarithmic one."""
+    """A linear axis for peaks of similar size, a logarithmic one for others."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     if max(sizes_bytes) < _WIDE * min(sizes_bytes):
@@ -94,17 +92,3 @@ def _scale_peaks(axes: "Axes", sizes_bytes: Sequence[int]) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _backend(cell: Cell) -> Backend | None:
-    return cell.figures.backend if cell.status is CellStatus.DONE and cell.figures is not None else None
-
-
-def _peak_bytes(cell: Cell | None) -> int | None:
-    return None if cell is None or cell.figures is None else cell.figures.peak_bytes
-
-
-def _label(way: str, predictions: Sequence[Prediction]) -> str:
-    ratios = [abs(prediction.error_ratio) for prediction in predictions]
-    median, worst = statistics.median(ratios), max(ratios)
-    return f"{way}: {len(ratios)} steps, median {100 * median:.3f} %, worst {100 * worst:.2f} %"

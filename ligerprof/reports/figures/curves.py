@@ -1,4 +1,4 @@
-"""Peak and throughput of a sweep against batch or sequence: a line a kernel set, a cross where memory runs out."""
+"""Peak and throughput of a sweep over batch or sequence: one line per kernel set, a cross where memory runs out."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ligerprof.recipe.categories import Axis
-from ligerprof.reports.figures.series import Series, Setting, describe_origin, describe_setting, split_series
-from ligerprof.reports.figures.style import (
-    HALF_PAGE_INCHES,
-    INK,
-    RULE,
-    mark_sizes,
-    new_figure,
-    styled,
-    write_legend,
-    write_title,
+from ligerprof.reports.figures.series import (
+    AXIS_TITLES,
+    Series,
+    Setting,
+    describe_origin,
+    describe_setting,
+    split_series,
 )
+from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, drawing, mark_limit, mark_sizes
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.units import GIB
 
@@ -25,30 +23,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Quantity = Literal["peak", "throughput"]
-AXIS_TITLES: dict[Axis, str] = {Axis.BATCH: "batch, sequences", Axis.SEQ: "sequence, tokens"}
-_HEADLINES: dict[Quantity, str] = {"peak": "peak", "throughput": "throughput"}
-_Y_TITLES: dict[Quantity, str] = {"peak": "peak allocated, GiB", "throughput": "tokens/s"}
+VALUE_TITLES: dict[Quantity, str] = {"peak": "peak allocated, GiB", "throughput": "tokens/s"}
 _AXES_INCHES = 2.0
-# beside the axes: their title, their ticks and the figure's edge
+# width of the axis title, the tick labels and the figure's edge
 _MARGIN_INCHES = 0.7
-_HEADROOM = 1.06
 _CROSS_INCHES = 0.075
-_CROSS: dict[str, Any] = {
-    "marker": "x",
-    "linestyle": "",
-    "markersize": 5.5,
-    "markeredgewidth": 1.6,
-    "zorder": 5,
-}
+_CROSS: dict[str, Any] = {"marker": "x", "linestyle": "", "markersize": 5.5, "markeredgewidth": 1.6, "zorder": 5}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Line:
-    """What of a series is drawn.
+    """The points of a series.
 
     Attributes:
-        places: sizes along the axis that ran, and what was found there.
-        ran_out: the smallest size at which memory ran out beyond them, or None.
+        places: sizes along the axis that ran, with their `values`.
+        ran_out: the smallest larger size at which memory ran out, or None.
     """
 
     series: Series
@@ -58,12 +47,12 @@ class _Line:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All sizes of the line, the one that ran out included."""
+        """All sizes of the line, including the one that ran out."""
         return self.places if self.ran_out is None else (*self.places, self.ran_out)
 
 
 def value_of(cell: Cell, quantity: Quantity) -> float | None:
-    """Peak in GiB or tokens a second, None where the cell has none."""
+    """Peak in GiB or tokens per second; None if the cell has none."""
     if cell.status is not CellStatus.DONE:
         return None
     if quantity == "throughput":
@@ -72,49 +61,43 @@ def value_of(cell: Cell, quantity: Quantity) -> float | None:
 
 
 def draw_curves(setting: Setting, axis: Axis, *quantities: Quantity) -> "Figure":
-    """Curves of one setting, half a page wide for each quantity, side by side."""
+    """Curves of one setting, half a page wide per quantity, side by side."""
     sizes = curve_sizes(setting, axis)
-    # the sizes of a grid before those of a search for its border
+    # label the sizes of a grid before those of a search for its border
     shared = [size for size, lines in sizes.items() if lines == max(sizes.values())]
-    with styled():
-        figure = new_figure(_AXES_INCHES, width_inches=len(quantities) * HALF_PAGE_INCHES)
+    headline = f"{' and '.join(quantities).capitalize()} against {axis if axis is Axis.BATCH else 'sequence'}"
+    sentences = f"{headline}, {describe_origin(setting)}", describe_setting(setting, along=(axis,))
+    width_inches = len(quantities) * HALF_PAGE_INCHES
+    with drawing(_AXES_INCHES, *sentences, width_inches=width_inches, columns=2 * len(quantities)) as figure:
         panels = figure.subplots(1, len(quantities), squeeze=False)[0]
         for axes, quantity in zip(panels, quantities, strict=True):
             _draw_panel(axes, _lines(setting, axis, quantity), setting, quantity)
             axes.set_xlabel(AXIS_TITLES[axis])
             mark_sizes(axes, list(sizes), width_inches=HALF_PAGE_INCHES - _MARGIN_INCHES, first=shared)
-        headline = " and ".join(_HEADLINES[quantity] for quantity in quantities).capitalize()
-        write_title(
-            figure,
-            f"{headline} against {axis if axis is Axis.BATCH else 'sequence'}, {describe_origin(setting)}",
-            describe_setting(setting, along=(axis,)),
-        )
-        write_legend(figure, columns=2 * len(quantities))
     return figure
 
 
-def _lines(setting: Setting, axis: Axis, quantity: Quantity) -> list[_Line]:
-    """Every series with more than one size: one alone is no line."""
-    lines = [_line(series, axis, quantity) for series in split_series(setting, axis)]
-    return [line for line in lines if len(line.sizes) > 1]
-
-
 def curve_sizes(setting: Setting, axis: Axis, quantity: Quantity = "peak") -> dict[int, int]:
-    """Where there is a point or a cross, ascending, and of how many lines; empty where nothing makes a line."""
+    """Sizes with a point or a cross, ascending, with the number of lines at each; empty without a line."""
     counts = Counter(size for line in _lines(setting, axis, quantity) for size in line.sizes)
     return dict(sorted(counts.items()))
 
 
+def _lines(setting: Setting, axis: Axis, quantity: Quantity) -> list[_Line]:
+    """Series with at least two sizes; a single point does not make a line."""
+    lines = [_line(series, axis, quantity) for series in split_series(setting, axis)]
+    return [line for line in lines if len(line.sizes) > 1]
+
+
 def _line(series: Series, axis: Axis, quantity: Quantity) -> _Line:
-    found = [(getattr(cell.recipe, axis), value_of(cell, quantity)) for cell in series.cells]
-    ran = [(place, value) for place, value in found if value is not None]
-    last = max((place for place, _ in ran), default=0)
+    ran = {getattr(cell.recipe, axis): value_of(cell, quantity) for cell in series.cells}
+    values = {place: value for place, value in ran.items() if value is not None}
     lost = [getattr(cell.recipe, axis) for cell in series.cells if cell.status is CellStatus.OOM]
     return _Line(
         series=series,
-        places=tuple(place for place, _ in ran),
-        values=tuple(value for _, value in ran),
-        ran_out=min((place for place in lost if place > last), default=None),
+        places=tuple(values),
+        values=tuple(values.values()),
+        ran_out=min((place for place in lost if place > max(values, default=0)), default=None),
     )
 
 
@@ -127,19 +110,20 @@ def _draw_panel(axes: "Axes", lines: Sequence[_Line], setting: Setting, quantity
     if ended:
         axes.plot([], [], **_CROSS, color=INK, label="out of memory")
     heights = [*(value for line in lines for value in line.values), *(_height(line, quantity) for line in ended)]
-    if quantity == "peak":
-        heights.append(_draw_limit(axes, setting))
-    else:
+    limits = {cell.limit_bytes for cell in setting.cells if cell.limit_bytes is not None}
+    if quantity == "throughput":
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_ylabel(_Y_TITLES[quantity])
-    axes.set_ylim(0, _HEADROOM * max(heights) or 1.0)
+    elif len(limits) == 1:
+        heights.append(mark_limit(axes, limits.pop(), " reserved"))
+    axes.set_ylabel(VALUE_TITLES[quantity])
+    axes.set_ylim(0, 1.06 * max(heights) or 1.0)
 
 
-def _draw_end(axes: "Axes", line: _Line, beside: Sequence[_Line], quantity: Quantity) -> None:
-    """A cross at the size that ran out of memory: at the limit, or where no token is trained.
+def _draw_end(axes: "Axes", line: _Line, neighbors: Sequence[_Line], quantity: Quantity) -> None:
+    """A cross at the size that ran out of memory: at the limit, or at zero tokens per second.
 
     Args:
-        beside: the lines that end at this size, this one among them; their crosses stand beside each other.
+        neighbors: the lines that end at this size, including this one; their crosses are drawn side by side.
     """
     from matplotlib.transforms import ScaledTranslation
 
@@ -147,7 +131,7 @@ def _draw_end(axes: "Axes", line: _Line, beside: Sequence[_Line], quantity: Quan
     if line.places:
         xs, ys = zip((line.places[-1], line.values[-1]), end, strict=True)
         axes.plot(xs, ys, color=color, linewidth=0.7, linestyle=(0, (1, 2)))
-    shift = _CROSS_INCHES * (beside.index(line) - (len(beside) - 1) / 2)
+    shift = _CROSS_INCHES * (neighbors.index(line) - (len(neighbors) - 1) / 2)
     place = axes.transData + ScaledTranslation(shift, 0, axes.figure.dpi_scale_trans)
     axes.plot([end[0]], [end[1]], **_CROSS, clip_on=False, color=color, transform=place)
 
@@ -155,13 +139,3 @@ def _draw_end(axes: "Axes", line: _Line, beside: Sequence[_Line], quantity: Quan
 def _height(line: _Line, quantity: Quantity) -> float:
     limits = [cell.limit_bytes for cell in line.series.cells if cell.status is CellStatus.OOM and cell.limit_bytes]
     return limits[0] / GIB if quantity == "peak" and limits else 0.0
-
-
-def _draw_limit(axes: "Axes", setting: Setting) -> float:
-    """The limit that all cells share as a line; in GiB, 0 where there is none."""
-    limits = {cell.limit_bytes for cell in setting.cells if cell.limit_bytes is not None}
-    if len(limits) != 1:
-        return 0.0
-    limit = limits.pop() / GIB
-    axes.axhline(limit, color=RULE, linewidth=0.9, linestyle=(0, (6, 3)), label=f"limit, {limit:.3g} GiB reserved")
-    return limit

@@ -1,11 +1,11 @@
-"""The frontier of `fit`: the largest batch at each sequence, and the wanted pair."""
+"""The frontier of `fit`: the largest batch at each sequence, and the requested pair."""
 
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.search.fit import Fit
 from ligerprof.recipe.categories import Axis
-from ligerprof.reports.figures.curves import AXIS_TITLES
-from ligerprof.reports.figures.style import LineLook, mark_sizes, new_figure, styled, write_legend, write_title
+from ligerprof.reports.figures.series import AXIS_TITLES
+from ligerprof.reports.figures.style import LineLook, drawing, mark_sizes
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,18 +19,15 @@ _FITS, _LOST = LineLook("#009e73", "*", "", points=9), LineLook("#d55e00", "X", 
 
 
 def draw_frontier(fit: Fit) -> "Figure":
-    """Largest batch against tokens a sequence, both on doubling axes; the wanted pair marked."""
+    """Largest batch over tokens per sequence, both on doubling axes, with the requested pair marked."""
     pair = f"{fit.recipe.batch} x {fit.recipe.seq}"
-    with styled():
-        figure = new_figure(_AXES_INCHES)
+    with drawing(_AXES_INCHES, "The largest batch at each sequence", fit.recipe.summary, columns=1) as figure:
         axes = figure.add_subplot()
         _draw_points(axes, fit)
         look, words = (_FITS, "fits") if fit.wanted.fits else (_LOST, "does not fit")
         axes.plot([fit.recipe.seq], [fit.recipe.batch], label=f"{pair} {words}", zorder=5, **look.arguments())
         axes.set_xlabel(AXIS_TITLES[Axis.SEQ])
         axes.set_ylabel(f"largest {AXIS_TITLES[Axis.BATCH]}")
-        write_title(figure, "The largest batch at each sequence", fit.recipe.summary)
-        write_legend(figure, columns=1)
     return figure
 
 

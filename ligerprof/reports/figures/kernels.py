@@ -1,4 +1,4 @@
-"""Time and memory of kernels from bench records: medians with their 20 % to 80 % band, a look a provider."""
+"""Time and memory of kernels from bench records: medians with their 20 % to 80 % band, one look per provider."""
 
 import dataclasses
 import re
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ligerprof.reports.figures.style import INK, LineLook, new_figure, styled, write_legend, write_title
+import numpy as np
+
+from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, LineLook, drawing, new_figure, styled, write_legend
 from ligerprof.runs.bench.records import Direction, Finding, TimeRecord
 from ligerprof.units import GIB
 
@@ -31,20 +33,17 @@ _NAMED_SIZE = re.compile(r"^(V|T|H)=\d+$")
 _AXIS_TITLES = {"V": "vocabulary, entries", "T": "sequence, tokens", "H": "hidden size, elements"}
 _ROW_INCHES = 0.17
 _CURVES_INCHES = 1.7
-_COLUMN_INCHES = 3.4
-_HEADROOM = 1.04
-# a third of a column, for three named shapes side by side; of more of them the names alone have room, on end
-_TICK_LETTERS = 12
-_SHAPES_WITH_SIZES = 3
+# share of the space between two named shapes that their points take
+_SPREAD = 0.7
+_Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFigure:
-    """Records that one figure shows: curves over a size that varies, or blocks of providers, one a shape.
+    """Records of one figure: curves over a size that varies, or one block of providers per named shape.
 
     Attributes:
-        name: of the file.
-        varied: V, T or H, "" where shapes have only names.
+        varied: V, T or H; empty for named shapes.
     """
 
     name: str
@@ -54,37 +53,31 @@ class KernelFigure:
 
 
 def find_kernel_figures(findings: Sequence[Finding]) -> tuple[KernelFigure, ...]:
-    """Whole passes (forward and backward), a figure for each kernel, dtype and size that varies.
+    """Forward and backward in one: a figure for each kernel, dtype and size that varies.
 
-    Kernels that were timed at one named shape only share a figure.
+    Kernels that were timed at only one named shape share a figure.
     """
-    whole = [record for record in _times(findings) if record.direction is Direction.FULL]
-    groups: dict[tuple[str, str, str], list[TimeRecord]] = {}
-    for record in whole:
-        groups.setdefault(row_of(record), []).append(record)
-    alone = {key: members for key, members in groups.items() if key[2] or len(_shapes(members)) > 1}
-    figures = [
-        KernelFigure(
-            name="-".join(filter(None, (*key[:2], key[2].lower()))),
-            title=f"{key[0]} in {key[1]}, forward and backward",
-            varied=key[2],
-            records=tuple(members),
-        )
-        for key, members in alone.items()
-    ]
-    rest = tuple(record for key, members in groups.items() if key not in alone for record in members)
-    if rest:
-        figures.append(KernelFigure(name="others", title="Kernels, forward and backward", varied="", records=rest))
+    groups: dict[_Place, list[TimeRecord]] = {}
+    for record in _times(findings):
+        if record.direction is Direction.FULL:
+            groups.setdefault(_row_of(record), []).append(record)
+    figures, others = [], []
+    for (kernel, dtype, varied), members in groups.items():
+        if not varied and len(_shapes(members)) == 1:
+            others += members
+            continue
+        name = "-".join(filter(None, (kernel, dtype, varied.lower())))
+        title = f"{kernel} in {dtype}, forward and backward"
+        figures.append(KernelFigure(name=name, title=title, varied=varied, records=tuple(members)))
+    if others:
+        title = "Kernels, forward and backward"
+        figures.append(KernelFigure(name="others", title=title, varied="", records=tuple(others)))
     return tuple(figures)
 
 
 def draw_kernels(figure: KernelFigure, *sentences: str) -> "Figure":
-    """Time beside extra peak memory of every provider."""
-    with styled():
-        drawn = _draw_curves(figure) if figure.varied else _draw_blocks(figure)
-        write_title(drawn, figure.title, *sentences)
-        write_legend(drawn)
-    return drawn
+    """Time and extra peak memory of every provider."""
+    return _draw_curves(figure, *sentences) if figure.varied else _draw_blocks(figure, *sentences)
 
 
 def describe_machines(findings: Sequence[Finding]) -> str:
@@ -97,25 +90,23 @@ def _times(findings: Sequence[Finding]) -> list[TimeRecord]:
     return [finding.record for finding in findings if isinstance(finding.record, TimeRecord)]
 
 
-def row_of(record: TimeRecord) -> tuple[str, str, str]:
+def _row_of(record: TimeRecord) -> _Place:
     """Kernel, dtype, and the size that its shapes vary (empty for named shapes)."""
     varied = _NAMED_SIZE.match(record.subject.shape)
     return record.subject.kernel, record.subject.dtype, varied.group(1) if varied else ""
 
 
-def _shapes(records: Sequence[TimeRecord]) -> list[tuple[str, str, str]]:
-    """Kernel, shape and sizes, each once, in order."""
-    return list(
-        dict.fromkeys((record.subject.kernel, record.subject.shape, record.subject.sizes) for record in records)
-    )
+def _shapes(records: Sequence[TimeRecord]) -> list[_Place]:
+    return list(dict.fromkeys(map(_place, records)))
 
 
-def _place(record: TimeRecord) -> tuple[str, str, str]:
+def _place(record: TimeRecord) -> _Place:
+    """Kernel, shape and sizes."""
     return record.subject.kernel, record.subject.shape, record.subject.sizes
 
 
 def _look(provider: str, providers: Sequence[str]) -> LineLook:
-    """One look a provider; its variants share the colour."""
+    """The look of a provider; its variants share the color."""
     family, _, variant = provider.partition(":")
     look = _LOOKS.get(family, _OTHER_LOOK)
     if not variant:
@@ -134,19 +125,20 @@ def _providers(records: Sequence[TimeRecord]) -> list[str]:
     return list(dict.fromkeys(record.subject.provider for record in records))
 
 
-def _draw_blocks(figure: KernelFigure) -> "Figure":
-    """A block a shape, a row a provider, the fastest at the top; time at the left, memory at the right."""
-    shapes = _shapes(figure.records)
-    blocks = [[record for record in figure.records if _place(record) == shape] for shape in shapes]
-    heights = [0.55 + _ROW_INCHES * len(block) for block in blocks]
-    drawn = new_figure(sum(heights) + 0.3)
-    panels = drawn.subplots(len(blocks), 2, squeeze=False, sharey="row", height_ratios=heights)
-    for (left, right), shape, block in zip(panels, shapes, blocks, strict=True):
-        rows = sorted(block, key=lambda record: record.median_seconds)
-        _draw_rows(left, right, rows)
-        left.set_title(f"{shape[0]} {shape[1]}, {shape[2]}")
-    panels[-1][0].set_xlabel("ms")
-    panels[-1][1].set_xlabel("extra peak, GiB")
+def _draw_blocks(figure: KernelFigure, *sentences: str) -> "Figure":
+    """One block per shape, one row per provider, the fastest at the top; time at the left, memory at the right."""
+    blocks: dict[_Place, list[TimeRecord]] = {}
+    for record in figure.records:
+        blocks.setdefault(_place(record), []).append(record)
+    heights = [0.55 + _ROW_INCHES * len(block) for block in blocks.values()]
+    with drawing(sum(heights) + 0.3, figure.title, *sentences) as drawn:
+        panels = drawn.subplots(len(blocks), 2, squeeze=False, sharey="row", height_ratios=heights)
+        for (left, right), (kernel, shape, sizes) in zip(panels, blocks, strict=True):
+            rows = sorted(blocks[kernel, shape, sizes], key=lambda record: record.median_seconds)
+            _draw_rows(left, right, rows)
+            left.set_title(f"{kernel} {shape}, {sizes}")
+        panels[-1][0].set_xlabel("ms")
+        panels[-1][1].set_xlabel("extra peak, GiB")
     return drawn
 
 
@@ -159,65 +151,63 @@ def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[TimeRecord]) -> None:
         left.errorbar([median], [place], xerr=ends, capsize=2, **look.arguments())
         if record.extra_peak_bytes is not None:
             right.plot([record.extra_peak_bytes / GIB], [place], clip_on=False, **look.arguments())
-    floors = {record.floor_seconds for record in rows if record.floor_seconds is not None}
-    for floor in sorted(floors)[:1]:
-        left.axvline(1000 * floor, **_FLOOR)
+    floors = [record.floor_seconds for record in rows if record.floor_seconds is not None]
+    if floors:
+        left.axvline(1000 * min(floors), **_FLOOR)
     left.set_yticks(range(len(rows)), [record.subject.provider for record in rows])
     left.set_ylim(len(rows) - 0.4, -0.6)
     for axes in (left, right):
-        axes.set_xlim(0, _HEADROOM * axes.get_xlim()[1])
+        axes.set_xlim(0, 1.04 * axes.get_xlim()[1])
         axes.locator_params(axis="x", nbins=4)
         axes.tick_params(axis="y", length=0)
         axes.xaxis.set_major_formatter("{x:,g}")
 
 
-def _draw_curves(figure: KernelFigure) -> "Figure":
+def _draw_curves(figure: KernelFigure, *sentences: str) -> "Figure":
     """Time above, memory below, over the size that varies."""
-    drawn = new_figure(2 * _CURVES_INCHES)
-    upper, lower = drawn.subplots(2, 1, sharex=True)
-    _draw_times(upper, figure.records)
-    providers = _providers(figure.records)
-    shapes = _shapes(figure.records)
-    for provider in providers:
-        own = [
-            record
-            for record in figure.records
-            if record.subject.provider == provider and record.extra_peak_bytes is not None
-        ]
-        places = [shapes.index(_place(record)) for record in own]
-        sizes = [(record.extra_peak_bytes or 0) / GIB for record in own]
-        lower.plot(places, sizes, label=provider, **_look(provider, providers).arguments())
-    upper.set_xlabel("")
-    lower.set_ylabel("extra peak, GiB")
-    lower.set_ylim(bottom=0)
-    lower.set_xlabel(_AXIS_TITLES[figure.varied])
+    with drawing(2 * _CURVES_INCHES, figure.title, *sentences) as drawn:
+        upper, lower = drawn.subplots(2, 1, sharex=True)
+        _draw_times(upper, figure.records)
+        providers, shapes = _providers(figure.records), _shapes(figure.records)
+        for provider in providers:
+            points = [
+                (shapes.index(_place(record)), record.extra_peak_bytes / GIB)
+                for record in figure.records
+                if record.subject.provider == provider and record.extra_peak_bytes is not None
+            ]
+            look = _look(provider, providers)
+            lower.plot([x for x, _ in points], [y for _, y in points], label=provider, **look.arguments())
+        upper.set_xlabel("")
+        lower.set_ylabel("extra peak, GiB")
+        lower.set_ylim(bottom=0)
+        lower.set_xlabel(_AXIS_TITLES[figure.varied])
     return drawn
 
 
 def draw_bench(findings: Sequence[Finding]) -> "Figure":
-    """Every record on one sheet: a column each direction, a row each kernel, dtype and kind of shapes."""
+    """Every record on one sheet: one column per direction, one row per kernel, dtype and kind of shapes."""
     times = _times(findings)
-    rows = list(dict.fromkeys(row_of(record) for record in times)) or [("", "", "")]
+    rows = list(dict.fromkeys(map(_row_of, times)))
     columns = [direction for direction in Direction if any(record.direction is direction for record in times)]
+    width = max(len(columns), 1)
     with styled():
-        width = _COLUMN_INCHES * max(len(columns), 1)
-        figure = new_figure(2.2 * len(rows), width_inches=width)
-        grid = figure.subplots(len(rows), max(len(columns), 1), squeeze=False)
-        for row_axes, row in zip(grid, rows, strict=True):
-            for axes, direction in zip(row_axes, columns, strict=False):
-                _draw_times(axes, [item for item in times if row_of(item) == row and item.direction is direction])
+        figure = new_figure(2.2 * max(len(rows), 1), width_inches=HALF_PAGE_INCHES * width)
+        grid = figure.subplots(max(len(rows), 1), width, squeeze=False)
+        for row_axes, row in zip(grid, rows, strict=False):
+            for axes, direction in zip(row_axes, columns, strict=True):
+                _draw_times(axes, [item for item in times if _row_of(item) == row and item.direction is direction])
                 axes.set_title(f"{row[0]} {row[1]}, {direction.value}")
-        write_legend(figure, columns=2 * max(len(columns), 1))
+        write_legend(figure, columns=2 * width)
     return figure
 
 
 def _draw_times(axes: "Axes", records: Sequence[TimeRecord]) -> None:
-    """Curves over a size that varies, or points side by side for shapes that have only names."""
+    """Curves over a size that varies, or points side by side for named shapes."""
     if not records:
         axes.set_axis_off()
         return
     shapes, providers = _shapes(records), _providers(records)
-    varied = row_of(records[0])[2]
+    varied = _row_of(records[0])[2]
     for number, provider in enumerate(providers):
         own = [record for record in records if record.subject.provider == provider]
         shift = 0.0 if varied else _SPREAD * ((number + 0.5) / len(providers) - 0.5)
@@ -230,39 +220,31 @@ def _draw_times(axes: "Axes", records: Sequence[TimeRecord]) -> None:
     axes.set_xlabel(_AXIS_TITLES.get(varied, ""))
     if varied:
         axes.set_xticks(range(len(shapes)), [name[2:] for _, name, _ in shapes])
-    elif len(shapes) <= _SHAPES_WITH_SIZES:
+    elif len(shapes) <= 3:
         axes.set_xticks(range(len(shapes)), [_tick(name, sizes) for _, name, sizes in shapes])
     else:
+        # without their sizes, upright: more than three labels have no room side by side
         axes.set_xticks(range(len(shapes)), [name for _, name, _ in shapes], rotation=90)
 
 
 def _tick(name: str, sizes: str) -> str:
-    """A named shape with its sizes below, on as many lines as keep it beside the next one."""
-    words = sizes.replace("x", "x ")
-    lines = textwrap.wrap(words, _TICK_LETTERS, break_long_words=False, break_on_hyphens=False)
+    """A named shape with its sizes below, wrapped to a third of a column."""
+    lines = textwrap.wrap(sizes.replace("x", "x "), 12, break_long_words=False, break_on_hyphens=False)
     return "\n".join([name, *(line.replace(" ", "") for line in lines)])
 
 
-# how much of the place between two named shapes their points take
-_SPREAD = 0.7
-
-
 def _draw_band(axes: "Axes", places: Sequence[float], records: Sequence[TimeRecord], look: LineLook) -> None:
-    medians = [1000 * record.median_seconds for record in records]
-    low = [1000 * record.low_seconds for record in records]
-    high = [1000 * record.high_seconds for record in records]
-    ends = [
-        [median - end for median, end in zip(medians, low, strict=True)],
-        [end - median for median, end in zip(medians, high, strict=True)],
-    ]
+    low, medians, high = (
+        1000 * np.array([getattr(record, name) for record in records])
+        for name in ("low_seconds", "median_seconds", "high_seconds")
+    )
+    ends = [medians - low, high - medians]
     axes.errorbar(places, medians, yerr=ends, capsize=2, label=records[0].subject.provider, **look.arguments())
     if look.dashes:
         axes.fill_between(places, low, high, color=look.color, alpha=0.2, linewidth=0)
 
 
-def _draw_floor(
-    axes: "Axes", shapes: Sequence[tuple[str, str, str]], records: Sequence[TimeRecord], *, curve: bool
-) -> None:
+def _draw_floor(axes: "Axes", shapes: Sequence[_Place], records: Sequence[TimeRecord], *, curve: bool) -> None:
     seconds = {_place(record): record.floor_seconds for record in records}
     places = [place for place, shape in enumerate(shapes) if seconds[shape] is not None]
     values = [1000 * (seconds[shapes[place]] or 0.0) for place in places]

@@ -1,4 +1,4 @@
-"""The kinds of figures: what each shows, what it is drawn from, and which line says so where that is missing."""
+"""The kinds of figures: the data that each needs, and how it is drawn from them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,33 +12,29 @@ from ligerprof.reports.figures.accuracy import draw_accuracy, find_predictions
 from ligerprof.reports.figures.curves import Quantity, curve_sizes, draw_curves
 from ligerprof.reports.figures.kernels import describe_machines, draw_kernels, find_kernel_figures
 from ligerprof.reports.figures.layers import draw_layers, layer_breakdowns
-from ligerprof.reports.figures.memory import Recording, draw_memory, has_step
-from ligerprof.reports.figures.planes import draw_planes
+from ligerprof.reports.figures.logits import draw_logits
+from ligerprof.reports.figures.memory import draw_memory, last_step
 from ligerprof.reports.figures.roles import draw_roles, find_bars
-from ligerprof.reports.figures.series import (
-    Setting,
-    describe_origin,
-    describe_setting,
-    name_settings,
-    split_settings,
-)
+from ligerprof.reports.figures.series import describe_origin, describe_setting, name_settings, split_settings
 from ligerprof.reports.figures.sources import Sources
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# where the closed form is asked for planes: doublings, which a doubling axis shows evenly
+# the kind that is drawn from a recipe instead of sources
+OF_A_RECIPE = "planes"
+# doublings are evenly spaced on a logarithmic axis
 _BATCHES = tuple(2**power for power in range(8))
 _SEQUENCES = tuple(2**power for power in range(9, 16))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlotInput:
-    """What figures are drawn from.
+    """The data to draw.
 
     Attributes:
-        recipe: for what the closed form alone can draw; None draws none of it.
-        sizes: at which it is asked.
+        recipe: for the kind that needs no sources.
+        sizes: batches and sequences at which that recipe is estimated.
     """
 
     sources: Sources = field(default_factory=Sources)
@@ -54,31 +50,25 @@ class Drawn:
     figure: "Figure"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of figure.
 
     Attributes:
-        shows: in a line, for help and docs.
-        needs: what it is drawn from, for the line that says what is missing.
-        draw: yields nothing where that is not there.
+        needs: the data it is drawn from, for errors.
+        draw: yields nothing if these data are missing.
     """
 
-    shows: str
     needs: str
     draw: Callable[[PlotInput], Iterator[Drawn]]
 
 
 class NothingToDrawError(LigerprofError):
-    """A kind of figure that the given data do not allow."""
+    """The given data do not allow a kind of figure."""
 
 
 def draw(name: str, given: PlotInput) -> tuple[Drawn, ...]:
-    """Every figure of a kind that the data allow, at least one.
-
-    Raises:
-        NothingToDrawError: they allow none; the message says what is missing.
-    """
+    """All figures of a kind; raises NothingToDrawError, with the data that are missing, if there are none."""
     kind = KINDS[name]
     drawn = tuple(kind.draw(given))
     if not drawn:
@@ -86,23 +76,19 @@ def draw(name: str, given: PlotInput) -> tuple[Drawn, ...]:
     return drawn
 
 
-def _curves(axis: Axis, *quantities: Quantity) -> Callable[[PlotInput], Iterator[Drawn]]:
-    name = f"{quantities[0]}-{axis}" if len(quantities) == 1 else axis
-
+def _curves(name: str, axis: Axis, *quantities: Quantity) -> Kind:
     def drawn(given: PlotInput) -> Iterator[Drawn]:
         settings = [
             setting
             for setting in split_settings(given.sources.cells, along=(axis,))
-            if all(_has_line(setting, axis, quantity) for quantity in quantities)
+            if all(curve_sizes(setting, axis, quantity) for quantity in quantities)
         ]
         for setting, words in zip(settings, name_settings(settings, along=(axis,)), strict=True):
             yield Drawn(name=_file_name(name, words), figure=draw_curves(setting, axis, *quantities))
 
-    return drawn
-
-
-def _has_line(setting: Setting, axis: Axis, quantity: Quantity) -> bool:
-    return bool(curve_sizes(setting, axis, quantity))
+    sizes = "batches" if axis is Axis.BATCH else "sequences"
+    timed = ", with times: simulated steps have none" if "throughput" in quantities else ""
+    return Kind(f"cells that ran at two {sizes} or more, all else but the kernels equal{timed}", drawn)
 
 
 def _file_name(*parts: str) -> str:
@@ -116,7 +102,7 @@ def _ablation(given: PlotInput) -> Iterator[Drawn]:
 
 
 def _roles(given: PlotInput) -> Iterator[Drawn]:
-    """Bars along batch and along sequence; where neither varies, of the kernel sets alone."""
+    """Bars along batch and along sequence; if neither varies, one bar per kernel set."""
     drawn = [one for axis in Axis for one in _bars_along(given, axis)]
     yield from drawn or _bars_along(given, None)
 
@@ -128,7 +114,7 @@ def _bars_along(given: PlotInput, axis: Axis | None) -> Iterator[Drawn]:
     chosen = [(setting, bars) for setting, bars in found if len({bar.group for bar in bars}) > (axis is not None)]
     names = name_settings([setting for setting, _ in chosen], along=along)
     for (setting, bars), words in zip(chosen, names, strict=True):
-        sentences = f"Who holds the peak, {describe_origin(setting)}", describe_setting(setting, along=along)
+        sentences = f"Peak memory by role, {describe_origin(setting)}", describe_setting(setting, along=along)
         yield Drawn(name=_file_name("roles", axis or "", words), figure=draw_roles(bars, *sentences))
 
 
@@ -141,13 +127,13 @@ def _accuracy(given: PlotInput) -> Iterator[Drawn]:
 
 
 def _memory(given: PlotInput) -> Iterator[Drawn]:
-    recordings = []
-    for title, source in zip(given.sources.titles, given.sources.snapshots, strict=True):
-        timeline = source.analysis.timeline
-        if has_step(timeline):
-            recordings.append(Recording(title=title, timeline=timeline))
+    sources = given.sources
+    timelines = [(title, one.analysis.timeline) for title, one in zip(sources.titles, sources.snapshots, strict=True)]
+    recordings = [(title, timeline) for title, timeline in timelines if last_step(timeline) is not None]
     if recordings:
-        yield Drawn(name="memory", figure=draw_memory(recordings, f"Memory over one step{_origins(given)}"))
+        origins = " and ".join(dict.fromkeys(source.origin for source in sources.snapshots if source.origin))
+        sentence = ", ".join(filter(None, ("Memory over one step", origins)))
+        yield Drawn(name="memory", figure=draw_memory(recordings, sentence))
 
 
 def _layers(given: PlotInput) -> Iterator[Drawn]:
@@ -160,91 +146,29 @@ def _layers(given: PlotInput) -> Iterator[Drawn]:
         yield Drawn(name=name, figure=draw_layers(report, sentence))
 
 
-def _origins(given: PlotInput) -> str:
-    words = dict.fromkeys(source.origin for source in given.sources.snapshots if source.origin)
-    return f", {' and '.join(words)}" if words else ""
-
-
 def _kernels(given: PlotInput) -> Iterator[Drawn]:
+    machines = describe_machines(given.sources.findings)
     for one in find_kernel_figures(given.sources.findings):
-        yield Drawn(
-            name=_file_name("kernels", one.name), figure=draw_kernels(one, describe_machines(given.sources.findings))
-        )
+        yield Drawn(name=_file_name("kernels", one.name), figure=draw_kernels(one, machines))
 
 
-def _planes(given: PlotInput) -> Iterator[Drawn]:
+def _logits(given: PlotInput) -> Iterator[Drawn]:
     if given.recipe is not None:
-        yield Drawn(name="planes", figure=draw_planes(given.recipe, given.sizes))
+        yield Drawn(name=OF_A_RECIPE, figure=draw_logits(given.recipe, given.sizes))
 
-
-OF_A_RECIPE = "planes"
-_A_SWEEP = "cells that ran at two {} or more, all else but the kernels equal"
-_TIMED = f"{_A_SWEEP}, with times: simulated steps have none"
 
 KINDS: Mapping[str, Kind] = {
-    "batch": Kind(
-        shows="Peak and throughput against batch, side by side, a page wide.",
-        needs=_TIMED.format("batches"),
-        draw=_curves(Axis.BATCH, "peak", "throughput"),
-    ),
-    "seq": Kind(
-        shows="Peak and throughput against sequence, side by side, a page wide.",
-        needs=_TIMED.format("sequences"),
-        draw=_curves(Axis.SEQ, "peak", "throughput"),
-    ),
-    "peak-batch": Kind(
-        shows="Peak against batch, a line a kernel set.",
-        needs=_A_SWEEP.format("batches"),
-        draw=_curves(Axis.BATCH, "peak"),
-    ),
-    "peak-seq": Kind(
-        shows="Peak against sequence, a line a kernel set.",
-        needs=_A_SWEEP.format("sequences"),
-        draw=_curves(Axis.SEQ, "peak"),
-    ),
-    "throughput-batch": Kind(
-        shows="Tokens a second against batch.",
-        needs=_TIMED.format("batches"),
-        draw=_curves(Axis.BATCH, "throughput"),
-    ),
-    "throughput-seq": Kind(
-        shows="Tokens a second against sequence.",
-        needs=_TIMED.format("sequences"),
-        draw=_curves(Axis.SEQ, "throughput"),
-    ),
-    "ablation": Kind(
-        shows="Kernels alone and together against none.",
-        needs="cells of two kernel sets or more, none among them, all else equal",
-        draw=_ablation,
-    ),
-    "roles": Kind(
-        shows="Who holds the peak, bars side by side.",
-        needs="cells that are done",
-        draw=_roles,
-    ),
-    "accuracy": Kind(
-        shows="Estimated and simulated peaks against measured ones, in percent.",
-        needs="measured cells that are done",
-        draw=_accuracy,
-    ),
-    "memory": Kind(
-        shows="Memory over one step by role; several recordings on one axis.",
-        needs="a memory snapshot or a run directory with a whole step in it",
-        draw=_memory,
-    ),
-    "layers": Kind(
-        shows="The peak layer by layer.",
-        needs="a memory snapshot or a run directory in which layers can be told",
-        draw=_layers,
-    ),
-    "kernels": Kind(
-        shows="Time and extra memory of kernels from bench records, with quantiles.",
-        needs="records of `ligerprof bench`, timed forward and backward in one (--pass full)",
-        draw=_kernels,
-    ),
-    OF_A_RECIPE: Kind(
-        shows="Checkpoints against the loss's planes, in closed form; from a recipe, no run.",
-        needs="a recipe with checkpointing",
-        draw=_planes,
-    ),
+    "batch": _curves("batch", Axis.BATCH, "peak", "throughput"),
+    "seq": _curves("seq", Axis.SEQ, "peak", "throughput"),
+    "peak-batch": _curves("peak-batch", Axis.BATCH, "peak"),
+    "peak-seq": _curves("peak-seq", Axis.SEQ, "peak"),
+    "throughput-batch": _curves("throughput-batch", Axis.BATCH, "throughput"),
+    "throughput-seq": _curves("throughput-seq", Axis.SEQ, "throughput"),
+    "ablation": Kind("cells of two kernel sets or more, none among them, all else equal", _ablation),
+    "roles": Kind("cells that are done", _roles),
+    "accuracy": Kind("measured cells that are done", _accuracy),
+    "memory": Kind("a memory snapshot or a run directory with a whole step in it", _memory),
+    "layers": Kind("a memory snapshot or a run directory in which layers are recognized", _layers),
+    "kernels": Kind("records of `ligerprof bench`, timed forward and backward in one (--pass full)", _kernels),
+    OF_A_RECIPE: Kind("a recipe with checkpointing", _logits),
 }

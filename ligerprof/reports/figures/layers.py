@@ -6,7 +6,7 @@ import numpy as np
 
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.reports.figures.roles import pieces_of
-from ligerprof.reports.figures.style import new_figure, styled, write_legend, write_title
+from ligerprof.reports.figures.style import drawing
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.units import MIB
 
@@ -28,12 +28,11 @@ def layer_breakdowns(report: PeakReport) -> dict[int, MemoryBreakdown]:
 
 def draw_layers(report: PeakReport, *sentences: str) -> "Figure":
     """One stacked bar per layer, in MiB; the report must have layers."""
-    breakdowns = layer_breakdowns(report)
-    outside_bytes = report.peak_bytes - sum(breakdown.total_bytes for breakdown in breakdowns.values())
     from matplotlib.ticker import MaxNLocator
 
-    with styled():
-        figure = new_figure(_AXES_INCHES)
+    breakdowns = layer_breakdowns(report)
+    outside_bytes = report.peak_bytes - sum(breakdown.total_bytes for breakdown in breakdowns.values())
+    with drawing(_AXES_INCHES, *sentences, f"Outside the layers: {outside_bytes / MIB:,.0f} MiB") as figure:
         axes = figure.add_subplot()
         places = np.array(list(breakdowns))
         bottom = np.zeros(len(places))
@@ -42,10 +41,8 @@ def draw_layers(report: PeakReport, *sentences: str) -> "Figure":
             axes.bar(places, sizes, width=0.8, bottom=bottom, label=piece.label, **piece.look.arguments())
             bottom += sizes
         axes.set_xlabel("decoder layer")
-        axes.set_ylabel("held at the peak, MiB")
+        axes.set_ylabel("allocated at the peak, MiB")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(places[0] - 0.7, places[-1] + 0.7)
         axes.grid(visible=False, axis="x")
-        write_title(figure, *sentences, f"Outside the layers: {outside_bytes / MIB:,.0f} MiB")
-        write_legend(figure)
     return figure

@@ -9,16 +9,7 @@ import numpy as np
 
 from ligerprof.analyzers.explain.timeline import RoleTimeline
 from ligerprof.reports.figures.roles import Piece, pieces_of
-from ligerprof.reports.figures.style import (
-    HALF_PAGE_INCHES,
-    INK,
-    RULE,
-    new_figure,
-    shortened,
-    styled,
-    write_legend,
-    write_title,
-)
+from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, RULE, drawing, shortened
 from ligerprof.roles import STEP_PHASES, MemoryBreakdown, Phase
 from ligerprof.units import GIB
 
@@ -37,23 +28,10 @@ _PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recording:
-    """One panel.
-
-    Attributes:
-        title: shown above the panel.
-    """
-
-    title: str
-    timeline: RoleTimeline
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
     """The columns of one step to draw; the axis advances with the bytes that move, so that large blocks are wide.
 
     Attributes:
-        title: of the recording.
         columns: indices into the timeline's columns.
         places: GiB allocated and freed from the start of the step to each column, and to the end of the last.
         phases: (phase, start, end) in order.
@@ -73,21 +51,15 @@ class _Step:
         ]
 
 
-def has_step(timeline: RoleTimeline) -> bool:
-    """Whether the recording shows a whole forward and backward pass."""
-    return _last_step(timeline) is not None
-
-
-def draw_memory(recordings: Sequence[Recording], *sentences: str) -> "Figure":
-    """The last step of each recording, two panels per row; each recording must have a step."""
-    steps = [_cut(recording) for recording in recordings]
+def draw_memory(recordings: Sequence[tuple[str, RoleTimeline]], *sentences: str) -> "Figure":
+    """The last step of each titled recording, two panels per row; each recording must have a step."""
+    steps = [_cut(title, timeline) for title, timeline in recordings]
     columns = min(len(steps), 2)
     rows = -(-len(steps) // columns)
-    with styled():
-        figure = new_figure(_AXES_INCHES * rows)
+    with drawing(_AXES_INCHES * rows, *sentences) as figure:
         panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
         pieces = pieces_of([breakdown for step in steps for breakdown in step.breakdowns()])
-        width = HALF_PAGE_INCHES / columns - _MARGIN_INCHES / columns
+        width = (HALF_PAGE_INCHES - _MARGIN_INCHES) / columns
         start = 0
         for axes, step in zip(panels.flat, steps, strict=False):
             _draw_step(axes, step, pieces, start, width)
@@ -97,15 +69,12 @@ def draw_memory(recordings: Sequence[Recording], *sentences: str) -> "Figure":
             axes.set_axis_off()
         for axes in panels[:, 0]:
             axes.set_ylabel("GiB")
-        write_title(figure, *sentences)
-        write_legend(figure)
     return figure
 
 
-def _cut(recording: Recording) -> _Step:
+def _cut(title: str, timeline: RoleTimeline) -> _Step:
     """The columns of the last step, with one column, the highest, per pixel."""
-    timeline = recording.timeline
-    first, end = _last_step(timeline) or (0, len(timeline.starts))
+    first, end = last_step(timeline) or (0, len(timeline.starts))
     moved = timeline.moved_bytes[first : end + 1] - timeline.moved_bytes[first]
     pixels = moved[:-1] * _MOST_COLUMNS // max(int(moved[-1]), 1)
     edges = np.flatnonzero(np.append(True, np.diff(pixels) > 0)).tolist()
@@ -114,7 +83,7 @@ def _cut(recording: Recording) -> _Step:
         for low, high in pairwise([*edges, len(pixels)])
     ]
     return _Step(
-        title=recording.title,
+        title=title,
         timeline=timeline,
         columns=np.array(highest, dtype=np.int64),
         places=tuple((moved[[*edges, len(pixels)]] / GIB).tolist()),
@@ -122,23 +91,19 @@ def _cut(recording: Recording) -> _Step:
     )
 
 
-def _last_step(timeline: RoleTimeline) -> tuple[int, int] | None:
-    """First column and end of the last step with a forward and a backward pass, its optimizer included."""
+def last_step(timeline: RoleTimeline) -> tuple[int, int] | None:
+    """First column and end of the last step with a forward and a backward pass, including the optimizer."""
     phases = [running.phase for running in timeline.running]
+    # a step starts with a forward pass that follows neither a forward nor a backward pass
+    begins = [phase is Phase.FORWARD and before not in _PASSES for before, phase in pairwise([None, *phases])]
     found = None
-    for start, phase in enumerate(phases):
-        if phase is Phase.FORWARD and (start == 0 or phases[start - 1] not in _PASSES):
-            end = start + 1
-            while end < len(phases) and (phases[end] in STEP_PHASES and not _begins(phases, end)):
-                end += 1
-            if Phase.BACKWARD in phases[start:end]:
-                found = start, end
+    for start in np.flatnonzero(begins).tolist():
+        end = start + 1
+        while end < len(phases) and phases[end] in STEP_PHASES and not begins[end]:
+            end += 1
+        if Phase.BACKWARD in phases[start:end]:
+            found = start, end
     return found
-
-
-def _begins(phases: Sequence[Phase | None], column: int) -> bool:
-    """Whether a step starts: a forward pass that does not follow a pass."""
-    return phases[column] is Phase.FORWARD and phases[column - 1] not in _PASSES
 
 
 def _phases(timeline: RoleTimeline, first: int, end: int) -> Iterator[tuple[Phase, float, float]]:
@@ -162,8 +127,8 @@ def _draw_step(axes: "Axes", step: _Step, pieces: Sequence[Piece], start: int, w
         axes.fill_between(step.places, below, above, where=shown, step="post", label=piece.label, **look)
         below = above
     reserved = _held(step.timeline.reserved_bytes[step.columns] / GIB)
-    dashes = (0, (4, 1.5))
-    axes.step(step.places, reserved, where="post", color=INK, linewidth=0.8, linestyle=dashes, label="reserved")
+    line: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (4, 1.5))}
+    axes.step(step.places, reserved, where="post", label="reserved", **line)
     axes.set_xlim(0, step.places[-1])
     axes.set_xlabel("allocated and freed, GiB")
     axes.locator_params(axis="x", nbins=4)
@@ -176,12 +141,12 @@ def _held(values: "NDArray[Any]") -> "NDArray[Any]":
 
 
 def _mark_phases(axes: "Axes", step: _Step, width_inches: float) -> None:
-    """Draw the phases' bounds, and their names where they fit."""
+    """Draw the bounds of the phases, and the names that fit."""
     axes.set_ylim(0, 1.14 * axes.get_ylim()[1])
     above = axes.get_xaxis_transform()
     for phase, first, end in step.phases:
         axes.axvline(end, color=RULE, linewidth=0.6, linestyle=(0, (2, 2)))
         room = (end - first) / step.places[-1] * width_inches
-        words = (phase.value, _SHORT_NAMES.get(phase, ""), "")
-        fitting = next(word for word in words if not word or room > _LETTER_INCHES * (len(word) + 1))
+        words = (phase.value, _SHORT_NAMES.get(phase, ""))
+        fitting = next((word for word in words if room > _LETTER_INCHES * (len(word) + 1)), "")
         axes.text((first + end) / 2, 0.985, fitting, ha="center", va="top", transform=above)

@@ -1,4 +1,4 @@
-"""Roles at the peak as stacked bars: roles that matter in any bar are shown, the others pooled."""
+"""Roles at the peak as stacked bars; roles that are small in every bar are pooled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,7 @@ import numpy as np
 
 from ligerprof.recipe.categories import Axis
 from ligerprof.reports.figures.series import Setting, split_series
-from ligerprof.reports.figures.style import (
-    POOLED_LOOK,
-    ROLE_LOOKS,
-    AreaLook,
-    new_figure,
-    styled,
-    write_legend,
-    write_title,
-)
+from ligerprof.reports.figures.style import HALF_PAGE_INCHES, POOLED_LOOK, ROLE_LOOKS, AreaLook, drawing
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.runs.sweep.cells import CellStatus
 from ligerprof.units import GIB
@@ -49,39 +41,31 @@ class RolesBar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """One role, or the pooled roles, in every bar.
-
-    Attributes:
-        sizes_bytes: in the order of the bars.
-    """
+    """One role, or the pooled roles: its size in each bar, in order."""
 
     label: str
     look: AreaLook
     sizes_bytes: tuple[int, ...]
 
 
-def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float | None = None) -> "Figure":
-    """Draw one stacked bar for each, in GiB, the first at the top.
-
-    Args:
-        bars: at least one.
-        sentences: the title.
-        width_inches: half a page by default.
-    """
-    with styled():
-        figure = new_figure(0.55 + _BAR_INCHES * _rows(bars)[-1])
-        if width_inches is not None:
-            figure.set_figwidth(width_inches)
+def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float = HALF_PAGE_INCHES) -> "Figure":
+    """Draw one stacked bar for each of at least one, in GiB, the first at the top, under a title of `sentences`."""
+    places, place = [], 0.0
+    for number, bar in enumerate(bars):
+        # space between groups
+        place += 1.0 if number == 0 or bar.group == bars[number - 1].group else 1.6
+        places.append(place)
+    height = 0.55 + _BAR_INCHES * (place + 0.5)
+    columns = max(2, int(width_inches / 1.7))
+    with drawing(height, *sentences, width_inches=width_inches, columns=columns) as figure:
         axes = figure.add_subplot()
-        _stack(axes, bars)
+        _stack(axes, bars, places)
         axes.set_xlabel("allocated at the peak, GiB")
-        write_title(figure, *sentences)
-        write_legend(figure, columns=max(2, int(figure.get_figwidth() / 1.7)))
     return figure
 
 
 def find_bars(setting: Setting, axis: Axis) -> tuple[RolesBar, ...]:
-    """Bars of the kernel sets that ran at up to three sizes, chosen among those at which the set `none` ran."""
+    """Bars of the kernel sets that ran at up to three sizes, chosen from those at which the set `none` ran."""
     series = split_series(setting, axis)
     found = {
         one.label: {getattr(cell.recipe, axis): cell for cell in one.cells if cell.status is CellStatus.DONE}
@@ -100,7 +84,7 @@ def find_bars(setting: Setting, axis: Axis) -> tuple[RolesBar, ...]:
 
 
 def pieces_of(breakdowns: Sequence[MemoryBreakdown]) -> tuple[Piece, ...]:
-    """The roles that matter in any breakdown, in the order of Role; the others are pooled and counted."""
+    """The visible roles in the order of Role, then the others, pooled and counted."""
     totals = np.array([max(breakdown.total_bytes, 1) for breakdown in breakdowns])
     sizes = {role: np.array([breakdown[role] for breakdown in breakdowns]) for role in Role}
     shown = [role for role in Role if (sizes[role] / totals >= _SMALLEST_SHARE).any()]
@@ -113,17 +97,7 @@ def pieces_of(breakdowns: Sequence[MemoryBreakdown]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _rows(bars: Sequence[RolesBar]) -> list[float]:
-    """The position of each bar, in bars from the top, with space between groups; the last entry is the end."""
-    places, place = [], 0.0
-    for number, bar in enumerate(bars):
-        place += 1.0 if number == 0 or bar.group == bars[number - 1].group else 1.6
-        places.append(place)
-    return [*places, place + 0.5]
-
-
-def _stack(axes: "Axes", bars: Sequence[RolesBar]) -> None:
-    places = _rows(bars)[:-1]
+def _stack(axes: "Axes", bars: Sequence[RolesBar], places: Sequence[float]) -> None:
     left = np.zeros(len(bars))
     for piece in pieces_of([bar.roles for bar in bars]):
         sizes = np.array(piece.sizes_bytes) / GIB

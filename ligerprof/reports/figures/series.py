@@ -1,10 +1,10 @@
-"""Sort a sweep's cells into figures and lines: what one figure holds constant, and what each line is called."""
+"""Sort a sweep's cells into figures and lines, and name them."""
 
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.categories import Axis, Device, Offload, Optimizer
@@ -14,45 +14,31 @@ from ligerprof.reports.sweep import origin_words
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 
-_LOSS_TODAY = "hf"
-# what tells lines of one figure apart
+AXIS_TITLES: Mapping[Axis, str] = {Axis.BATCH: "batch, sequences", Axis.SEQ: "sequence, tokens"}
+_CURRENT_LOSS = "hf"
+# the fields that distinguish the lines of one figure
 _OF_A_SERIES = ("liger", "provider", "flce_budget", "loss")
-# figures differ in these, in the order in which their titles tell them
-_OF_A_SETTING = (
-    "batch",
-    "seq",
-    "precision",
-    "checkpointing",
-    "reentrant",
-    "optimizer",
-    "attention",
-    "grad_accum",
-    "padding",
-    "lora",
-    "qlora",
-    "engine",
-    "zero",
-    "offload",
-    "gpus",
-    "memory_limit_bytes",
-    "alloc_conf",
-)
-_WORDS: Mapping[str, str] = {
+# the fields that distinguish figures, in the order of their titles, with their words in a title; empty: not in titles
+_OF_A_SETTING: Mapping[str, str] = {
     "batch": "batch {}",
     "seq": "sequence {}",
+    "precision": "{}",
+    "checkpointing": "checkpointed",
+    "reentrant": "reentrant",
+    "optimizer": "{}",
+    "attention": "{} attention",
     "grad_accum": "{} micro-batches",
     "padding": "{:.0%} padding",
-    "attention": "{} attention",
     "lora": "LoRA of rank {}",
     "qlora": "QLoRA of rank {}",
+    "engine": "",
     "zero": "ZeRO-{}",
     "offload": "offload {}",
     "gpus": "{} GPUs",
-    "optimizer": "{}",
-    "precision": "{}",
+    "memory_limit_bytes": "",
     "alloc_conf": "{}",
 }
-# always told: a reader would wonder
+# in every title, even with the default value
 _ALWAYS = ("batch", "seq", "precision", "checkpointing")
 _SET_LOOKS: Mapping[str, LineLook] = {
     "none": LineLook("#000000", "o", (0, (1, 1.2)), hollow=True, points=7.5),
@@ -67,7 +53,7 @@ _OTHER_LOOKS = (
     LineLook("#56b4e9", "<", (0, (7, 1)), points=5),
     LineLook("#737373", ">", (0, (1, 2.5)), points=5),
 )
-# others' kernels and the loss of 2024 take the set's colour, with hollow markers and a line of their own
+# other providers and the loss of 2024 take the set's color, with hollow markers and another line style
 _OTHER_DASHES = ((0.0, (3.0, 1.6)), (0.0, (1.2, 1.6)), (0.0, (6.0, 1.2, 1.2, 1.2)))
 
 
@@ -76,9 +62,8 @@ class Series:
     """Cells that make one line.
 
     Attributes:
-        label: kernel set, and what else tells the line from the others.
-        kernels: the kernel set's name.
-        cells: along the axis, failed ones left out.
+        label: kernel set, and the other words that distinguish the line.
+        cells: in order along the axis, without failed ones.
     """
 
     label: str
@@ -89,11 +74,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Cells that belong into one figure.
-
-    Attributes:
-        recipe: what they have in common; fields that they do not are as in the first cell.
-    """
+    """Cells of one figure; `recipe` is that of the first cell."""
 
     recipe: TrainingRecipe
     gpu: str
@@ -101,20 +82,30 @@ class Setting:
 
     @property
     def backends(self) -> tuple[Backend, ...]:
-        """How the figures came about."""
-        ran = [cell for cell in self.cells if cell.status is not CellStatus.FAILED]
-        return tuple(dict.fromkeys(cell.figures.backend for cell in ran if cell.figures is not None))
+        """How the figures were obtained, without those of failed cells."""
+        ran = [cell.figures for cell in self.cells if cell.status is not CellStatus.FAILED]
+        return tuple(dict.fromkeys(figures.backend for figures in ran if figures is not None))
+
+
+class _Key(NamedTuple):
+    """The words that distinguish the lines of a figure."""
+
+    kernels: str
+    provider: str
+    budget: str
+    loss: str
+    backend: str
 
 
 def split_settings(cells: Iterable[Cell], *, along: Sequence[str]) -> tuple[Setting, ...]:
-    """Put cells that differ in nothing but their kernels and the fields `along` into one setting."""
+    """Group cells that differ only in their kernels and in the fields `along`."""
     found = tuple(cells)
     free = {*along, *_OF_A_SERIES, "model", "device", "warmup", "repeats"}
     names = [name for name in RECIPE_OPTIONS if name not in free]
     gpus = tuple(dict.fromkeys(cell.gpu for cell in found if cell.gpu))
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for cell in found:
-        # where one GPU made all of it, cells that died before they could name it are its, too
+        # cells that failed before they recorded the GPU ran on the only GPU of the others
         gpu = gpus[0] if len(gpus) == 1 else cell.gpu
         key = (gpu, cell.recipe.spec.name, *(repr(getattr(cell.recipe, name)) for name in names))
         groups.setdefault(key, []).append(cell)
@@ -122,14 +113,14 @@ def split_settings(cells: Iterable[Cell], *, along: Sequence[str]) -> tuple[Sett
 
 
 def name_settings(settings: Sequence[Setting], *, along: Sequence[str]) -> tuple[str, ...]:
-    """For each, the fewest words that tell it from the others, for its file's name; none for one alone."""
-    told = [list(_words_of(setting, along)) for setting in settings]
+    """The fewest words that distinguish each setting, for the file's name; none for a single setting."""
+    words_of = [list(_words_of(setting, along)) for setting in settings]
     names = [""] * len(settings)
     for place in range(len(_OF_A_SETTING) + 2):
         if len(set(names)) == len(names):
             break
-        if len({words[place] for words in told}) > 1:
-            names = ["-".join(filter(None, (name, words[place]))) for name, words in zip(names, told, strict=True)]
+        if len({words[place] for words in words_of}) > 1:
+            names = ["-".join(filter(None, (name, words[place]))) for name, words in zip(names, words_of, strict=True)]
     return tuple(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") for name in names)
 
 
@@ -147,24 +138,21 @@ def _words_of(setting: Setting, along: Sequence[str]) -> Iterator[str]:
 
 
 def split_series(setting: Setting, axis: Axis) -> tuple[Series, ...]:
-    """The lines of a figure, no kernels first; of cells at one place the last counts."""
-    groups: dict[tuple[str, ...], dict[int, Cell]] = {}
+    """The lines of a figure, starting with no kernels; the last of several cells at one place counts."""
+    groups: dict[_Key, dict[int, Cell]] = {}
     for cell in setting.cells:
         if cell.status is not CellStatus.FAILED:
             groups.setdefault(_series_key(cell, setting), {})[getattr(cell.recipe, axis)] = cell
     ordered = sorted(groups, key=_rank)
-    series = []
-    for key in ordered:
-        found = groups[key]
-        series.append(
-            Series(
-                label=_label(key, ordered),
-                kernels=key[0],
-                look=_look(key, ordered),
-                cells=tuple(found[place] for place in sorted(found)),
-            )
+    return tuple(
+        Series(
+            label=_label(key, ordered),
+            kernels=key.kernels,
+            look=_look(key, ordered),
+            cells=tuple(groups[key][place] for place in sorted(groups[key])),
         )
-    return tuple(series)
+        for key in ordered
+    )
 
 
 def kernel_set(recipe: TrainingRecipe) -> str:
@@ -176,19 +164,18 @@ def kernel_set(recipe: TrainingRecipe) -> str:
 
 
 def describe_setting(setting: Setting, *, along: Sequence[str]) -> str:
-    """What a figure holds constant: the model, then every field that is not as usual or that a reader would ask for."""
+    """The constants of a figure: the model, the important fields, and those that differ from their default."""
     recipe = setting.recipe
     usual = TrainingRecipe(model=recipe.spec)
-    told = [recipe.spec.name]
-    for name in _OF_A_SETTING:
+    found = [recipe.spec.name]
+    for name, words in _OF_A_SETTING.items():
         value = getattr(recipe, name)
-        if name in along or name in ("memory_limit_bytes", "engine"):
-            continue
-        # what offloading brings with it needs no word
+        # offloading implies the CPU optimizer
         implied = name == "optimizer" and recipe.offload is not Offload.NONE and value is Optimizer.DEEPSPEED_CPU_ADAM
-        if name in _ALWAYS or (value != getattr(usual, name) and not implied):
-            told.append(_words(name, value))
-    return ", ".join(told)
+        if not words or name in along or implied or (name not in _ALWAYS and value == getattr(usual, name)):
+            continue
+        found.append(f"not {words}" if name == "checkpointing" and not value else words.format(value))
+    return ", ".join(found)
 
 
 def describe_origin(setting: Setting) -> str:
@@ -196,53 +183,43 @@ def describe_origin(setting: Setting) -> str:
     return "; ".join(origin_words(backend, setting.gpu or "an unknown GPU") for backend in setting.backends)
 
 
-def _words(name: str, value: Any) -> str:
-    if name == "checkpointing":
-        return "checkpointed" if value else "not checkpointed"
-    if name == "reentrant":
-        return "reentrant"
-    return _WORDS[name].format(value)
-
-
-def _series_key(cell: Cell, setting: Setting) -> tuple[str, ...]:
+def _series_key(cell: Cell, setting: Setting) -> _Key:
     recipe = cell.recipe
-    word = kernel_set(recipe)
-    provider = recipe.provider if recipe.kernels else ""
-    budget = str(recipe.flce_budget) if "flce" in recipe.kernels else ""
-    return word, provider, budget, recipe.loss, _backend(cell, setting)
+    backends = [cell.figures.backend] if cell.figures is not None else list(setting.backends)
+    if len(backends) != 1:
+        backends = [Backend.SIMULATED if recipe.device is Device.SIMULATED else Backend.MEASURED]
+    return _Key(
+        kernels=kernel_set(recipe),
+        provider=recipe.provider if recipe.kernels else "",
+        budget=str(recipe.flce_budget) if "flce" in recipe.kernels else "",
+        loss=recipe.loss,
+        backend=backends[0],
+    )
 
 
-def _backend(cell: Cell, setting: Setting) -> Backend:
-    if cell.figures is not None:
-        return cell.figures.backend
-    if len(setting.backends) == 1:
-        return setting.backends[0]
-    return Backend.SIMULATED if cell.recipe.device is Device.SIMULATED else Backend.MEASURED
-
-
-def _rank(key: tuple[str, ...]) -> tuple[Any, ...]:
+def _rank(key: _Key) -> tuple[Any, ...]:
     words = ("none", "no-flce", "flce", "all")
-    place = words.index(key[0]) if key[0] in words else len(words)
-    # our own kernels and today's loss last: they are drawn on top, with the look that the set has everywhere
-    return place, key[0], key[1] == "ligerprof", key[3] == _LOSS_TODAY, *key[1:]
+    place = words.index(key.kernels) if key.kernels in words else len(words)
+    # our own kernels and the current loss last: they are drawn on top, with the set's own look
+    return place, key.kernels, key.provider == "ligerprof", key.loss == _CURRENT_LOSS, *key[1:]
 
 
-def _label(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> str:
+def _label(key: _Key, keys: Sequence[_Key]) -> str:
     """The kernel set, and each further word in which lines of the figure differ."""
-    parts = [key[0]]
+    parts = [key.kernels]
     for place in range(1, len(key)):
         values = {other[place] for other in keys if other[place]}
-        if key[place] and len(values) > 1 and key[place] != _LOSS_TODAY:
+        if key[place] and len(values) > 1 and key[place] != _CURRENT_LOSS:
             parts.append(key[place])
     return ", ".join(parts)
 
 
-def _look(key: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> LineLook:
-    """One colour and marker a kernel set, the same in every figure; one line style each."""
-    unknown = sorted({other[0] for other in keys} - set(_SET_LOOKS))
-    look = _SET_LOOKS.get(key[0]) or _OTHER_LOOKS[unknown.index(key[0]) % len(_OTHER_LOOKS)]
-    same = [other for other in keys if other[0] == key[0]]
-    # what has the set's own look is ranked last
+def _look(key: _Key, keys: Sequence[_Key]) -> LineLook:
+    """One color and marker per kernel set, the same in every figure; one line style per line."""
+    unknown = sorted({other.kernels for other in keys} - set(_SET_LOOKS))
+    look = _SET_LOOKS.get(key.kernels) or _OTHER_LOOKS[unknown.index(key.kernels) % len(_OTHER_LOOKS)]
+    same = [other for other in keys if other.kernels == key.kernels]
+    # the line with the set's own look is ranked last
     number = len(same) - 1 - same.index(key)
     if number == 0:
         return look

@@ -1,4 +1,4 @@
-"""What figures are drawn from: which of the named files and folders hold cells, recordings or bench records."""
+"""Read the sources of figures: files and folders with cells, recordings or bench records."""
 
 import json
 from collections.abc import Iterable
@@ -27,8 +27,8 @@ class SnapshotSource:
     """A recording, which is read when a figure needs it.
 
     Attributes:
-        titles: what to call it, shorter ones first.
-        origin: how it came about, where the folder says so.
+        titles: names to choose from, shorter ones first.
+        origin: `measured` or `simulated`, empty if unknown.
     """
 
     path: Path
@@ -37,11 +37,7 @@ class SnapshotSource:
 
     @cached_property
     def analysis(self) -> "SnapshotAnalysis":
-        """The recording, analyzed once for all figures.
-
-        Raises:
-            SnapshotFormatError: the file is not a snapshot.
-        """
+        """The recording, analyzed once for all figures; raises SnapshotFormatError if it is not a snapshot."""
         from ligerprof.analyzers.explain.analysis import analyze
 
         return analyze(self.path)
@@ -49,7 +45,7 @@ class SnapshotSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sources:
-    """Everything that was named."""
+    """The contents of all sources."""
 
     cells: tuple[Cell, ...] = ()
     snapshots: tuple[SnapshotSource, ...] = ()
@@ -57,7 +53,7 @@ class Sources:
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """The shortest names that tell the recordings apart; the last ones where none do."""
+        """The shortest distinct names of the recordings; the longest ones if those are not distinct either."""
         longest = max((len(source.titles) for source in self.snapshots), default=0)
         names: tuple[str, ...] = ()
         for level in range(longest):
@@ -68,13 +64,13 @@ class Sources:
 
 
 def read_sources(paths: Iterable[Path]) -> Sources:
-    """Sort files and folders by what is in them, and read all but the recordings.
+    """Sort files and folders by their contents, and read all but the recordings.
 
-    A folder is a sweep's (results.jsonl), a run's (result.json, snapshot.pickle), or one that holds a
-    recording. A file is a sweep's rows, one result, bench records, or a memory snapshot.
+    A folder belongs to a sweep (results.jsonl) or to a run (result.json, snapshot.pickle), or contains only a
+    recording. A file contains the rows of a sweep, one result, bench records, or a memory snapshot.
 
     Raises:
-        ResultFormatError, RunDirectoryError, BenchFileError: what is named holds none of these.
+        ResultFormatError, RunDirectoryError, BenchFileError: a path is none of these.
     """
     cell_files: list[Path] = []
     snapshots: list[SnapshotSource] = []
@@ -92,15 +88,12 @@ def read_sources(paths: Iterable[Path]) -> Sources:
                 cell_files.append(path)
         else:
             snapshots.append(SnapshotSource(path=path, titles=(path.name.partition(".")[0],)))
-    return Sources(
-        cells=(*read_cells(cell_files), *runs),
-        snapshots=tuple(snapshots),
-        findings=join_findings(*findings),
-    )
+    cells = (*read_cells(cell_files), *runs)
+    return Sources(cells=cells, snapshots=tuple(snapshots), findings=join_findings(*findings))
 
 
 def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
-    """The result and the recording of a run directory, each where it is there."""
+    """The result and the recording of a run directory, if it contains them."""
     snapshot = path / SNAPSHOT_NAME
     if not (path / RESULT).exists():
         if not snapshot.exists():
@@ -111,15 +104,15 @@ def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
     cell = cell_from_json(read_result(path), str(path / RESULT))
     recipe = cell.recipe
     kernels = kernel_set(recipe)
-    whose = f"{kernels}, {recipe.provider}" if recipe.kernels else kernels
-    titles = (kernels, whose, f"{kernels}, {recipe.batch} x {recipe.seq}", path.name)
+    provided = f"{kernels}, {recipe.provider}" if recipe.kernels else kernels
+    titles = (kernels, provided, f"{kernels}, {recipe.batch} x {recipe.seq}", path.name)
     origin = cell.figures.backend if cell.figures is not None else ""
     recording = [SnapshotSource(path=snapshot, titles=titles, origin=origin)] if snapshot.exists() else []
     return [cell], recording
 
 
 def _is_bench(path: Path) -> bool:
-    """Whether the first line is a bench record; what is wrong with others, their reader says."""
+    """Whether the first line is a bench record; invalid lines are left to the other reader's errors."""
     with path.open("rb") as file:
         line = file.readline(_LONGEST_LINE)
     try:

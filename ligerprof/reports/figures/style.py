@@ -1,17 +1,20 @@
-"""The one look of every figure: sizes, colours, hatches, lines and markers, and how a figure becomes a file."""
+"""The common look of figures: sizes, colors, hatches, lines and markers, and how a figure becomes a file."""
 
 import io
 import math
 import textwrap
-from collections.abc import Container, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ligerprof.errors import RecipeError
 from ligerprof.files import write_new_file
 from ligerprof.roles import Role
+from ligerprof.units import GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,16 +24,11 @@ STYLE = Path(__file__).with_name("style.mplstyle")
 FORMATS = ("png", "svg", "pdf")
 HALF_PAGE_INCHES = 3.4
 INK, RULE, PAPER = "#000000", "#4d4d4d", "#ffffff"
-# what fits on one line above a figure of half a page
+# characters per line above a figure of half a page
 _TITLE_CHARACTERS = 53
 _LINE_INCHES = 0.16
-_DIGIT_INCHES = 0.072
-# what a legend puts beside its words
+# width of a legend entry without its label
 _HANDLE_INCHES = 0.47
-_GAP_INCHES = 0.06
-_LIGHT = 150
-# no panel has room for more, whatever a file is called
-_LONGEST_NAME = 200
 # without dates and versions the same figure is the same file
 _METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
@@ -41,20 +39,16 @@ _METADATA: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class AreaLook:
-    """How a bar or an area is filled.
-
-    Attributes:
-        hatch: matplotlib's pattern, "" for none; it tells neighbours apart where colours are not seen.
-    """
+    """How a bar or an area is filled; matplotlib's hatch distinguishes neighbors without color."""
 
     color: str
     hatch: str = ""
 
     def arguments(self) -> dict[str, Any]:
-        """For Axes.bar, fill_between and their like; hatches take the edge's colour, which the fill must not hide."""
+        """Arguments of Axes.bar, fill_between and similar; a hatch takes the edge's color, which must contrast."""
         red, green, blue = (int(self.color[place : place + 2], 16) for place in (1, 3, 5))
-        # how bright a screen shows the three primaries (ITU-R BT.601)
-        light = 0.299 * red + 0.587 * green + 0.114 * blue > _LIGHT
+        # luma of the three primaries (ITU-R BT.601)
+        light = 0.299 * red + 0.587 * green + 0.114 * blue > 150
         edge = RULE if self.hatch and light else PAPER
         return {"facecolor": self.color, "hatch": self.hatch, "edgecolor": edge, "linewidth": 0.5}
 
@@ -65,8 +59,7 @@ class LineLook:
 
     Attributes:
         dashes: matplotlib's line style.
-        hollow: whether markers are empty.
-        points: size of the markers; those that lie under others are larger and hollow, so that both are seen.
+        points: size of the markers; markers below others are larger and hollow, so that both are visible.
     """
 
     color: str
@@ -76,7 +69,7 @@ class LineLook:
     points: float = 4.5
 
     def arguments(self) -> dict[str, Any]:
-        """For Axes.plot and its like."""
+        """Arguments of Axes.plot and similar."""
         return {
             "color": self.color,
             "linestyle": self.dashes,
@@ -86,8 +79,8 @@ class LineLook:
         }
 
 
-# static bytes are blue, what the forward pass keeps green, the loss's planes orange to brown, workspaces purple; where
-# two are as light as each other, or the same to a colour-blind eye, their hatches differ
+# static memory is blue, activations are green, the loss's [T, V] tensors orange to brown, workspaces purple; roles of
+# the same lightness, or that color-blind eyes confuse, differ in their hatches
 ROLE_LOOKS: dict[Role, AreaLook] = {
     Role.PARAMETERS: AreaLook("#08306b"),
     Role.GRADIENTS: AreaLook("#9ecae1"),
@@ -112,24 +105,33 @@ POOLED_LOOK = AreaLook("#f2f2f2")
 
 
 def styled() -> "AbstractContextManager[None]":
-    """The style, for as long as a figure is made or written."""
+    """The style, as a context in which to draw and write figures."""
     from matplotlib import rc_context
 
     return rc_context(fname=STYLE)
 
 
 def new_figure(height_inches: float, *, width_inches: float = HALF_PAGE_INCHES) -> "Figure":
-    """An empty figure of half a page's width; call it, and all that draws, within `styled()`."""
+    """An empty figure, half a page wide; to be created and drawn within `styled()`."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width_inches, height_inches))
 
 
-def write_title(figure: "Figure", *sentences: str) -> None:
-    """What the figure shows, then what it holds for, at the left above the axes, wrapped to its width.
+@contextmanager
+def drawing(
+    height_inches: float, *sentences: str, width_inches: float = HALF_PAGE_INCHES, columns: int = 2
+) -> "Iterator[Figure]":
+    """An empty figure to draw on; afterwards it gets a title of `sentences`, and a legend of at most `columns`."""
+    with styled():
+        figure = new_figure(height_inches, width_inches=width_inches)
+        yield figure
+        write_title(figure, *sentences)
+        write_legend(figure, columns=columns)
 
-    The figure grows by the lines' height, so that the axes keep theirs.
-    """
+
+def write_title(figure: "Figure", *sentences: str) -> None:
+    """Write a title at the left above the axes, wrapped to the figure's width; the figure grows by its height."""
     characters = int(_TITLE_CHARACTERS * figure.get_figwidth() / HALF_PAGE_INCHES)
     lines = [line for sentence in sentences for line in textwrap.wrap(sentence, characters, break_long_words=True)]
     _grow(figure, len(lines))
@@ -137,10 +139,10 @@ def write_title(figure: "Figure", *sentences: str) -> None:
 
 
 def write_legend(figure: "Figure", *, columns: int = 2) -> None:
-    """One legend for all axes below them, each label once; the figure grows by its height.
+    """Write one legend for all axes below them, each label once; the figure grows by its height.
 
     Args:
-        columns: at most; fewer where the words are long.
+        columns: the most columns; fewer if the labels are long.
     """
     entries: dict[str, Any] = {}
     for axes in figure.axes:
@@ -148,26 +150,22 @@ def write_legend(figure: "Figure", *, columns: int = 2) -> None:
     if not entries:
         return
     labels = list(entries)
-    most = range(columns, 1, -1)
-    fitting = next((count for count in most if _legend_inches(labels, count) < figure.get_figwidth()), 1)
+    counts = range(columns, 1, -1)
+    fitting = next((count for count in counts if _legend_inches(labels, count) < figure.get_figwidth()), 1)
     _grow(figure, -(-len(labels) // fitting) + 0.5)
     figure.legend([entries[label] for label in labels], labels, loc="outside lower center", ncols=fitting)
 
 
 def _legend_inches(labels: Sequence[str], columns: int) -> float:
-    """How wide a legend is whose columns are filled one after the other, the first ones with one entry more."""
-    shortest, longer = divmod(len(labels), columns)
-    total, start = 0.0, 0
-    for column in range(columns):
-        end = start + shortest + (column < longer)
-        total += max((_text_inches(label) for label in labels[start:end]), default=0.0) + _HANDLE_INCHES
-        start = end
-    return total
+    """The width of a legend, split into columns as matplotlib splits it."""
+    groups = np.array_split(np.array(labels, dtype=object), columns)
+    return sum(max(map(_text_inches, group), default=0.0) + _HANDLE_INCHES for group in groups)
 
 
 def shortened(text: str, inches: float) -> str:
-    """As much of a name as has room."""
-    kept = text[:_LONGEST_NAME]
+    """A name, cut to a width with an ellipsis."""
+    # no panel has room for more
+    kept = text[:200]
     while kept and _text_inches(f"{kept}…" if kept != text else kept) > inches:
         kept = kept[:-1]
     return kept if kept == text else f"{kept}…"
@@ -184,13 +182,20 @@ def _grow(figure: "Figure", lines: float) -> None:
     figure.set_figheight(figure.get_figheight() + lines * _LINE_INCHES)
 
 
+def mark_limit(axes: "Axes", limit_bytes: int, words: str = "") -> float:
+    """Draw a memory limit as a horizontal line with its value in the legend; returns GiB."""
+    limit = limit_bytes / GIB
+    axes.axhline(limit, color=RULE, linewidth=0.9, linestyle=(0, (6, 3)), label=f"limit, {limit:.3g} GiB{words}")
+    return limit
+
+
 def mark_sizes(axes: "Axes", sizes: Sequence[int], *, width_inches: float, first: Container[int] = ()) -> None:
-    """A doubling axis with a tick at each measured size; labels that would touch take a second row, or are left out.
+    """Make a doubling axis with a tick at each size; labels that would touch take a second row or are left out.
 
     Args:
         sizes: ascending.
-        width_inches: of the axes.
-        first: sizes that are labelled before the others.
+        width_inches: width of the axes.
+        first: sizes to label before the others.
     """
     inches = width_inches / max(math.log2(sizes[-1]) - math.log2(sizes[0]), 1.0)
     by_weight = sorted(sizes, key=lambda size: (size not in first, size & (size - 1) != 0, size))
@@ -201,56 +206,42 @@ def mark_sizes(axes: "Axes", sizes: Sequence[int], *, width_inches: float, first
     axes.minorticks_off()
 
 
-def _label_rows(sizes: Iterable[int], inches_a_doubling: float) -> dict[int, int]:
-    """The row of each label, 0 or 1, placed one after the other where it touches none; others are left out."""
+def _label_rows(sizes: Iterable[int], doubling_inches: float) -> dict[int, int]:
+    """The row of each label, 0 or 1, placed in order; labels that touch others in both rows are left out."""
     taken: tuple[list[tuple[float, float]], ...] = ([], [])
     rows: dict[int, int] = {}
     for size in sizes:
-        middle = math.log2(size) * inches_a_doubling
-        half = 0.5 * (_DIGIT_INCHES * len(str(size)) + _GAP_INCHES)
-        span = middle - half, middle + half
-        row = next((row for row, spans in enumerate(taken) if all(_apart(span, other) for other in spans)), None)
-        if row is not None:
-            taken[row].append(span)
-            rows[size] = row
+        middle = math.log2(size) * doubling_inches
+        # the width of the digits and a gap
+        half = 0.5 * (0.072 * len(str(size)) + 0.06)
+        for row, spans in enumerate(taken):
+            if all(middle + half <= start or end <= middle - half for start, end in spans):
+                spans.append((middle - half, middle + half))
+                rows[size] = row
+                break
     return rows
 
 
-def _apart(span: tuple[float, float], other: tuple[float, float]) -> bool:
-    return span[1] <= other[0] or other[1] <= span[0]
-
-
 def check_format(name: str) -> None:
-    """Refuse a format that no figure can be written in, before anything is measured.
-
-    Args:
-        name: such as `svg`, or a file's suffix.
-
-    Raises:
-        RecipeError: the format is unknown.
-    """
+    """Raise RecipeError for an unknown format, given as `svg` or as a file's suffix."""
     if name.removeprefix(".") not in FORMATS:
         shown = f"{name!r}" if name else "a file without suffix"
         raise RecipeError(f"a figure cannot be written as {shown}. Use {', '.join(FORMATS)}.")
 
 
 def svg_text(figure: "Figure") -> str:
-    """The figure as SVG, for pages that hold it."""
+    """The figure as SVG, to embed in a page."""
     return _rendered(figure, "svg").decode("utf-8")
 
 
 def write_figure(figure: "Figure", path: Path, *, force: bool) -> None:
-    """Write a figure; the file's suffix is its format.
-
-    Raises:
-        OutputError: the file exists and `force` is not set, or it cannot be written.
-    """
+    """Write a figure in the format of the file's suffix; raises OutputError as `write_new_file` does."""
     check_format(path.suffix)
     write_new_file(path, _rendered(figure, path.suffix.removeprefix(".")), force=force)
 
 
 def _rendered(figure: "Figure", name: str) -> bytes:
-    """The figure as a file of a format, without the characters that the format cannot hold."""
+    """The figure in a format, with `?` for characters that the format cannot hold."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):

@@ -69,10 +69,8 @@ class BoundCall:
     def backward(self, outputs: Outputs) -> Outputs:
         """Gradients of the inputs that need one, without accumulation into `.grad`."""
         wanted = [self._tensors.inputs[name] for name in self._operation.wants]
-        gradients = [
-            gradient if gradient.dtype == output.dtype else gradient.to(output.dtype)
-            for gradient, output in zip(self._tensors.gradients, outputs, strict=True)
-        ]
+        given = zip(self._tensors.gradients, outputs, strict=True)
+        gradients = [gradient.to(output.dtype) for gradient, output in given]
         return torch.autograd.grad(outputs, wanted, gradients)
 
     def full(self) -> Outputs:

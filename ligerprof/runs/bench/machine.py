@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
 
 import torch
 
@@ -25,31 +24,6 @@ _HOST_BATCHES = 11
 _PACKAGES = ("torch", "triton", "liger-kernel", "cut-cross-entropy")
 
 Run = Callable[[], object]
-
-
-class Machine(Protocol):
-    """The device operations that a benchmark needs."""
-
-    device: torch.device
-    clock: Clock
-
-    def copy(self, moved_bytes: int) -> Run:
-        """A copy on the device that reads and writes `moved_bytes` in total."""
-
-    def extra_peak_bytes(self, run: Run) -> int:
-        """The highest allocated bytes during `run`, minus those before it."""
-
-    def host_seconds(self, run: Run) -> float:
-        """The host's time for one call of `run`."""
-
-    def synchronizations(self, run: Run) -> tuple[int, str | None]:
-        """How often the host waits for the device in `run`, and torch's message about the first wait."""
-
-    def release(self) -> None:
-        """Release cached memory."""
-
-    def environment(self) -> dict[str, str]:
-        """Device, versions and date."""
 
 
 class CudaClock:
@@ -92,13 +66,13 @@ class CudaMachine:
         self.clock: Clock = CudaClock()
 
     def copy(self, moved_bytes: int) -> Run:
-        """A torch copy of random bytes."""
+        """A copy on the device that reads and writes `moved_bytes` in total."""
         source = torch.randint(256, (moved_bytes // 2,), dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         return lambda: target.copy_(source)
 
     def extra_peak_bytes(self, run: Run) -> int:
-        """From torch's counters."""
+        """The highest allocated bytes during `run`, minus those before it."""
         self.release()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -111,7 +85,7 @@ class CudaMachine:
         return peak - before
 
     def host_seconds(self, run: Run) -> float:
-        """Median time per call until a batch of calls is launched; the device is idle before each batch."""
+        """The host's median time per call to launch a batch of calls; the device is idle before each batch."""
         seconds = []
         for _ in range(_HOST_BATCHES):
             torch.cuda.synchronize()
@@ -123,7 +97,10 @@ class CudaMachine:
         return sorted(seconds)[_HOST_BATCHES // 2]
 
     def synchronizations(self, run: Run) -> tuple[int, str | None]:
-        """Use torch's sync debug mode: first `error`, and if it raises, `warn`, whose warnings are counted."""
+        """How often the host waits for the device in `run`, and torch's message about the first wait.
+
+        Torch's sync debug mode is set to `error`; if that raises, the warnings under `warn` are counted.
+        """
         torch.cuda.synchronize()
         before = torch.cuda.get_sync_debug_mode()
         try:
@@ -143,7 +120,7 @@ class CudaMachine:
         return max(1, sum("synchronizing CUDA operation" in str(warning.message) for warning in caught))
 
     def release(self) -> None:
-        """Collect cycles and empty the allocator's cache."""
+        """Collect cycles and release cached memory."""
         gc.collect()
         torch.cuda.empty_cache()
 

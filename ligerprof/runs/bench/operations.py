@@ -93,7 +93,7 @@ class Operation:
         return _as_tuple(self.exact(**inputs))
 
     def fewest_bytes(self, shape: BenchShape, element_bytes: int, direction: Direction) -> int | None:
-        """Bytes that any implementation must read and write; None if there is no fair count."""
+        """Bytes that any implementation must read and write; None without a fair count."""
         count = self.moved.get(direction)
         return None if count is None else count * self.moved_elements(shape) * element_bytes
 

@@ -47,14 +47,11 @@ def provider_names(kernel: str) -> tuple[str, ...]:
 def find_provided(
     kernel: str, names: Sequence[str] | None, device_kind: str
 ) -> tuple[list[Provided], list[tuple[str, str]]]:
-    """Look up each provider's kernel.
+    """Look up the kernel of each provider, all by default; returns them, and (name, reason) of the missing ones.
 
     Args:
-        names: `PROVIDER` or `PROVIDER:VARIANT` each; None: all.
+        names: `PROVIDER` or `PROVIDER:VARIANT` each.
         device_kind: `cuda`, or `cpu` (Triton's interpreter).
-
-    Returns:
-        The kernels found, and the names of the others with the reason.
     """
     # compile anew: torch silently falls back to eager once a function has seen many shapes
     torch._dynamo.reset()

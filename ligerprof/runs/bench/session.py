@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ligerprof.runs.bench.accuracy import EAGER, measure_errors
 from ligerprof.runs.bench.calls import BoundCall, CallTensors, describe_failure, make_tensors
-from ligerprof.runs.bench.machine import Machine, Run
+from ligerprof.runs.bench.machine import CudaMachine, Run
 from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors
 from ligerprof.runs.bench.providers import find_provided
 from ligerprof.runs.bench.records import (
@@ -52,7 +52,7 @@ class BenchPlan:
     host: bool = True
 
 
-def run_bench(plan: BenchPlan, machine: Machine, progress: Progress) -> Iterator[Finding]:
+def run_bench(plan: BenchPlan, machine: CudaMachine, progress: Progress) -> Iterator[Finding]:
     """Run the measurements; yields each finding."""
     environment = machine.environment()
     for kernel in plan.kernels:
@@ -60,7 +60,7 @@ def run_bench(plan: BenchPlan, machine: Machine, progress: Progress) -> Iterator
             yield Finding(record=record, environment=environment)
 
 
-def _run_kernel(operation: Operation, plan: BenchPlan, machine: Machine, progress: Progress) -> Iterator[Record]:
+def _run_kernel(operation: Operation, plan: BenchPlan, machine: CudaMachine, progress: Progress) -> Iterator[Record]:
     for shape in find_shapes(operation.name, plan.shapes):
         progress(f"{operation.name} {shape.name}: {operation.sizes(shape)} {plan.dtype}")
         yield from _Bench(operation, shape, plan, machine).run()
@@ -74,7 +74,7 @@ def _run_kernel(operation: Operation, plan: BenchPlan, machine: Machine, progres
 class _Bench:
     """One kernel at one shape, for every provider, on the same tensors."""
 
-    def __init__(self, operation: Operation, shape: BenchShape, plan: BenchPlan, machine: Machine) -> None:
+    def __init__(self, operation: Operation, shape: BenchShape, plan: BenchPlan, machine: CudaMachine) -> None:
         self._operation, self._shape, self._plan, self._machine = operation, shape, plan, machine
         self._dtype = DTYPES[plan.dtype]
         self._found, self._missing = find_provided(operation.name, plan.providers, machine.device.type)

@@ -169,10 +169,10 @@ def _boxes(figure: Figure) -> list[tuple[str, Bbox]]:
     slack = 0.5 * figure.dpi / 72
     boxes = []
     for text in words(figure):
-        told, box = text.get_text(), text.get_window_extent(renderer)
-        empty = (len(told) - len(told.lstrip("\n"))) / (told.count("\n") + 1)
+        shown, box = text.get_text(), text.get_window_extent(renderer)
+        empty = (len(shown) - len(shown.lstrip("\n"))) / (shown.count("\n") + 1)
         top = box.y1 - empty * box.height - slack
-        boxes.append((told.strip(), Bbox.from_extents(box.x0 + slack, box.y0 + slack, box.x1 - slack, top)))
+        boxes.append((shown.strip(), Bbox.from_extents(box.x0 + slack, box.y0 + slack, box.x1 - slack, top)))
     return boxes
 
 

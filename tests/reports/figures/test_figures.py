@@ -61,7 +61,7 @@ def example(kind: str) -> tuple[Drawn, ...]:
     if kind == "kernels":
         return draw(kind, PlotInput(sources=Sources(findings=tuple(example_findings()))))
     if kind == "accuracy":
-        # a closed form of its own, 0.2 % low: the figure must not change with the real one
+        # an estimate 0.2 % low: the figure must not change with the real one
         with patch.object(accuracy, "estimated_peak_bytes", lambda recipe: _sum_of_roles(recipe) * 998 // 1000):
             return draw(kind, PlotInput(sources=Sources(cells=cells_of(predicted_rows()))))
     return draw(kind, PlotInput(sources=Sources(cells=study_cells())))
@@ -119,10 +119,10 @@ def test_every_axis_of_numbers_has_a_unit(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"memory"}))
 def test_what_a_figure_says(kind: str) -> None:
-    told = "\n\n".join(
+    written_text = "\n\n".join(
         f"{one.name}: {description(laid_out(one.figure), data=kind != 'layers')}" for one in example(kind)
     )
-    assert_matches_golden(told, GOLDEN / f"plot_{kind}.txt")
+    assert_matches_golden(written_text, GOLDEN / f"plot_{kind}.txt")
 
 
 def test_the_checks_see_what_they_should() -> None:
@@ -147,10 +147,10 @@ def test_the_same_figure_is_the_same_file(name: str, tmp_path: Path) -> None:
     code = (
         "from pathlib import Path\n"
         "from ligerprof.recipe.training import TrainingRecipe\n"
-        "from ligerprof.reports.figures.planes import draw_planes\n"
+        "from ligerprof.reports.figures.logits import draw_logits\n"
         "from ligerprof.reports.figures.style import write_figure\n"
         "sizes = {'batch': (1, 2, 4), 'seq': (512, 1024)}\n"
-        f"write_figure(draw_planes(TrainingRecipe(model='tiny', seq=64), sizes), Path({str(tmp_path / name)!r}),"
+        f"write_figure(draw_logits(TrainingRecipe(model='tiny', seq=64), sizes), Path({str(tmp_path / name)!r}),"
         " force=True)\n"
     )
     written = []
@@ -234,7 +234,7 @@ def test_whatever_a_sweep_holds_it_is_drawn_without_overlap_or_refused_in_words(
         check_layout(one.figure)
     backends = {cell.figures.backend for cell in cells if cell.figures and cell.status is not CellStatus.FAILED}
     titles = [one.figure.get_suptitle() for one in drawn if one.name != "accuracy"]
-    assert {"SIMULATED" in title for title in titles} <= {"measured": {False}, "simulated": {True}}.get(
+    assert {"simulated for an" in title for title in titles} <= {"measured": {False}, "simulated": {True}}.get(
         "".join(backends), {False, True}
     )
 
@@ -321,10 +321,10 @@ def test_names_from_files_are_words_and_nothing_else(name: str, tmp_path: Path) 
     (one,) = draw("peak-batch", PlotInput(sources=Sources(cells=cells_of(rows))))
     for suffix in ("svg", "png"):
         write_figure(one.figure, tmp_path / f"figure.{suffix}", force=True)
-    told = "".join(ET.parse(tmp_path / "figure.svg").getroot().itertext())
+    written_text = "".join(ET.parse(tmp_path / "figure.svg").getroot().itertext())
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
-    assert f"measured on {shown}" in told
-    assert f"all, {shown}" in told
+    assert f"measured on {shown}" in written_text
+    assert f"all, {shown}" in written_text
 
 
 def test_the_loss_of_2024_is_a_line_of_its_own_and_no_part_of_the_ablation() -> None:

@@ -1,4 +1,4 @@
-"""The look: roles and lines can be told apart without colour, and with other eyes."""
+"""The look: roles and lines are distinct without color and to color-blind eyes."""
 
 import itertools
 from pathlib import Path

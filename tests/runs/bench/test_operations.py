@@ -163,7 +163,7 @@ def test_every_provider_is_found_or_has_a_reason(kernel: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "provider", "says"),
     [
-        ("rms", "nobody", "nobody"),
+        ("rms", "absent", "absent"),
         ("rms", "cce", "only flce"),
         ("rms", "torch:fast", "variant"),
         ("rms", "ligerprof:lean", "variant"),

@@ -1,4 +1,4 @@
-"""The whole bench on a machine that is none: real kernels on the CPU, times out of a table."""
+"""The whole bench on a fake machine: real kernels on the CPU, made-up times."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from ligerprof.runs.bench.timing import RUNS_PER_TURN, Repetitions
 TOKENS = 2
 PLAN = BenchPlan(
     kernels=("flce", "rms"),
-    providers=("torch", "ligerprof", "nobody"),
+    providers=("torch", "ligerprof", "absent"),
     shapes=f"tiny@{TOKENS}",
     dtype="fp32",
     repetitions=Repetitions(least=1, most=1, settle_seconds=0.0),
@@ -24,7 +24,7 @@ PLAN = BenchPlan(
 
 
 class CountingClock:
-    """Each timed run takes a second longer than the one before."""
+    """Each timed run takes one second longer than the one before."""
 
     seconds = 0.0
 
@@ -143,9 +143,9 @@ def test_errors_host_costs_and_the_missing_are_told(records: list[Record]) -> No
     }
     assert all((r.host_seconds, r.synchronizations) == (1e-4, 2) for r in hosts)
     missing = [record for record in records if isinstance(record, MissingRecord)]
-    assert [(r.subject.kernel, r.subject.provider, "nobody" in r.reason) for r in missing] == [
-        ("flce", "nobody", True),
-        ("rms", "nobody", True),
+    assert [(r.subject.kernel, r.subject.provider, "absent" in r.reason) for r in missing] == [
+        ("flce", "absent", True),
+        ("rms", "absent", True),
     ]
 
 
@@ -161,8 +161,8 @@ def test_a_kernel_that_fails_is_told_and_the_others_go_on(monkeypatch: pytest.Mo
     assert {r.subject.provider for r in found if isinstance(r, (TimeRecord, ErrorRecord))} == {"torch"}
 
 
-def test_nobody_left_is_no_failure() -> None:
-    plan = dataclasses.replace(PLAN, kernels=("rms",), providers=("nobody",))
+def test_no_provider_left_is_not_a_failure() -> None:
+    plan = dataclasses.replace(PLAN, kernels=("rms",), providers=("absent",))
     assert [record.what for record in records_of(plan)] == ["missing"]
 
 
