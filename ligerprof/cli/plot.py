@@ -94,11 +94,8 @@ def _draw_all(
 ) -> tuple[list[tuple[str, Drawn]], list[dict[str, str]]]:
     """All figures, and the kinds that the sources do not allow.
 
-    Args:
-        required: whether the user named the kinds.
-
     Raises:
-        NothingToDrawError: a required kind cannot be drawn, or no kind can.
+        NothingToDrawError: a `required` kind cannot be drawn, or no kind can.
     """
     drawn: list[tuple[str, Drawn]] = []
     left_out: list[dict[str, str]] = []

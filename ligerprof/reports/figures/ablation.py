@@ -29,9 +29,7 @@ _Bar = tuple[str, Cell]
 
 def find_ablation(settings: Sequence[Setting]) -> Setting | None:
     """The setting with the most kernel sets, then the most tokens; each setting has one batch and one sequence."""
-    able = [
-        setting for setting in settings if len(bars := _bars(setting)) > 1 and any(_is_reference(bar) for bar in bars)
-    ]
+    able = [setting for setting in settings if len(bars := _bars(setting)) > 1 and any(map(_is_reference, bars))]
     return max(able, key=lambda setting: (len(_bars(setting)), setting.recipe.tokens), default=None)
 
 

@@ -81,7 +81,7 @@ def make_regime_inputs(regime: Regime, shape: BenchShape, maker: Maker) -> Tenso
 def same_chunks(
     provided: Provided, shape: BenchShape, reduced: BenchShape, element_bytes: int
 ) -> tuple[Provided, int | None]:
-    """Choose a budget with which a chunked loss makes as many chunks of the reduced shape as of the real one."""
+    """Choose a budget that gives a chunked loss as many chunks at the reduced shape as at the real one."""
     if not provided.budgeted:
         return provided, None
     wanted = _plan(shape, element_bytes, provided.options.budget).chunks

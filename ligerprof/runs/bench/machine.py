@@ -17,7 +17,7 @@ from ligerprof.units import MIB
 
 # several times any L2 cache
 _FLUSHED_BYTES = 256 * MIB
-# about a millisecond in which the host gets ahead, so that the device never waits for a launch
+# about a millisecond in which the host gets ahead, so that no launch delays the device
 _HEAD_START_CYCLES = 2_000_000
 _HOST_CALLS = 20
 _HOST_BATCHES = 11

@@ -127,11 +127,7 @@ _KINDS: dict[str, type[Any]] = {kind.what: kind for kind in (TimeRecord, ErrorRe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A record and the environment it was measured in.
-
-    Attributes:
-        environment: `gpu`, `date` (UTC) and versions.
-    """
+    """A record and the environment it was measured in: `gpu`, `date` (UTC) and versions."""
 
     record: Record
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -176,7 +172,7 @@ def finding_from_row(row: Mapping[str, Any]) -> Finding:
 
 
 def write_lines(findings: Iterable[Finding]) -> str:
-    """JSON Lines, one finding per line."""
+    """The findings as JSON Lines."""
     return "".join(json.dumps(finding.row()) + "\n" for finding in findings)
 
 

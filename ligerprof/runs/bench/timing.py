@@ -27,11 +27,7 @@ class Clock(Protocol):
     """Times asynchronous work."""
 
     def time(self, run: Callable[[], object], *, head_start: bool) -> Callable[[], float]:
-        """Start `run`; the returned function waits for its end and returns its seconds.
-
-        Args:
-            head_start: let the host launch all of `run` before the device starts it.
-        """
+        """Start `run`, after the host has launched all of it if `head_start`; the result waits and returns seconds."""
 
     def now(self) -> float:
         """Wall-clock seconds."""
