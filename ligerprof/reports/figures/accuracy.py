@@ -41,7 +41,7 @@ class Prediction:
 
 
 def find_predictions(cells: Iterable[Cell]) -> tuple[Prediction, ...]:
-    """Pair the peak of each measured cell with its analytic estimate and with the simulated cell of the same training."""
+    """Pair each measured peak with the analytic estimate, and with the simulated cell of the same training."""
     peaks: dict[Backend, list[tuple[Cell, int]]] = {backend: [] for backend in Backend}
     for cell in cells:
         if cell.status is CellStatus.DONE and cell.figures is not None:
