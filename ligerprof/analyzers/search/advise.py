@@ -15,17 +15,12 @@ from ligerprof.words import Word
 
 
 class State(Word):
-    """What became of a change."""
+    """Outcome of a change; spare: saves memory that is not needed; unpriced: not covered by the estimate."""
 
-    # part of the plan
     APPLIED = "applied"
-    # would save memory, and is not needed
     SPARE = "spare"
-    # saves nothing here
     USELESS = "useless"
-    # changes nothing here
     INAPPLICABLE = "inapplicable"
-    # not covered by the analytic estimate
     UNPRICED = "unpriced"
 
 

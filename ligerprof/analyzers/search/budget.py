@@ -47,12 +47,7 @@ _UNCOVERED = (UnsupportedError, KernelUnavailableError, MissingDependencyError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """A memory limit.
-
-    Attributes:
-        size_bytes: maximum bytes that torch's allocator may reserve.
-        source: origin of the limit, such as `--memory-limit`.
-    """
+    """The maximum bytes that torch's allocator may reserve, and the limit's origin, such as `--memory-limit`."""
 
     size_bytes: int
     source: str

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +41,7 @@ class Bound(Word):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A pair of batch and sequence that fits while the next larger one does not.
-
-    Attributes:
-        axis: which of the two was maximized.
-        bounded_by: the limit that the next larger pair exceeds.
-    """
+    """A pair of batch and sequence that fits; the next larger one, along `axis`, exceeds `bounded_by`."""
 
     batch: int
     seq: int
@@ -216,14 +212,9 @@ class _Search:
             guess = wanted
         count = find_border(lambda count: self._judge.verdict(at(count)).fits, start=max(guess, 1), most=most)
         if count and self._judge.verdict(at(count)).checked is Method.SIMULATED and count != guess:
-            self._aim_at(at(count))
+            with suppress(UnsupportedError, UnknownModelError):
+                self._aim_bytes = min(needed_bytes(at(count)), self._judge.limit.size_bytes)
         return count
-
-    def _aim_at(self, border: TrainingRecipe) -> None:
-        try:
-            self._aim_bytes = min(needed_bytes(border), self._judge.limit.size_bytes)
-        except (UnsupportedError, UnknownModelError):
-            return
 
 
 def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) -> int:

@@ -86,11 +86,7 @@ class _Analysis:
         )
 
     def _device_use(self, device: int, index: Numbers) -> DeviceUse:
-        """Summarize one device.
-
-        Args:
-            index: indices of the device's work.
-        """
+        """Summarize one device, given the indices of its work."""
         work = self._work.where(index)
         kernels = index[work.kinds == KERNEL]
         gaps = find_gaps(work, self._launches[index], self._trace.calls, self._window)

@@ -10,11 +10,7 @@ from ligerprof.serialization import document, select
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelChange:
-    """One kernel in two traces; no work in a trace in which it did not run.
-
-    Attributes:
-        kernel: the kernel in the second trace, or in the first if it ran only there.
-    """
+    """One kernel in two traces; `kernel` is the second trace's, or the first's if it ran only there."""
 
     kernel: KernelTime
     before: WorkTime
@@ -48,11 +44,7 @@ class TraceDifference:
         return tuple(sorted(changes, key=lambda change: -abs(change.difference_seconds)))
 
     def to_json(self, *, top: int | None = None) -> dict[str, Any]:
-        """The object of `ligerprof trace A B --json`.
-
-        Args:
-            top: number of kernels to list; None lists all.
-        """
+        """The object of `ligerprof trace A B --json`, with the `top` kernels; None lists all."""
         before, after = self.before, self.after
         difference = {
             "window_seconds": _less(after.window_seconds, before.window_seconds),

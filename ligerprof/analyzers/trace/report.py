@@ -13,12 +13,7 @@ from ligerprof.serialization import document, select, to_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapGroup:
-    """The gaps of one cause within one range of sizes.
-
-    Attributes:
-        from_seconds: lower bound of the range, inclusive.
-        below_seconds: upper bound, exclusive; None for the last range.
-    """
+    """The gaps of one cause and size, in [from_seconds, below_seconds); the last range has no upper bound."""
 
     cause: GapCause
     from_seconds: float
@@ -108,11 +103,7 @@ NO_WORK = WorkTime(count=0, seconds=0.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelTime(WorkTime):
-    """All runs of one kernel.
-
-    Attributes:
-        operator: the operator that launched most of its time, "" if unknown.
-    """
+    """All runs of one kernel; `operator` launched most of its time, "" if unknown."""
 
     name: str
     kind: KernelClass
@@ -182,20 +173,14 @@ class TraceReport:
         return {cause: self.busiest.gap_seconds(cause) for cause in GapCause}
 
     def to_json(self, *, top: int | None = None) -> dict[str, Any]:
-        """The object of `ligerprof trace --json`.
-
-        Args:
-            top: number of kernels to list; None lists all.
-        """
-        host = None
-        if self.host is not None:
-            host = {layer.value: self._host_json(seconds) for layer, seconds in self.host.items()}
+        """The object of `ligerprof trace --json`, with the `top` kernels; None lists all."""
+        host = {layer.value: self._host_json(seconds) for layer, seconds in (self.host or {}).items()}
         return document(
             "trace",
             select(self, "source", "window_seconds", "steps", "kernels=kernel_count"),
             select(self, *(f"gpu_{name}=busiest.{name}" for name in ("busy_seconds", "busy_share", "occupied_share"))),
             select(self, "devices", "launches", "classes", "phases"),
-            {"top_kernels": to_json(self.kernels[:top]), "host": host},
+            {"top_kernels": to_json(self.kernels[:top]), "host": host or None},
             select(self, "notes"),
         )
 
