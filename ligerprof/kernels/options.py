@@ -1,4 +1,4 @@
-"""What a loss over the vocabulary is asked for; torch is not imported."""
+"""The options of a loss over the vocabulary; torch is not imported."""
 
 import ast
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class LossOptions:
     Attributes:
         shift: labels are the tokens themselves: position t is scored against label t + 1, and the
             last position of each sequence is ignored. Needs labels of shape [sequences, tokens].
-        ignore_index: the label of positions that do not count.
-        reduction: `mean` over the labels that count, `sum`, or `none` (one loss per token).
+        ignore_index: the label of positions to leave out.
+        reduction: `mean` over the labels that are not ignored, `sum`, or `none` (one loss per token).
         label_smoothing: share of the target that is spread evenly over the vocabulary, in [0, 1).
         z_loss: weight of the squared log-sum-exp that is added to each token's loss.
         softcap: logits become `softcap * tanh(logits / softcap)`, or None.
@@ -49,14 +49,13 @@ class LossOptions:
         if self.reduction not in REDUCTIONS:
             raise RecipeError(f"unknown reduction {self.reduction!r}. Known: {', '.join(REDUCTIONS)}.")
         if not 0.0 <= self.label_smoothing < 1.0:
-            raise RecipeError(f"label smoothing is {self.label_smoothing}. It is a share from 0 up to but not 1.")
+            raise RecipeError(f"label smoothing is {self.label_smoothing}. It must be in [0, 1).")
         if self.softcap is not None and self.softcap <= 0:
-            raise RecipeError(f"the softcap is {self.softcap}. It is positive, or None.")
+            raise RecipeError(f"the softcap is {self.softcap}. It must be positive, or None.")
         if self.logit_scale <= 0:
-            raise RecipeError(f"the logit scale is {self.logit_scale}. It is positive.")
+            raise RecipeError(f"the logit scale is {self.logit_scale}. It must be positive.")
 
 
-# the mean over the labels that count
 PLAIN_LOSS = LossOptions()
 
 
@@ -65,10 +64,10 @@ class LossRequest:
     """One call of a loss, apart from the tensors that may want a gradient.
 
     Attributes:
-        num_items: for the reduction `mean`, what the summed loss is divided by instead of the number of labels.
+        num_items: divisor of the reduction `mean`, instead of the number of labels.
         class_weight: [V], or None.
         predictions: shaped like the labels, receives each position's most likely word; or None.
-        token_scale: factor on each token's gradient, which backward knows if nothing is reduced; or None.
+        token_scale: factor on each token's gradient, which backward receives if nothing is reduced; or None.
     """
 
     labels: "Tensor"
@@ -80,7 +79,7 @@ class LossRequest:
 
 
 def options_as_text(options: LossOptions) -> str:
-    """The options as one string, which an operation of a compiled graph can take."""
+    """The options as a string, which can be an argument of a custom operator."""
     return repr([getattr(options, name) for name in _FIELDS])
 
 

@@ -1,4 +1,4 @@
-"""What the kernels ask of the tensors they are given: rows, and the right to write over them."""
+"""Views of a kernel's inputs as rows, and whether a kernel may overwrite its inputs."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from ligerprof.kernels.device import is_simulated
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """`x` with its leading axes merged into one and its last axis dense; a view where the strides allow it."""
+    """`x` with its leading axes merged into one and its last axis dense; a view if the strides allow it."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
@@ -21,10 +21,9 @@ def graph_is_retained() -> bool:
 def is_unshared(tensor: Tensor) -> bool:
     """Whether this tensor, and the one that it is a view of, are the only tensors on their memory.
 
-    The answer is no for a tensor that checkpointing keeps as the result of a recomputed or selected operation, and for
-    a result that its own operation keeps. It is yes for a tensor that is kept as an operation's input: that is the same
-    tensor. Fake tensors keep more tensors alive than real ones do, so that in a simulation the answer is yes for every
-    tensor that takes all of its memory.
+    False for a tensor that checkpointing keeps as the result of a recomputed or selected operation, and for a result
+    that its own operation keeps. True for a tensor that is kept as an operation's input, which is the same tensor. Fake
+    tensors keep more tensors alive than real ones do: a simulation returns True for a tensor that fills its storage.
     """
     if is_simulated():
         return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()

@@ -1,8 +1,7 @@
-"""Compile every launch of every kernel for a GPU that need not be here.
+"""Compile every launch of every kernel for a GPU that need not be present.
 
-`python -m tests.kernels.compiling CAPABILITY CASE...` prints one JSON line a launch: kernel, case, how many 16-byte
-loads its code has, its shared memory, its registers and the bytes a thread spills (null where Triton comes without
-cuobjdump).
+`python -m tests.kernels.compiling CAPABILITY CASE...` prints one JSON line per launch: kernel, case, number of
+16-byte loads, shared memory, and registers and spilled bytes per thread (null if Triton has no cuobjdump).
 """
 
 import dataclasses
@@ -49,7 +48,7 @@ _ALIGNED = [["tt.divisibility", 16]]
 
 
 def launches(slot: str, shape: KernelShape) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """What a call and its backward launch: kernel, arguments, options."""
+    """The launches of a call and its backward: kernel, arguments, options."""
     seen: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
     triton.runtime.jit.KernelInterface.__getitem__ = lambda kernel, _grid: lambda *a, **k: seen.append((kernel, a, k))
     with FakeTensorMode(), simulated_device(sm_count=132):
@@ -62,7 +61,7 @@ def launches(slot: str, shape: KernelShape) -> Iterator[tuple[Any, tuple[Any, ..
 
 
 def compile_launch(kernel: Any, given: tuple[Any, ...], options: dict[str, Any], capability: int) -> Any:
-    """What Triton would compile at the launch, its specialization of arguments included."""
+    """Compile a launch as Triton would, with the same specialization of arguments."""
     while isinstance(kernel, Heuristics):
         for name, choose in kernel.values.items():
             options[name] = choose({**dict(zip(kernel.arg_names, given, strict=False)), **options})
@@ -110,7 +109,7 @@ def main(capability: int, cases: list[str]) -> None:
                 if compiled.hash in done:
                     continue
                 done.add(compiled.hash)
-                # a hint to the caches may stand in between
+                # a cache hint may come in between
                 wide_loads = len(re.findall(r"ld\.global\S*\.v4", compiled.asm["ptx"]))
                 name = compiled.name
                 launch = {"slot": slot, "case": case, "kernel": name, "wide_loads": wide_loads}

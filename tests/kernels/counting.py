@@ -1,4 +1,4 @@
-"""Two ways to count what a plain-torch kernel takes: the estimate's tape, and fake tensors on a simulated GPU."""
+"""Count a plain-torch kernel's bytes on the estimate's tape, and on fake tensors of a simulated GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
-# a meter that counts what is requested
+# a meter that counts requested bytes
 UNROUNDED = cast(SizeRules, SimpleNamespace(round_request=lambda size_bytes: size_bytes))
 
 
@@ -49,7 +49,7 @@ def count_plain_torch(slot: str, shape: KernelShape) -> tuple[int, int, int, int
 
 
 class RequestedBytes(SimulatedDevice):
-    """A simulated device that adds up what is requested, rounding and remainders left out."""
+    """A simulated device that sums requested bytes, without rounding and remainders."""
 
     def __init__(self, gpu: GpuSpec) -> None:
         limits = DeviceLimits(capacity_bytes=2**40, limit_bytes=None)
@@ -71,7 +71,7 @@ class RequestedBytes(SimulatedDevice):
 
 @contextmanager
 def simulated_gpu() -> Iterator[RequestedBytes]:
-    """Fake tensors made within are allocated as on an H200."""
+    """Fake tensors that are created inside are allocated as on an H200."""
     gpu = find_gpu("h200")
     device = RequestedBytes(gpu)
     recorder = StorageRecorder(device)

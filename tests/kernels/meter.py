@@ -1,4 +1,4 @@
-"""Count the bytes a call asks for, as the dispatcher sees its tensors born and freed."""
+"""Count the bytes that a call requests, from the storages that the dispatcher sees."""
 
 import weakref
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class ByteMeter(TorchDispatchMode):
-    """Live and peak requested bytes of storages made while it is on; those of `known` count for nothing."""
+    """Live and peak requested bytes of storages that are created while it is active, except those of `known`."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()

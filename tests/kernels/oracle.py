@@ -1,4 +1,4 @@
-"""The slow obvious answer: the plain-torch reference in fp64, and how far a kernel may be from it."""
+"""Compare kernels with the plain-torch reference in fp64, within tolerances per dtype."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,19 +15,19 @@ DTYPES = tuple(ROUNDING)
 
 
 def relative_error(value: Tensor, truth: Tensor) -> float:
-    """Frobenius norm of the difference over the truth's; the norm itself where the truth is zero."""
+    """Frobenius norm of the difference over the truth's; the norm itself if the truth is zero."""
     value, truth = value.detach().cpu().double(), truth.detach().cpu().double()
     size = truth.norm().item()
     return (value - truth).norm().item() / (size if size > 0 else 1.0)
 
 
 def leaves(*values: Tensor) -> list[Tensor]:
-    """Fresh leaves that want a gradient, of the same strides."""
+    """New leaves with the same strides that require a gradient."""
     return [value.detach().requires_grad_(value.is_floating_point()) for value in values]
 
 
 def run(function: Callable[..., Any], inputs: Sequence[Tensor], grads: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """Outputs of `function`, then the gradients of those inputs that want one."""
+    """Outputs of `function`, then the gradients of the inputs that require one."""
     outputs = function(*inputs)
     outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
     if grads is None:
@@ -37,7 +37,7 @@ def run(function: Callable[..., Any], inputs: Sequence[Tensor], grads: Sequence[
 
 
 def in_fp64(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The same values as fp64 on the CPU, wanting gradients where the inputs do."""
+    """The same values as fp64 on the CPU; they require gradients if the inputs do."""
     return [
         value.detach().cpu().double().requires_grad_(value.requires_grad) if value.is_floating_point() else value.cpu()
         for value in inputs

@@ -14,7 +14,7 @@ from tests.kernels.models import batch, tiny_model, train_once
 from tests.kernels.oracle import relative_error, run
 
 VOCAB, HIDDEN = 509, 40
-# few tokens, as the interpreter goes row by row, and yet more than the smallest chunk holds
+# few tokens, because the interpreter is slow, but more than the smallest chunk
 SHAPE = (2, 9)
 SMALL_BUDGET = 16 * 512 * 4
 OPTIONS = {
@@ -33,7 +33,7 @@ def inputs(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Ten
 def fused(options: LossOptions, **more: Any) -> Callable[..., Tensor]:
     from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy
 
-    # work around the loss, so that autograd reaches through the operation
+    # operations before and after the loss, so that autograd goes through it
     return lambda x, w, y: 2 * fused_linear_cross_entropy(torch.tanh(x), w, y, options, **more)
 
 
@@ -55,7 +55,7 @@ def assert_compiles(function: Callable[..., Tensor], given: list[Tensor], backen
 @pytest.mark.parametrize("make", [fused, given_logits])
 def test_one_graph_with_the_same_gradients(make: Any, name: str, backend: str, device: torch.device) -> None:
     if backend == "inductor" and device.type == "cpu":
-        pytest.skip("the interpreter is not what inductor compiles for")
+        pytest.skip("inductor cannot compile for the interpreter")
     assert_compiles(make(OPTIONS[name]), inputs(device), backend)
 
 

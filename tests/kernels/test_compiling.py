@@ -1,4 +1,4 @@
-"""Kernels compile for GPUs that are not here, with wide loads, also where a vocabulary is odd."""
+"""Kernels compile for GPUs that need not be present, with wide loads, also for odd vocabularies."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from tests.kernels.compiling import CASES, NORM_CASES
 from tests.kernels.test_memory import ALL_KERNELS
 from tests.paths import REPOSITORY
 
-# what one program may have of it, of 228 KiB
+# the limit of one program, of 228 KiB
 _SHARED_BYTES = 227 * 1024
-# of a thread, where a row of 16 bit is too long to be held in fp32
+# per thread, for 16-bit rows that are too long for registers in fp32
 _SPILLED_BYTES = {("add_rms", "_norm_bwd_kernel"): 8, ("layernorm", "_norm_bwd_kernel"): 112}
 
 
 def compiled_for_hopper(cases: tuple[str, ...], cache: Path) -> list[dict[str, Any]]:
-    """The launches, compiled in a process of its own: in this one kernels are interpreted."""
+    """The launches, compiled in a separate process: this one interprets kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.compiling", "90", *cases],
@@ -40,7 +40,7 @@ def compiled_for_hopper(cases: tuple[str, ...], cache: Path) -> list[dict[str, A
 )
 def test_every_launch_compiles_for_hopper_and_streams_in_wide_loads(cases: tuple[str, ...], tmp_path: Path) -> None:
     launches = compiled_for_hopper(cases, tmp_path)
-    # a gated kernel with the linear layer behind it launches what the one without does, backward apart
+    # forward of a gated kernel with the linear layer launches the same kernel as without it
     assert {launch["slot"] for launch in launches} == set(ALL_KERNELS)
     narrow = {(launch["slot"], launch["kernel"], launch["case"]) for launch in launches if launch["wide_loads"] == 0}
     # rows of given logits of an odd vocabulary are not aligned; labels and losses are few
@@ -56,10 +56,10 @@ def test_norms_fit_shared_memory_and_spill_little(tmp_path: Path) -> None:
     launches = compiled_for_hopper(tuple(NORM_CASES), tmp_path)
     assert max(launch["shared_bytes"] for launch in launches) <= _SHARED_BYTES
     if any(launch["stack_bytes"] is None for launch in launches):
-        pytest.skip("no cuobjdump beside Triton")
+        pytest.skip("Triton has no cuobjdump")
     # code that two widths share is listed once, under the first
     for launch in launches:
         long = launch["case"] in ("norm-12288-16", "norm-16384-16")
         spilled = _SPILLED_BYTES.get((launch["slot"], launch["kernel"]), 0) if long else 0
-        # rows of 32 bit that long are seldom; nothing keeps them from spilling
+        # 32-bit rows of this length are rare and may spill
         assert launch["stack_bytes"] <= spilled or launch["case"] in ("norm-12288-32", "norm-16384-32"), launch

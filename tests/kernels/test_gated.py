@@ -54,9 +54,9 @@ def test_one_frozen_input(pair: tuple[Gated, Gated], device: torch.device) -> No
 
 
 def test_inputs_that_differ_are_refused(pair: tuple[Gated, Gated], device: torch.device) -> None:
-    with pytest.raises(KernelInputError, match="must be alike"):
+    with pytest.raises(KernelInputError, match="differ"):
         pair[0](torch.zeros(2, 8, device=device), torch.zeros(2, 9, device=device))
-    with pytest.raises(KernelInputError, match="must be alike"):
+    with pytest.raises(KernelInputError, match="differ"):
         pair[0](torch.zeros(2, 8, device=device), torch.zeros(2, 8, device=device, dtype=torch.bfloat16))
 
 

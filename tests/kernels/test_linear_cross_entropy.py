@@ -325,7 +325,7 @@ LOGIT_REGIMES = {
 @pytest.mark.gpu
 @pytest.mark.parametrize("regime", LOGIT_REGIMES)
 def test_errors_are_no_larger_than_eagers_on_sharp_logits(regime: str) -> None:
-    """One chunk in bf16, against fp64, beside what transformers computes: bf16 logits, upcast."""
+    """One chunk in bf16 against fp64, compared with transformers, which upcasts bf16 logits."""
     deviation, offset = LOGIT_REGIMES[regime]
     tokens, hidden, vocab = 2048, 1024, 16384
     torch.manual_seed(0)

@@ -114,7 +114,7 @@ def test_chunks_of_known_shapes(tokens: int, hidden: int, budget: str | int, chu
 
 
 def test_budgets_that_hold_nothing_or_mean_nothing_are_refused() -> None:
-    with pytest.raises(RecipeError, match="holds no chunk"):
+    with pytest.raises(RecipeError, match="is too small"):
         plan_chunks(tokens=4096, hidden=2048, vocab=128256, element_bytes=2, budget=MIB)
     with pytest.raises(RecipeError, match="unknown flce budget"):
         plan_chunks(tokens=4096, hidden=2048, vocab=128256, element_bytes=2, budget="auto")

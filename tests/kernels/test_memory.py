@@ -1,4 +1,4 @@
-"""Each kernel's stated bytes against the bytes it asks for, to the byte."""
+"""Each kernel's declared bytes against the bytes that it requests, to the byte."""
 
 import dataclasses
 import gc
@@ -53,7 +53,7 @@ LLAMA_1B = KernelShape(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What the meter saw of one call, in the terms of KernelMemory."""
+    """The measured bytes of one call, in the terms of KernelMemory."""
 
     output_bytes: int
     kept_bytes: int
@@ -71,7 +71,7 @@ class Measured:
 
 
 def measure(function: Callable[..., Any], inputs: list[Tensor], gpu: RequestedBytes | None = None) -> Measured:
-    """One call with its backward; `gpu` is where the inputs were made, if that counts its bytes."""
+    """One call with its backward; `gpu` counts the bytes if the inputs are on a simulated GPU."""
     with nullcontext(gpu) if gpu is not None else ByteMeter(inputs) as meter:
         given_bytes = meter.live_bytes
         meter.peak_bytes = given_bytes
@@ -79,7 +79,7 @@ def measure(function: Callable[..., Any], inputs: list[Tensor], gpu: RequestedBy
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         given = {value.untyped_storage() for value in inputs}
         output_bytes = sum(storage.nbytes() for output in outputs if (storage := output.untyped_storage()) not in given)
-        # the interpreter leaves what it launched with in reference cycles
+        # the interpreter leaves reference cycles that hold the launch's tensors
         gc.collect(0)
         kept_bytes, forward_peak_bytes = meter.live_bytes - given_bytes, meter.peak_bytes - given_bytes
         grads = [torch.ones_like(output) for output in outputs]
@@ -96,7 +96,7 @@ def measure(function: Callable[..., Any], inputs: list[Tensor], gpu: RequestedBy
 
 
 def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., Any], list[Tensor]]:
-    """How a slot is called (given its entry), and inputs of the shape's sizes and dtypes."""
+    """A function that adapts the slot's entry to the inputs, and inputs of the shape's sizes and dtypes."""
     dtypes = {2: torch.bfloat16, 4: torch.float32}
     activation, parameter = dtypes[shape.activation_bytes], dtypes[shape.parameter_bytes]
     seq = shape.tokens // shape.sequences
@@ -117,7 +117,7 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
     if slot in ("swiglu", "geglu"):
         return lambda entry: entry, [data(*gates), data(*gates)]
     if slot in ("swiglu_linear", "geglu_linear"):
-        # they write over gates that are no leaves, as those that a layer made are none
+        # backward writes over gates only if they are not leaves
         made = [data(*gates).clone(), data(*gates).clone(), weight(shape.hidden, shape.intermediate)]
         return lambda entry: lambda gate, up, w: entry(gate, up, w, overwrite=True), made
     if slot == "add_rms":
@@ -125,14 +125,14 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
         return lambda entry: lambda x, r, w: entry(x, r, w, EPS), [added, data(*states), weight(shape.hidden)]
     if slot == "rope":
         heads = [data(shape.sequences, seq, count, shape.head_dim) for count in (shape.heads, shape.kv_heads)]
-        # both halves of a head turn by the same angles
+        # both halves of a head rotate by the same angles
         half = data(1, seq, shape.head_dim // 2, grad=False).repeat(1, 1, 2)
         angles = [half.cos().to(parameter), half.sin().to(parameter)]
         return lambda entry: lambda q, k, *a: entry(q.transpose(1, 2), k.transpose(1, 2), *a), [*heads, *angles]
     labels = torch.randint(0, shape.vocab, (shape.sequences, seq), device=device)
     if slot == "ce":
         logits = dtypes[shape.product_bytes]
-        # the loss in place wants a tensor that is no leaf, as a head's output is none
+        # the loss overwrites logits only if they are not a leaf
         given = data(shape.sequences, seq, shape.vocab, dtype=logits).clone()
         return lambda entry: lambda x, y: entry(x, y, options), [given, labels]
     return lambda entry: lambda x, w, y: entry(x, w, y, options), [
@@ -144,7 +144,7 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
 
 @contextmanager
 def launches_left_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fake tensors, and Triton launches that do nothing: what a simulation runs."""
+    """Fake tensors, and Triton launches that do nothing, as in a simulation."""
     import triton
 
     with monkeypatch.context() as patch, FakeTensorMode(), simulated_device(sm_count=132):
@@ -175,19 +175,19 @@ AUTOCAST = dataclasses.replace(LLAMA_1B, activation_bytes=4, parameter_bytes=4, 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("slot", ALL_KERNELS)
-def test_stated_bytes_are_asked_for_on_fake_tensors(slot: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declared_bytes_are_requested_on_fake_tensors(slot: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(slot, dataclasses.replace(SHAPES[name], sm_count=132), monkeypatch)
 
 
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("slot", ["rms", "rope", "layernorm"])
-def test_stated_bytes_of_mixed_dtypes(slot: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declared_bytes_of_mixed_dtypes(slot: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(slot, MIXED[name], monkeypatch)
 
 
 @pytest.mark.parametrize("weight_requires_grad", [True, False], ids=["trainable", "frozen"])
 @pytest.mark.parametrize("slot", ["flce", "ce", "add_rms"])
-def test_stated_bytes_under_autocast(slot: str, weight_requires_grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declared_bytes_under_autocast(slot: str, weight_requires_grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     check(slot, dataclasses.replace(AUTOCAST, weight_requires_grad=weight_requires_grad), monkeypatch)
 
 
@@ -212,14 +212,14 @@ def test_the_estimate_counts_plain_torch_as_a_simulated_gpu_runs_it(slot: str, s
         inputs = [first.clone(), *others]
         with autocast(shape, "cpu"):
             measured = measure(adapt(load_entry(find_kernel(slot, "torch").entry)), inputs, gpu)
-    # the estimate leaves out padded labels, a cast of a norm's weight, and workspaces of reductions
+    # the estimate omits padded labels, a cast of a norm's weight, and workspaces of reductions
     small_bytes = 16 * (shape.tokens + shape.sequences + shape.hidden)
     assert count_plain_torch(slot, shape) == pytest.approx(dataclasses.astuple(measured), abs=small_bytes)
 
 
 @pytest.mark.parametrize("weight_requires_grad", [True, False], ids=["trainable", "frozen"])
 @pytest.mark.parametrize("slot", ["swiglu_linear", "geglu_linear"])
-def test_stated_bytes_of_gates_that_autocast_made(
+def test_declared_bytes_of_gates_that_autocast_cast(
     slot: str, weight_requires_grad: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gates in 16 bit, the weight in 32."""
@@ -249,7 +249,7 @@ def check(slot: str, shape: KernelShape, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("slot", ALL_KERNELS)
-def test_stated_bytes_are_asked_for_by_a_real_call(slot: str, device: torch.device) -> None:
+def test_declared_bytes_are_requested_by_a_real_call(slot: str, device: torch.device) -> None:
     shape = dataclasses.replace(SMALL, sm_count=sm_count(device))
     spec = find_kernel(slot)
     adapt, inputs = problem(slot, shape, device.type)
@@ -262,8 +262,8 @@ def test_stated_bytes_are_asked_for_by_a_real_call(slot: str, device: torch.devi
 
 
 @pytest.mark.parametrize("slot", ALL_KERNELS)
-def test_results_that_no_backward_pass_follows_are_freed(slot: str, device: torch.device) -> None:
-    """A graph that holds its own result holds it for ever."""
+def test_results_without_a_backward_pass_are_freed(slot: str, device: torch.device) -> None:
+    """A graph that holds its own result would never be freed."""
     spec = find_kernel(slot)
     adapt, inputs = problem(slot, SMALL, device.type)
     outputs = adapt(load_entry(spec.entry))(*inputs)
@@ -277,8 +277,8 @@ def test_results_that_no_backward_pass_follows_are_freed(slot: str, device: torc
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("slot", ALL_KERNELS)
-def test_stated_peak_is_what_the_gpus_allocator_is_asked_for(slot: str) -> None:
-    """Requested bytes of the caching allocator, which no operator can hide from."""
+def test_declared_peak_is_what_the_gpus_allocator_counts(slot: str) -> None:
+    """The caching allocator counts the requested bytes of every operator."""
     spec = find_kernel(slot)
     shape = dataclasses.replace(LLAMA_1B, sm_count=sm_count(torch.device("cuda")))
     memory = stated(slot, shape)
@@ -298,7 +298,7 @@ def test_stated_peak_is_what_the_gpus_allocator_is_asked_for(slot: str) -> None:
         torch.autograd.grad(outputs, wanted, grads)
         return forward_bytes, requested_bytes("peak") - start_bytes
 
-    # the first step makes cuBLAS its workspaces
+    # the first step allocates cuBLAS's workspaces
     step()
     # compiling leaves reference cycles that hold the launch's tensors: free them before a step is measured
     gc.collect()

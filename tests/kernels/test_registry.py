@@ -98,7 +98,7 @@ def test_two_kernels_of_the_same_name_and_provider_are_refused() -> None:
 def test_a_missing_kernel_lists_the_providers_that_have_it() -> None:
     with pytest.raises(
         KernelUnavailableError,
-        match=r"provider 'unknown' has no kernel 'flce'. Providers that have it: ligerprof, torch",
+        match=r"provider 'unknown' has no kernel 'flce'\. Providers that have it: ligerprof, torch",
     ):
         find_kernel("flce", "unknown")
 

@@ -1,4 +1,4 @@
-"""torch.compile takes models with kernels in them whole: no graph break, forward or backward."""
+"""torch.compile compiles patched models without a graph break, forward and backward."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.paths import REPOSITORY
 
 # launches in the graphs of forward and backward: two layers, and a final norm
 LAUNCHES = {
-    # an addition and norm a layer, an input norm a layer; each backward launches its partial sums' total too
+    # per layer an addition and norm, and an input norm; each backward also launches the total of its partial sums
     "llama:rms": [5, 10],
     "llama:rope": [2, 2],
     "llama:swiglu": [2, 2],
@@ -25,7 +25,7 @@ LAUNCHES = {
 
 
 def test_a_patched_model_is_one_graph_each_way() -> None:
-    """In a process of its own: in this one kernels are interpreted."""
+    """In a separate process: this one interprets kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.tracing", *LAUNCHES],

@@ -13,7 +13,7 @@ LOSS_CURVE_BOUND = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 def loss_curve(family: str, dtype: torch.dtype, device: torch.device, kernels: str | None) -> torch.Tensor:
-    """Losses of AdamW steps on one batch, which they learn by heart."""
+    """Losses of AdamW steps on one batch."""
     model = tiny_model(family, dtype=dtype, device=device, num_hidden_layers=1)
     tokens = batch(model, sequences=1, tokens=8)
     if kernels is not None:

@@ -1,8 +1,8 @@
-"""Trace patched models with torch.compile for a GPU that need not be here, backward included.
+"""Trace patched models with torch.compile for a GPU that need not be present, backward included.
 
 `python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs, and how
-many of them are handed one tensor twice to write to (compiled code would write to two copies, and keep either).
-What is compiled runs nothing: its results are zeros of the right shapes.
+many of them write to the same tensor through two arguments (compiled code would write to two copies, and keep either).
+The compiled functions return zeros of the right shapes.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.kernels.models import batch, tiny_model
 
 
 class Driver:
-    """What Triton asks of a GPU to read a kernel's source."""
+    """The part of a GPU driver that Triton needs to parse a kernel."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)

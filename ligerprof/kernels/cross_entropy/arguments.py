@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ligerprof.kernels.options import LossOptions
 
-# of one launch, by the kernel's parameter names
+# arguments of one launch, by the kernel's parameter names
 Arguments = dict[str, Any]
 
 
@@ -22,12 +22,9 @@ class LossArguments:
         labels_N: contiguous.
         loss_N: receives the losses in fp32.
         seq_len: tokens per sequence, used if the options shift.
-        vocab: words of the whole vocabulary.
         scale: factor on the gradient, with one element or one per token; None is a factor of one.
-        bias_V: added to the logits, or None.
-        class_weight_V: weight of each word, or None.
-        class_weight_sum: the sum of the class weights, one element; None unless labels are smoothed.
-        prediction_N: receives the most likely word of each token, -1 where the label is ignored; or None.
+        class_weight_sum: one element; None unless labels are smoothed.
+        prediction_N: receives the most likely word of each token, -1 if its label is ignored.
     """
 
     labels_N: Tensor
@@ -42,7 +39,7 @@ class LossArguments:
     prediction_N: Tensor | None = None
 
     def for_labels(self) -> Arguments:
-        """What every kernel is passed."""
+        """Arguments of every kernel."""
         options = self.options
         return {
             "labels_ptr": self.labels_N,
@@ -59,10 +56,10 @@ class LossArguments:
         }
 
     def for_results(self) -> Arguments:
-        """What kernels are passed that write losses."""
+        """Arguments of kernels that write losses."""
         return {"loss_ptr": self.loss_N, "prediction_ptr": self.prediction_N}
 
     def for_gradient(self) -> Arguments:
-        """What kernels are passed that write a gradient."""
+        """Arguments of kernels that write a gradient."""
         stride = 0 if self.scale is None or self.scale.numel() == 1 else 1
         return {"scale_ptr": self.scale, "scale_stride": stride}

@@ -1,4 +1,4 @@
-"""The factors of a loss that only the device knows: one over the number of labels, and the gradient of the loss.
+"""The factors of a loss that exist only on the device: one over the number of labels, and the gradient of the loss.
 
 Axes: N tokens.
 """
@@ -62,7 +62,7 @@ def _total_kernel(loss_ptr, factor_ptr, out_ptr, tokens, BLOCK: tl.constexpr):
 
 @triton.jit
 def _scale_kernel(in_ptr, out_ptr, factor_ptr, late_ptr, elements, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr):
-    """Multiply by a factor that only the device knows. Returns at once if that is 1 and the result goes in place."""
+    """Multiply by a factor in device memory. Returns at once if it is 1 and the result goes in place."""
     factor = tl.load(factor_ptr).to(tl.float32)
     if late_ptr is not None:
         factor *= tl.load(late_ptr)

@@ -1,4 +1,4 @@
-"""What the row kernels of both losses compute: functions of one row's logits and its label.
+"""The formulas of the row kernels of both losses: functions of one row's logits and its label.
 
 Logits are in base 2 inside, because exp2 is one instruction. An option or tensor that is None compiles its part away. A
 row holds `width` elements, of which the first `words` are logits; the rest is padding, which aligns rows for wide loads
@@ -49,7 +49,7 @@ def _to_base_2(raw, words, mask, formula):
 
 @triton.jit
 def term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr):
-    """See `terms`."""
+    """`terms` of the module docstring."""
     own, all_words, each_word = w_y, 0.0, 0.0
     if smoothing is not None:
         all_words = tl.cast(smoothing, tl.float32)

@@ -24,7 +24,7 @@ def cross_entropy(
     """Cross-entropy of logits [..., V] against labels [...], computed in fp32 or wider.
 
     Args:
-        num_items: for the reduction `mean`, what the summed loss is divided by instead of the number of labels.
+        num_items: divisor of the reduction `mean`, instead of the number of labels.
         class_weight: [V], weight of each label's loss; a mean divides by the sum of the labels' weights.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))

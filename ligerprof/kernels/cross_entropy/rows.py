@@ -343,39 +343,43 @@ def count_words(
 
     Blocks come in the order of the vocabulary: the first one initializes the statistics.
     """
-    rows, words = logits_NB.shape
-    with on_device(logits_NB):
-        _block_statistics_kernel[(rows,)](
-            logits_ptr=logits_NB,
-            statistics_ptr=statistics_SN,
-            logits_stride=logits_NB.stride(0),
-            statistics_stride=statistics_SN.stride(0),
-            first_row=first_row,
-            first_word=first_word,
-            words=words,
-            width=logits_NB.stride(0),
-            vocab=arguments.vocab,
-            **arguments.for_labels(),
-            **arguments.for_results(),
-        )
+    _launch_block(
+        _block_statistics_kernel,
+        logits_NB,
+        statistics_SN,
+        first_row=first_row,
+        first_word=first_word,
+        vocab=arguments.vocab,
+        **arguments.for_labels(),
+        **arguments.for_results(),
+    )
 
 
 def gradient_of_words(
     arguments: LossArguments, logits_NB: Tensor, statistics_SN: Tensor, *, first_row: int, first_word: int
 ) -> None:
     """Write a block's gradient over its logits, after all words were counted."""
+    _launch_block(
+        _block_gradient_kernel,
+        logits_NB,
+        statistics_SN,
+        first_row=first_row,
+        first_word=first_word,
+        vocab=arguments.vocab,
+        **arguments.for_labels(),
+        **arguments.for_gradient(),
+    )
+
+
+def _launch_block(kernel: Any, logits_NB: Tensor, statistics_SN: Tensor, **arguments: Any) -> None:
     rows, words = logits_NB.shape
     with on_device(logits_NB):
-        _block_gradient_kernel[(rows,)](
+        kernel[(rows,)](
             logits_ptr=logits_NB,
             statistics_ptr=statistics_SN,
             logits_stride=logits_NB.stride(0),
             statistics_stride=statistics_SN.stride(0),
-            first_row=first_row,
-            first_word=first_word,
             words=words,
             width=logits_NB.stride(0),
-            vocab=arguments.vocab,
-            **arguments.for_labels(),
-            **arguments.for_gradient(),
+            **arguments,
         )

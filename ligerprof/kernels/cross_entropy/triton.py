@@ -1,4 +1,4 @@
-"""Cross-entropy over given logits in Triton: one pass makes loss and gradient, and the host never waits for the device.
+"""Cross-entropy over given logits in Triton: one pass computes loss and gradient, without synchronization.
 
 Axes: N tokens (rows), V vocabulary. The row kernels also serve the fused linear loss.
 """
@@ -55,15 +55,12 @@ def cross_entropy(
     num_items: Tensor | float | None = None,
     class_weight: Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy of logits against labels, in fp32.
+    """Cross-entropy of logits [..., V] against int64 labels [...], in fp32.
 
-    If no label counts, the loss and its gradients are zero (torch's mean is NaN then).
+    If all labels are ignored, the loss and its gradients are zero (torch's mean is NaN then).
 
     Args:
-        logits: [..., V].
-        labels: [...], int64.
-        num_items: for the reduction `mean`, what the summed loss is divided by instead of the number of labels that
-            count; a tensor stays on its device.
+        num_items: divisor of the reduction `mean`, instead of the number of labels; a tensor stays on its device.
         class_weight: [V], weight of each label's loss; a mean divides by the sum of the labels' weights.
 
     Raises:

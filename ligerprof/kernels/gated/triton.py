@@ -7,7 +7,6 @@ Axes: N rows, I intermediate columns, H output features of the linear layer.
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -98,19 +97,6 @@ def _gated_bwd_kernel(
         tl.store(y_ptr + row * dy_stride + column, (activated * up).to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Gradients:
-    """Results of one backward launch.
-
-    Attributes:
-        product_NI: act(gate) * up, or None if it was not wanted.
-    """
-
-    gate_NI: Tensor
-    up_NI: Tensor
-    product_NI: Tensor | None
-
-
 def _multiply_gates(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """Compute act(gate) * up, contiguous."""
     gate_NI, up_NI = as_rows(gate), as_rows(up)
@@ -135,11 +121,11 @@ def _multiply_gates(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 def _differentiate_gates(
     grad: Tensor, gate: Tensor, up: Tensor, activation: str, *, with_product: bool = False, overwrite: bool = False
-) -> _Gradients:
-    """Compute the gradients of gate and up.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of gate and up [N, I], and return with them `grad`, the gradient of the product.
 
     Args:
-        grad: gradient of the product; `with_product` writes the product over it.
+        with_product: write act(gate) * up over `grad`.
         overwrite: write the gradients over gate and up.
     """
     grad_NI, gate_NI, up_NI = as_rows(grad), as_rows(gate), as_rows(up)
@@ -149,7 +135,6 @@ def _differentiate_gates(
     if not overwrite:
         gate_grad_NI = torch.empty((rows, columns), dtype=gate.dtype, device=gate.device)
         up_grad_NI = torch.empty((rows, columns), dtype=gate.dtype, device=gate.device)
-    product_NI = grad_NI if with_product else None
     with on_device(gate):
         _gated_bwd_kernel[(rows * pieces,)](
             dy_ptr=grad_NI,
@@ -157,7 +142,7 @@ def _differentiate_gates(
             up_ptr=up_NI,
             gate_grad_ptr=gate_grad_NI,
             up_grad_ptr=up_grad_NI,
-            y_ptr=product_NI,
+            y_ptr=grad_NI if with_product else None,
             dy_stride=grad_NI.stride(0),
             gate_stride=gate_NI.stride(0),
             up_stride=up_NI.stride(0),
@@ -169,7 +154,7 @@ def _differentiate_gates(
             BLOCK=_BLOCK,
             num_warps=_WARPS,
         )
-    return _Gradients(gate_NI=gate_grad_NI, up_NI=up_grad_NI, product_NI=product_NI)
+    return gate_grad_NI, up_grad_NI, grad_NI
 
 
 class _Gated(torch.autograd.Function):
@@ -183,8 +168,8 @@ class _Gated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        gradients = _differentiate_gates(grad, gate, up, ctx.activation)
-        return gradients.gate_NI.view(gate.shape), gradients.up_NI.view(up.shape), None
+        gate_grad_NI, up_grad_NI, _ = _differentiate_gates(grad, gate, up, ctx.activation)
+        return gate_grad_NI.view(gate.shape), up_grad_NI.view(up.shape), None
 
 
 class _Keep(torch.autograd.Function):
@@ -211,22 +196,15 @@ class _Keep(torch.autograd.Function):
         grad_NH = as_rows(grad)
         overwrite = ctx.overwrite and not torch.compiler.is_compiling() and not graph_is_retained()
         wants_weight_grad, wants_bias_grad = ctx.needs_input_grad[2:4]
-        gradients = _differentiate_gates(
+        gate_grad_NI, up_grad_NI, product_NI = _differentiate_gates(
             torch.mm(grad_NH, weight), gate, up, ctx.activation, with_product=wants_weight_grad, overwrite=overwrite
         )
         if overwrite:
             # bump the version counters, so that autograd raises an error if another backward pass needs gate or up
             torch.autograd.graph.increment_version((gate, up))
-        weight_grad_HI = None if gradients.product_NI is None else torch.mm(grad_NH.t(), gradients.product_NI)
+        weight_grad_HI = torch.mm(grad_NH.t(), product_NI) if wants_weight_grad else None
         bias_grad_H = grad_NH.sum(0) if wants_bias_grad else None
-        return (
-            gradients.gate_NI.view(gate.shape),
-            gradients.up_NI.view(up.shape),
-            weight_grad_HI,
-            bias_grad_H,
-            None,
-            None,
-        )
+        return gate_grad_NI.view(gate.shape), up_grad_NI.view(up.shape), weight_grad_HI, bias_grad_H, None, None
 
 
 class _Compute(torch.autograd.Function):
@@ -234,13 +212,7 @@ class _Compute(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        _ctx: Any,
-        _placeholder: Tensor,
-        gate: Tensor,
-        up: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        activation: str,
+        _ctx: Any, _result: Tensor, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     ) -> Tensor:
         return functional.linear(_multiply_gates(gate, up, activation), weight, bias)
 
@@ -256,8 +228,7 @@ def gated_linear(
     """Compute `linear(act(gate) * up, weight, bias)` in the dtype that autocast would select.
 
     Args:
-        gate: [..., I].
-        up: [..., I].
+        gate, up: [..., I].
         weight: [H, I].
         bias: [H], or None.
         activation: `swiglu` or `geglu`.
@@ -286,28 +257,19 @@ def _gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def _check_gates(gate: Tensor, up: Tensor, activation: str) -> None:
-    """Refuse gate and up that differ in shape or dtype."""
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise KernelInputError(
-            f"{activation}: gate {tuple(gate.shape)} {gate.dtype} and up {tuple(up.shape)} {up.dtype} must be alike."
+            f"{activation}: gate {tuple(gate.shape)} {gate.dtype} and up {tuple(up.shape)} {up.dtype} differ."
         )
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Compute silu(gate) * up, of any shape.
-
-    Raises:
-        KernelInputError: gate and up differ in shape or dtype.
-    """
+    """Compute silu(gate) * up, of any shape; both need the same shape and dtype."""
     return _gated(gate, up, "swiglu")
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Compute gelu(gate) * up, of any shape, with GELU's tanh approximation.
-
-    Raises:
-        KernelInputError: gate and up differ in shape or dtype.
-    """
+    """Compute gelu(gate) * up with GELU's tanh approximation, as `swiglu`."""
     return _gated(gate, up, "geglu")
 
 

@@ -15,6 +15,9 @@ from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.rows import STATISTICS, count_words, gradient_of_words, loss_and_gradient
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, aligned, plan_chunks
 
+# a block of the vocabulary, and a chunk's logits [C, B] for it
+_Block = tuple[slice, Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Operands:
@@ -71,24 +74,17 @@ def _run_chunk(op: Operands, grads: Gradients, arguments: LossArguments, chunk: 
     # from here on logits_CV holds the logits' gradient
     if grads.hidden_ND is not None:
         torch.mm(logits_CV, op.weight_VD, out=grads.hidden_ND[chunk])
-    _add_to_head(grads, slice(0, arguments.vocab), op.hidden_ND[chunk], logits_CV, accumulate=chunk.start > 0)
+    _add_to_head(grads, (slice(0, arguments.vocab), logits_CV), op.hidden_ND[chunk], accumulate=chunk.start > 0)
 
 
-def _add_to_head(grads: Gradients, words: slice, hidden_CD: Tensor, grad_CB: Tensor, *, accumulate: bool) -> None:
-    """Write or accumulate the gradients of the head's weight rows and biases of these words."""
+def _add_to_head(grads: Gradients, block: _Block, hidden_CD: Tensor, *, accumulate: bool) -> None:
+    """Write or accumulate the gradients of the head's weight rows and biases of a block, from that of its logits."""
+    words, grad_CB = block
     if grads.weight_VD is not None:
         _product_into(grads.weight_VD[words], grad_CB.t(), hidden_CD, accumulate=accumulate)
     if grads.bias_V is not None:
         ones_1C = grad_CB.new_ones(1, grad_CB.shape[0])
         _product_into(grads.bias_V[words].view(1, -1), ones_1C, grad_CB, accumulate=accumulate)
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A block of the vocabulary, and where a chunk's logits for it lie."""
-
-    words: slice
-    logits_CB: Tensor
 
 
 class _Scratch:
@@ -133,7 +129,7 @@ class _Scratch:
             self._count(chunk, blocks)
             self._differentiate(chunk, blocks)
         for block in reversed(blocks):
-            _add_to_head(self._grads, block.words, self._op.hidden_ND[chunk], block.logits_CB, accumulate=False)
+            _add_to_head(self._grads, block, self._op.hidden_ND[chunk], accumulate=False)
         for chunk in self._later:
             self._recompute(chunk)
 
@@ -154,41 +150,31 @@ class _Scratch:
 
     def _count(self, chunk: slice, blocks: list[_Block]) -> None:
         """Step 1."""
-        for block in blocks:
-            self._make_logits(chunk, block)
-            count_words(
-                self._arguments,
-                block.logits_CB,
-                self._statistics_SN[:, chunk],
-                first_row=chunk.start,
-                first_word=block.words.start,
-            )
+        for words, logits_CB in blocks:
+            self._make_logits(chunk, words, logits_CB)
+            statistics_SC = self._statistics_SN[:, chunk]
+            count_words(self._arguments, logits_CB, statistics_SC, first_row=chunk.start, first_word=words.start)
 
-    def _make_logits(self, chunk: slice, block: _Block) -> None:
-        torch.mm(self._op.hidden_ND[chunk], self._op.weight_VD[block.words].t(), out=block.logits_CB)
+    def _make_logits(self, chunk: slice, words: slice, logits_CB: Tensor) -> None:
+        torch.mm(self._op.hidden_ND[chunk], self._op.weight_VD[words].t(), out=logits_CB)
 
-    def _make_gradient(self, chunk: slice, block: _Block) -> None:
-        gradient_of_words(
-            self._arguments,
-            block.logits_CB,
-            self._statistics_SN[:, chunk],
-            first_row=chunk.start,
-            first_word=block.words.start,
-        )
+    def _make_gradient(self, chunk: slice, words: slice, logits_CB: Tensor) -> None:
+        statistics_SC = self._statistics_SN[:, chunk]
+        gradient_of_words(self._arguments, logits_CB, statistics_SC, first_row=chunk.start, first_word=words.start)
 
     def _differentiate(self, chunk: slice, blocks: list[_Block]) -> None:
         """Step 2."""
-        sum_CD = self._hidden_sum(chunk, blocks[-1].words.start)
-        for block in blocks:
-            self._make_gradient(chunk, block)
+        last_words, _ = blocks[-1]
+        sum_CD = self._hidden_sum(chunk, last_words.start)
+        for words, logits_CB in blocks:
+            self._make_gradient(chunk, words, logits_CB)
             if sum_CD is not None:
-                weight_BD = self._op.weight_VD[block.words]
-                _product_into(sum_CD, block.logits_CB, weight_BD, accumulate=block.words.start > 0)
+                _product_into(sum_CD, logits_CB, self._op.weight_VD[words], accumulate=words.start > 0)
         if self._grads.hidden_ND is not None and sum_CD is not None:
             self._grads.hidden_ND[chunk].copy_(sum_CD)
 
     def _hidden_sum(self, chunk: slice, last_word: int) -> Tensor | None:
-        """Where the hidden states' gradient is summed over the blocks; None if it is not wanted."""
+        """The buffer that sums the hidden states' gradient over the blocks; None if it is not wanted."""
         hidden_grad_ND = self._grads.hidden_ND
         if hidden_grad_ND is None:
             return None
@@ -203,19 +189,19 @@ class _Scratch:
         """Add the head's gradient of tokens whose logits were overwritten."""
         for words in self._blocks_of_words():
             block = _block(words, chunk, self._workspace)
-            self._make_logits(chunk, block)
-            self._make_gradient(chunk, block)
-            _add_to_head(self._grads, words, self._op.hidden_ND[chunk], block.logits_CB, accumulate=True)
+            self._make_logits(chunk, *block)
+            self._make_gradient(chunk, *block)
+            _add_to_head(self._grads, block, self._op.hidden_ND[chunk], accumulate=True)
 
 
 def _block(words: slice, chunk: slice, memory: Tensor) -> _Block:
     tokens, width = chunk.stop - chunk.start, words.stop - words.start
     rows = memory[: tokens * aligned(width)].view(tokens, -1)
-    return _Block(words, rows[:, :width])
+    return words, rows[:, :width]
 
 
 def _product_into(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool) -> None:
-    """Write left @ right to `out`, or add it to `out`, which may be fp32 where the operands are not."""
+    """Write left @ right to `out`, or add it to `out`, which may be fp32 if the operands are not."""
     if out.dtype == left.dtype:
         if accumulate:
             torch.addmm(out, left, right, out=out)

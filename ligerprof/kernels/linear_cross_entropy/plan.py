@@ -16,13 +16,11 @@ _SMALL_TILE_TOKENS = 16
 # Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
 _ROW_ALIGNMENT_ELEMENTS = 16
 
-
 # the row kernels' four fp32 statistics, per token whose logits are computed block by block of the vocabulary
 STATISTICS_BYTES = 4 * 4
 
-
-# chunks of at least so many tokens cost less to accumulate into the head's gradient than to compute their logits twice,
-# as measured at 2048 and 4096 hidden elements
+# from this chunk size on, accumulating into the head's gradient costs less than computing the logits twice (measured
+# at 2048 and 4096 hidden elements)
 _WORTHWHILE_TOKENS = 384
 
 
@@ -40,7 +38,6 @@ class ChunkPlan:
         block_words: vocabulary words of a block, the last block may hold fewer; 0 without scratch.
         chunk_tokens: tokens per chunk, the last chunk may hold fewer; 0 if the scratch takes all tokens.
         chunks: number of chunks of the other tokens.
-        recomputed: whether the other tokens' logits are computed twice.
         row_elements: stride between rows of a chunk's logits.
         workspace_bytes: size of the buffer that holds a chunk's logits, or block 0 and all statistics.
     """
@@ -73,8 +70,10 @@ def plan_chunks(
     if budget == "lean":
         largest = lean_chunk_tokens(tokens=tokens, hidden=hidden, vocab=vocab)
         budget_bytes = largest * row_bytes
+    elif isinstance(budget, str) and budget != "balanced":
+        raise RecipeError(f"unknown flce budget {budget!r}. Known: lean, balanced, or a number of bytes.")
     else:
-        budget_bytes = _budget_bytes(budget)
+        budget_bytes = BALANCED_BYTES if isinstance(budget, str) else budget
         largest = _tokens_within(budget_bytes, row_bytes, tokens)
     most = min(tokens, hidden * gradient_bytes // element_bytes)
     budget_bytes -= tokens * STATISTICS_BYTES
@@ -133,14 +132,6 @@ def lean_chunk_tokens(*, tokens: int, hidden: int, vocab: int) -> int:
     return min(1 << (share - 1).bit_length(), tokens)
 
 
-def _budget_bytes(budget: str | int) -> int:
-    if budget == "balanced":
-        return BALANCED_BYTES
-    if isinstance(budget, str):
-        raise RecipeError(f"unknown flce budget {budget!r}. Known: lean, balanced, or a number of bytes.")
-    return budget
-
-
 def _tokens_within(budget_bytes: int, row_bytes: int, tokens: int) -> int:
     fitting = budget_bytes // row_bytes
     if fitting >= tokens:
@@ -148,7 +139,7 @@ def _tokens_within(budget_bytes: int, row_bytes: int, tokens: int) -> int:
     smallest = min(tokens, _SMALL_TILE_TOKENS)
     if fitting < smallest:
         raise RecipeError(
-            f"an flce budget of {format_bytes(budget_bytes)} holds no chunk: {smallest} tokens of logits take"
+            f"an flce budget of {format_bytes(budget_bytes)} is too small: {smallest} tokens of logits take"
             f" {format_bytes(smallest * row_bytes)}. Give at least that."
         )
     return fitting

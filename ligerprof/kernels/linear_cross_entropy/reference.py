@@ -20,7 +20,7 @@ def fused_linear_cross_entropy(  # noqa: PLR0913, PLR0917 -- the signature of it
     """Cross-entropy of `hidden @ weight.T + bias` [..., V] against labels [...].
 
     Args:
-        predictions: receives each position's most likely word, -1 where the label is ignored.
+        predictions: receives each position's most likely word, -1 if its label is ignored.
     """
     logits = functional.linear(hidden, weight, bias)
     if predictions is not None:

@@ -80,17 +80,15 @@ def fused_linear_cross_entropy(
     """Cross-entropy of `hidden @ weight.T + bias` against labels, in fp32, without ever holding all logits.
 
     Under autocast the products run in its dtype, and the weight's gradient is summed in the weight's dtype.
-    If no label counts, the loss and its gradients are zero (torch's mean is NaN then).
+    If all labels are ignored, the loss and its gradients are zero (torch's mean is NaN then).
 
     Args:
         hidden: [..., D].
         weight: [V, D].
         labels: [...], int64.
-        bias: [V], or None.
-        num_items: for the reduction `mean`, what the summed loss is divided by instead of the number of labels that
-            count; a tensor stays on its device.
+        num_items: divisor of the reduction `mean`, instead of the number of labels; a tensor stays on its device.
         class_weight: [V], weight of each label's loss; a mean divides by the sum of the labels' weights.
-        predictions: int64, contiguous, shaped like the labels: receives each position's most likely word, -1 where the
+        predictions: int64, contiguous, shaped like the labels: receives each position's most likely word, -1 if its
             label is ignored.
 
     Raises:
@@ -101,32 +99,20 @@ def fused_linear_cross_entropy(
             f"flce: hidden states {tuple(hidden.shape)}, a head of {tuple(weight.shape)} and labels"
             f" {tuple(labels.shape)} do not match. Labels need the hidden states' leading shape."
         )
-    if predictions is not None and not _can_hold_predictions(predictions, labels):
+    fits = predictions is None or (predictions.dtype, predictions.shape) == (torch.int64, labels.shape)
+    if predictions is not None and not (fits and predictions.is_contiguous()):
         raise KernelInputError(
             f"flce: predictions are a {predictions.dtype} tensor of {tuple(predictions.shape)}. They need int64, the"
             f" labels' shape {tuple(labels.shape)}, and no gaps: torch.empty_like(labels)."
         )
-    dtype = _product_dtype(hidden)
+    kind = hidden.device.type
+    # autocast's dtype for a linear layer
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     request = LossRequest(
-        labels=labels,
-        options=options,
-        num_items=num_items,
-        class_weight=class_weight,
-        predictions=predictions,
+        labels=labels, options=options, num_items=num_items, class_weight=class_weight, predictions=predictions
     )
     if torch.compiler.is_compiling():
         return compiled_loss((hidden, weight, bias), dtype, request)
     tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
     track = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return _FusedLinearCrossEntropy.apply(hidden, weight, bias, dtype, request, track)  # type: ignore[no-any-return]
-
-
-def _product_dtype(hidden: Tensor) -> torch.dtype:
-    """The dtype that autocast selects for a linear layer."""
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-
-
-def _can_hold_predictions(predictions: Tensor, labels: Tensor) -> bool:
-    fits = predictions.dtype == torch.int64 and predictions.shape == labels.shape
-    return fits and predictions.is_contiguous()

@@ -59,8 +59,8 @@ class ParameterGradients:
     """Buffers for the gradients of up to two parameters, and for the partial sums that they are made from.
 
     Attributes:
-        totals_D: each parameter's gradient in the parameter's dtype, None where none is wanted; valid after `add_up`.
-        partials_PD: each parameter's fp32 partial sums, which the backward launch writes; None where none are wanted.
+        totals_D: each parameter's gradient in the parameter's dtype, None if none is wanted; valid after `add_up`.
+        partials_PD: each parameter's fp32 partial sums, which the backward launch writes; None if none are wanted.
     """
 
     def __init__(self, parameters_D: Sequence[Tensor | None], wanted: Sequence[bool], programs: int) -> None:

@@ -41,12 +41,7 @@ class RowPlan:
 def plan_forward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, read_bytes: int) -> RowPlan:
     """One program per tile; long rows are walked as in backward, since only a few fit a multiprocessor.
 
-    Args:
-        shared_bytes: shared memory available to one program.
-        read_bytes: bytes per column, summed over the tensors that are read row by row.
-
-    Raises:
-        KernelInputError: the rows are too long for one program.
+    The arguments are those of `plan_backward`.
     """
     block = _block(columns)
     if is_long(columns):

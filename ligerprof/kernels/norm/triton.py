@@ -198,7 +198,7 @@ def _norm_bwd_kernel(
 
 
 def _row_sizes(*read_ND: Tensor | None) -> dict[str, int]:
-    """What a plan depends on, for a launch that reads these tensors row by row. The first one is a tensor of rows."""
+    """Arguments of a plan, for a launch that reads these tensors row by row; the first one is not None."""
     tensors = [tensor for tensor in read_ND if tensor is not None]
     rows, columns = tensors[0].shape
     return {
@@ -285,7 +285,7 @@ class _Norm(torch.autograd.Function):
         # see HOLD_WEIGHT
         weight_per_row = weight_D if mean_N is not None and is_long(columns) else None
         plan = plan_backward(**_row_sizes(dy_ND, normalized_ND, sum_grad_ND, weight_per_row))
-        # both addends have the same gradient; where their dtypes differ, the narrow one gets a copy
+        # both addends have the same gradient; if their dtypes differ, the narrow one gets a copy
         dx_by_dtype = {normalized_ND.dtype: torch.empty(ctx.shape, dtype=normalized_ND.dtype, device=device)}
         for dtype in ctx.dtypes:
             if dtype is not None and dtype not in dx_by_dtype:
@@ -321,15 +321,12 @@ class _Norm(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """Compute x / rms(x) * (weight + offset) over the last axis, in x's dtype.
+    """Compute x / rms(x) * (weight + offset) over the last axis of x, in x's dtype.
 
-    Args:
-        x: [..., D].
-        weight: [D].
-        offset: 1.0 for Gemma, which stores its weights as their difference from one.
+    The offset is 1.0 for Gemma, which stores the difference between its weights and one.
 
     Raises:
-        KernelInputError: the weight does not match the rows, or the rows are too long.
+        KernelInputError: the weight is not [D], or the rows are too long.
     """
     _check_parameters("rms", x, weight)
     return _Norm.apply(x, None, weight, None, eps, offset, "rms")  # type: ignore[no-any-return]
@@ -337,12 +334,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """The RMSNorm of x + residual, and that sum, both in the wider of the two dtypes.
-
-    Args:
-        x: [..., D].
-        residual: [..., D].
-        weight: [D].
-        offset: as for `rms_norm`.
 
     Raises:
         KernelInputError: shapes or dtypes do not match, or the rows are too long.
@@ -357,15 +348,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Compute (x - mean) / std * weight + bias over the last axis, in x's dtype.
-
-    Args:
-        x: [..., D].
-        weight: [D].
-        bias: [D], or None.
+    """Compute (x - mean) / std * weight + bias over the last axis of x, in x's dtype.
 
     Raises:
-        KernelInputError: a parameter does not match the rows, or the rows are too long.
+        KernelInputError: a parameter is not [D], or the rows are too long.
     """
     _check_parameters("layernorm", x, weight, bias)
     return _Norm.apply(x, None, weight, bias, eps, None, "layernorm")  # type: ignore[no-any-return]

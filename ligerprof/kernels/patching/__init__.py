@@ -1,1 +1,1 @@
-"""Put kernels into a transformers model, and take them out again."""
+"""Put kernels into transformers models."""

@@ -1,4 +1,4 @@
-"""Put kernels into a transformers model, and take them out again."""
+"""Patch a transformers model, or its class, with kernels."""
 
 import functools
 from typing import Any
@@ -14,7 +14,6 @@ from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.kernels.spec import KernelSpec, load_entry
 from ligerprof.models import ARCHITECTURES, spec_from_config
-from ligerprof.models.architecture import Architecture
 
 __all__ = ["Patch", "apply", "require_available"]
 
@@ -27,28 +26,29 @@ def apply(
     flce_budget: str | int = "balanced",
     device_kind: str | None = None,
 ) -> Patch:
-    """Put kernels into a model, or into every model that a class will make.
+    """Put kernels into a model, or into every future instance of a class.
 
     Args:
         model: a causal language model of transformers, wrapped or not (peft, DDP), or its class.
         kernels: as `--liger` takes it: `all`, `no-flce`, or names joined by `+` or `,`.
-        provider: whose kernels.
-        flce_budget: workspace of the fused loss: `lean`, `balanced`, bytes, or `auto`: as much as the highest moment
-            so far leaves room for, from the third call on.
-        device_kind: `cuda`, `cpu` or `simulated`; None reads it off the model (`cuda` for a class).
+        flce_budget: workspace of the fused loss: `lean`, `balanced`, bytes, or `auto`: as much as fits below the
+            peak of the process so far, from the third call on.
+        device_kind: `cuda`, `cpu` or `simulated`; None is the model's device (`cuda` for a class).
 
     Returns:
-        A Patch: permanent until its `undo()`, or a context manager.
+        A Patch, which lasts until its `undo()`; also a context manager.
 
     Raises:
-        RecipeError: an unknown kernel, or one that the architecture has no place for.
-        KernelUnavailableError: a kernel that cannot run here, or an architecture without a row.
-        KernelInputError: a layer that must not be replaced, such as a head with adapters.
+        RecipeError: an unknown kernel, or one that does not apply to the architecture.
+        KernelUnavailableError: a kernel that cannot run here, or an unknown architecture.
+        KernelInputError: a layer that cannot be replaced, for example adapters on the head.
     """
     if isinstance(model, type):
         return _apply_to_class(model, kernels, provider, flce_budget, device_kind or "cuda")
     inner = _causal_model(model)
-    request = _resolve(inner.config, kernels, provider, flce_budget, device_kind or _device_kind(inner))
+    if device_kind is None:
+        device_kind = "cpu" if next(inner.parameters()).device.type == "cpu" else "cuda"
+    request = _resolve(inner.config, kernels, provider, flce_budget, device_kind)
     patch = Patch(request.kernels, provider)
     _apply_to_instance(inner, request, patch)
     return patch
@@ -57,7 +57,7 @@ def apply(
 def _apply_to_class(
     model_class: type[Any], kernels: str, provider: str, flce_budget: str | int, device_kind: str
 ) -> Patch:
-    """Wrap the constructor, so that every new instance is patched as any instance is."""
+    """Wrap the constructor, so that it patches every new instance."""
     request = _resolve(model_class.config_class(), kernels, provider, flce_budget, device_kind)
     patch = Patch(request.kernels, provider)
     construct = model_class.__init__
@@ -80,7 +80,9 @@ def _apply_to_class(
 
 
 def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str) -> Request:
-    row = _find_row(config.model_type)
+    if config.model_type not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise KernelUnavailableError(f"models of type {config.model_type!r} cannot be patched. Known: {known}.")
     names = select_kernels(kernels, spec_from_config(config.to_dict(), name=config.model_type))
     specs = find_kernel_set(names, provider)
     for spec in specs.values():
@@ -92,7 +94,7 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
             " Give lean, balanced or bytes."
         )
     return Request(
-        row=row,
+        row=ARCHITECTURES[config.model_type],
         kernels=names,
         provider=provider,
         entries={} if provider == LIGER else {name: load_entry(spec.entry) for name, spec in specs.items()},
@@ -101,20 +103,8 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
     )
 
 
-def _find_row(model_type: str) -> Architecture:
-    if model_type not in ARCHITECTURES:
-        raise KernelUnavailableError(
-            f"no kernel can be put into a model of type {model_type!r}. Known: {', '.join(ARCHITECTURES)}."
-        )
-    return ARCHITECTURES[model_type]
-
-
 def require_available(spec: KernelSpec, device_kind: str) -> None:
-    """Refuse a kernel that cannot run on this kind of device.
-
-    Raises:
-        KernelUnavailableError: with the reason.
-    """
+    """Raise KernelUnavailableError if a kernel cannot run on this kind of device."""
     if (reason := spec.unavailable_reason(device_kind)) is not None:
         raise KernelUnavailableError(
             f"kernel {spec.name} of {spec.provider}: {reason}. Run `ligerprof kernels` to see what can run here."
@@ -129,15 +119,9 @@ def _causal_model(model: Any) -> Any:
         model = model.get_base_model()
     if not hasattr(model, "config") or not hasattr(model, "get_output_embeddings"):
         raise KernelInputError(
-            f"{type(model).__name__} is no causal language model of transformers."
-            " Hand over the model that has the head."
+            f"{type(model).__name__} is not a causal language model of transformers. Pass the model that has the head."
         )
     return model
-
-
-def _device_kind(model: nn.Module) -> str:
-    device = next(model.parameters()).device
-    return "cpu" if device.type == "cpu" else "cuda"
 
 
 def _apply_to_instance(model: Any, request: Request, patch: Patch) -> None:

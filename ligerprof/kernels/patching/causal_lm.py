@@ -1,4 +1,4 @@
-"""A causal language model's forward with the loss fused in: written once for every architecture."""
+"""A causal language model's forward with a fused loss, for every architecture."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from ligerprof.models.architecture import Architecture
 
 Forward = Callable[..., Any]
 
-# arguments of a causal model's forward that are about the loss or the result, not about the decoder
+# arguments of a causal model's forward that the decoder does not take
 _LOSS_ARGUMENTS = (
     "labels",
     "shift_labels",
@@ -27,23 +27,22 @@ _LOSS_ARGUMENTS = (
     "return_dict",
 )
 
-
-# (model, hidden states, request) -> loss. The request is one opaque object, so that no wrapper casts its tensors
+# (model, hidden states, request) -> loss. The request is one opaque object, so that wrappers do not cast its tensors
 LossRunner = Callable[[nn.Module, Tensor, LossRequest], Tensor]
 
 
 def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunner, options: LossOptions) -> Forward:
-    """A forward that never returns logits where it is given labels in training.
+    """A forward that returns the loss without logits if it receives labels in training.
 
-    Without labels, and in evaluation unless `skip_logits=True` is passed, it is the original forward: whoever
-    evaluates usually wants the logits.
+    Without labels, and in evaluation unless `skip_logits=True` is passed, it calls the original forward: evaluation
+    usually needs the logits.
 
     Args:
         original: the unbound forward of the model's class.
         run_loss: computes the loss from the last hidden states.
-        options: what the loss is asked for; labels and softcap come from the call and the config.
+        options: options of the loss; ignore_index, shift and softcap are replaced.
     """
-    # by hand and not by Signature.bind: this runs every step, and torch.compile traces it
+    # without Signature.bind, because torch.compile traces this
     positional = tuple(inspect.signature(original).parameters)[1:]
     make_output = _output_maker(row)
 
@@ -69,12 +68,12 @@ def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunne
 def fused_head_forward(
     original: Forward, kernel: Callable[..., Tensor], budget: MeasuredBudget | None = None
 ) -> Forward:
-    """A linear layer's forward that computes the loss where it is handed one.
+    """A linear layer's forward that computes the loss if it receives a request.
 
-    The loss runs inside the head's own call so that hooks which gather its weight (ZeRO-3, FSDP) have fired.
+    The loss runs inside the head's own call, after hooks that gather its weight (ZeRO-3, FSDP).
 
     Args:
-        budget: tells each call's workspace; None leaves it to the call's options.
+        budget: chooses the workspace of each call; None: the options do.
     """
 
     @functools.wraps(original)
@@ -108,7 +107,7 @@ def loss_in_head(model: Any, hidden: Tensor, request: LossRequest) -> Tensor:
 
 
 def loss_after_head(kernel: Callable[..., Tensor]) -> LossRunner:
-    """Logits by the head as it is, then the loss over them, its gradient in their place."""
+    """Compute logits with the unchanged head, then the loss, whose gradient overwrites them."""
 
     def run(model: Any, hidden: Tensor, request: LossRequest) -> Tensor:
         logits = model.get_output_embeddings()(hidden)
@@ -134,7 +133,7 @@ def _loss_request(given: dict[str, Any], hidden: Tensor, options: LossOptions) -
 
 
 def _kept_positions(hidden: Tensor, keep: int | Tensor | None) -> Tensor:
-    """The positions whose logits count, as transformers reads `logits_to_keep`."""
+    """The positions that `logits_to_keep` selects in transformers."""
     if keep is None or (isinstance(keep, int) and keep == 0):
         return hidden
     if isinstance(keep, int):
@@ -145,7 +144,7 @@ def _kept_positions(hidden: Tensor, keep: int | Tensor | None) -> Tensor:
 
 
 def _output_maker(row: Architecture) -> Callable[[Any, Tensor], Any]:
-    """A function from the decoder's outputs and the loss to what the causal model returns, without logits."""
+    """A function that turns the decoder's outputs and the loss into the causal model's output, without logits."""
     from transformers import modeling_outputs
 
     output_class = getattr(modeling_outputs, row.output_class)

@@ -1,6 +1,6 @@
-"""A decoder's forwards with kernels in them: norms, gated MLPs, the layer around them; once for every architecture.
+"""Forwards of norms, gated MLPs and decoder layers with kernels in them, for every architecture.
 
-A kernel runs inside the call of the module whose weight it reads, so hooks that gather it (ZeRO-3, FSDP) have fired.
+A kernel runs inside the call of the module whose weight it reads, after hooks that gather the weight (ZeRO-3, FSDP).
 """
 
 import functools
@@ -16,7 +16,7 @@ Forward = Callable[..., Any]
 
 
 def rms_forward(row: Architecture, kernel: Forward, add_kernel: Forward | None) -> Forward:
-    """A norm's forward; given a residual, it returns the norm of the sum, and the sum."""
+    """A norm's forward; with a residual, it returns the norm of the sum, and the sum."""
     eps, offset = row.norm.eps, row.norm.offset
 
     def forward(self: Any, hidden_states: Tensor, residual: Tensor | None = None) -> Any:
@@ -29,7 +29,7 @@ def rms_forward(row: Architecture, kernel: Forward, add_kernel: Forward | None) 
 
 def layer_forward(original: Forward, row: Architecture) -> Forward:
     """A decoder layer's forward whose first addition is part of the norm before the MLP."""
-    # by hand and not by Signature.bind: this runs for every layer, and torch.compile traces it
+    # without Signature.bind, because torch.compile traces this
     positional = tuple(inspect.signature(original).parameters)[2:]
     norms, attention, mlp = row.layer_norms, row.attention.name, row.mlp.name
     assert norms.before_attention is not None
@@ -42,7 +42,7 @@ def layer_forward(original: Forward, row: Architecture) -> Forward:
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         inputs = {**dict(zip(positional, args, strict=False)), **kwargs}
         residual = hidden_states
-        # the normed input in no variable, which would hold it until attention returns
+        # a variable for the normalized input would keep it alive until attention returns
         hidden_states, _ = getattr(self, attention)(
             hidden_states=getattr(self, before_attention)(hidden_states), **inputs
         )
@@ -63,7 +63,7 @@ def _named(*names: str | None) -> tuple[str, ...]:
 
 
 def gated_forward(row: Mlp, kernel: Forward) -> Forward:
-    """A gated MLP's forward; the product is left to the last linear layer if that one takes gates."""
+    """A gated MLP's forward; the last linear layer computes the product if it takes gates."""
     names = row.inputs
 
     def gates(self: Any, x: Tensor) -> tuple[Tensor, ...]:
@@ -73,20 +73,20 @@ def gated_forward(row: Mlp, kernel: Forward) -> Forward:
 
     def forward(self: Any, x: Tensor) -> Any:
         down = getattr(self, row.down)
-        # in no variables, which would hold gate and up for as long as the last layer runs
+        # variables would keep gate and up alive until the last layer returns
         return down(*gates(self, x)) if takes_gates(down) else down(kernel(*gates(self, x)))
 
     return forward
 
 
 def gated_linear_forward(original: Forward, kernel: Forward) -> Forward:
-    """A linear layer's forward that multiplies the gates itself where it is handed two."""
+    """A linear layer's forward that computes the gated product if it receives gate and up."""
 
     @functools.wraps(original)
     def forward(self: Any, gate: Tensor, up: Tensor | None = None) -> Any:
         if up is None:
             return original(self, gate)
-        # the MLP made both for this call alone
+        # the MLP allocated both for this call only
         return kernel(gate, up, self.weight, self.bias, overwrite=True)
 
     forward.takes_gates = True  # type: ignore[attr-defined]
@@ -94,5 +94,5 @@ def gated_linear_forward(original: Forward, kernel: Forward) -> Forward:
 
 
 def takes_gates(module: Any) -> bool:
-    """Whether a linear layer multiplies gates itself: one that an adapter was put around later does not."""
+    """Whether a linear layer computes the gated product; not if an adapter has wrapped it since."""
     return getattr(type(module).forward, "takes_gates", False)

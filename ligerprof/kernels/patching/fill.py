@@ -26,7 +26,7 @@ def fill_rope(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
 
 
 def fill_rms(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
-    """Replace every RMS norm, and with it the addition before it where the layer has one and the provider can."""
+    """Replace every RMSNorm, with the addition before it if the layer has one and the provider a fused variant."""
     add_kernel = patcher.variant(slot.with_residual_add)
     forward = decoder.rms_forward(patcher.row, kernel, add_kernel)
     for module in patcher.modules("RMSNorm"):
@@ -37,7 +37,7 @@ def fill_rms(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
 
 
 def fill_gated(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
-    """Replace the activation and product of every gated MLP, and the linear layer after it if the provider can.
+    """Replace the activation and product of every gated MLP, and the next linear layer if the provider can.
 
     Raises:
         KernelUnavailableError: the model's MLP uses another activation.
@@ -49,19 +49,14 @@ def fill_gated(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
         if activation not in _ACTIVATIONS[slot.name]:
             raise KernelUnavailableError(f"{slot.name}: the model's MLP uses {activation}. Leave {slot.name} out.")
         patcher.swap(module, slot.name, lambda _original: forward)
-        if linear_kernel is not None:
-            _fill_last_linear(patcher, slot, module, linear_kernel)
+        # only if torch's own layers make the gates and read the product
+        layers = [getattr(module, name) for name in (*row.inputs, row.down)]
+        if linear_kernel is not None and all(_is_plain_linear(layer) for layer in layers):
+            linear_forward = functools.partial(decoder.gated_linear_forward, kernel=linear_kernel)
+            patcher.swap(layers[-1], slot.name, linear_forward)
     if linear_kernel is not None:
         references = [weakref.ref(module) for module in mlps]
         patcher.patch.on_notes(functools.partial(_kept_products, slot.name, row.down, references))
-
-
-def _fill_last_linear(patcher: Patcher, slot: Slot, mlp: Any, kernel: Forward) -> None:
-    """Let the MLP's last layer multiply the gates, if it is torch's own and so are those that make them."""
-    row = patcher.row.mlp
-    if all(_is_plain_linear(getattr(mlp, name)) for name in (*row.inputs, row.down)):
-        down = getattr(mlp, row.down)
-        patcher.swap(down, slot.name, lambda original: decoder.gated_linear_forward(original, kernel))
 
 
 def fill_layernorm(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
@@ -90,7 +85,7 @@ def fill_flce(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     if not isinstance(head, nn.Linear) or hasattr(head, "base_layer") or not head.weight.is_floating_point():
         raise KernelInputError(
             f"flce: the model's head is a {type(head).__name__}; the fused loss reads a plain linear layer's weight"
-            " and would leave adapters out. Use ce, or take the head out of the adapter's targets."
+            " and would ignore adapters. Use ce, or remove the head from the adapter's targets."
         )
     measured = patcher.request.measured
     budget = None if measured is None else MeasuredBudget(measured)
@@ -115,12 +110,12 @@ def _kept_products(slot: str, down: str, references: "list[weakref.ref[Any]]") -
 
 
 def _is_plain_linear(module: nn.Module) -> bool:
-    """Whether its forward is torch's and nothing else keeps or quantizes what goes through it."""
+    """Whether its forward is torch's own, without adapters, hooks or quantization around it."""
     return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
 
 
 def _with_global(function: Forward, name: str, value: Any) -> Forward:
-    """A copy of `function` in which the global `name` is `value`; its module stays as it is.
+    """A copy of `function` in which the global `name` is `value`.
 
     Raises:
         KernelUnavailableError: the function does not use that name.
@@ -128,7 +123,7 @@ def _with_global(function: Forward, name: str, value: Any) -> Forward:
     plain = function if isinstance(function, types.FunctionType) else None
     if plain is None or name not in plain.__code__.co_names:
         raise KernelUnavailableError(f"rope: {function.__qualname__} does not call {name}. Leave rope out.")
-    # without the module's name, as torch.compile would look the global up in the module itself
+    # without __name__, by which torch.compile would look up the global in the module itself
     scope = {**plain.__globals__, name: value}
     scope.pop("__name__", None)
     copy = types.FunctionType(plain.__code__, scope, plain.__name__, plain.__defaults__, plain.__closure__)

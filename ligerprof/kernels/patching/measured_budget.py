@@ -1,4 +1,4 @@
-"""How much workspace the fused loss may take, by what the process has held so far: `auto` in a loop of one's own."""
+"""Choose the fused loss's workspace from the memory peak of the process so far: `auto` in a user's own loop."""
 
 from typing import TYPE_CHECKING
 
@@ -9,20 +9,17 @@ from ligerprof.units import MIB
 if TYPE_CHECKING:
     from torch import Tensor
 
-# calls before the highest moment is taken for the step's: a whole step has passed, its optimizer's states are there
+# after these calls a whole step has passed and the optimizer's states exist, so that the peak is that of a step
 _WARM_UP_CALLS = 2
-# blocks that the allocator hands out whole may be up to a mebibyte larger than what was asked for
+# the allocator may return blocks up to 1 MiB larger than requested without splitting them
 _MARGIN_BYTES = 8 * MIB
 
 
 class MeasuredBudget:
-    """The room between what is allocated when the loss begins and the most that ever was.
+    """The room between the memory allocated when the loss begins and the peak so far.
 
-    The first calls are `lean`. What a later call finds is kept as long as none finds less, so that the loss never
-    raises the peak, and training takes the same chunks from some step on.
-
-    Args:
-        spec: the fused loss; what it takes beside its workspace follows from its stated memory.
+    The first calls are `lean`. The budget never grows afterwards, so that the loss does not raise the peak and its
+    chunks stay the same after some steps.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
@@ -32,7 +29,7 @@ class MeasuredBudget:
         self._budget_bytes: int | None = None
 
     def next(self, hidden: "Tensor", weight: "Tensor") -> str | int:
-        """The budget of a call on these tensors, which lie on a CUDA device."""
+        """The budget of a call on these CUDA tensors."""
         import torch
 
         self._highest_bytes = max(self._highest_bytes, torch.cuda.max_memory_allocated(hidden.device))
@@ -42,10 +39,7 @@ class MeasuredBudget:
         room_bytes = self._highest_bytes - torch.cuda.memory_allocated(hidden.device) - _MARGIN_BYTES
         kind = hidden.device.type
         product_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        return self._within(room_bytes, _shape(hidden, weight, product_dtype.itemsize))
-
-    def _within(self, room_bytes: int, shape: KernelShape) -> str | int:
-        """What is left of the room beside gradients, losses and casts."""
+        shape = _shape(hidden, weight, product_dtype.itemsize)
         lean_bytes = plan_chunks(
             tokens=shape.tokens,
             hidden=shape.hidden,
@@ -57,8 +51,8 @@ class MeasuredBudget:
         assert self._spec.memory is not None, "plain torch has no workspace to size"
         memory = self._spec.memory(shape)
         forward_bytes = memory.output_bytes + memory.saved_bytes + memory.forward_gradient_bytes
-        beside_bytes = forward_bytes + memory.forward_temporary_bytes - lean_bytes
-        left_bytes = room_bytes - beside_bytes
+        # gradients, losses and casts take part of the room
+        left_bytes = room_bytes - (forward_bytes + memory.forward_temporary_bytes - lean_bytes)
         if self._budget_bytes is not None:
             left_bytes = min(left_bytes, self._budget_bytes)
         self._budget_bytes = left_bytes
@@ -66,7 +60,7 @@ class MeasuredBudget:
 
 
 def _shape(hidden: "Tensor", weight: "Tensor", product_bytes: int) -> KernelShape:
-    """The call as the fused loss's memory formula sees it; what it does not read is 1."""
+    """The call's shape; sizes that the fused loss's memory does not depend on are 1."""
     vocab, width = weight.shape
     return KernelShape(
         tokens=hidden.numel() // width,

@@ -1,4 +1,4 @@
-"""Give modules of a model another forward, and take it back."""
+"""Replace the forward of modules of a model, and undo it."""
 
 import functools
 import importlib
@@ -21,12 +21,7 @@ _FILL = "ligerprof.kernels.patching.fill"
 
 
 class Patch:
-    """Kernels that stand in a model. As a context manager it takes them out at the end.
-
-    Attributes:
-        kernels: names of the kernels that were put in.
-        provider: whose they are.
-    """
+    """The kernels of one provider in a model. As a context manager it removes them at the end."""
 
     def __init__(self, kernels: tuple[str, ...], provider: str) -> None:
         self.kernels = kernels
@@ -35,19 +30,19 @@ class Patch:
         self._remarks: list[Callable[[], str | None]] = []
 
     def on_notes(self, remark: Callable[[], str | None]) -> None:
-        """Ask `remark` for a line whenever notes are wanted."""
+        """Register a callback that returns a line for `notes`, or None."""
         self._remarks.append(remark)
 
     def notes(self) -> tuple[str, ...]:
-        """What the kernels leave to the model's layers as they are now, adapters put around them later included."""
+        """Operations that the model's current layers, adapters included, run without the kernels."""
         return tuple(line for remark in self._remarks if (line := remark()) is not None)
 
     def on_undo(self, action: Callable[[], None]) -> None:
-        """Do `action` when the kernels are taken out, before what was registered earlier."""
+        """Run `action` on undo, before actions that were registered earlier."""
         self._undo.append(action)
 
     def undo(self) -> None:
-        """Restore what was there before; a second call does nothing."""
+        """Restore the model; a second call does nothing."""
         while self._undo:
             self._undo.pop()()
 
@@ -60,12 +55,12 @@ class Patch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """Which kernels go into a model, resolved.
+    """The resolved arguments of `apply`.
 
     Attributes:
         kernels: names of the slots.
-        entries: names of kernels to their functions; empty for liger-kernel, which patches models itself.
-        measured: the fused loss if its workspace follows the memory that the process has held, else None.
+        entries: functions by kernel name; empty for liger-kernel, which patches models itself.
+        measured: the fused loss if its budget is `auto`, else None.
     """
 
     row: Architecture
@@ -77,10 +72,10 @@ class Request:
 
 
 class Patcher:
-    """Gives modules of one model a subclass of their own class whose forward calls the kernels.
+    """Changes the class of a model's modules to a subclass whose forward calls the kernels.
 
-    A subclass, and not a function on the instance: a bound method in a module's own dict is a reference cycle, and
-    the model's memory would wait for the garbage collector.
+    A bound method in a module's own dict would be a reference cycle, which delays freeing the model until a garbage
+    collection.
     """
 
     def __init__(self, model: Any, request: Request, patch: Patch) -> None:
@@ -95,11 +90,11 @@ class Patcher:
             load_entry(f"{_FILL}:{SLOTS[name].filler}")(self, SLOTS[name], self.request.entries[name])
 
     def variant(self, name: str | None) -> Forward | None:
-        """A fused variant's function, None if the provider has none."""
+        """The function of a fused variant, or None if the provider has none."""
         return None if name is None else self.request.entries.get(name)
 
     def modules(self, kind: str) -> list[Any]:
-        """The model's modules of one of its architecture's classes, such as `RMSNorm` for `LlamaRMSNorm`."""
+        """The model's modules of one of its architecture's classes: `RMSNorm` is `LlamaRMSNorm`, for example."""
         wanted = getattr(self._modeling, f"{self.row.class_prefix}{kind}")
         return [module for module in self.model.modules() if isinstance(module, wanted)]
 
@@ -113,7 +108,7 @@ class Patcher:
         before = type(module)
         key = (before, slot)
         if key not in self._subclasses:
-            # named as its parent, since checkpoints and wrapping policies go by class names
+            # the same name, because checkpoints and wrapping policies select by class name
             body = {"forward": make_forward(before.forward), "__module__": before.__module__}
             self._subclasses[key] = type(before.__name__, (before,), {**body, "__qualname__": before.__qualname__})
         module.__class__ = self._subclasses[key]

@@ -1,4 +1,4 @@
-"""The budget that a training loop's own highest moment leaves: what it asks torch, and that it only shrinks."""
+"""The measured budget: it follows torch's memory counters, and only shrinks."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 class Counters:
-    """Stands for torch's memory counters of a device."""
+    """Replaces torch's memory counters of a device."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.highest, self.allocated = 8 * GIB, 4 * GIB

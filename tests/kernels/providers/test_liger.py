@@ -49,7 +49,7 @@ BYTES = {
 @pytest.mark.parametrize("case", BYTES)
 @pytest.mark.parametrize("name", ["swiglu", "geglu", "rms", "layernorm", "flce"])
 def test_stated_bytes_are_what_the_gpus_allocator_is_asked_for(name: str, case: str) -> None:
-    """Within what torch's own reductions take beside the tensors they return."""
+    """Up to the workspaces of torch's reductions."""
     shape = BYTES[case]
     memory = stated(name, shape, "liger")
     adapt, inputs = problem(name, shape, "cuda")
@@ -70,7 +70,7 @@ def test_stated_bytes_are_what_the_gpus_allocator_is_asked_for(name: str, case: 
 @pytest.mark.parametrize("case", BYTES)
 @pytest.mark.parametrize("name", ["rms", "layernorm", "swiglu", "geglu"])
 def test_stated_bytes_on_fake_tensors(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # where there is no GPU Liger counts one multiprocessor
+    # without a GPU, Liger assumes one multiprocessor
     shape: KernelShape = dataclasses.replace(BYTES[case], sm_count=1)
     kernel = find_kernel(name, "liger")
     with launches_left_out(monkeypatch):
