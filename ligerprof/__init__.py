@@ -7,58 +7,47 @@
     print(ligerprof.simulate(recipe).peak_bytes)
     print(ligerprof.explain("snapshot.pickle").roles)
 
-Everything here loads when it is first used: importing ligerprof imports no torch.
+Each name is loaded on first use, so importing ligerprof does not import torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ligerprof.analyzers.estimate import MemoryEstimate, estimate
-    from ligerprof.analyzers.explain.analysis import explain
-    from ligerprof.analyzers.explain.peak import PeakReport
-    from ligerprof.errors import LigerprofError
-    from ligerprof.recipe.training import TrainingRecipe
-    from ligerprof.roles import MemoryBreakdown, Phase, Role
-    from ligerprof.runs.outcome import StepOutcome
-    from ligerprof.runs.recording.record import record
-    from ligerprof.runs.simulated import simulate_step as simulate
+    from ligerprof.analyzers.estimate import MemoryEstimate as MemoryEstimate
+    from ligerprof.analyzers.estimate import estimate as estimate
+    from ligerprof.analyzers.explain.analysis import explain as explain
+    from ligerprof.analyzers.explain.peak import PeakReport as PeakReport
+    from ligerprof.errors import LigerprofError as LigerprofError
+    from ligerprof.recipe.training import TrainingRecipe as TrainingRecipe
+    from ligerprof.roles import MemoryBreakdown as MemoryBreakdown
+    from ligerprof.roles import Phase as Phase
+    from ligerprof.roles import Role as Role
+    from ligerprof.runs.outcome import StepOutcome as StepOutcome
+    from ligerprof.runs.recording.record import record as record
+    from ligerprof.runs.simulated import simulate_step as simulate  # noqa: F401 - a public name
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LigerprofError": ("ligerprof.errors", "LigerprofError"),
-    "MemoryBreakdown": ("ligerprof.roles", "MemoryBreakdown"),
-    "MemoryEstimate": ("ligerprof.analyzers.estimate", "MemoryEstimate"),
-    "PeakReport": ("ligerprof.analyzers.explain.peak", "PeakReport"),
-    "Phase": ("ligerprof.roles", "Phase"),
-    "Role": ("ligerprof.roles", "Role"),
-    "StepOutcome": ("ligerprof.runs.outcome", "StepOutcome"),
-    "TrainingRecipe": ("ligerprof.recipe.training", "TrainingRecipe"),
-    "estimate": ("ligerprof.analyzers.estimate", "estimate"),
-    "explain": ("ligerprof.analyzers.explain.analysis", "explain"),
-    "record": ("ligerprof.runs.recording.record", "record"),
-    "simulate": ("ligerprof.runs.simulated", "simulate_step"),
+    "LigerprofError": "ligerprof.errors",
+    "MemoryBreakdown": "ligerprof.roles",
+    "MemoryEstimate": "ligerprof.analyzers.estimate",
+    "PeakReport": "ligerprof.analyzers.explain.peak",
+    "Phase": "ligerprof.roles",
+    "Role": "ligerprof.roles",
+    "StepOutcome": "ligerprof.runs.outcome",
+    "TrainingRecipe": "ligerprof.recipe.training",
+    "estimate": "ligerprof.analyzers.estimate",
+    "explain": "ligerprof.analyzers.explain.analysis",
+    "record": "ligerprof.runs.recording.record",
+    "simulate": "ligerprof.runs.simulated",
 }
-
-__all__ = [
-    "LigerprofError",
-    "MemoryBreakdown",
-    "MemoryEstimate",
-    "PeakReport",
-    "Phase",
-    "Role",
-    "StepOutcome",
-    "TrainingRecipe",
-    "estimate",
-    "explain",
-    "record",
-    "simulate",
-]
+__all__ = list(_HOMES)
+_NAMES = {"simulate": "simulate_step"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ligerprof' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_HOMES[name]), _NAMES.get(name, name))

@@ -8,7 +8,7 @@ class LigerprofError(Exception):
 
 
 class RecipeError(LigerprofError):
-    """Invalid or incompatible options: a usage error."""
+    """An invalid option, or options that exclude each other: a usage error."""
 
     exit_code = 2
 
@@ -22,11 +22,11 @@ class ModelCodeError(LigerprofError):
 
 
 class UnsupportedError(LigerprofError):
-    """An option that this version does not support where it was given."""
+    """A combination of options that this version does not support."""
 
 
 class MissingDependencyError(LigerprofError):
-    """A package, driver or device that the command needs is missing."""
+    """A missing package, driver or device that the command needs."""
 
 
 class KernelUnavailableError(LigerprofError):

@@ -1,4 +1,4 @@
-"""How files are read and written: text and JSON within a size limit, and new files whole or not at all."""
+"""Read text and JSON within a size limit; write new files whole or not at all."""
 
 import json
 import os
@@ -15,13 +15,7 @@ from ligerprof.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileKind:
-    """A kind of file to read, and how errors about it read.
-
-    Attributes:
-        error: the type of every error about such a file.
-        hint: what to give instead; the last sentence of every error.
-        max_bytes: larger files are refused.
-    """
+    """A kind of file to read: the type and the last sentence of its errors, and its size limit."""
 
     error: type[LigerprofError]
     hint: str
@@ -29,11 +23,7 @@ class FileKind:
 
 
 def read_text(path: Path, kind: FileKind) -> str:
-    """Read a UTF-8 text file.
-
-    Raises:
-        LigerprofError: of `kind.error`; the file is missing, unreadable, too large, or not UTF-8.
-    """
+    """Read a UTF-8 text file; raises `kind.error` if it is missing, unreadable, too large, or not UTF-8."""
     try:
         with path.open("rb") as file:
             content = file.read(kind.max_bytes + 1)
@@ -49,22 +39,15 @@ def read_text(path: Path, kind: FileKind) -> str:
 
 
 def read_json(path: Path, kind: FileKind) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Raises:
-        LigerprofError: of `kind.error`; as `read_text`, or the content is not a JSON object.
-    """
+    """Read a file that holds one JSON object; raises `kind.error` as `read_text` and `parse_object` do."""
     return parse_object(read_text(path, kind), str(path), kind)
 
 
 def parse_json(text: str, source: str, kind: FileKind) -> Any:
-    """Parse JSON text.
+    """Parse JSON text; raises `kind.error` if it is not JSON.
 
     Args:
-        source: the name that errors give, such as a file and a line number.
-
-    Raises:
-        LigerprofError: of `kind.error`; the text is not JSON.
+        source: the text's origin for errors, such as a file and a line number.
     """
     try:
         return json.loads(text)
@@ -74,7 +57,7 @@ def parse_json(text: str, source: str, kind: FileKind) -> Any:
 
 
 def parse_object(text: str, source: str, kind: FileKind) -> dict[str, Any]:
-    """Parse text that holds one JSON object; the arguments and errors are `parse_json`'s."""
+    """Parse one JSON object, as `parse_json` does; raises `kind.error` for other JSON, too."""
     values = parse_json(text, source, kind)
     if not isinstance(values, dict):
         raise kind.error(f"{source}: not a JSON object. {kind.hint}")
@@ -82,11 +65,7 @@ def parse_object(text: str, source: str, kind: FileKind) -> dict[str, Any]:
 
 
 def starts_as_json(path: Path, kind: FileKind) -> bool:
-    """Whether a file begins with `{`, after white space. A snapshot never does, compressed or not.
-
-    Raises:
-        LigerprofError: of `kind.error`; the file is unreadable.
-    """
+    """Whether a file starts with white space and `{`, which no snapshot does; raises `kind.error` if unreadable."""
     try:
         with path.open("rb") as file:
             return file.read(64).lstrip()[:1] == b"{"
@@ -95,14 +74,11 @@ def starts_as_json(path: Path, kind: FileKind) -> bool:
 
 
 def require_absent(paths: Iterable[Path], *, force: bool, flag: str = "--force") -> None:
-    """Refuse files that exist, before the work whose results would go into them.
+    """Raise OutputError if an output file exists; call this before the work that produces its content.
 
     Args:
-        force: allow them.
-        flag: what the error suggests adding; library functions name their argument.
-
-    Raises:
-        OutputError: one of them exists.
+        force: whether existing files are allowed.
+        flag: what the error suggests adding: an option, or a library function's argument.
     """
     for path in paths:
         if not force and os.path.lexists(path):
@@ -110,18 +86,13 @@ def require_absent(paths: Iterable[Path], *, force: bool, flag: str = "--force")
 
 
 def write_new_file(path: Path, content: bytes | str, *, force: bool = False, flag: str = "--force") -> None:
-    """Write a file whole or not at all, and make its folder.
+    """Write bytes, or text as UTF-8, to a file whole or not at all, and make its folder.
 
-    The content goes to a temporary file in the same folder, which then takes the name `path`. A file that
-    another process creates under that name meanwhile is never overwritten without `force`.
-
-    Args:
-        content: bytes, or text to encode as UTF-8.
-        force: replace a file that exists.
-        flag: as in `require_absent`.
+    The content goes to a temporary file in the same folder, which is then renamed to `path`. Without `force` a file
+    that exists is never replaced, even if another process creates it meanwhile.
 
     Raises:
-        OutputError: the file exists, or cannot be written.
+        OutputError: the file exists, or cannot be written; `flag` is as in `require_absent`.
     """
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
     try:
@@ -142,7 +113,7 @@ def write_new_file(path: Path, content: bytes | str, *, force: bool = False, fla
 
 
 def _take_name(partial: Path, path: Path) -> None:
-    """Give a file the name `path` unless another has it; FileExistsError says that one does."""
+    """Rename a file; raises FileExistsError if `path` exists."""
     try:
         os.link(partial, path)
     except FileExistsError:

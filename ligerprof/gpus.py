@@ -1,10 +1,10 @@
 """The table of GPUs: memory capacity, multiprocessors and library workspaces."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ligerprof.errors import RecipeError
 from ligerprof.units import MIB
+from ligerprof.words import Word
 
 # torch's parseChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp):
 # in KiB, ":4096:2:16:8" before compute capability 9.0, ":32768:1" from 9.0
@@ -16,7 +16,12 @@ _HIPBLAS_GFX94_BYTES = 128 * MIB
 # measured on an H200 with CUDA 13 after torch's first call; used for all GPUs
 _CONTEXT_BYTES = 552_402_944
 
-Vendor = Literal["nvidia", "amd"]
+
+class Vendor(Word):
+    """Who makes the GPU; decides between CUDA's and ROCm's libraries."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +35,7 @@ class GpuSpec:
         sm_count: multiprocessors (AMD: compute units); determines the workspaces of reductions.
         compute_capability: (major, minor); determines the attention backend.
         max_threads_per_sm: maximum resident threads per multiprocessor.
-        measured: whether this project measured the figures on the GPU; otherwise they come from
-            data sheets and public reports of torch's output.
+        measured: whether this project measured the figures; the others come from data sheets and public reports.
     """
 
     name: str
@@ -41,13 +45,13 @@ class GpuSpec:
     sm_count: int
     compute_capability: tuple[int, int]
     max_threads_per_sm: int
-    vendor: Vendor = "nvidia"
+    vendor: Vendor = Vendor.NVIDIA
     measured: bool = False
 
     @property
     def cublas_workspace_bytes(self) -> int:
         """Bytes of torch's cuBLAS or hipBLAS workspace, per handle and stream."""
-        if self.vendor == "amd":
+        if self.vendor is Vendor.AMD:
             return _HIPBLAS_GFX94_BYTES
         return _CUBLAS_HOPPER_BYTES if self.compute_capability >= (9, 0) else _CUBLAS_BEFORE_HOPPER_BYTES
 
@@ -61,9 +65,7 @@ class GpuSpec:
 _MAX_THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536}
 
 
-def _gpu(
-    name: str, title: str, memory_mib: float, sm_count: int, capability: tuple[int, int], vendor: Vendor = "nvidia"
-) -> GpuSpec:
+def _gpu(name: str, title: str, memory_mib: float, sm_count: int, capability: tuple[int, int]) -> GpuSpec:
     return GpuSpec(
         name=name,
         title=title,
@@ -72,7 +74,7 @@ def _gpu(
         sm_count=sm_count,
         compute_capability=capability,
         max_threads_per_sm=_MAX_THREADS_PER_SM.get(capability, 2048),
-        vendor=vendor,
+        vendor=Vendor.AMD if title.startswith("AMD") else Vendor.NVIDIA,
         measured=name == "h200",
     )
 
@@ -89,7 +91,7 @@ GPUS: dict[str, GpuSpec] = {
         _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24136, 82, (8, 6)),
         _gpu("t4", "Tesla T4", 14913, 40, (7, 5)),
         # torch reports gfx942 as (9, 4); sm_count is the number of compute units
-        _gpu("mi300x", "AMD Instinct MI300X", 196292, 304, (9, 4), "amd"),
+        _gpu("mi300x", "AMD Instinct MI300X", 196292, 304, (9, 4)),
     )
 }
 

@@ -2,67 +2,44 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
-from ligerprof.words import Word
+from ligerprof.words import ExplainedWord, Word
 
 
-class Role(str, Enum):
+class Role(ExplainedWord):
     """What memory is used for. The value is the name in JSON; tables list roles in this order."""
 
-    PARAMETERS = "parameters"
-    GRADIENTS = "gradients"
-    OPTIMIZER_STATES = "optimizer_states"
-    OPTIMIZER_TEMPORARIES = "optimizer_temporaries"
-    WEIGHT_CASTS = "weight_casts"
-    CHECKPOINTS = "checkpoints"
-    ACTIVATIONS = "activations"
-    ATTENTION_TEMPORARIES = "attention_temporaries"
-    LOGITS = "logits"
-    SHIFT_LOGITS = "shift_logits"
-    CE_TEMPORARIES = "ce_temporaries"
-    KERNEL_WORKSPACE = "kernel_workspace"
-    LIBRARY_WORKSPACE = "library_workspace"
-    COMMUNICATION = "communication"
-    INPUTS = "inputs"
-    ALLOCATOR_ROUNDING = "allocator_rounding"
-    OTHER = "other"
-    UNATTRIBUTED = "unattributed"
-
-
-ROLE_MEANINGS: Mapping[Role, str] = {
-    Role.PARAMETERS: "weights of the model",
-    Role.GRADIENTS: "gradients of parameters, including those that a fused loss computes in forward",
-    Role.OPTIMIZER_STATES: "moments, step counters, fp32 master copies",
-    Role.OPTIMIZER_TEMPORARIES: "temporary tensors of the optimizer step",
-    Role.WEIGHT_CASTS: "autocast's 16-bit copies of weights",
-    Role.CHECKPOINTS: "inputs of decoder layers that checkpointing keeps",
-    Role.ACTIVATIONS: "other tensors saved for backward, recomputed, or temporary in a layer",
-    Role.ATTENTION_TEMPORARIES: "attention's score matrices and workspaces",
-    Role.LOGITS: "the head's output and its upcast copy",
-    Role.SHIFT_LOGITS: "the contiguous shifted copy of the logits",
-    Role.CE_TEMPORARIES: "temporary tensors of the loss: log-probabilities and gradients of the logits",
-    Role.KERNEL_WORKSPACE: "chunk buffers and accumulators of fused kernels",
-    Role.LIBRARY_WORKSPACE: "cuBLAS and cuDNN",
-    Role.COMMUNICATION: "ZeRO's gathered parameters and buckets",
-    Role.INPUTS: "tokens, labels, masks, positions",
-    Role.ALLOCATOR_ROUNDING: "block bytes beyond the requested size",
-    Role.OTHER: "identified, but none of these roles",
-    Role.UNATTRIBUTED: "not identified",
-}
+    PARAMETERS = "parameters", "weights of the model"
+    GRADIENTS = "gradients", "gradients of parameters, including those that a fused loss computes in forward"
+    OPTIMIZER_STATES = "optimizer_states", "moments, step counters, fp32 master copies"
+    OPTIMIZER_TEMPORARIES = "optimizer_temporaries", "temporary tensors of the optimizer step"
+    WEIGHT_CASTS = "weight_casts", "autocast's 16-bit copies of weights"
+    CHECKPOINTS = "checkpoints", "inputs of decoder layers that checkpointing keeps"
+    ACTIVATIONS = "activations", "other tensors saved for backward, recomputed, or temporary in a layer"
+    ATTENTION_TEMPORARIES = "attention_temporaries", "attention's score matrices and workspaces"
+    LOGITS = "logits", "the head's output and its upcast copy"
+    SHIFT_LOGITS = "shift_logits", "the contiguous shifted copy of the logits"
+    CE_TEMPORARIES = "ce_temporaries", "temporary tensors of the loss: log-probabilities and gradients of the logits"
+    KERNEL_WORKSPACE = "kernel_workspace", "chunk buffers and accumulators of fused kernels"
+    LIBRARY_WORKSPACE = "library_workspace", "cuBLAS and cuDNN"
+    COMMUNICATION = "communication", "ZeRO's gathered parameters and buckets"
+    INPUTS = "inputs", "tokens, labels, masks, positions"
+    ALLOCATOR_ROUNDING = "allocator_rounding", "block bytes beyond the requested size"
+    OTHER = "other", "identified, but none of these roles"
+    UNATTRIBUTED = "unattributed", "not identified"
 
 
 class Backend(Word):
-    """How the figures of a training step came about."""
+    """How the figures of a training step were obtained."""
 
     ESTIMATED = "estimated"
     SIMULATED = "simulated"
     MEASURED = "measured"
-    # read from a recording, which does not say whether a GPU or a simulator made it
+    # of a recording, which may come from a GPU or the simulator
     SNAPSHOT = "snapshot"
 
 
-class Phase(str, Enum):
+class Phase(Word):
     """When bytes were requested. The loss belongs to forward and backward."""
 
     BUILD = "build"
@@ -70,6 +47,14 @@ class Phase(str, Enum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     OUTSIDE = "outside"
+
+
+class View(Word):
+    """What a table of the peak sums bytes by."""
+
+    ROLE = "role"
+    LAYER = "layer"
+    PHASE = "phase"
 
 
 STEP_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -86,8 +71,7 @@ class MemoryBreakdown:
     roles: Mapping[Role, int]
 
     def __post_init__(self) -> None:
-        complete = {role: int(self.roles.get(role, 0)) for role in Role}
-        object.__setattr__(self, "roles", complete)
+        object.__setattr__(self, "roles", {role: int(self.roles.get(role, 0)) for role in Role})
 
     @property
     def total_bytes(self) -> int:

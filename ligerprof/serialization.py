@@ -1,4 +1,4 @@
-"""How objects become JSON: dataclasses by their fields, categories by their word, tuples as lists."""
+"""Convert objects to JSON: dataclasses by field, categories by word, tuples as lists."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -11,14 +11,7 @@ SCHEMA = 1
 
 
 def to_json(value: Any) -> Any:
-    """Plain JSON values of an object.
-
-    A `to_json` method of the object's own wins. A dataclass becomes an object with a key per field, a mapping one with
-    its keys' words.
-
-    Raises:
-        TypeError: a value that JSON has no form for.
-    """
+    """Convert an object by its own `to_json` method, if any, or by its type; raises TypeError for an unknown type."""
     if hasattr(value, "to_json"):
         plain = value.to_json()
     elif isinstance(value, Enum):
@@ -39,11 +32,9 @@ def to_json(value: Any) -> Any:
 
 
 def select(value: Any, *names: str) -> dict[str, Any]:
-    """A JSON object of some attributes, in order.
+    """A JSON object of some attributes, in order, each under its own name.
 
-    Args:
-        names: attributes or properties, which are the keys as well. `change.name` takes an attribute of an attribute
-            under the last name, `bytes=size_bytes` takes one under another key.
+    `change.name` reads the attribute `name` of the attribute `change`; `bytes=size_bytes` gives the key first.
     """
     found = {}
     for name in names:
@@ -53,7 +44,7 @@ def select(value: Any, *names: str) -> dict[str, Any]:
 
 
 def document(kind: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The object that a command prints with --json: schema and kind, then the parts' keys."""
+    """The object that a command prints with --json: `schema` and `kind`, then the keys of the parts."""
     whole: dict[str, Any] = {"schema": SCHEMA, "kind": kind}
     for part in parts:
         whole |= part

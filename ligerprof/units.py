@@ -8,27 +8,15 @@ from ligerprof.errors import RecipeError
 MIB = 2**20
 GIB = 2**30
 
-_FACTORS = {
-    "": 1,
-    "b": 1,
-    "k": 2**10,
-    "kb": 10**3,
-    "kib": 2**10,
-    "m": 2**20,
-    "mb": 10**6,
-    "mib": 2**20,
-    "g": 2**30,
-    "gb": 10**9,
-    "gib": 2**30,
-    "t": 2**40,
-    "tb": 10**12,
-    "tib": 2**40,
-}
+# k, kb and kib differ: 1024, 1000 and 1024 bytes
+_FACTORS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _FACTORS |= {_letter: 1024**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-zA-Z]*)\s*")
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Format a size for reading: `13.15 GiB`, `2004.0 MiB`, `512 B`; the sign is kept."""
+    """Format a size, which may be negative: `13.15 GiB`, `2004.0 MiB`, `512 B`."""
     magnitude = abs(size_bytes)
     if magnitude >= 10 * GIB:
         return f"{size_bytes / GIB:.2f} GiB"
@@ -45,7 +33,7 @@ def format_mib(size_bytes: int) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Write a size that `parse_bytes` reads back exactly, in the largest unit that allows it."""
+    """Format a size exactly, for `parse_bytes`: `24GiB`, `500MiB`, or a number of bytes."""
     if size_bytes % GIB == 0:
         return f"{size_bytes // GIB}GiB"
     return f"{size_bytes // MIB}MiB" if size_bytes % MIB == 0 else str(size_bytes)
@@ -59,10 +47,9 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
-    if match is None or factor is None:
-        raise RecipeError(f"{text!r} is not a size. Write it as 24GiB, 500MiB or a number of bytes.")
     # Fraction is exact: 2.3 * 10**9 is one byte short in floating point
-    size_bytes = int(Fraction(match.group(1)) * factor)
-    if size_bytes <= 0:
-        raise RecipeError(f"{text!r} is not a positive size. Write it as 24GiB, 500MiB or a number of bytes.")
+    size_bytes = int(Fraction(match.group(1)) * factor) if match and factor else None
+    if size_bytes is None or size_bytes <= 0:
+        problem = "a size" if size_bytes is None else "a positive size"
+        raise RecipeError(f"{text!r} is not {problem}. Write it as 24GiB, 500MiB or a number of bytes.")
     return size_bytes

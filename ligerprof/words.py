@@ -1,43 +1,26 @@
-"""Base class of categories: enums whose value is the word in the JSON and on the command line."""
+"""Base class of categories: enums whose value is the word in JSON and on the command line."""
 
 from enum import Enum
 from typing import TypeVar
-
-from ligerprof.errors import RecipeError
 
 WordT = TypeVar("WordT", bound="Word")
 
 
 class Word(str, Enum):
-    """A category. Members format, compare, serialize and show themselves as their word."""
+    """A category. A member compares, formats and serializes as its word."""
 
     def __str__(self) -> str:
-        """The word, on every Python version."""
+        """The word on every Python version, unlike `Enum.__str__`."""
         return str(self.value)
 
     def __repr__(self) -> str:
-        """The word in quotes: what `repr` of a recipe shows can be typed again."""
+        """The word in quotes, so that the `repr` of a recipe is valid Python."""
         return repr(self.value)
 
     @classmethod
     def choices(cls: type[WordT]) -> tuple[WordT, ...]:
-        """The members that a user may give, in the order that help and errors list them."""
+        """The members that a user may choose, in the order of help and errors."""
         return tuple(cls)
-
-    @classmethod
-    def parse(cls: type[WordT], value: object, name: str) -> WordT:
-        """Turn a word into its member.
-
-        Args:
-            name: the option that errors name.
-
-        Raises:
-            RecipeError: an unknown word; lists the known ones.
-        """
-        try:
-            return cls(value)
-        except ValueError:
-            raise RecipeError(f"unknown {name} {value!r}. Known: {', '.join(cls.choices())}.") from None
 
 
 class ExplainedWord(Word):
@@ -45,7 +28,7 @@ class ExplainedWord(Word):
 
     meaning: str
 
-    def __new__(cls, word: str, meaning: str) -> "ExplainedWord":
+    def __new__(cls, word: str, meaning: str = "") -> "ExplainedWord":
         """Keep the word as the value."""
         member = str.__new__(cls, word)
         member._value_ = word

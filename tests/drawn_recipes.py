@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from ligerprof.gpus import GPUS
+from ligerprof.gpus import GPUS, Vendor
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.kernels.slots import KERNEL_NAMES
 from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
@@ -12,7 +12,7 @@ from ligerprof.recipe.training import TrainingRecipe
 PRECISIONS = ("amp", "amp-fp16", "bf16", "fp16", "fp32")
 OPTIMIZERS = ("adamw-fused", "adamw-foreach", "sgd", "none", "adamw-8bit", "galore")
 # the simulator covers NVIDIA GPUs only
-SIMULATED_GPUS = tuple(gpu.name for gpu in GPUS.values() if gpu.vendor == "nvidia")
+SIMULATED_GPUS = tuple(gpu.name for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA)
 
 _HEAD_DIMS = (40, 54, 60, 64, 64, 72, 80, 96, 100, 112, 128, 128, 160, 192, 208, 256)
 _SEQUENCES = (64, 128, 200, 256, 333, 512, 777, 1024, 1500, 2048)

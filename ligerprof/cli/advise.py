@@ -6,11 +6,12 @@ from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.cli.checking import make_judge, simulate_option
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import print_json
+from ligerprof.cli.output import show
 from ligerprof.errors import DoesNotFitError, UnsupportedError
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.advise import render_advice
 from ligerprof.units import format_bytes
 
 
@@ -27,13 +28,11 @@ def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
     judge = make_judge(recipe, simulate=simulate)
     advice = advise(recipe, judge)
     next_command = command_line(_runnable(advice), advice.plan)
-    if as_json:
-        print_json({**advice.to_json(), "command": next_command, "notes": list(advice.notes)})
-    else:
-        from ligerprof.reports.advise import render_advice
-        from ligerprof.reports.terminal import console
-
-        console().print(render_advice(advice, next_command))
+    show(
+        lambda: {**advice.to_json(), "command": next_command, "notes": list(advice.notes)},
+        lambda: render_advice(advice, next_command),
+        as_json=as_json,
+    )
     if not advice.plan_verdict.fits:
         raise DoesNotFitError(
             f"no change of the ladder makes it fit {format_bytes(advice.limit.size_bytes)}."
@@ -42,7 +41,7 @@ def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
 
 
 def _runnable(advice: Advice) -> str:
-    """`step` where this version can run the plan, else `estimate`."""
+    """The command to run next: `step` if this version supports the plan, else `estimate`."""
     try:
         require_supported(advice.plan, command="step")
     except UnsupportedError:

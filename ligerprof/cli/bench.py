@@ -1,4 +1,4 @@
-"""`ligerprof bench`: kernels side by side, timed in turns on one GPU."""
+"""`ligerprof bench`: time kernels of several providers in turns on one GPU."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,9 +7,12 @@ from typing import Any
 import click
 
 from ligerprof.cli.common_options import folder_option, force_option, json_option
-from ligerprof.cli.output import print_json, say
+from ligerprof.cli.output import say, show
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent, write_new_file
+from ligerprof.reports.bench import bench_json, render_bench
+from ligerprof.reports.figures.kernels import draw_bench
+from ligerprof.reports.figures.style import check_format, write_figure
 from ligerprof.runs.bench.records import Direction, Finding, join_findings, read_lines, write_csv, write_lines
 from ligerprof.runs.bench.shapes import BENCH_KERNELS, find_kernels, find_shapes
 
@@ -81,19 +84,12 @@ def command(as_json: bool, **options: Any) -> None:
     require_absent(targets, force=options["force"])
     if not options["kernels"] and not options["earlier"]:
         raise RecipeError("bench: name a kernel such as flce, or records to show with --from FILE.")
-    from ligerprof.reports.bench import bench_json, render_bench
-    from ligerprof.reports.figures.style import check_format
-    from ligerprof.reports.terminal import console
-
     if options["figure_file"] is not None:
         check_format(options["figure_file"].suffix)
     earlier = [read_lines(path) for path in options["earlier"]]
     findings = join_findings(*earlier, _measure(options) if options["kernels"] else [])
     _write(findings, targets, force=options["force"])
-    if as_json:
-        print_json(bench_json(findings))
-    else:
-        console().print(render_bench(findings))
+    show(lambda: bench_json(findings), lambda: render_bench(findings), as_json=as_json)
 
 
 def _measure(options: Mapping[str, Any]) -> list[Finding]:
@@ -129,9 +125,6 @@ def _targets(options: Mapping[str, Any]) -> dict[Path, str]:
 
 
 def _write(findings: Sequence[Finding], targets: Mapping[Path, str], *, force: bool) -> None:
-    from ligerprof.reports.figures.kernels import draw_bench
-    from ligerprof.reports.figures.style import write_figure
-
     for path, kind in targets.items():
         if kind == FIGURE:
             write_figure(draw_bench(findings), path, force=force)

@@ -1,8 +1,8 @@
-"""How fit and advise check recipes: by a simulated step, or with --no-simulate by the analytic estimate alone."""
+"""The judge of fit and advise: a simulated step, or with --no-simulate only the analytic estimate."""
 
 import click
 
-from ligerprof.analyzers.search.budget import Check, Judge, Reserved, find_limit
+from ligerprof.analyzers.search.budget import Judge, Reserved, find_limit
 from ligerprof.cli.output import say
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
@@ -16,18 +16,13 @@ simulate_option = click.option(
 
 
 def make_judge(recipe: TrainingRecipe, *, simulate: bool) -> Judge:
-    """The judge of a recipe's limit.
-
-    Raises:
-        RecipeError: the limit is above the GPU's memory.
-    """
-    check: Check | None = _simulated if simulate else None
-    return Judge(find_limit(recipe), check)
+    """The judge of a recipe's limit; raises RecipeError if the limit is above the GPU's memory."""
+    return Judge(find_limit(recipe), _simulated if simulate else None)
 
 
 def _simulated(recipe: TrainingRecipe) -> Reserved:
-    # before torch is imported, and before anything is announced
-    require_supported(recipe, command="simulate")
+    # before the message and the import of torch
+    require_supported(recipe, command="simulate", simulated=True)
     say(f"simulating {recipe.summary}{f', {recipe.alloc_conf}' if recipe.alloc_conf else ''}")
     from ligerprof.runs.simulated import simulate_step
 

@@ -1,6 +1,6 @@
 """Options shared by several commands, other than those of a recipe; importing them is fast."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -8,9 +8,11 @@ import click
 
 from ligerprof.errors import RecipeError
 from ligerprof.units import parse_bytes
+from ligerprof.words import Word
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
+WordT = TypeVar("WordT", bound=Word)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
@@ -29,7 +31,24 @@ def folder_option(text: str, default: Path | None = None) -> Callable[[Command],
 
 def size_option(flag: str, name: str, text: str) -> Callable[[Command], Command]:
     """An option for a size such as 24GiB; passes int bytes, or None."""
-    return click.option(flag, name, callback=_read_size, metavar="SIZE", help=text)
+
+    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+        return None if value is None else or_usage_error(parse_bytes, value)
+
+    return click.option(flag, name, callback=read, metavar="SIZE", help=text)
+
+
+def word_option(
+    flag: str, words: Iterable[WordT], text: str, default: WordT | None = None
+) -> Callable[[Command], Command]:
+    """An option for one word of a category; passes the member, or None without a default."""
+    members = {str(word): word for word in words}
+
+    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> WordT | None:
+        return None if value is None else members[value]
+
+    choice, word = click.Choice(tuple(members)), None if default is None else str(default)
+    return click.option(flag, type=choice, callback=read, default=word, show_default=word is not None, help=text)
 
 
 def trace_option(*, default: bool) -> Callable[[Command], Command]:
@@ -44,7 +63,3 @@ def or_usage_error(parse: Callable[[str], Value], text: str) -> Value:
         return parse(text)
     except RecipeError as error:
         raise click.BadParameter(str(error)) from None
-
-
-def _read_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else or_usage_error(parse_bytes, value)

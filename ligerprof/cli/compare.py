@@ -4,12 +4,15 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.compare import Comparison, compare, figures_from_json, figures_from_peak
+from ligerprof.analyzers.compare import compare, figures_from_json, figures_from_peak
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.result_reader import Figures
 from ligerprof.cli.common_options import json_option
-from ligerprof.cli.output import print_json
+from ligerprof.cli.output import show
 from ligerprof.errors import ResultFormatError
 from ligerprof.files import FileKind, read_json, starts_as_json
+from ligerprof.reports.compare import render_comparison
+from ligerprof.runs.directory import read_result
 
 _RESULT = FileKind(error=ResultFormatError, hint="Use the output of step, estimate or explain.")
 
@@ -32,29 +35,15 @@ def command(sources: tuple[Path, ...], reference: int, as_json: bool) -> None:
     `explain`, or a memory snapshot. A single source is compared with the estimate or the simulation
     that it contains.
     """
-    comparison = _compare(sources, reference)
-    if as_json:
-        print_json(comparison.to_json())
-        return
-    from ligerprof.reports.compare import render_comparison
-    from ligerprof.reports.terminal import console
-
-    console().print(render_comparison(comparison))
-
-
-def _compare(sources: tuple[Path, ...], reference: int) -> Comparison:
     found = [_read(source) for source in sources]
     columns = found[0] if len(found) == 1 else tuple(figures[0] for figures in found)
-    return compare(columns, reference=reference - 1)
+    comparison = compare(columns, reference=reference - 1)
+    show(comparison.to_json, lambda: render_comparison(comparison), as_json=as_json)
 
 
 def _read(source: Path) -> tuple[Figures, ...]:
     if source.is_dir():
-        from ligerprof.runs.directory import read_result
-
         return figures_from_json(read_result(source), str(source))
     if source.suffix == ".json" or starts_as_json(source, _RESULT):
         return figures_from_json(read_json(source, _RESULT), str(source))
-    from ligerprof.analyzers.explain.analysis import explain
-
     return (figures_from_peak(explain(source), str(source)),)

@@ -7,7 +7,8 @@ import click
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.diff import diff_peaks
 from ligerprof.cli.common_options import json_option, top_option
-from ligerprof.cli.output import print_json
+from ligerprof.cli.output import show
+from ligerprof.reports.diff import render_diff
 
 
 @click.command(name="diff", short_help="Show what grew and shrank between two peaks.")
@@ -27,10 +28,4 @@ def command(before: Path, after: Path, device_index: int | None, top: int, as_js
     the function that allocated them, so that replaced classes and moved lines do not matter.
     """
     diff = diff_peaks(explain(before, device_index=device_index), explain(after, device_index=device_index))
-    if as_json:
-        print_json(diff.to_json())
-        return
-    from ligerprof.reports.diff import render_diff
-    from ligerprof.reports.terminal import console
-
-    console().print(render_diff(diff, top=top))
+    show(diff.to_json, lambda: render_diff(diff, top=top), as_json=as_json)

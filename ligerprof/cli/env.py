@@ -3,9 +3,8 @@
 import click
 
 from ligerprof.cli.common_options import json_option
-from ligerprof.cli.output import print_json
+from ligerprof.cli.output import show
 from ligerprof.reports.env import environment_json, read_environment, render_environment
-from ligerprof.reports.terminal import console
 
 
 @click.command()
@@ -16,7 +15,4 @@ def command(as_json: bool) -> None:
     Include the output in bug reports.
     """
     environment = read_environment()
-    if as_json:
-        print_json(environment_json(environment))
-    else:
-        console().print(render_environment(environment))
+    show(lambda: environment_json(environment), lambda: render_environment(environment), as_json=as_json)

@@ -6,11 +6,13 @@ import click
 
 from ligerprof.analyzers.attribution.user_rules import read_rules
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.cli.common_options import force_option, json_option, size_option, top_option
-from ligerprof.cli.output import print_json, say
+from ligerprof.cli.common_options import force_option, json_option, size_option, top_option, word_option
+from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.reports.peak import VIEWS, View, render_peak
+from ligerprof.reports.page.peak import render_peak_page
+from ligerprof.reports.peak import render_peak
+from ligerprof.roles import View
 from ligerprof.units import format_bytes
 
 
@@ -18,9 +20,7 @@ from ligerprof.units import format_bytes
 @click.argument("snapshot", metavar="SNAPSHOT|RUN", type=click.Path(exists=True, path_type=Path))
 @click.option("--device-index", type=click.IntRange(min=0), help="The GPU. Default: the GPU with the highest peak.")
 @top_option
-@click.option(
-    "--by", type=click.Choice(VIEWS), default="role", show_default=True, help="What the first table sums the bytes by."
-)
+@word_option("--by", View, "What the first table sums the bytes by.", View.ROLE)
 @size_option("--max-peak", "max_peak_bytes", "Exit with 3 if the peak is higher, such as 20GiB.")
 @click.option(
     "--rules",
@@ -31,7 +31,7 @@ from ligerprof.units import format_bytes
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
 @force_option
 @json_option
-def command(  # noqa: PLR0913 - an argument an option
+def command(  # noqa: PLR0913 - one argument per option
     *,
     snapshot: Path,
     device_index: int | None,
@@ -54,17 +54,10 @@ def command(  # noqa: PLR0913 - an argument an option
         require_absent([html_path], force=force)
     analysis = analyze(snapshot, device_index=device_index, rules=rules)
     if html_path is not None:
-        from ligerprof.reports.page.peak import render_peak_page
-
         write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
         say(f"wrote {html_path}")
     report = analysis.peak
-    if as_json:
-        print_json(report.to_json())
-    else:
-        from ligerprof.reports.terminal import console
-
-        console().print(render_peak(report, by=by, top=top))
+    show(report.to_json, lambda: render_peak(report, by=by, top=top), as_json=as_json)
     if max_peak_bytes is not None and report.peak_bytes > max_peak_bytes:
         raise DoesNotFitError(
             f"the peak of {format_bytes(report.peak_bytes)} is over --max-peak {format_bytes(max_peak_bytes)}."

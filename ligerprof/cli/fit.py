@@ -4,14 +4,17 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.search.fit import Fit, fit
+from ligerprof.analyzers.search.fit import fit
 from ligerprof.cli.checking import make_judge, simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import print_json, say
+from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.figures.frontier import draw_frontier
+from ligerprof.reports.figures.style import check_format, write_figure
+from ligerprof.reports.fit import render_fit
 from ligerprof.units import format_bytes
 
 
@@ -33,35 +36,15 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
     code is 3 if the recipe fits with no batch and no sequence.
     """
     if figure is not None:
-        _check_target(figure, force=force)
+        check_format(figure.suffix)
+        require_absent([figure], force=force)
     found = fit(recipe, make_judge(recipe, simulate=simulate), say)
     if figure is not None:
-        _draw(found, figure, force=force)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        from ligerprof.reports.fit import render_fit
-        from ligerprof.reports.terminal import console
-
-        console().print(render_fit(found))
+        write_figure(draw_frontier(found), figure, force=force)
+        say(f"wrote {figure}")
+    show(found.to_json, lambda: render_fit(found), as_json=as_json)
     if found.batch is None and found.seq is None:
         raise DoesNotFitError(
             f"no batch and no sequence of this recipe fits {format_bytes(found.limit.size_bytes)}."
             " Run `ligerprof advise` for changes that help."
         )
-
-
-def _check_target(figure: Path, *, force: bool) -> None:
-    """Refuse an unusable figure file before the search starts."""
-    from ligerprof.reports.figures.style import check_format
-
-    check_format(figure.suffix)
-    require_absent([figure], force=force)
-
-
-def _draw(found: Fit, figure: Path, *, force: bool) -> None:
-    from ligerprof.reports.figures.frontier import draw_frontier
-    from ligerprof.reports.figures.style import write_figure
-
-    write_figure(draw_frontier(found), figure, force=force)
-    say(f"wrote {figure}")

@@ -1,4 +1,4 @@
-"""The root command: lists the subcommands, loads each on use, and prints expected errors as one line."""
+"""The root command: lists the subcommands, imports each on use, and prints expected errors as one line."""
 
 from importlib import import_module
 from typing import Any
@@ -37,11 +37,8 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Import the module of `cmd_name`; for None, click reports an unknown command."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
-        return command
+        """Import the module of `cmd_name`; None for an unknown command, which click reports."""
+        return import_module(COMMANDS[cmd_name][0]).command if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """Write the table without importing the commands."""

@@ -3,10 +3,9 @@
 import click
 
 from ligerprof.cli.common_options import json_option
-from ligerprof.cli.output import print_json
+from ligerprof.cli.output import show
 from ligerprof.models import CONFIGS, load_model
 from ligerprof.reports.models import models_json, models_table
-from ligerprof.reports.terminal import console
 
 
 @click.command()
@@ -17,7 +16,4 @@ def command(as_json: bool) -> None:
     Options that take a model name also accept the path of a config.json or of a model folder.
     """
     specs = [load_model(name) for name in CONFIGS]
-    if as_json:
-        print_json(models_json(specs))
-    else:
-        console().print(models_table(specs))
+    show(lambda: models_json(specs), lambda: models_table(specs), as_json=as_json)

@@ -1,16 +1,16 @@
-"""The options of a recipe as click options, generated from the recipe's fields."""
+"""The options of a recipe as click options, generated from the recipe's fields: one value each, or several."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from ligerprof.cli.common_options import Command
-from ligerprof.errors import RecipeError
+from ligerprof.cli.common_options import Command, or_usage_error
 from ligerprof.recipe.options import Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
+from ligerprof.runs.sweep.grid import Grid
 
 
 class RecipeCommand(click.Command):
@@ -39,15 +39,12 @@ class OptionType(click.ParamType):  # type: ignore[type-arg]
         """The words, or the declared placeholder."""
         return self._declared.placeholder
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse text; a wrong value is a usage error."""
-        try:
-            return self._declared.parse(value) if isinstance(value, str) else value
-        except RecipeError as error:
-            self.fail(str(error), param, ctx)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002 - click's signature
+        """Parse text; an invalid value is a usage error."""
+        return or_usage_error(self._declared.parse, value) if isinstance(value, str) else value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
-        """The words that begin so."""
+        """The words that start with `incomplete`."""
         return [CompletionItem(str(word)) for word in self._declared.choices if word.startswith(incomplete)]
 
 
@@ -60,14 +57,13 @@ def recipe_options(function: Command) -> Command:
         given = {name: value for name, value in values.items() if value is not None}
         return function(recipe=TrainingRecipe(**given), **arguments)
 
-    decorated: Any = with_recipe
     for declared in reversed(tuple(RECIPE_OPTIONS.values())):
-        decorated = _single(declared)(decorated)
-    return decorated  # type: ignore[no-any-return]
+        with_recipe = _single(declared)(with_recipe)
+    return with_recipe  # type: ignore[return-value]
 
 
 def _single(declared: Option) -> Callable[[Any], Any]:
-    """The option with one value."""
+    """The click option for one value."""
     if declared.kind is bool:
         flags = declared.flag if declared.off_flag is None else f"{declared.flag}/{declared.off_flag}"
         return click.option(
@@ -81,4 +77,53 @@ def _single(declared: Option) -> Callable[[Any], Any]:
         default=default,
         show_default=declared.default_text or default is not None,
         help=declared.help,
+    )
+
+
+def grid_options(function: Command) -> Command:
+    """Add every option of a recipe, each with any number of values; the command gets one argument `grid: Grid`."""
+
+    @functools.wraps(function)
+    def with_grid(**arguments: Any) -> Any:
+        options = {name: arguments.pop(name) for name in RECIPE_OPTIONS}
+        for name, declared in RECIPE_OPTIONS.items():
+            if declared.off_flag and arguments.pop(f"no_{name}"):
+                options[name] = (False,)
+        return function(grid=Grid(options={name: values for name, values in options.items() if values}), **arguments)
+
+    for declared in reversed(tuple(RECIPE_OPTIONS.values())):
+        for option in _several(declared):
+            with_grid = option(with_grid)
+    return with_grid  # type: ignore[return-value]
+
+
+def _several(declared: Option) -> Iterator[Callable[[Any], Any]]:
+    """The click option for several values, after the flag that switches it off if it has one."""
+    if declared.off_flag:
+        yield click.option(declared.off_flag, f"no_{declared.name}", is_flag=True, help=f"{declared.flag} off.")
+    yield click.option(
+        declared.flag,
+        declared.name,
+        multiple=True,
+        is_flag=False,
+        # a switch without a value is on, as in other commands
+        flag_value="on" if declared.kind is bool else None,
+        callback=functools.partial(_read_values, declared),
+        metavar=f"{declared.placeholder or 'on|off'},…",
+        help=declared.help,
+    )
+
+
+def _read_values(
+    declared: Option, _ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[Any, ...]:
+    """The distinct values in the texts; `none` is None for an option that may be None."""
+    words = [word.strip() for text in texts for word in ([text] if declared.has_commas else text.split(","))]
+    if not all(words):
+        raise click.BadParameter("an empty value between commas")
+    return tuple(
+        dict.fromkeys(
+            None if word == "none" and declared.default is None else or_usage_error(declared.parse, word)
+            for word in words
+        )
     )

@@ -14,12 +14,14 @@ from ligerprof.cli.common_options import (
     json_option,
     size_option,
     timeout_option,
+    word_option,
 )
 from ligerprof.cli.output import print_json, say
 from ligerprof.cli.sweep import print_plan, print_result, watching
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.study.document import write_report
 from ligerprof.roles import Backend
 from ligerprof.runs.step import choose_backend
 from ligerprof.runs.study.file import load_study
@@ -28,6 +30,7 @@ from ligerprof.runs.sweep.cells import RESULTS_NAME
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.process import SweepSettings
 from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
+from ligerprof.serialization import document
 
 
 @click.command(name="study", short_help="Run the grids of a study file and report them.")
@@ -40,13 +43,7 @@ from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
 )
 @click.option("--only", metavar="NAMES", help="Parts, joined by commas. Default: all.")
 @click.option("--provider", metavar="NAMES", help="Whose kernels, joined by commas. Default: all of FILE's.")
-@click.option(
-    "--device",
-    type=click.Choice([str(device) for device in Device.choices()]),
-    default=str(Device.AUTO),
-    show_default=True,
-    help="Where cells run.",
-)
+@word_option("--device", Device, "Where cells run.", Device.AUTO)
 @timeout_option
 @click.option(
     "--stop-at-oom/--no-stop-at-oom", default=True, show_default=True, help="Skip sizes above one out of memory."
@@ -64,10 +61,10 @@ from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
 def command(file: Path | None, output: Path | None, as_json: bool, **how: Any) -> None:
     """Run the grids of a study file and report them.
 
-    FILE is TOML; docs/study.md describes it. Without FILE, this is the study of 2024: Llama-3.2-1B under ZeRO-3
-    with everything offloaded and a limit of 23.5 GiB, batch and sequence against kernel sets, our kernels next to
-    liger-kernel's, each kernel alone, the loss of 2024, and the Liger paper's Llama-3-8B. A study that was
-    stopped continues when it is started again.
+    FILE is TOML; docs/study.md describes it. The default is the study of 2024: Llama-3.2-1B under ZeRO-3 with
+    everything offloaded and a limit of 23.5 GiB. It varies batch, sequence and kernel set, compares ligerprof's
+    kernels with liger-kernel's, and measures each kernel alone, the loss of 2024, and the Liger paper's
+    Llama-3-8B. A study that was stopped continues when it is started again.
     """
     study = load_study(file)
     folder = SweepFolder(path=output or Path("runs") / (file.stem if file else "study"))
@@ -75,7 +72,7 @@ def command(file: Path | None, output: Path | None, as_json: bool, **how: Any) -
     if how["report"]:
         written = _write_report(study, folder, how["results"], command=words, force=how["force"])
         if as_json:
-            print_json({"schema": 1, "kind": "study-report", "report": str(written)})
+            print_json(document("study-report", {"report": str(written)}))
         return
     plan = _plan(study, how)
     if how["dry_run"]:
@@ -84,15 +81,13 @@ def command(file: Path | None, output: Path | None, as_json: bool, **how: Any) -
     settings = SweepSettings(timeout_seconds=how["timeout"], stop_at_oom=how["stop_at_oom"], again=how["force"])
     with watching(plan) as watcher:
         result = run_sweep(plan, folder, settings, watcher)
-    # before failed cells end the command: the finished ones are worth reading
+    # before print_result raises for failed cells, so that the finished ones are reported
     _write_report(study, folder, how["results"], command=words, force=True)
     print_result(result, as_json=as_json)
 
 
 def _write_report(study: Study, folder: SweepFolder, earlier: tuple[Path, ...], *, command: str, force: bool) -> Path:
-    """Write the report of the folder's cells and those of earlier runs into the folder."""
-    from ligerprof.reports.study.document import write_report
-
+    """Write the report of the folder's cells and those of earlier runs."""
     own = [folder.path] if (folder.path / RESULTS_NAME).exists() else []
     # a cell of the folder replaces the same cell of an earlier run
     written = write_report(study, [*earlier, *own], folder.path, command=command, force=force)
@@ -101,11 +96,11 @@ def _write_report(study: Study, folder: SweepFolder, earlier: tuple[Path, ...], 
 
 
 def _plan(study: Study, how: dict[str, Any]) -> SweepPlan:
-    """The cells of the parts that can run here; in a dry run without a device, of all parts."""
+    """The cells of the parts that can run on this machine; in a dry run with `--device auto`, of all parts."""
     chosen = _choose(how["only"], [part.name for part in study.parts], "part")
     parts = [part for part in study.parts if part.name in chosen]
     providers = _choose(how["provider"], study.providers, "provider")
-    device = Device(how["device"])
+    device: Device = how["device"]
     # a dry run lists the cells of a GPU even if there is none
     lists_all = how["dry_run"] and device is Device.AUTO
     if not lists_all and choose_backend(TrainingRecipe(device=device)) is Backend.SIMULATED:
@@ -131,11 +126,7 @@ def _choose(names: str | None, known: Sequence[str], what: str) -> Sequence[str]
 
 
 def _simulated_parts(parts: list[Part]) -> list[Part]:
-    """The parts that the simulator covers; names the others on stderr.
-
-    Raises:
-        UnsupportedError: it covers none.
-    """
+    """Parts that the simulator covers; reports the others, and raises UnsupportedError if it covers none."""
     zero = [part for part in parts if Engine.DEEPSPEED in part.options.get("engine", ())]
     left_out = ", ".join(part.name for part in zero)
     why = "the simulator does not cover ZeRO; `ligerprof study --dry-run` shows the estimates"

@@ -8,12 +8,19 @@ from typing import Any
 
 import click
 
-from ligerprof.cli.common_options import dry_run_option, folder_option, json_option, timeout_option, trace_option
-from ligerprof.cli.grid import grid_options
-from ligerprof.cli.options import RecipeCommand
-from ligerprof.cli.output import print_json, say
+from ligerprof.cli.common_options import (
+    dry_run_option,
+    folder_option,
+    json_option,
+    timeout_option,
+    trace_option,
+    word_option,
+)
+from ligerprof.cli.options import RecipeCommand, grid_options
+from ligerprof.cli.output import say, show
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Axis
+from ligerprof.reports.sweep import BarWatcher, PlainWatcher, plan_json, plan_table, progress_bar, render_sweep
 from ligerprof.runs.sweep.cells import CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, distinguishing_options
@@ -22,18 +29,10 @@ from ligerprof.runs.sweep.runner import Watcher
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, on_this_machine, run_sweep
 
 
-class FailedCellsError(LigerprofError):
-    """Cells that failed for another reason than memory."""
-
-
 @click.command(cls=RecipeCommand, name="sweep", short_help="Run a grid of steps; out of memory is a result.")
 @grid_options
 @folder_option("The sweep's folder; finished cells in it are not run again.", Path("runs/sweep"))
-@click.option(
-    "--find-limit",
-    type=click.Choice([str(axis) for axis in Axis]),
-    help="Also search the largest batch or sequence that runs, with all other options fixed.",
-)
+@word_option("--find-limit", Axis, "Also search the largest batch or sequence that runs, with all other options fixed.")
 @timeout_option
 @click.option(
     "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Simulated cells to run at once."
@@ -52,7 +51,7 @@ def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) 
     continues when it is started again.
     """
     here = on_this_machine(grid)
-    searches = ((Axis(how["find_limit"]), here),) if how["find_limit"] else ()
+    searches = ((how["find_limit"], here),) if how["find_limit"] else ()
     plan = make_plan((here,), searches=searches, skip_invalid=how["skip_invalid"])
     folder = SweepFolder(path=output)
     if dry_run:
@@ -72,23 +71,15 @@ def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) 
 
 def print_plan(plan: SweepPlan, folder: SweepFolder, *, as_json: bool) -> None:
     """Print the cells that would run, each with its estimated peak."""
-    from ligerprof.reports.sweep import plan_json, plan_table
-    from ligerprof.reports.terminal import console
-
     cells = folder.read()
-    if as_json:
-        print_json(plan_json(plan, cells))
-        return
-    console().print(plan_table(plan, cells))
-    for refusal in plan.refusals:
+    show(lambda: plan_json(plan, cells), lambda: plan_table(plan, cells), as_json=as_json)
+    for refusal in () if as_json else plan.refusals:
         say(f"left out: {refusal.reason}")
 
 
 @contextmanager
 def watching(plan: SweepPlan) -> Iterator[Watcher]:
     """Show the progress on stderr: a bar in a terminal, otherwise one line per cell."""
-    from ligerprof.reports.sweep import BarWatcher, PlainWatcher, progress_bar
-
     distinguishing = distinguishing_options(plan.recipes)
     if sys.stderr.isatty():
         with progress_bar() as progress:
@@ -101,17 +92,11 @@ def print_result(result: SweepResult, *, as_json: bool) -> None:
     """Print the cells and the borders.
 
     Raises:
-        FailedCellsError: cells failed; raised after printing.
+        LigerprofError: cells failed for another reason than memory; raised after printing.
     """
-    from ligerprof.reports.sweep import render_sweep
-    from ligerprof.reports.terminal import console
-
-    if as_json:
-        print_json(result.to_json())
-    else:
-        console().print(render_sweep(result))
+    show(result.to_json, lambda: render_sweep(result), as_json=as_json)
     if failed := result.count(CellStatus.FAILED):
-        raise FailedCellsError(
+        raise LigerprofError(
             f"{failed} of {len(result.cells)} cells failed. The reasons are above and in {result.folder.results}; "
             "the same command tries them again."
         )

@@ -7,12 +7,10 @@ import click
 from ligerprof.analyzers.trace.analysis import analyze
 from ligerprof.analyzers.trace.difference import TraceDifference
 from ligerprof.analyzers.trace.events import read_trace
-from ligerprof.analyzers.trace.report import TraceReport
 from ligerprof.cli.common_options import json_option, top_option
-from ligerprof.cli.output import print_json
+from ligerprof.cli.output import show
+from ligerprof.reports.trace import render_trace, render_trace_difference
 from ligerprof.runs.directory import find_trace
-
-_MOST_TRACES = 2
 
 
 @click.command(name="trace", short_help="Show busy time, gaps and launches of a profiler trace.")
@@ -28,17 +26,12 @@ def command(traces: tuple[Path, ...], top: int, as_json: bool) -> None:
     directory of `ligerprof step` or a folder with *.pt.trace.json files; the newest is read. Two
     traces are compared.
     """
-    if len(traces) > _MOST_TRACES:
+    if len(traces) > 2:
         raise click.UsageError(f"{len(traces)} traces given. Give one, or two to compare.")
     reports = [analyze(read_trace(find_trace(path) if path.is_dir() else path)) for path in traces]
-    found = reports[0] if len(reports) == 1 else TraceDifference(before=reports[0], after=reports[1])
-    if as_json:
-        print_json(found.to_json(top=top))
+    if len(reports) == 1:
+        (report,) = reports
+        show(lambda: report.to_json(top=top), lambda: render_trace(report, top=top), as_json=as_json)
         return
-    from ligerprof.reports.terminal import console
-    from ligerprof.reports.trace import render_trace, render_trace_difference
-
-    if isinstance(found, TraceReport):
-        console().print(render_trace(found, top=top))
-    else:
-        console().print(render_trace_difference(found, top=top))
+    change = TraceDifference(before=reports[0], after=reports[1])
+    show(lambda: change.to_json(top=top), lambda: render_trace_difference(change, top=top), as_json=as_json)

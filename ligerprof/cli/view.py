@@ -3,12 +3,13 @@
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import print_json, say
+from ligerprof.runs.viewer import serve
+from ligerprof.serialization import document
 
 
 @click.command(name="view", short_help="Open a run in TensorBoard with the profiler plugin.")
@@ -16,7 +17,7 @@ from ligerprof.cli.output import print_json, say
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Port to listen on; 0: any free one. Default: 6006, or one of the next if that is taken.",
+    help="Port to listen on; 0: any free port. Default: 6006, or one of the next ports if it is taken.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @json_option
@@ -25,19 +26,13 @@ def command(run: Path, port: int | None, host: str, as_json: bool) -> None:
 
     RUN is a directory that `ligerprof step` wrote, or a folder of them.
     """
-    from ligerprof.runs.viewer import serve
-
-    # SIGTERM ends the server as Ctrl-C does
-    signal.signal(signal.SIGTERM, _end)
+    # SIGTERM stops the server like Ctrl-C
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     try:
         with serve(run, host=host, port=port) as serving:
             say(f"serving {run} at {serving.address} (Ctrl-C ends it)")
             if as_json:
-                print_json({"schema": 1, "kind": "view", "run": str(run), "address": serving.address})
+                print_json(document("view", {"run": str(run), "address": serving.address}))
             serving.wait()
     except KeyboardInterrupt:
         say("ended")
-
-
-def _end(_signal: int, _frame: FrameType | None) -> None:
-    sys.exit(0)

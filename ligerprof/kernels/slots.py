@@ -45,12 +45,14 @@ class Slot:
 
 # in the order in which kernels are listed, patched and printed
 _ROWS = (
-    Slot(name="rope", title="rotary position embedding of queries and keys", feature="rotary", filler="fill_rope"),
-    Slot(name="rms", title="RMSNorm", feature="rms norm", filler="fill_rms", with_residual_add="add_rms"),
+    Slot(
+        name="rope", title="rotary position embedding of queries and keys", feature=Feature.ROTARY, filler="fill_rope"
+    ),
+    Slot(name="rms", title="RMSNorm", feature=Feature.RMS_NORM, filler="fill_rms", with_residual_add="add_rms"),
     Slot(
         name="swiglu",
         title="the gated MLP's silu(gate) * up",
-        feature="swiglu",
+        feature=Feature.SWIGLU,
         filler="fill_gated",
         with_next_linear="swiglu_linear",
         varied="T",
@@ -58,16 +60,16 @@ _ROWS = (
     Slot(
         name="geglu",
         title="the gated MLP's gelu(gate) * up",
-        feature="geglu",
+        feature=Feature.GEGLU,
         filler="fill_gated",
         with_next_linear="geglu_linear",
         varied="T",
     ),
-    Slot(name="layernorm", title="LayerNorm", feature="layer norm", filler="fill_layernorm"),
+    Slot(name="layernorm", title="LayerNorm", feature=Feature.LAYER_NORM, filler="fill_layernorm"),
     Slot(
         name="ce",
         title="cross-entropy of the logits",
-        feature="loss",
+        feature=Feature.LOSS,
         filler="fill_ce",
         in_all=False,
         in_no_flce=False,
@@ -76,7 +78,7 @@ _ROWS = (
     Slot(
         name="flce",
         title="output layer and cross-entropy together",
-        feature="loss",
+        feature=Feature.LOSS,
         filler="fill_flce",
         in_no_flce=False,
         varied="V",

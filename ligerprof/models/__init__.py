@@ -1,4 +1,4 @@
-"""What is trained."""
+"""The models that can be trained: architectures, built-in models, and specs made from configs."""
 
 from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.models.catalog import CONFIGS, DEFAULT_MODEL, load_model

@@ -1,26 +1,34 @@
-"""What describes an architecture: its parameters, what a decoder layer computes, and the names kernels go by.
+"""Describe an architecture: its parameters, the operations of a decoder layer, and module names.
 
-One `Architecture` per `model_type` (models/architectures.py) is all that the estimate, attribution and patching know
-of a model's code. Names are those of transformers' modeling modules.
+The estimate, attribution and patching read only the row of an architecture (models/architectures.py), never the
+model's code. Module names are those in transformers.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-NormKind = Literal["rms", "layer"]
-MlpKind = Literal["swiglu", "geglu", "gelu"]
+from ligerprof.words import Word
+
 # query: heads x head_dim; key: key-value heads x head_dim
 Width = Literal["hidden", "intermediate", "query", "key", "head"]
-# what a kernel slot can replace
-Feature = Literal["rotary", "rms norm", "layer norm", "swiglu", "geglu", "loss"]
+
+
+class Feature(Word):
+    """An operation that a kernel slot can replace."""
+
+    ROTARY = "rotary"
+    RMS_NORM = "rms norm"
+    LAYER_NORM = "layer norm"
+    SWIGLU = "swiglu"
+    GEGLU = "geglu"
+    LOSS = "loss"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linear:
-    """A linear layer of a decoder layer.
+    """A linear layer of a decoder layer; its dotted name is relative to the decoder layer.
 
     Attributes:
-        name: dotted name within the decoder layer.
         outputs: the output's width; several widths are projections joined in one matrix.
         bias: whether it has a bias, or the config key that decides (absent means no bias).
         transposed: whether the weight is stored as (in, out), as in transformers' Conv1D.
@@ -35,11 +43,7 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormWeight:
-    """The weight of a norm in a decoder layer; the architecture's norm decides whether it has a bias.
-
-    Attributes:
-        name: dotted name within the decoder layer.
-    """
+    """The weight of a norm in a decoder layer; LayerNorms have a bias as well."""
 
     name: str
     width: Width = "hidden"
@@ -47,12 +51,7 @@ class NormWeight:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dropout:
-    """Where a dropout probability is found.
-
-    Attributes:
-        key: the config key.
-        default: the probability if the config does not have the key.
-    """
+    """The config key of a dropout probability, and the probability if the config lacks the key."""
 
     key: str
     default: float = 0.0
@@ -60,12 +59,7 @@ class Dropout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Softcap:
-    """Where the number that caps scores or logits is found.
-
-    Attributes:
-        key: the config key; null leaves them uncapped.
-        default: the number if the config does not have the key.
-    """
+    """The config key of the cap of scores or logits (null: uncapped), and the cap if the config lacks the key."""
 
     key: str
     default: float | None = None
@@ -77,11 +71,11 @@ class SlidingWindow:
 
     Attributes:
         key: the config key of the window's size in tokens; null turns the window off.
-        default: the size if the config does not have the key.
-        switch: the config key that turns the window on; None if it always is.
-        from_layer: the config key of the first layer with a window, and its default; None if every second layer
-            has one or, unless `mixes` is set, every layer.
-        mixes: whether some layers may attend to all tokens, so that two masks are made.
+        default: the size if the config lacks the key.
+        switch: the config key that turns the window on; None if it is always on.
+        from_layer: the config key of the first layer with a window, and its default. None: every layer has one,
+            or with `mixes` every second layer.
+        mixes: whether some layers may attend to all tokens, so that transformers builds two masks.
     """
 
     key: str = "sliding_window"
@@ -97,19 +91,14 @@ class Norm:
 
     Attributes:
         eps: the attribute of an RMS norm that holds epsilon.
-        offset: what is added to the weight.
+        offset: added to the weight.
         casts_last: whether the weight multiplies in fp32, before the cast to the input's dtype.
     """
 
-    kind: NormKind = "rms"
+    feature: Feature = Feature.RMS_NORM
     eps: str = "variance_epsilon"
     offset: float = 0.0
     casts_last: bool = False
-
-    @property
-    def feature(self) -> Feature:
-        """What a kernel for these norms replaces."""
-        return "rms norm" if self.kind == "rms" else "layer norm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +107,7 @@ class Rotary:
 
     Attributes:
         fp32_tables: whether cos and sin stay in fp32; the results are cast to the dtype of query and key.
-        share: the config key of the part of each head that is rotated; the code then joins both parts again.
+        share: the config key of the rotated share of each head; rotated and unrotated elements are then concatenated.
     """
 
     fp32_tables: bool = False
@@ -127,12 +116,7 @@ class Rotary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResidualDropout:
-    """Dropout modules of a decoder layer, before its additions.
-
-    Attributes:
-        after_attention: name of the module that takes attention's output.
-        after_mlp: name of the module that takes the MLP's output.
-    """
+    """The dropout modules applied to the outputs of attention and MLP, before the residual additions."""
 
     after_attention: str
     after_mlp: str
@@ -141,17 +125,17 @@ class ResidualDropout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention:
-    """How a layer attends. Module names are within the attention module.
+    """How a layer attends. Module names are relative to the attention module.
 
     Attributes:
-        qkv: the projections of query, key and value, or the one that makes all three.
-        slices: whether the result of one projection is cut by indexing and not by `split`.
-        qk_norms: norms of query and key, per head or of the whole projection as their weights' widths have it.
-        rotary: how positions rotate query and key, None with learned positions.
-        fp32_softmax: whether eager attention asks for the softmax in fp32.
-        dropout: of the attention probabilities.
-        output_dropout: of the output projection's result, within the attention module.
-        softcap: of the scores.
+        qkv: the projections of query, key and value, or one joint projection.
+        slices: whether the joint projection's result is indexed rather than `split`.
+        qk_norms: norms of query and key; the widths of their weights decide whether they norm each head or all.
+        rotary: how positions rotate query and key; None with learned positions.
+        fp32_softmax: whether eager attention computes the softmax in fp32.
+        dropout: applied to the attention probabilities.
+        output_dropout: applied to the output projection's result, within the attention module.
+        softcap: applied to the scores.
     """
 
     name: str = "self_attn"
@@ -169,33 +153,29 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mlp:
-    """How a layer's MLP computes. Module names are within the MLP module.
+    """How a layer's MLP computes. Module names are relative to the MLP module.
 
     Attributes:
-        inputs: the projections of gate and up, or the one that makes both; without a gate, the one projection.
+        gate: how the activated gate multiplies the other projection; None for a plain MLP with GELU.
+        inputs: the projections of gate and up, or one joint projection; without a gate, the only input projection.
         activation: the attribute that holds a gated MLP's activation function.
-        dropout: of the last projection's result, within the MLP module.
+        dropout: applied to the last projection's result, within the MLP module.
     """
 
-    kind: MlpKind = "swiglu"
+    gate: Feature | None = Feature.SWIGLU
     name: str = "mlp"
     inputs: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     activation: str = "act_fn"
     dropout: Dropout | None = None
 
-    @property
-    def is_gated(self) -> bool:
-        """Whether an activated gate multiplies another projection."""
-        return self.kind != "gelu"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNorms:
-    """The norms of a decoder layer: of each sublayer's input, of its output before the addition, or both.
+    """The norms of a decoder layer, applied to a sublayer's input, to its output before the addition, or to both.
 
     Attributes:
-        held_in_mlp: whether the layer's code keeps the normed input of the MLP until the last addition.
+        held_in_mlp: whether the layer's code holds the normed input of the MLP until the last addition.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -206,7 +186,7 @@ class LayerNorms:
 
     @property
     def adds_before_norm(self) -> bool:
-        """Whether the first addition's sum is normed next, so that one kernel can do both."""
+        """Whether a norm follows the first addition, so that one kernel can do both."""
         return self.before_attention is not None and self.before_mlp is not None
 
 
@@ -215,16 +195,15 @@ class Architecture:
     """One architecture of transformers.
 
     Attributes:
-        class_prefix: of the classes in its modeling module, such as `Llama` in `LlamaRMSNorm`.
+        class_prefix: prefix of the classes in its modeling module, such as `Llama` in `LlamaRMSNorm`.
         tensors: the weights of one decoder layer, in the order of transformers' `named_parameters()`.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
-        embedding_dropout: of the sum of both embeddings.
-        residual_dropout: of what each sublayer adds.
+        embedding_dropout: applied to the sum of both embeddings.
         scales_embedding: whether the embedding's output is multiplied by a number.
-        final_softcap: of the logits.
-        tied_by_default: whether head and embedding share their weight if the config does not say.
-        output_class: of the causal model's result, in transformers.modeling_outputs.
+        final_softcap: applied to the logits.
+        tied_by_default: whether head and embedding share their weight if the config lacks the key.
+        output_class: class of the causal model's result, in transformers.modeling_outputs.
     """
 
     model_type: str
@@ -253,16 +232,16 @@ class Architecture:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What kernels could replace."""
-        found: set[Feature] = {"loss", self.norm.feature}
+        """Operations that kernels can replace."""
+        found = {Feature.LOSS, self.norm.feature}
         if self.attention.rotary is not None:
-            found.add("rotary")
-        if self.mlp.kind != "gelu":
-            found.add(self.mlp.kind)
+            found.add(Feature.ROTARY)
+        if self.mlp.gate is not None:
+            found.add(self.mlp.gate)
         return frozenset(found)
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
-        """Module names of the linear layers that LoRA adapts; Conv1D layers are not among them."""
+        """Module names of the linear layers that LoRA adapts: all but Conv1D layers."""
         linears = (item for item in self.tensors if isinstance(item, Linear) and not item.transposed)
         return tuple(item.name.rpartition(".")[2] for item in linears)

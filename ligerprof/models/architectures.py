@@ -1,4 +1,4 @@
-"""The architectures whose parameters and operations are known: one row per `model_type`."""
+"""The supported architectures, one row per `model_type`."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ from ligerprof.models.architecture import (
     Architecture,
     Attention,
     Dropout,
+    Feature,
     LayerNorms,
     Linear,
     Mlp,
@@ -83,7 +84,7 @@ _ROWS = (
         class_prefix="Gemma",
         tensors=(*_CONFIGURED_ATTENTION, *_PLAIN_MLP, *_TWO_NORMS),
         norm=_GEMMA_NORM,
-        mlp=Mlp(kind="geglu"),
+        mlp=Mlp(gate=Feature.GEGLU),
         scales_embedding=True,
         tied_by_default=True,
     ),
@@ -101,7 +102,7 @@ _ROWS = (
             window=SlidingWindow(default=4096, mixes=True),
             softcap=Softcap(key="attn_logit_softcapping", default=50.0),
         ),
-        mlp=Mlp(kind="geglu"),
+        mlp=Mlp(gate=Feature.GEGLU),
         layer_norms=LayerNorms(
             after_attention="post_attention_layernorm",
             before_mlp="pre_feedforward_layernorm",
@@ -163,7 +164,7 @@ _ROWS = (
         positions="transformer.wpe",
         layers="transformer.h",
         final_norm="transformer.ln_f",
-        norm=Norm(kind="layer"),
+        norm=Norm(feature=Feature.LAYER_NORM),
         attention=Attention(
             name="attn",
             qkv=("c_attn",),
@@ -173,7 +174,7 @@ _ROWS = (
             dropout=Dropout(key="attn_pdrop", default=0.1),
             output_dropout=Dropout(key="resid_pdrop", default=0.1),
         ),
-        mlp=Mlp(kind="gelu", inputs=("c_fc",), down="c_proj", dropout=Dropout(key="resid_pdrop", default=0.1)),
+        mlp=Mlp(gate=None, inputs=("c_fc",), down="c_proj", dropout=Dropout(key="resid_pdrop", default=0.1)),
         layer_norms=LayerNorms(before_attention="ln_1", before_mlp="ln_2", held_in_mlp=True),
         embedding_dropout=Dropout(key="embd_pdrop", default=0.1),
         tied_by_default=True,
@@ -184,7 +185,7 @@ _ROWS = (
 ARCHITECTURES: dict[str, Architecture] = {row.model_type: row for row in _ROWS}
 
 
-# most models without a row are built like Llama; the softcaps are for messages
+# most models without a row resemble Llama; messages name the softcaps
 _UNLISTED = replace(
     ARCHITECTURES["llama"],
     attention=Attention(softcap=Softcap(key="attn_logit_softcapping")),
@@ -193,5 +194,5 @@ _UNLISTED = replace(
 
 
 def find_architecture(model_type: str) -> Architecture:
-    """The row of a `model_type`; Llama's for one without a row, which can be simulated and measured only."""
+    """The row of a `model_type`; one without a row gets Llama's, and can be simulated and measured only."""
     return ARCHITECTURES.get(model_type) or replace(_UNLISTED, model_type=model_type)

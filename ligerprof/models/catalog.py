@@ -1,4 +1,4 @@
-"""The models known by name, and how a name, a config.json or a model folder becomes a ModelSpec."""
+"""The built-in models; loads a ModelSpec by name, config.json or model folder."""
 
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,14 @@ _CONFIG = FileKind(error=UnknownModelError, hint="Give a transformers config.jso
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 
 
-def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+def _llama(sizes: tuple[int, int, int, int, int], **more: Any) -> dict[str, Any]:
+    """A config of the Llama family.
+
+    Args:
+        sizes: hidden size, intermediate size, layers, heads, key-value heads.
+        more: other keys, or other values of these.
+    """
+    hidden, intermediate, layers, heads, kv_heads = sizes
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -35,13 +42,13 @@ def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: in
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama3.2-1b": _llama(2048, 8192, 16, 32, 8, tie_word_embeddings=True),
-    "llama3.2-3b": _llama(3072, 8192, 28, 24, 8, tie_word_embeddings=True),
-    "llama3-8b": _llama(4096, 14336, 32, 32, 8, max_position_embeddings=8192),
-    "llama3.1-8b": _llama(4096, 14336, 32, 32, 8),
-    "llama3.1-70b": _llama(8192, 28672, 80, 64, 8),
-    "llama3.1-405b": _llama(16384, 53248, 126, 128, 8),
-    "llama2-7b": _llama(4096, 11008, 32, 32, 32, vocab_size=32000, max_position_embeddings=4096, rope_theta=10000.0),
+    "llama3.2-1b": _llama((2048, 8192, 16, 32, 8), tie_word_embeddings=True),
+    "llama3.2-3b": _llama((3072, 8192, 28, 24, 8), tie_word_embeddings=True),
+    "llama3-8b": _llama((4096, 14336, 32, 32, 8), max_position_embeddings=8192),
+    "llama3.1-8b": _llama((4096, 14336, 32, 32, 8)),
+    "llama3.1-70b": _llama((8192, 28672, 80, 64, 8)),
+    "llama3.1-405b": _llama((16384, 53248, 126, 128, 8)),
+    "llama2-7b": _llama((4096, 11008, 32, 32, 32), vocab_size=32000, max_position_embeddings=4096, rope_theta=10000.0),
     "gemma2-2b": {
         "model_type": "gemma2",
         "architectures": ["Gemma2ForCausalLM"],
@@ -75,11 +82,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "phi3-mini": _llama(
-        3072,
-        8192,
-        32,
-        32,
-        32,
+        (3072, 8192, 32, 32, 32),
         model_type="phi3",
         architectures=["Phi3ForCausalLM"],
         vocab_size=32064,
@@ -91,11 +94,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         pad_token_id=32000,
     ),
     "olmo2-7b": _llama(
-        4096,
-        11008,
-        32,
-        32,
-        32,
+        (4096, 11008, 32, 32, 32),
         model_type="olmo2",
         architectures=["Olmo2ForCausalLM"],
         vocab_size=100352,
@@ -104,26 +103,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         eos_token_id=100257,
         pad_token_id=100277,
     ),
-    # small enough for a CPU, and with no size that is a multiple of a kernel's block
-    "tiny": _llama(96, 272, 2, 6, 2, vocab_size=1009, max_position_embeddings=512, tie_word_embeddings=True),
+    # small enough for a CPU; none of its sizes is a multiple of a kernel's block
+    "tiny": _llama((96, 272, 2, 6, 2), vocab_size=1009, max_position_embeddings=512, tie_word_embeddings=True),
 }
 
 
 def load_model(model: str) -> ModelSpec:
-    """Describe a model by catalog name, by the path of a config.json, or by a model folder.
-
-    Raises:
-        UnknownModelError: neither a known name nor a readable config.
-    """
+    """Describe a model by built-in name, config.json or folder; raises UnknownModelError for anything else."""
     if model in CONFIGS:
         return _named(model)
     path = Path(model)
     if path.is_dir():
-        has_weights = any(next(path.glob(pattern), None) is not None for pattern in _WEIGHT_PATTERNS)
-        weights_path = str(path) if has_weights else None
-        return spec_from_config(
-            read_json(path / "config.json", _CONFIG), name=path.name or model, weights_path=weights_path
-        )
+        has_weights = any(any(path.glob(pattern)) for pattern in _WEIGHT_PATTERNS)
+        config = read_json(path / "config.json", _CONFIG)
+        return spec_from_config(config, name=path.name or model, weights_path=str(path) if has_weights else None)
     if path.is_file():
         return spec_from_config(read_json(path, _CONFIG), name=path.parent.name or path.stem)
     raise UnknownModelError(

@@ -1,28 +1,15 @@
 """Turn a transformers config into a ModelSpec."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import Architecture, Linear, Softcap, Width
+from ligerprof.models.architecture import Architecture, Feature, Linear, Softcap, Width
 from ligerprof.models.architectures import ARCHITECTURES, find_architecture
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 
 Config = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sizes:
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    positions: int
-    tied: bool
 
 
 def spec_from_config(config: Config, *, name: str, weights_path: str | None = None) -> ModelSpec:
@@ -30,7 +17,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
 
     Args:
         config: the content of a config.json.
-        name: what the user called it, for messages and tables.
+        name: the user's name for the model, for messages and tables.
         weights_path: a folder with weights to load, or None.
 
     Raises:
@@ -39,30 +26,31 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UnknownModelError(f"{name}: the config has no 'model_type'. Give a transformers config.json.")
-    row, is_listed = find_architecture(model_type), model_type in ARCHITECTURES
-    sizes = _read_sizes(config, name, row.tied_by_default)
-    gap = None
-    if not is_listed:
-        gap = f"no analytic estimate for model_type {model_type!r} (there is one for {', '.join(ARCHITECTURES)})"
-    return ModelSpec(
+    row = find_architecture(model_type)
+    hidden = _size(config, name, "hidden_size", "n_embd", "d_model")
+    heads = _size(config, name, "num_attention_heads", "n_head")
+    spec = ModelSpec(
         name=name,
         model_type=model_type,
         config_json=canonical_json(config),
         weights_path=weights_path,
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.intermediate,
-        layers=sizes.layers,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        vocab_size=sizes.vocab,
-        max_positions=sizes.positions,
-        tied_embeddings=sizes.tied,
+        hidden_size=hidden,
+        intermediate_size=_size(config, name, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        layers=_size(config, name, "num_hidden_layers", "n_layer"),
+        heads=heads,
+        kv_heads=_size(config, name, "num_key_value_heads", default=heads),
+        head_dim=_size(config, name, "head_dim", default=hidden // heads),
+        vocab_size=_size(config, name, "vocab_size"),
+        max_positions=_size(config, name, "max_position_embeddings", "n_positions", default=2048),
+        tied_embeddings=bool(config.get("tie_word_embeddings", row.tied_by_default)),
         final_softcap=_softcap(config, row.final_softcap),
         attention_softcap=_softcap(config, row.attention.softcap),
-        parameters=tuple(_parameters(row, sizes, config)) if is_listed else (),
-        no_estimate_reason=gap,
     )
+    if model_type in ARCHITECTURES:
+        return replace(spec, parameters=tuple(_parameters(row, spec, config)))
+    known = ", ".join(ARCHITECTURES)
+    gap = f"no analytic estimate for model_type {model_type!r} (there is one for {known})"
+    return replace(spec, no_estimate_reason=gap)
 
 
 def _softcap(config: Config, cap: Softcap | None) -> float | None:
@@ -70,28 +58,41 @@ def _softcap(config: Config, cap: Softcap | None) -> float | None:
     return value
 
 
-def _parameters(row: Architecture, sizes: _Sizes, config: Config) -> Iterator[ParameterShape]:
+def _size(config: Config, name: str, *keys: str, default: int | None = None) -> int:
+    for key in keys:
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise UnknownModelError(f"{name}: {key!r} is {value!r}, not a positive integer. Fix the config.")
+        return value
+    if default is None:
+        raise UnknownModelError(f"{name}: the config has no {keys[0]!r}. Give a transformers config.json.")
+    return default
+
+
+def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[ParameterShape]:
     """Every parameter in transformers' order."""
     widths: dict[Width, int] = {
-        "hidden": sizes.hidden,
-        "intermediate": sizes.intermediate,
-        "query": sizes.heads * sizes.head_dim,
-        "key": sizes.kv_heads * sizes.head_dim,
-        "head": sizes.head_dim,
+        "hidden": spec.hidden_size,
+        "intermediate": spec.intermediate_size,
+        "query": spec.heads * spec.head_dim,
+        "key": spec.kv_heads * spec.head_dim,
+        "head": spec.head_dim,
     }
-    yield ParameterShape(name=f"{row.embedding}.weight", shape=(sizes.vocab, sizes.hidden))
+    yield ParameterShape(name=f"{row.embedding}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.positions is not None:
-        yield ParameterShape(name=f"{row.positions}.weight", shape=(sizes.positions, sizes.hidden))
-    for index in range(sizes.layers):
+        yield ParameterShape(name=f"{row.positions}.weight", shape=(spec.max_positions, spec.hidden_size))
+    for index in range(spec.layers):
         for item in row.tensors:
             name = f"{row.layers}.{index}.{item.name}"
             if isinstance(item, Linear):
                 yield from _linear_parameters(item, name, widths, config)
             else:
                 yield from _norm_parameters(row, name, widths[item.width])
-    yield from _norm_parameters(row, row.final_norm, sizes.hidden)
-    if not sizes.tied:
-        yield ParameterShape(name=f"{row.head}.weight", shape=(sizes.vocab, sizes.hidden))
+    yield from _norm_parameters(row, row.final_norm, spec.hidden_size)
+    if not spec.tied_embeddings:
+        yield ParameterShape(name=f"{row.head}.weight", shape=(spec.vocab_size, spec.hidden_size))
 
 
 def _linear_parameters(
@@ -106,34 +107,5 @@ def _linear_parameters(
 
 def _norm_parameters(row: Architecture, name: str, width: int) -> Iterator[ParameterShape]:
     yield ParameterShape(name=f"{name}.weight", shape=(width,))
-    if row.norm.kind == "layer":
+    if row.norm.feature is Feature.LAYER_NORM:
         yield ParameterShape(name=f"{name}.bias", shape=(width,))
-
-
-def _read_sizes(config: Config, name: str, tied_by_default: bool) -> _Sizes:
-    hidden = _size(config, name, "hidden_size", "n_embd", "d_model")
-    heads = _size(config, name, "num_attention_heads", "n_head")
-    return _Sizes(
-        hidden=hidden,
-        intermediate=_size(config, name, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
-        layers=_size(config, name, "num_hidden_layers", "n_layer"),
-        heads=heads,
-        kv_heads=_size(config, name, "num_key_value_heads", default=heads),
-        head_dim=_size(config, name, "head_dim", default=hidden // heads),
-        vocab=_size(config, name, "vocab_size"),
-        positions=_size(config, name, "max_position_embeddings", "n_positions", default=2048),
-        tied=bool(config.get("tie_word_embeddings", tied_by_default)),
-    )
-
-
-def _size(config: Config, name: str, *keys: str, default: int | None = None) -> int:
-    for key in keys:
-        value = config.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise UnknownModelError(f"{name}: {key!r} is {value!r}, not a positive integer. Fix the config.")
-        return value
-    if default is None:
-        raise UnknownModelError(f"{name}: the config has no {keys[0]!r}. Give a transformers config.json.")
-    return default

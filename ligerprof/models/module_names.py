@@ -1,13 +1,8 @@
-"""What a module's or parameter's dotted name says: decoder layer, embedding, head or attention, in any model."""
+"""Classify modules and parameters of any model by dotted name: decoder layer, embedding, head, attention."""
 
 import re
 
 from ligerprof.models.architectures import ARCHITECTURES
-
-# architectures without a row: GPT-NeoX, Bloom, Falcon, MPT
-_OTHER_LAYER_LISTS = {"blocks"}
-_OTHER_EMBEDDINGS = {"embed_in", "word_embeddings"}
-_OTHER_HEADS = {"embed_out"}
 
 
 def _last_names(*dotted: str | None) -> set[str]:
@@ -15,16 +10,17 @@ def _last_names(*dotted: str | None) -> set[str]:
 
 
 _ROWS = ARCHITECTURES.values()
-_LAYER_LISTS = _last_names(*(row.layers for row in _ROWS)) | _OTHER_LAYER_LISTS
-_TOKEN_EMBEDDINGS = tuple(sorted(_last_names(*(row.embedding for row in _ROWS)) | _OTHER_EMBEDDINGS))
+# the literal names are of architectures without a row: GPT-NeoX, Bloom, Falcon, MPT
+_LAYER_LISTS = _last_names("blocks", *(row.layers for row in _ROWS))
+_TOKEN_EMBEDDINGS = tuple(sorted(_last_names("embed_in", "word_embeddings", *(row.embedding for row in _ROWS))))
 _POSITIONS = _last_names(*(row.positions for row in _ROWS))
-_HEADS = tuple(sorted(_last_names(*(row.head for row in _ROWS)) | _OTHER_HEADS))
+_HEADS = tuple(sorted(_last_names("embed_out", *(row.head for row in _ROWS))))
 _ATTENTIONS = tuple(sorted({row.attention.name for row in _ROWS}))
 _LAYER = re.compile(rf"^(?:(.*?)\.)?(?:{'|'.join(sorted(_LAYER_LISTS))})\.(\d+)(?:\.|$)")
 
 
 def layer_index(name: str) -> int | None:
-    """Index of the decoder layer that a module or parameter belongs to, None outside of the layers."""
+    """Index of the decoder layer that a module or parameter belongs to, or None."""
     match = _LAYER.match(name)
     return int(match.group(2)) if match else None
 
@@ -40,7 +36,7 @@ def without_indices(name: str) -> str:
 
 
 def body_of_layer(module: str) -> str | None:
-    """Name of the module that holds the decoder layers if `module` is one of them."""
+    """Name of the module that holds the list of decoder layers if `module` is a decoder layer, else None."""
     match = _LAYER.match(module)
     return match.group(1) or "" if match and match.end() == len(module) else None
 

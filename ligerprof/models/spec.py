@@ -1,4 +1,4 @@
-"""What is trained: the shape of a decoder, every parameter tensor named, nothing of torch."""
+"""The description of a model: its sizes and the name and shape of every parameter, without torch."""
 
 import json
 import math
@@ -8,40 +8,35 @@ from functools import lru_cache
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import Architecture, Dropout, Feature, MlpKind, NormKind
+from ligerprof.models.architecture import Architecture, Dropout, Feature
 from ligerprof.models.architectures import find_architecture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterShape:
-    """One parameter tensor.
-
-    Attributes:
-        name: as in transformers' `named_parameters()`.
-        shape: elements along each axis.
-    """
+    """One parameter tensor, by its name in transformers' `named_parameters()`."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """A causal language model as memory sees it.
+    """A causal language model.
 
     Attributes:
-        name: what the user called it.
+        name: the name that the user gave.
         model_type: transformers' name of the architecture.
-        config_json: the whole transformers config as canonical JSON, to build the real model from.
+        config_json: the whole transformers config as canonical JSON; the real model is built from it.
         weights_path: a folder that holds weights to load, or None for random ones.
-        parameters: every parameter tensor in transformers' order; empty where `no_estimate_reason` is set.
-        final_softcap: what caps the logits, or None.
-        attention_softcap: what caps the attention scores, or None.
+        parameters: every parameter tensor in transformers' order; empty if `no_estimate_reason` is set.
+        final_softcap: cap of the logits, or None.
+        attention_softcap: cap of the attention scores, or None.
         no_estimate_reason: why the estimate does not cover this architecture, or None.
     """
 
@@ -76,23 +71,13 @@ class ModelSpec:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What kernels could replace; a rotation of a part of each head is not among it."""
+        """Operations that kernels can replace; a partial rotation is not one of them."""
         found = self.architecture.features
-        return found if self.rotary_dim == self.head_dim else found - {"rotary"}
-
-    @property
-    def norm(self) -> NormKind:
-        """Which norm the architecture has."""
-        return self.architecture.norm.kind
-
-    @property
-    def mlp(self) -> MlpKind:
-        """Which MLP the architecture has."""
-        return self.architecture.mlp.kind
+        return found if self.rotary_dim == self.head_dim else found - {Feature.ROTARY}
 
     @property
     def rotary(self) -> bool:
-        """Whether positions enter by rotation; otherwise they are learned and added."""
+        """Whether positions rotate query and key; otherwise they have a learned embedding."""
         return self.architecture.attention.rotary is not None
 
     @property
@@ -132,16 +117,12 @@ class ModelSpec:
         return first
 
     def dropout_rate(self, dropout: Dropout | None) -> float:
-        """The probability that the config has for a dropout; 0 for None."""
+        """The dropout probability in the config; 0 for None."""
         return 0.0 if dropout is None else float(_parsed(self.config_json).get(dropout.key, dropout.default))
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all parameters, tied ones once.
-
-        Raises:
-            UnknownModelError: the architecture's tensors are not described here.
-        """
+        """Elements of all parameters, tied ones once; raises UnknownModelError if the architecture has no row."""
         if self.no_estimate_reason is not None:
             raise UnknownModelError(f"{self.name}: {self.no_estimate_reason}")
         return sum(parameter.elements for parameter in self.parameters)
@@ -154,5 +135,5 @@ def _parsed(config_json: str) -> Mapping[str, Any]:
 
 
 def canonical_json(config: Mapping[str, Any]) -> str:
-    """One text for one config, so that specs of equal configs are equal."""
+    """Equal configs as equal text, so that their specs are equal."""
     return json.dumps(config, sort_keys=True, separators=(",", ":"))

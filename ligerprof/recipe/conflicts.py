@@ -1,17 +1,19 @@
-"""Which options do not go together, and which this version cannot run."""
+"""Which options exclude each other, and which combinations this version or this machine cannot run."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ligerprof.errors import RecipeError, UnsupportedError
+from ligerprof.errors import MissingDependencyError, RecipeError, UnsupportedError
+from ligerprof.gpus import Vendor
 from ligerprof.recipe.categories import Attention, Engine, Loss, Offload, Optimizer
 from ligerprof.recipe.options import options_of
 from ligerprof.recipe.training_options import TrainingOptions
 
 
 def typed(name: str, value: Any) -> str:
-    """An option with a value as it is typed, such as `--zero 3`, for errors and hints."""
+    """An option with its value as typed, such as `--zero 3`, for messages."""
     return " ".join(options_of(TrainingOptions)[name].typed(value))
 
 
@@ -21,11 +23,7 @@ _DEEPSPEED = typed("engine", Engine.DEEPSPEED)
 
 
 def require_compatible(options: TrainingOptions) -> None:
-    """Refuse options that do not go together.
-
-    Raises:
-        RecipeError: the first conflict.
-    """
+    """Raise RecipeError for the first conflict between options."""
     for wrong, message in (*_engine_conflicts(options), *_other_conflicts(options)):
         if wrong:
             raise RecipeError(message)
@@ -89,19 +87,50 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     )
 
 
-def require_supported(options: TrainingOptions, *, command: str) -> None:
-    """Refuse what this version cannot run.
+def require_supported(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:
+    """Raise if this version cannot run the options, on a GPU or simulated.
 
     Args:
-        command: what was to run, which the error names; `simulate` is the simulator.
+        command: the command that the user typed; the message starts with it.
 
     Raises:
         UnsupportedError: names the first such option.
     """
-    if options.engine is Engine.DEEPSPEED and command == "simulate":
+    if simulated and options.engine is Engine.DEEPSPEED:
         raise UnsupportedError(
             f"{command}: the simulator does not cover {_DEEPSPEED}. Use `ligerprof estimate`, or a GPU."
         )
+    if simulated and options.gpu_spec.vendor is not Vendor.NVIDIA:
+        raise UnsupportedError(
+            f"{command}: {typed('gpu', options.gpu)} cannot be simulated yet; ROCm selects other kernels. Use"
+            f" {typed('gpu', 'h200')}."
+        )
     if options.attention is Attention.FLASH:
-        flash, sdpa = typed("attention", Attention.FLASH), Attention.SDPA
-        raise UnsupportedError(f"{command}: {flash} is not supported yet; use {sdpa}.")
+        flash = typed("attention", Attention.FLASH)
+        raise UnsupportedError(f"{command}: {flash} is not supported yet; use {Attention.SDPA}.")
+
+
+def require_packages(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:
+    """Raise MissingDependencyError if a package that the options need is not installed."""
+    for flag, package, requirement in _packages(options, simulated):
+        if find_spec(package) is None:
+            raise MissingDependencyError(
+                f"{command}: {flag} needs {package}. Install it with: pip install {requirement}."
+            )
+
+
+def _packages(options: TrainingOptions, simulated: bool) -> Iterator[tuple[str, str, str]]:
+    """What pip installs per option: the option as typed, the module, the requirement."""
+    for name in ("lora", "qlora"):
+        if getattr(options, name) is not None:
+            yield _FLAGS[name], "peft", "'ligerprof[peft]'"
+    if simulated:
+        return
+    if options.engine is Engine.DEEPSPEED:
+        yield _DEEPSPEED, "deepspeed", "'ligerprof[deepspeed]'"
+    if options.qlora is not None:
+        yield _FLAGS["qlora"], "bitsandbytes", "bitsandbytes"
+    if options.optimizer is Optimizer.ADAMW_8BIT:
+        yield typed("optimizer", options.optimizer), "bitsandbytes", "bitsandbytes"
+    if options.optimizer is Optimizer.GALORE:
+        yield typed("optimizer", options.optimizer), "galore_torch", "galore-torch"

@@ -1,4 +1,4 @@
-"""How an option is declared: one dataclass field holds its words, range, default, unit, group and help."""
+"""Declare an option: one dataclass field holds its words, range, default, unit, group and help."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -29,25 +29,21 @@ class Group(Word):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """One option, on the command line, in a recipe and in the docs.
+    """One option of the command line, the recipe and the docs. An option whose default is None may be None.
 
     Attributes:
+        group: the heading it is listed under.
+        flag: as typed on the command line; by default derived from the name.
+        metavar: placeholder of the value in help; by default derived from `kind`.
+        words: the allowed values of a `str`, if they are limited.
+        is_size: whether an int is a number of bytes, typed as 24GiB.
+        below: exclusive upper bound of a number; `minimum` and `maximum` are inclusive.
+        requirement: the range in words, if the limits alone do not explain it.
+        default_text: the default in words, if it depends on other options.
+        has_commas: whether a value may contain commas, so that commas cannot separate several values.
         name: the field, which is also the JSON key.
         kind: type of the value: int, float, bool, str, or a Word; the first type in the field's annotation.
-        also: another type that a recipe takes as it is; the second type in the annotation.
-        default: the field's. An option whose default is None may be None.
-        group: the heading it is listed under.
-        help: one sentence.
-        flag: as typed on the command line; by default the name.
-        metavar: what help shows in place of a value; by default it follows from `kind`.
-        words: the known texts of a `str`, if they are limited.
-        is_size: an int is a number of bytes, typed as 24GiB.
-        minimum: the smallest number.
-        maximum: the largest number.
-        below: numbers are below this one.
-        requirement: the range in words, where the limits alone do not explain it.
-        default_text: the default in words, where other options decide it.
-        has_commas: a value may hold commas, so that a list of values cannot be separated by them.
+        also: another type that a recipe accepts unchanged; the second type in the annotation.
     """
 
     group: Group
@@ -69,18 +65,18 @@ class Option:
 
     @property
     def off_flag(self) -> str | None:
-        """The flag that switches it off, if it is a switch that is on by default."""
+        """The flag that turns off a switch that is on by default."""
         return self.flag.replace("--", "--no-", 1) if self.default is True else None
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that it takes; empty where it takes anything else as well."""
+        """The allowed words; empty if other values are allowed, too."""
         words = tuple(self.kind.choices()) if issubclass(self.kind, Word) else self.words
         return () if self.is_size else words
 
     @property
     def placeholder(self) -> str | None:
-        """What help shows in place of a value; None for a switch."""
+        """Placeholder of the value in help; None for a switch."""
         if self.kind is bool:
             return None
         if self.choices:
@@ -88,33 +84,30 @@ class Option:
         return self.metavar or ("SIZE" if self.is_size else _METAVARS[self.kind])
 
     def check(self, value: Any) -> Any:
-        """The value as the recipe holds it: words become members of their category.
-
-        Raises:
-            RecipeError: a value of another type, an unknown word, or a number out of range.
-        """
+        """The value as stored in a recipe, with words as members of their category; raises RecipeError if invalid."""
         if (value is None and self.default is None) or (self.also is not None and isinstance(value, self.also)):
             return self._in_range(value)
         if issubclass(self.kind, Word):
-            return self._word(value)
+            try:
+                return self.kind(value)
+            except ValueError:
+                raise self._unknown(value) from None
         if self.kind is float and type(value) is int:
             value = float(value)
         if not isinstance(value, self.kind) or (isinstance(value, bool) and self.kind is not bool):
             raise RecipeError(f"{self.name} is {value!r}. It must be {_KIND_NAMES[self.kind]}.")
         if self.words and value not in self.words:
-            raise RecipeError(f"unknown {self.flag[2:]} {value!r}. Known: {', '.join(self.words)}.")
+            raise self._unknown(value)
         return self._in_range(value)
 
     def parse(self, text: str) -> Any:
-        """Read a value as it is typed; a switch reads `on` and `off`.
-
-        Raises:
-            RecipeError: it cannot be read, or is out of range.
-        """
+        """Read a value as typed, with `on` and `off` for a switch; raises RecipeError if invalid."""
         if self.kind is bool:
             if text not in _SWITCH_WORDS:
                 raise RecipeError(f"{text!r} is neither on nor off.")
             return _SWITCH_WORDS[text]
+        if self.choices and text not in self.choices:
+            raise self._unknown(text)
         if self.is_size and not (issubclass(self.kind, Word) and text in tuple(self.kind)):
             return self.check(parse_bytes(text))
         if self.kind in (int, float):
@@ -125,18 +118,15 @@ class Option:
         return self.check(text)
 
     def typed(self, value: Any) -> tuple[str, ...]:
-        """The words on a command line that give it a value."""
+        """The command-line words that set a value."""
         if self.kind is bool:
             return (self.flag if value else self.off_flag or "",)
         return (self.flag, size_text(value) if self.is_size and type(value) is int else str(value))
 
-    def _word(self, value: Any) -> Word:
-        kind: type[Word] = self.kind
-        try:
-            return kind(value)
-        except ValueError:
-            known = ", ".join(kind.choices()) + (", or bytes" if self.is_size else "")
-            raise RecipeError(f"unknown {self.name.replace('_', ' ')} {value!r}. Known: {known}.") from None
+    def _unknown(self, value: object) -> RecipeError:
+        words = tuple(self.kind.choices()) if issubclass(self.kind, Word) else self.words
+        known = ", ".join(words) + (", or bytes" if self.is_size else "")
+        return RecipeError(f"unknown {self.name.replace('_', ' ')} {value!r}. Known: {known}.")
 
     def _in_range(self, value: Any) -> Any:
         if isinstance(value, (int, float)) and (
@@ -144,62 +134,49 @@ class Option:
             or (self.maximum is not None and value > self.maximum)
             or (self.below is not None and value >= self.below)
         ):
-            raise RecipeError(f"{self.name.replace('_', ' ')} is {value}. It is {self._range()}.")
+            limits = f"at least {self.minimum}" if self.maximum is None else f"from {self.minimum} to {self.maximum}"
+            raise RecipeError(f"{self.name.replace('_', ' ')} is {value}. It must be {self.requirement or limits}.")
         return value
-
-    def _range(self) -> str:
-        if self.requirement is not None:
-            return self.requirement
-        return f"at least {self.minimum}" if self.maximum is None else f"from {self.minimum} to {self.maximum}"
 
 
 def option(group: Group, text: str, *, default: Any = None, **declared: Any) -> Any:
-    """Declare an option as a field of an `Options` class.
-
-    Args:
-        group: the heading it is listed under.
-        text: the help, one sentence.
-        default: the field's default.
-        declared: other attributes of `Option`; name, kind and also come from the field.
-    """
+    """Declare an option as a field; `text` is the help, `declared` are other attributes of `Option`."""
     return dataclasses.field(default=default, metadata={"option": Option(group=group, help=text, **declared)})
 
 
 @cache
 def options_of(cls: "type[Options]") -> Mapping[str, Option]:
     """The options that a class declares, by field, in the order of help and JSON."""
-    hints = get_type_hints(cls)
-    return {
-        item.name: _completed(item, hints[item.name]) for item in dataclasses.fields(cls) if "option" in item.metadata
-    }
-
-
-def _completed(item: "dataclasses.Field[Any]", hint: Any) -> Option:
-    """The declared option with what follows from its field."""
-    declared: Option = item.metadata["option"]
-    types = [get_origin(each) or each for each in get_args(hint) or (hint,) if each is not NoneType]
-    return dataclasses.replace(
-        declared,
-        name=item.name,
-        kind=types[0],
-        also=types[1] if len(types) > 1 else None,
-        default=item.default,
-        flag=declared.flag or f"--{item.name.replace('_', '-')}",
-    )
+    hints, found = get_type_hints(cls), {}
+    for item in dataclasses.fields(cls):
+        declared: Option | None = item.metadata.get("option")
+        if declared is None:
+            continue
+        hint = hints[item.name]
+        types = [get_origin(each) or each for each in get_args(hint) or (hint,) if each is not NoneType]
+        found[item.name] = dataclasses.replace(
+            declared,
+            name=item.name,
+            kind=types[0],
+            also=types[1] if len(types) > 1 else None,
+            default=item.default,
+            flag=declared.flag or f"--{item.name.replace('_', '-')}",
+        )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of classes whose fields are options: checks every value when an object is made.
+    """Base of classes whose fields are options; checks every value.
 
     Subclasses have no slots, because a recipe inherits from two of them.
     """
 
     def __post_init__(self) -> None:
-        # mypy takes a class whose instances may lack a hash for one without a hash itself
+        # mypy assumes that a class is not hashable if its instances may not be
         for name, declared in options_of(type(self)).items():  # type: ignore[arg-type]
             self._settle(name, declared.check(getattr(self, name)))
 
     def _settle(self, name: str, value: Any) -> None:
-        """Set a field of a frozen object while it is made."""
+        """Set a field of this frozen object during initialization."""
         object.__setattr__(self, name, value)

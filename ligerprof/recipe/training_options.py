@@ -1,4 +1,4 @@
-"""What is trained and how: the options of a recipe that decide what a step allocates."""
+"""The options of a recipe that decide what a step allocates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,11 +16,9 @@ class TrainingOptions(Options):
     """Everything that decides what a training step allocates.
 
     Attributes:
-        model: also a ModelSpec.
-        liger: kernel set, as `--liger` takes it.
         optimizer: `default` becomes adamw-fused, or deepspeed-cpu-adam if the optimizer is offloaded.
         clip: None becomes 1.0 with DeepSpeed.
-        deepspeed_config: a JSON file of DeepSpeed's, or its content.
+        deepspeed_config: a JSON file for DeepSpeed, or its content.
         spec: the description of `model`.
         kernels: the kernels that `liger` selects for this model.
     """
@@ -40,7 +38,7 @@ class TrainingOptions(Options):
         default=0.0,
         minimum=0,
         below=1,
-        requirement="a share from 0 up to but not 1",
+        requirement="a share from 0 up to, but not including, 1",
     )
     liger: str = option(
         Group.KERNELS,
@@ -76,7 +74,7 @@ class TrainingOptions(Options):
         Group.TRAINING,
         "Largest gradient norm; 0 never clips.",
         minimum=0,
-        requirement="a positive norm, or 0 to clip nothing",
+        requirement="a positive norm, or 0 not to clip",
         default_text="none; 1.0 with deepspeed",
     )
     attention: Attention = option(Group.TRAINING, "Attention implementation.", default=Attention.SDPA)
@@ -140,7 +138,7 @@ class TrainingOptions(Options):
 
     @property
     def summary(self) -> str:
-        """What is trained and how, in a line."""
+        """What is trained and how, in one line."""
         return ", ".join(
             (
                 self.spec.name,

@@ -1,26 +1,24 @@
 """Render `ligerprof explain`: one sentence on the peak, its roles, and its largest blocks."""
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
 from ligerprof.models.module_names import without_indices
 from ligerprof.reports.terminal import FiguresColumn, groups_table, percent_share, roles_table
-from ligerprof.roles import Phase, Role
+from ligerprof.roles import Phase, Role, View
 from ligerprof.units import format_bytes, format_mib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-View = Literal["role", "layer", "phase"]
-VIEWS: tuple[View, ...] = ("role", "layer", "phase")
 # figures and roles keep their width; in a narrow terminal, the last column is cut
 _FIGURE_WIDTH = 9
 
 
-def render_peak(report: PeakReport, *, by: View = "role", top: int = 10) -> "RenderableType":
+def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "RenderableType":
     """Lay out the report, at most 100 columns wide.
 
     Args:
@@ -31,7 +29,7 @@ def render_peak(report: PeakReport, *, by: View = "role", top: int = 10) -> "Ren
     from rich.text import Text
 
     at_peak = FiguresColumn(title="at the peak", roles=report.roles)
-    totals = roles_table([at_peak]) if by == "role" else _view(report, by)
+    totals = roles_table([at_peak]) if by is View.ROLE else _view(report, by)
     lines = [Text(line) for line in (sentence(report), *phase_lines(report), *finding_lines(report))]
     notes = [Text(f"Note: {note}.") for note in report.notes]
     return Group(*lines, totals, _blocks_table(report, top), *notes)
@@ -58,13 +56,13 @@ def phase_lines(report: PeakReport) -> list[str]:
 def _view(report: PeakReport, by: View) -> "Table":
     """Bytes by layer or by the phase that allocated them, with rounding in a separate row."""
     totals: dict[str, int] = defaultdict(int)
-    if by == "phase":
+    if by is View.PHASE:
         totals.update((phase.value, 0) for phase in Phase)
     for block in sorted(report.blocks, key=lambda block: -1 if block.layer is None else block.layer):
         layer = "outside layers" if block.layer is None else f"layer {block.layer}"
-        totals[block.phase.value if by == "phase" else layer] += block.size_bytes
+        totals[block.phase.value if by is View.PHASE else layer] += block.size_bytes
     totals[Role.ALLOCATOR_ROUNDING.value] = report.roles[Role.ALLOCATOR_ROUNDING]
-    table = groups_table("allocated in" if by == "phase" else "layer", "MiB", "share", figure_width=_FIGURE_WIDTH)
+    table = groups_table("allocated in" if by is View.PHASE else "layer", "MiB", "share", figure_width=_FIGURE_WIDTH)
     for name, size_bytes in totals.items():
         if size_bytes:
             table.add_row(name, format_mib(size_bytes), percent_share(size_bytes, report.peak_bytes))

@@ -10,9 +10,9 @@ from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
+from ligerprof.errors import LigerprofError, MissingDependencyError, UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
-from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend, Phase
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
@@ -111,12 +111,28 @@ def choose_backend(recipe: TrainingRecipe) -> Backend:
     return Backend.MEASURED if recipe.device is Device.CUDA else Backend.SIMULATED
 
 
+def require_runnable(recipe: TrainingRecipe, *, command: str) -> None:
+    """Raise if a step cannot run on this machine; call this before anything is written.
+
+    Raises:
+        UnsupportedError: this version does not support the options.
+        MissingDependencyError: a package or a CUDA device is missing.
+    """
+    simulated = choose_backend(recipe) is Backend.SIMULATED
+    require_supported(recipe, command=command, simulated=simulated)
+    require_packages(recipe, command=command, simulated=simulated)
+    if recipe.device is Device.CUDA:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise MissingDependencyError("no CUDA device. Use --device simulated.")
+
+
 def _outcome(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, trace: bool) -> StepOutcome:
     if choose_backend(recipe) is Backend.SIMULATED:
         from ligerprof.runs.simulated import simulate_step
 
         return simulate_step(recipe, progress=progress)
-    require_supported(recipe, command="step")
     trace_directory = run.tensorboard if trace else None
     if recipe.engine is Engine.DEEPSPEED:
         from ligerprof.runs.measured.deepspeed.measure import measure_deepspeed_step

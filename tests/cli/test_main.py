@@ -88,12 +88,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         (["stpe"], "No such command 'stpe'"),
         (["models", "--jsno"], "No such option"),
         (["models", "extra"], "unexpected extra argument"),
-        (["estimate", "--batch", "0"], "--batch"),
-        (["estimate", "--precision", "int8"], "--precision"),
-        (["estimate", "--model", "llama9"], "unknown model 'llama9'"),
         (["estimate", "--liger", "rms+rms"], "twice"),
-        (["estimate", "--memory-limit", "plenty"], "not a size"),
-        (["estimate", "--zero", "3"], "--engine deepspeed"),
         (["explain"], "Missing argument"),
         (["explain", "no-such-file.pickle"], "no-such-file.pickle"),
         (["compare", "no-such-run"], "no-such-run"),
@@ -109,10 +104,10 @@ def test_wrong_usage_is_exit_2_and_says_why(arguments: list[str], says: str) -> 
     assert "Traceback" not in result.stderr
 
 
-def test_what_is_not_built_is_an_expected_error() -> None:
+def test_an_unsupported_option_is_an_expected_error() -> None:
     result = RUNNER.invoke(main, ["step", "--model", "tiny", "--attention", "flash"])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("Error: simulate: --attention flash")
+    assert result.stderr.startswith("Error: step: --attention flash")
     assert result.stderr.count("\n") == 1
 
 

@@ -97,8 +97,10 @@ def test_out_of_memory_is_a_result_with_exit_code_3(tmp_path: Path) -> None:
     ("options", "exit_code", "says"),
     [
         (("--device", "cuda"), 1, "no CUDA device"),
-        (("--device", "simulated", "--attention", "flash"), 1, "not supported yet"),
+        (("--device", "simulated", "--attention", "flash"), 1, "step: --attention flash is not supported yet"),
         (("--device", "simulated", "--liger", "rms", "--provider", "missing"), 1, "missing"),
+        (("--device", "simulated", "--gpu", "mi300x"), 1, "step: --gpu mi300x"),
+        (("--engine", "deepspeed", "--precision", "mixed"), 1, "step: the simulator does not cover"),
         (("--liger", "gelu"), 2, "unknown kernel"),
         (("--model", "nowhere"), 2, "unknown model"),
         (("--batch", "0"), 2, "--batch"),
@@ -115,6 +117,20 @@ def test_what_cannot_run_is_one_line_and_leaves_nothing(
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", ["--lora", "--qlora"])
+def test_a_missing_package_is_reported_before_a_run_directory_is_made(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ligerprof.recipe.conflicts.find_spec", lambda _name: None)
+    result = run(*SIMULATED, option, "4")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"Error: step: {option} needs peft. Install it with: pip install 'ligerprof[peft]'.\n",
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.gpu

@@ -136,7 +136,7 @@ def test_a_plan_has_estimates_and_shows_finished_cells(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "says"),
     [
-        (("--batch", "1,0"), 2, "It is at least 1"),
+        (("--batch", "1,0"), 2, "It must be at least 1"),
         (("--batch", "1,,2"), 2, "empty value"),
         (("--checkpointing", "maybe"), 2, "neither on nor off"),
         (("--memory-limit", "lots"), 2, "not a size"),

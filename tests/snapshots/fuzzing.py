@@ -23,8 +23,9 @@ from ligerprof.analyzers.explain.analysis import analyze, explain
 from ligerprof.analyzers.explain.diff import diff_peaks
 from ligerprof.errors import LigerprofError, SnapshotFormatError
 from ligerprof.reports.page.peak import render_peak_page
-from ligerprof.reports.peak import VIEWS, render_peak
+from ligerprof.reports.peak import render_peak
 from ligerprof.reports.terminal import console
+from ligerprof.roles import View
 from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.snapshots.mutations import PROTOCOLS, damaged_bytes, damaged_values, holders, originals
@@ -61,7 +62,7 @@ def show(path: Path) -> None:
     report = analysis.peak
     render_peak_page(analysis, source="damaged").encode()
     json.dumps(diff_peaks(report, report).to_json(), allow_nan=False)
-    for view in VIEWS:
+    for view in View:
         console(StringIO()).print(render_peak(report, by=view, top=10))
 
 

@@ -52,7 +52,8 @@ def keeps_products(recipe: TrainingRecipe) -> bool:
 
 def _linear_kernel(spec: ModelSpec) -> str | None:
     """Name of the kernel that fuses the model's gated activation with the linear layer after it."""
-    return None if spec.mlp == "gelu" else find_slot(spec.mlp).with_next_linear
+    gate = spec.architecture.mlp.gate
+    return None if gate is None else find_slot(gate).with_next_linear
 
 
 def takes_gates(context: Context, name: str) -> bool:

@@ -11,7 +11,7 @@ from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear_4bit, multiply, renamed, scale, unary
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.kernels.slots import find_slot
-from ligerprof.models.architecture import Dropout
+from ligerprof.models.architecture import Dropout, Feature
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
@@ -105,7 +105,7 @@ def _dropped(context: Context, value: Value, rate: Dropout | None) -> Value:
 
 def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
     """apply_rotary_pos_emb, or the kernel in its place: each of the two has its share of the kernel's memory."""
-    slot = find_slot("rotary").name
+    slot = find_slot(Feature.ROTARY).name
     if not context.is_fused(slot):
         return _rotate_by_reference(context, query, key) if slot in context.kernels else _rotate(context, query, key)
     memory = kernel_memory(context, slot, query)
@@ -210,11 +210,14 @@ def _times_table(context: Context, value: Value, width: int) -> Value:
 
 def _mlp(context: Context, value: Value, name: str) -> Value:
     row = context.spec.architecture.mlp
-    output = _gated_mlp(context, value, name) if row.is_gated else _plain_mlp(context, value, name)
+    if row.gate is None:
+        output = _plain_mlp(context, value, name)
+    else:
+        output = _gated_mlp(context, value, name, find_slot(row.gate).name)
     return _dropped(context, output, row.dropout)
 
 
-def _gated_mlp(context: Context, value: Value, name: str) -> Value:
+def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
     """`down_proj(act(gate_proj(x)) * up_proj(x))`: SwiGLU and GeGLU."""
     tape, row = context.tape, context.spec.architecture.mlp
     down = f"{name}.{row.down}"
@@ -224,14 +227,14 @@ def _gated_mlp(context: Context, value: Value, name: str) -> Value:
         tape.release(gate, up, *joint)
         return output
     held: list[Value] = []
-    if row.kind in context.kernels:
+    if slot in context.kernels:
         gate, up, *joint = _gate_and_up(context, value, name)
-        product = gated_product(context, gate, up, row.kind)
+        product = gated_product(context, gate, up, slot)
         tape.release(gate, up, *joint)
     elif len(row.inputs) == 1:
         # the code keeps the gate in a variable, and with it the joint tensor
         gate, up, *held = _gate_and_up(context, value, name)
-        product = gated_product(context, gate, up, row.kind)
+        product = gated_product(context, gate, up, slot)
         tape.release(gate, up)
     else:
         gate_name, up_name = row.inputs

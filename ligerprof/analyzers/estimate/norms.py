@@ -5,6 +5,7 @@ from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.operations import renamed, row_root, scale_columns, scale_rows, square
 from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
 from ligerprof.kernels.slots import find_slot
+from ligerprof.models.architecture import Feature
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.layer_norm import backward_scratch, statistics_bytes
 from ligerprof.torch_memory.scratch import highest_bytes
@@ -16,7 +17,7 @@ def norm(context: Context, value: Value, name: str) -> Value:
     slot = find_slot(context.spec.architecture.norm.feature).name
     if context.is_fused(slot):
         return _fused_norm(context, value, name, slot)
-    if context.spec.norm == "layer":
+    if context.spec.architecture.norm.feature is Feature.LAYER_NORM:
         return _layer_norm(context, value, weight, context.weights[f"{name}.bias"])
     return _rms_norm(context, value, weight, as_reference=slot in context.kernels)
 

@@ -7,6 +7,7 @@ from ligerprof.analyzers.estimate.model import mask_elements
 from ligerprof.analyzers.estimate.operations import dropout, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.kernels.slots import find_slot
+from ligerprof.models.architecture import Feature
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory import softmax
@@ -173,7 +174,7 @@ def _has_heads_between(context: Context) -> bool:
 def _joins_rotated(context: Context) -> bool:
     """Whether the model joins the rotated part of each head with the rest: its heads lie apart then."""
     rotary = context.spec.architecture.attention.rotary
-    return rotary is not None and rotary.share is not None and find_slot("rotary").name not in context.kernels
+    return rotary is not None and rotary.share is not None and find_slot(Feature.ROTARY).name not in context.kernels
 
 
 def _heads_apart(context: Context, item: Value) -> Value:

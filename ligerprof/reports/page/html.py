@@ -10,7 +10,6 @@ import numpy as np
 
 from ligerprof.analyzers.explain.timeline import RoleTimeline, Running
 from ligerprof.reports.figures.style import ROLE_LOOKS
-from ligerprof.roles import ROLE_MEANINGS
 from ligerprof.snapshots.trace import Int64s
 
 _HERE = Path(__file__).parent
@@ -61,7 +60,7 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def html_timeline(timeline: RoleTimeline) -> str:
     """Memory over a recording, stacked by role, with zoom and hover; at most one per page."""
     legend = "".join(
-        f'<button type="button" data-role="{role.value}" aria-pressed="true" title="{escape(ROLE_MEANINGS[role])}">'
+        f'<button type="button" data-role="{role.value}" aria-pressed="true" title="{escape(role.meaning)}">'
         f'<i style="background:{ROLE_LOOKS[role].color}"></i>{role.value}</button>'
         for role in timeline.roles
     )

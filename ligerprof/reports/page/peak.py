@@ -7,7 +7,7 @@ from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.reports.page.html import html_page, html_table, html_timeline, paragraph, shortened
 from ligerprof.reports.peak import phase_lines, sentence
 from ligerprof.reports.terminal import percent_share
-from ligerprof.roles import ROLE_MEANINGS, Role
+from ligerprof.roles import Role
 from ligerprof.units import format_mib
 
 _TOP_BLOCKS = 100
@@ -32,7 +32,7 @@ def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
 
 
 def _role_rows(report: PeakReport) -> Iterator[list[str]]:
-    sizes = [(role.value, report.roles[role], ROLE_MEANINGS[role]) for role in Role if report.roles[role]]
+    sizes = [(role.value, report.roles[role], role.meaning) for role in Role if report.roles[role]]
     for name, size_bytes, meaning in (*sizes, ("total", report.peak_bytes, "")):
         yield [name, format_mib(size_bytes), percent_share(size_bytes, report.peak_bytes), meaning]
 

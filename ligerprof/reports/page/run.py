@@ -7,7 +7,7 @@ from ligerprof.reports.figures.style import svg_text
 from ligerprof.reports.page.html import html_page, html_table, html_timeline, paragraph
 from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict
 from ligerprof.reports.terminal import FiguresColumn, percent_error
-from ligerprof.roles import ROLE_MEANINGS, STEP_PHASES, Role
+from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.step import StepReport
 from ligerprof.units import format_mib
 
@@ -52,7 +52,7 @@ def _role_rows(columns: Sequence[FiguresColumn]) -> Iterable[list[str]]:
     for role in Role:
         sizes = [column.roles[role] for column in columns]
         if any(sizes):
-            yield [role.value, *_figure_cells(sizes), ROLE_MEANINGS[role]]
+            yield [role.value, *_figure_cells(sizes), role.meaning]
     yield ["total", *_figure_cells([column.roles.total_bytes for column in columns]), ""]
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ligerprof.errors import RecipeError, UnsupportedError
-from ligerprof.recipe.conflicts import require_supported
+from ligerprof.errors import RecipeError
+from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
 from ligerprof.runs.model_errors import model_failures_in_a_line
@@ -43,11 +43,8 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
         ModelCodeError: the model's own code fails on the recipe.
         RecipeError: a memory limit above the GPU's memory, or allocator settings that torch would refuse.
     """
-    require_supported(recipe, command="simulate")
-    if recipe.gpu_spec.vendor != "nvidia":
-        raise UnsupportedError(
-            f"simulate: --gpu {recipe.gpu} is not supported yet; ROCm runs other kernels. Use --gpu h200."
-        )
+    require_supported(recipe, command="simulate", simulated=True)
+    require_packages(recipe, command="simulate", simulated=True)
     return _Simulation(recipe, record=record, progress=progress or _silent).run()
 
 

@@ -131,4 +131,4 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: SweepSettings, wat
 
 
 def _require_runnable(recipe: TrainingRecipe) -> None:
-    require_supported(recipe, command="simulate" if recipe.device is Device.SIMULATED else "sweep")
+    require_supported(recipe, command="sweep", simulated=recipe.device is Device.SIMULATED)

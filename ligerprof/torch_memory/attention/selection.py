@@ -7,7 +7,7 @@ model.
 from dataclasses import dataclass
 from enum import Enum
 
-from ligerprof.gpus import GpuSpec
+from ligerprof.gpus import GpuSpec, Vendor
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, HALF_BYTES
 
 # check_prefer_cudnn_attention: the generations where cuDNN comes first
@@ -92,7 +92,7 @@ class AttentionProblem:
 
 def choose_kernel(problem: AttentionProblem, gpu: GpuSpec) -> AttentionKernel:
     """The first kernel that takes the problem, in torch's order of preference (select_sdp_backend)."""
-    if gpu.vendor == "nvidia" and gpu.compute_capability[0] in _CUDNN_FIRST and _cudnn_takes(problem, gpu):
+    if gpu.vendor is Vendor.NVIDIA and gpu.compute_capability[0] in _CUDNN_FIRST and _cudnn_takes(problem, gpu):
         return AttentionKernel.CUDNN
     if _flash_takes(problem, gpu):
         return AttentionKernel.FLASH

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _foreach_utils as foreach_utils
 
 from ligerprof.errors import RecipeError, UnsupportedError
-from ligerprof.gpus import GPUS
+from ligerprof.gpus import GPUS, Vendor
 from ligerprof.models import spec_from_config
 from ligerprof.models.catalog import CONFIGS
 from ligerprof.recipe.training import TrainingRecipe
@@ -220,7 +220,7 @@ def test_nothing_of_a_step_stays_when_it_ends(options: dict[str, Any]) -> None:
     assert third.after_phase == second.after_phase
 
 
-@pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS.values() if gpu.vendor == "nvidia"])
+@pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA])
 def test_every_gpu_of_the_table_simulates(gpu: str) -> None:
     precision = "fp16" if gpu == "t4" else "bf16"
     outcome = simulate_step(tiny(gpu=gpu, precision=precision), record=False)
