@@ -308,11 +308,21 @@ def _gelu_new(context: Context, value: Value) -> Value:
 def _times_wider(context: Context, left: Value, right: Value) -> Value:
     """`left * right` where `right` may be wider: keeps both.
 
-    Both gradients are made wide; autograd casts the left one after the product's own gradient is freed.
+    Both gradients are made wide, then the left one is cast. The engine frees what the product saved after the cast;
+    checkpointing's unpack hooks hand it over for good, so it is gone before.
     """
-    tape = context.tape
+    tape, recipe, widens = context.tape, context.recipe, left.width != right.width
+    unpacked_once = recipe.checkpointing and not recipe.reentrant
     wide = Operation(elements=left.elements, width=right.width, inputs=(left,), view_of=left)
-    read = tape.name(left) if left.width == right.width else tape.run(wide)
-    output = tape.run(Operation(elements=right.elements, width=right.width, inputs=(read, right), saves=(read, right)))
+    read = tape.run(wide) if widens and unpacked_once else tape.name(left)
+    output = tape.run(
+        Operation(
+            elements=right.elements,
+            width=right.width,
+            inputs=(read, right),
+            saves=(read, right),
+            backward_scratch_bytes=right.size_bytes if read.width != right.width else 0,
+        )
+    )
     tape.release(read)
     return output
