@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from ligerprof.analyzers.compare import compare, figures_from_json, figures_from_peak
-from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.result_reader import Figures
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import show
@@ -46,4 +45,7 @@ def _read(source: Path) -> tuple[Figures, ...]:
         return figures_from_json(read_result(source), str(source))
     if source.suffix == ".json" or starts_as_json(source, _RESULT):
         return figures_from_json(read_json(source, _RESULT), str(source))
+    # numpy is not needed for JSON files
+    from ligerprof.analyzers.explain.analysis import explain
+
     return (figures_from_peak(explain(source), str(source)),)

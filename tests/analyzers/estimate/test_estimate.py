@@ -231,7 +231,7 @@ def test_an_unknown_architecture_is_one_clear_line() -> None:
             UnsupportedError,
             "--optimizer adamw-8bit with --engine deepspeed is not supported",
         ),
-        ({"model": "gpt2-xl", "lora": 8}, RecipeError, "gpt2-xl has none of them"),
+        ({"model": "gpt2-xl", "lora": 8}, RecipeError, "gpt2-xl has none"),
     ],
 )
 def test_what_is_not_covered_is_said_in_a_line(changes: dict[str, Any], error: type[Exception], text: str) -> None:
