@@ -22,6 +22,7 @@ class Context:
         weights: every parameter by name.
         kernels: the fused kernels of the recipe, by name.
         mask: the attention mask, if the model makes one.
+        leaf: the layer's input if autograd takes it for a leaf, so that autocast caches its copy as it does weights'.
         casts: autocast's cache of weight copies, which are freed when autocast ends.
     """
 
@@ -30,6 +31,8 @@ class Context:
     weights: Mapping[str, Weight]
     kernels: Mapping[str, KernelSpec]
     mask: Value | None = None
+    leaf: Value | None = None
+    leaf_cast: Value | None = None
     casts: list[Value] = field(default_factory=list)
 
     @property
@@ -74,7 +77,13 @@ class Context:
 
     def autocast(self, value: Value) -> Value:
         """The tensor that autocast passes to a matrix product."""
-        return self.cast(value, self.half_bytes or value.width)
+        width = self.half_bytes or value.width
+        if value is not self.leaf or value.width == width:
+            return self.cast(value, width)
+        if self.leaf_cast is None:
+            self.leaf_cast = self.cast(value, width)
+            self.casts.append(self.leaf_cast)
+        return self.tape.name(self.leaf_cast)
 
     def autocast_weight(self, weight: Weight) -> Tensor:
         """The weight that a matrix product reads; autocast caches the copy of a trainable weight until it ends."""

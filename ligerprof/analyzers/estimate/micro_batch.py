@@ -210,6 +210,8 @@ class MicroBatch:
         if not reentrant:
             first_pass.start_backward(layer.output, gradient)
         context = self._new_context(Tape(self._meter, stop_after_saves=None if reentrant else first_pass.saves_seen))
+        # the reentrant kind detaches the layer's input
+        context.leaf = layer.source if reentrant else None
         output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
         context.leave_autocast()
         if reentrant:
