@@ -31,6 +31,18 @@ MEASURED_ON_TWO = {0: (443799040, 482344960), 1: (540271104, 648019968)}
 LOST_THEIR_BEGINNING = {"small-ring-3000-expandable", "small-late"}
 
 
+def test_a_compiled_model_s_recording_is_read_although_a_line_is_unknown() -> None:
+    """An unknown line is -1, which torch writes as an unsigned integer, 2**64 - 1."""
+    snapshot = read_snapshot(RECORDINGS / "compiled.pickle.xz")
+
+    lines = {frame["line"] for event in snapshot.trace_of(0) for frame in event["frames"]}
+    assert max(lines) == 2**64 - 1
+    replayed = replay(snapshot, 0)
+    assert replayed.allocated_bytes.max() == 4393146880
+    assert replayed.verified
+    assert replayed.complete
+
+
 @pytest.mark.parametrize("name", sorted(MEASURED))
 def test_replay_gives_the_measured_peaks_to_the_byte(name: str) -> None:
     replayed = replay(read_snapshot(RECORDINGS / f"{name}.pickle.xz"), 0)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from ligerprof.roles import Phase
 
+# torch writes an unknown line, -1, as an unsigned 64-bit integer
+_LINE_LIMIT = 2**31
 _NATIVE_FILE = re.compile(r"\?\?|.*\.(?:cpp|cc|c|cu|cuh|h|hpp)|")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
 # stacks of the thread that runs the training script end in one of these functions; those of autograd's threads do not
@@ -35,7 +37,7 @@ _RECOMPUTE = re.compile(r"torch/utils/checkpoint\.py:(?:unpack_hook|recompute_fn
 
 
 class PythonCall(NamedTuple):
-    """One Python frame."""
+    """One Python frame; its line is 0 if unknown."""
 
     file: str
     line: int
@@ -165,7 +167,8 @@ def _read_frame(frame: Any) -> PythonCall | str | None:
         return None
     if _NATIVE_FILE.fullmatch(file):
         return name
-    return PythonCall(_INSTALLED.sub("", file), line if isinstance(line, int) else 0, name)
+    known_line = line if isinstance(line, int) and 0 < line < _LINE_LIMIT else 0
+    return PythonCall(_INSTALLED.sub("", file), known_line, name)
 
 
 def _is_model_forward(call: PythonCall) -> bool:
@@ -176,4 +179,4 @@ def _describe(call: PythonCall) -> str:
     folder, _, file = call.file.rpartition("/")
     # kernels share file names, so the folder is needed too
     place = f"{folder.rpartition('/')[2]}/{file}" if file in _COMMON_NAMES else file
-    return f"{place}:{call.line} {call.function}"
+    return f"{place}:{call.line} {call.function}" if call.line else f"{place} {call.function}"

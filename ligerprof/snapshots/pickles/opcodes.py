@@ -12,7 +12,8 @@ _HINT = "A memory snapshot holds only dicts, lists, text and numbers: do not loa
 # and pairs of integers. All other opcodes are refused: those that import, call or build; tuples
 # other than pairs of integers (nested tuples take exponential time to hash); those that declare
 # lengths which plain data does not need.
-_INTEGER = rb"(?:K.|M..|J....|\x8a(?:\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
+# LONG1 of nine bytes: torch writes an unknown line, -1, as an unsigned 64-bit integer.
+_INTEGER = rb"(?:K.|M..|J....|\x8a(?:\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x09.{9}))"
 _REFERENCE = rb"(?:j....|h.)"
 # the start of an event's dict, eight keys at once; a snapshot can have a million in a row
 _VALUE = rb"(?:j....|h.|\x8a\x07.{7}|\x8a\x06.{6}|K.|J....|M..)"
@@ -22,7 +23,7 @@ _TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length f
 _ANY = rb"j....|h.|\x94+|[()}\]ueas\x88\x89N]|" + _INTEGER + rb"(?:" + _INTEGER + rb"\x86)?|q.|G.{8}|" + _TEXT
 # bounded, because re keeps memory for each repetition of an unbounded one
 _RUN = re.compile(rb"(?s)(?:" + _EVENT + rb"|" + _ANY + rb"){1,4096}")
-_BINUNICODE, _SHORT_BINUNICODE, _LONG_BINPUT = 0x58, 0x8C, 0x72
+_BINUNICODE, _SHORT_BINUNICODE, _LONG_BINPUT, _LONG1 = 0x58, 0x8C, 0x72, 0x8A
 _PROTO, _FRAME, _STOP = 0x80, 0x95, 0x2E
 _NEWEST_PROTOCOL = 5
 _REFUSED = {
@@ -83,13 +84,13 @@ def _argument(pickled: bytes, position: int, layout: str, size: int) -> int:
     return value
 
 
-def _skip_text(layout: str, size: int) -> Callable[[bytes, int], int]:
+def _skip_sized(kind: str, layout: str, size: int) -> Callable[[bytes, int], int]:
     def skip(pickled: bytes, position: int) -> int:
         length = _argument(pickled, position, layout, size)
         after = position + 1 + size + length
         if after > len(pickled):
             raise SnapshotFormatError(
-                f"text of {length} bytes declared at byte {position} of {len(pickled)}. Was the file cut short?"
+                f"{kind} of {length} bytes declared at byte {position} of {len(pickled)}. Was the file cut short?"
             )
         return after
 
@@ -123,8 +124,9 @@ def _skip_memo_put(pickled: bytes, position: int) -> int:
 
 
 _STEPS: dict[int, Callable[[bytes, int], int]] = {
-    _BINUNICODE: _skip_text("<I", 4),
-    _SHORT_BINUNICODE: _skip_text("<B", 1),
+    _BINUNICODE: _skip_sized("text", "<I", 4),
+    _SHORT_BINUNICODE: _skip_sized("text", "<B", 1),
+    _LONG1: _skip_sized("an integer", "<B", 1),
     _LONG_BINPUT: _skip_memo_put,
     _PROTO: _skip_protocol,
     _FRAME: _skip_frame,
