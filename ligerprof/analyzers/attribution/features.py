@@ -10,6 +10,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
+from ligerprof.analyzers.attribution.reduction import Reductions
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
@@ -57,6 +58,10 @@ class Feature(Enum):
     CAST_ARGUMENT = auto()
     DIES_IN_CALL = auto()
     ATTENTION_SCORES = auto()
+    # reduction of gradients by a data-parallel wrapper
+    REDUCED = auto()
+    REDUCTION_INPUT = auto()
+    BUCKETS_HOLD_GRADIENTS = auto()
 
     # the hash of Enum is a Python function, and sets of features are built and compared for every block
     __hash__ = object.__hash__
@@ -69,6 +74,7 @@ class BlockFeatures:
     Attributes:
         phase: None if unknown.
         stack: Python calls as lines of `file:function`, innermost first.
+        inner_stack: the part of `stack` below the innermost call of a module.
         native: C++ functions, one per line.
         node: the autograd node that ran, or "".
         module: dotted name, "" if unknown.
@@ -76,6 +82,7 @@ class BlockFeatures:
 
     phase: Phase | None
     stack: str
+    inner_stack: str
     native: str
     node: str
     features: frozenset[Feature]
@@ -105,6 +112,7 @@ class FeatureExtractor:
         self._codes = phases.codes_of(replayed.allocated_by)
         for block in range(len(replayed.older_blocks)):
             self._codes[block] = phase_code(call_sites.of(block).stack.phase)
+        self._reductions = Reductions(replayed, call_sites, phases, self._codes)
         self._site_features: dict[int, frozenset[Feature]] = {}
 
     def features(self, block: int) -> BlockFeatures:
@@ -114,6 +122,7 @@ class FeatureExtractor:
         return BlockFeatures(
             phase=phase,
             stack=site.stack.text,
+            inner_stack=site.stack.inner_text,
             native=site.stack.native_text,
             node=site.node,
             module=site.module,
@@ -139,6 +148,8 @@ class FeatureExtractor:
             np.isin(blocks, list(self._first_workspaces)),
             self._layers[blocks] < self._deepest_layer[spans],
             self._last_checkpointed[spans] <= blocks,
+            self._reductions.gradients[blocks],
+            self._reductions.inputs[blocks],
         )
         return zip(*(column.tolist() for column in columns), strict=True)
 
@@ -150,6 +161,9 @@ class FeatureExtractor:
         yield from self._lifetime(block)
         yield from self._size(block)
         yield from self._call(block, site)
+        yield Feature.REDUCED, bool(self._reductions.gradients[block])
+        yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
+        yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
         size = int(self._sizes[block])
         if size in self._score_sizes:
             in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None

@@ -1,65 +1,20 @@
 """The rules that give a block its role: one table, in which the first matching row wins."""
 
-import re
-from dataclasses import KW_ONLY, dataclass
 from functools import cache, lru_cache
 
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
+from ligerprof.analyzers.attribution.rule import Rule
+from ligerprof.analyzers.attribution.sharding_rules import (
+    COMMUNICATION_RULES,
+    OPTIMIZER_COMMUNICATION,
+    STATE_RULES,
+)
 from ligerprof.roles import Phase, Role
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A role for the blocks that meet every condition.
-
-    Attributes:
-        phases: any of these phases; empty allows any, also an unknown one.
-        stack: pattern searched in the Python calls; `^` and `$` match at each line.
-        native: pattern searched in the C++ functions.
-        node: pattern searched in the name of the autograd node.
-        has: all of these features.
-        has_one: at least one of these features; empty allows any.
-        lacks: none of these features.
-    """
-
-    role: Role
-    phases: tuple[Phase, ...] = ()
-    _: KW_ONLY
-    stack: str = ""
-    native: str = ""
-    node: str = ""
-    has: tuple[Feature, ...] = ()
-    has_one: tuple[Feature, ...] = ()
-    lacks: tuple[Feature, ...] = ()
-
-    def matches(self, block: BlockFeatures) -> bool:
-        """Whether all conditions hold."""
-        return (
-            (not self.phases or block.phase in self.phases)
-            and block.features.issuperset(self.has)
-            and (not self.has_one or not block.features.isdisjoint(self.has_one))
-            and block.features.isdisjoint(self.lacks)
-            and all(
-                not pattern or _occurs(pattern, text)
-                for pattern, text in ((self.stack, block.stack), (self.native, block.native), (self.node, block.node))
-            )
-        )
-
-
-# a recording has few stacks, and each is matched with the same patterns for thousands of blocks
-@lru_cache(maxsize=100_000)
-def _occurs(pattern: str, text: str) -> bool:
-    return re.search(pattern, text, re.MULTILINE) is not None
-
 
 _BUILD, _FORWARD, _BACKWARD = (Phase.BUILD,), (Phase.FORWARD,), (Phase.BACKWARD,)
 _OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FORWARD, Phase.BACKWARD)
 _FUSED_LOSS = r"fused_linear_cross_entropy|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/"
 _LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
-_COLLECTIVES = (
-    r"deepspeed/runtime/zero/partition|deepspeed/runtime/comm|deepspeed/comm/|distributed_c10d\.py:"
-    r"|distributed/(?:fsdp|_composable|_functional_collectives)|parallel/distributed\.py:"
-)
 _LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
 
 RULES: tuple[Rule, ...] = (
@@ -72,28 +27,13 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.WORKSPACE_SIZED, Feature.OUTLIVES_STEP),
         lacks=(Feature.WEIGHT_SIZED,),
     ),
-    # DeepSpeed ZeRO's weights, master copies and gradients
-    Rule(
-        Role.PARAMETERS,
-        _BUILD,
-        stack=r"deepspeed/runtime/zero/.*:(?:flatten_dense_tensors_aligned|defragment|_partition_param)$",
-    ),
-    Rule(
-        Role.OPTIMIZER_STATES,
-        stack=r"deepspeed/runtime/.*:(?:_create_fp32_partitions|initialize_optimizer_states)$"
-        r"|\A\S*fp16/(?:un)?fused_optimizer\.py:__init__$",
-    ),
-    # the other block of this constructor is a buffer that moves the largest gradient to host memory
-    Rule(Role.OPTIMIZER_STATES, stack=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Feature.HEAD_WEIGHT_SIZED,)),
-    Rule(Role.GRADIENTS, _BACKWARD, stack=r"\A\S*zero/stage_1_and_2\.py:copy_grads_in_partition$"),
-    Rule(Role.GRADIENTS, _BACKWARD, stack=r"\A\S*zero/linear\.py:backward$", has=(Feature.WEIGHT_SIZED,)),
-    # the optimizer's states and temporaries; ZeRO's step also gathers weights
+    *STATE_RULES,
+    # the optimizer's states and temporaries
     Rule(Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$"),
-    Rule(Role.COMMUNICATION, _OPTIMIZER, stack=_COLLECTIVES),
+    OPTIMIZER_COMMUNICATION,
     Rule(Role.OPTIMIZER_STATES, _OPTIMIZER, has=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.OPTIMIZER_TEMPORARIES, _OPTIMIZER),
-    # buffers that move parameters and gradients between ranks or to the host, DeepSpeed's and others
-    Rule(Role.COMMUNICATION, stack=rf"deepspeed/runtime/zero/(?!linear|tiling)|{_COLLECTIVES}"),
+    *COMMUNICATION_RULES,
     # inputs of the model
     Rule(Role.INPUTS, stack=r":make_batch$|/dataloader\.py:|/data_collator\.py:|/data/_utils/"),
     Rule(Role.INPUTS, _FORWARD, stack=r"\A\S*mask\w*\.py:"),

@@ -33,6 +33,7 @@ _OPTIMIZER_FILE = re.compile(
 _OPTIMIZER_CALLS = frozenset({"step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "_init_group"})
 _BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", "_engine_run_backward"})
 _BUILD_CALLS = re.compile(r"__init__|_apply|convert|from_pretrained|load_state_dict|_load_.*|initialize|empty_init")
+_MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "inner"})
 _RECOMPUTE = re.compile(r"torch/utils/checkpoint\.py:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
 
 
@@ -88,6 +89,11 @@ class Stack:
     def below_model(self) -> tuple[PythonCall, ...]:
         """The calls inside the model's innermost forward method."""
         return tuple(takewhile(lambda call: not _is_model_forward(call), self.calls))
+
+    @cached_property
+    def inner_text(self) -> str:
+        """The part of `text` below the innermost call of a module: code of a hook or operator, not of its callers."""
+        return "\n".join(f"{call.file}:{call.function}" for call in takewhile(_is_not_module_call, self.calls))
 
     @cached_property
     def in_linear(self) -> bool:
@@ -173,6 +179,10 @@ def _read_frame(frame: Any) -> PythonCall | str | None:
 
 def _is_model_forward(call: PythonCall) -> bool:
     return call.function.endswith("forward") and not _LIBRARY.search(call.file)
+
+
+def _is_not_module_call(call: PythonCall) -> bool:
+    return not (call.function in _MODULE_CALLS and call.file.endswith("nn/modules/module.py"))
 
 
 def _describe(call: PythonCall) -> str:

@@ -259,7 +259,7 @@ def test_step_that_ran_out_of_memory_is_attributed_completely() -> None:
 def features(
     phase: Phase | None = None, *, stack: str = "", node: str = "", given: tuple[Feature, ...] = ()
 ) -> BlockFeatures:
-    return BlockFeatures(phase=phase, stack=stack, native="", node=node, features=frozenset(given))
+    return BlockFeatures(phase=phase, stack=stack, inner_stack=stack, native="", node=node, features=frozenset(given))
 
 
 def test_first_rule_that_matches_gives_the_role() -> None:

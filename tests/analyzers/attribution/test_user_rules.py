@@ -21,7 +21,8 @@ EXAMPLE = re.search(r"```toml\n(.*?)```", (REPOSITORY / "docs" / "explain.md").r
 
 
 def features(**given: object) -> BlockFeatures:
-    values: dict[str, object] = {"phase": Phase.FORWARD, "stack": "", "native": "", "node": "", "features": frozenset()}
+    texts = dict.fromkeys(("stack", "inner_stack", "native", "node"), "")
+    values: dict[str, object] = {"phase": Phase.FORWARD, "features": frozenset(), **texts}
     return BlockFeatures(**(values | given))  # type: ignore[arg-type]
 
 

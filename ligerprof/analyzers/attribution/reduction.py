@@ -1,0 +1,174 @@
+"""Find the gradients that a data-parallel wrapper reduces: by when they are freed, and where else none are kept."""
+
+import re
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
+from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.roles import Phase
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
+
+Bools = npt.NDArray[np.bool_]
+
+# functions that copy gradients into the buffer that is reduced, and then drop them
+_REDUCTION = re.compile(r"_fsdp_collectives\.py:foreach_reduce$|fsdp/_runtime_utils\.py:_reduce_grad$", re.MULTILINE)
+_REDUCTION_INPUT = re.compile(r"\A(?:\S*:allocate\n)?\S*_fsdp_collectives\.py:foreach_reduce$", re.MULTILINE)
+# the same functions and those that add gradients of several micro-batches, as frames of an event that frees
+_DROPS = re.compile(r"_fsdp_param_group\.py:post_backward$|fsdp/_runtime_utils\.py:_post_backward_hook$", re.MULTILINE)
+# DDP's reducer allocates its buckets when it is built, and again before the second forward pass
+BUCKET = r"\A\S*nn/parallel/distributed\.py:(?:_ddp_init_helper|_pre_forward|_rebuild_buckets)$"
+_BUCKET = re.compile(BUCKET, re.MULTILINE)
+# FSDP1's gathered flat parameters; their gradients have the same sizes
+_FLAT = re.compile(r"fsdp/_flat_param\.py:_alloc_padded_unsharded_flat_param$", re.MULTILINE)
+# padding to a multiple of the ranks is at most this share of a buffer
+_PADDING_SHARE = 64
+
+
+class Reductions:
+    """What wrappers such as FSDP and DDP do with the gradients that autograd computes.
+
+    Args:
+        codes: `phase_code` of each block.
+    """
+
+    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases, codes: Int64s) -> None:
+        self._replayed = replayed
+        self._call_sites = call_sites
+        self._phases = phases
+        self._codes = codes
+
+    @cached_property
+    def inputs(self) -> Bools:
+        """The blocks into which FSDP2 copies gradients before it reduces them: the first of each reduction."""
+        first = self._reducing & ~np.append(False, self._reducing[:-1])
+        return np.asarray(first & self._blocks_at(_REDUCTION_INPUT))
+
+    @cached_property
+    def gradients(self) -> Bools:
+        """Blocks that autograd computed and the wrapper reduced, and the blocks that were added up into them."""
+        reduced = self._freed_in_reduction | self._freed_by_wrapper | self._flat
+        return reduced | self._summands(reduced | (self._by_autograd & self._outlives_backward))
+
+    @cached_property
+    def buckets_hold_gradients(self) -> bool:
+        """Whether DDP's buckets are the only memory of the gradients (`gradient_as_bucket_view=True`).
+
+        When the optimizer starts, gradients exist: if no other block can hold them, the buckets do.
+        """
+        buckets = np.flatnonzero(self._blocks_at(_BUCKET))
+        step = self._first_step_after_backward
+        if not len(buckets) or step is None:
+            return False
+        live = self._replayed.live_at(step)
+        sizes = self._replayed.requested_bytes
+        own = live[self._by_autograd[live] & np.isin(sizes[live], sizes[self._built])]
+        return int(sizes[own].sum()) * 2 < int(sizes[np.intersect1d(live, buckets)].sum())
+
+    @cached_property
+    def _first_step_after_backward(self) -> int | None:
+        """The event that begins an optimizer step after a backward pass."""
+        backward = np.flatnonzero(self._phases.codes == phase_code(Phase.BACKWARD))
+        if not len(backward):
+            return None
+        optimizer = np.flatnonzero(self._phases.codes == phase_code(Phase.OPTIMIZER))
+        starts = np.sort(np.append(optimizer, self._phases.optimizer_starts))
+        after = starts[starts > backward[0]]
+        return int(after[0]) if len(after) else None
+
+    @cached_property
+    def _built(self) -> Bools:
+        return np.asarray(self._codes == phase_code(Phase.BUILD))
+
+    @cached_property
+    def _by_autograd(self) -> Bools:
+        """Blocks of backward, except those of recomputed forward passes and of the wrappers."""
+        computed = [not site.recomputes and not _is_wrapper(site) for site in self._call_sites.sites]
+        return np.asarray(self._of_sites(computed) & (self._codes == phase_code(Phase.BACKWARD)))
+
+    @cached_property
+    def _reducing(self) -> Bools:
+        return self._blocks_at(_REDUCTION)
+
+    @cached_property
+    def _freed_in_reduction(self) -> Bools:
+        """Blocks of autograd that were freed between the allocations of one reduction, and the last one after them."""
+        found = np.zeros_like(self._by_autograd)
+        if not self._reducing.any():
+            return found
+        freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
+        candidates = np.flatnonzero(self._by_autograd & (freed >= 0))
+        candidates = candidates[np.argsort(freed[candidates])]
+        edges = np.flatnonzero(np.diff(self._reducing, prepend=False, append=False))
+        allocated = np.append(self._replayed.allocated_by, len(self._replayed.trace))
+        for first, end in edges.reshape(-1, 2).tolist():
+            moments = allocated[[first, end - 1, end]]
+            start, stop, limit = np.searchsorted(freed[candidates], moments).tolist()
+            dropped = candidates[start:stop]
+            found[dropped] = True
+            # Python's loop variable holds the last gradient until the function returns
+            if stop < limit and _completes(int(sizes[first]), int(sizes[dropped].sum()), int(sizes[candidates[stop]])):
+                found[candidates[stop]] = True
+        return found
+
+    @cached_property
+    def _freed_by_wrapper(self) -> Bools:
+        """Blocks of autograd whose release has the wrapper's frames, as recordings with `context="all"` contain."""
+        chosen = np.flatnonzero(self._by_autograd & (self._replayed.freed_by >= 0) & self._reducing.any())
+        codes, frames = self._replayed.trace.objects("frames")
+        freed_at = codes[self._replayed.freed_by[chosen]]
+        drops = {code for code in set(freed_at.tolist()) if _has_call(frames[code], _DROPS)}
+        found = np.zeros_like(self._by_autograd)
+        found[chosen] = np.isin(freed_at, list(drops))
+        return found
+
+    @cached_property
+    def _flat(self) -> Bools:
+        """Blocks without Python frames that have the size of FSDP1's gathered flat parameters."""
+        sizes = self._replayed.requested_bytes
+        silent = self._of_sites([not site.stack.calls for site in self._call_sites.sites])
+        return np.asarray(silent & np.isin(sizes, sizes[self._blocks_at(_FLAT)]))
+
+    @cached_property
+    def _outlives_backward(self) -> Bools:
+        freed, spans = self._replayed.freed_by, self._phases.spans_of(self._replayed.allocated_by)
+        return np.asarray(np.where(freed < 0, self._phases.last_span, self._phases.spans_of(freed)) > spans)
+
+    def _summands(self, sums: Bools) -> Bools:
+        """Blocks of a sum's size that are freed before anything else is allocated, as after `a + b`.
+
+        Several gradients of a weight that the model uses more than once are added in this way.
+        """
+        allocated, freed, sizes = (self._replayed.allocated_by, self._replayed.freed_by, self._replayed.requested_bytes)
+        after = np.searchsorted(allocated, freed) - 1
+        candidates = self._by_autograd & (freed >= 0) & (after > np.arange(len(freed)))
+        return np.asarray(candidates & sums[after] & (sizes[after] == sizes))
+
+    def _blocks_at(self, pattern: re.Pattern[str]) -> Bools:
+        return self._of_sites([pattern.search(site.stack.inner_text) is not None for site in self._call_sites.sites])
+
+    def _of_sites(self, chosen: list[bool]) -> Bools:
+        return np.array([*chosen, False], dtype=bool)[self._call_sites.site_of]
+
+
+def _is_wrapper(site: CallSite) -> bool:
+    return "distributed/fsdp/" in site.stack.inner_text
+
+
+def _completes(sent_bytes: int, known_bytes: int, last_bytes: int) -> bool:
+    """Whether gradients fill the buffer that is sent, in their dtype or another, better with the last one."""
+    missing = [
+        min(abs(sent_bytes - ratio * gradient_bytes) for ratio in (0.5, 1, 2))
+        for gradient_bytes in (known_bytes + last_bytes, known_bytes)
+    ]
+    return missing[0] < missing[1] and missing[0] * _PADDING_SHARE < sent_bytes
+
+
+def _has_call(frames: object, pattern: re.Pattern[str]) -> bool:
+    """Whether a list of frames, unchecked, has a call that matches."""
+    listed = frames if isinstance(frames, list) else ()
+    calls = (f"{frame.get('filename')}:{frame.get('name')}" for frame in listed if isinstance(frame, dict))
+    return any(pattern.search(call) for call in calls)

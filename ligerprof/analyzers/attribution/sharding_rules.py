@@ -1,0 +1,75 @@
+"""The rules for memory of distributed training: FSDP, DDP and DeepSpeed's ZeRO."""
+
+from ligerprof.analyzers.attribution.features import Feature
+from ligerprof.analyzers.attribution.reduction import BUCKET
+from ligerprof.analyzers.attribution.rule import Rule
+from ligerprof.roles import Phase, Role
+
+_BUILD, _BACKWARD = (Phase.BUILD,), (Phase.BACKWARD,)
+_NOT_BUILD = tuple(phase for phase in Phase if phase is not Phase.BUILD)
+_FSDP = r"distributed/(?:fsdp|_composable)/"
+# the part of FSDP that returns reduced gradients, or keeps those that are not reduced yet
+_FSDP_GRADIENTS = (
+    r"_fsdp_collectives\.py:foreach_reduce$|_fsdp_param\.py:to_accumulated_grad_if_needed$"
+    r"|fsdp/_runtime_utils\.py:(?:_reduce_grad|_reduce_grad_no_shard)$"
+    r"|fsdp/_flat_param\.py:prepare_gradient_for_(?:backward|optim)$"
+)
+# casts of a wrapped module's inputs and outputs, which autograd saves like any activation
+_FSDP_CASTS = r"_fsdp_common\.py:_cast_fp_tensor$|distributed/utils\.py:cast_fn$|:_cast_forward_inputs$"
+_ZERO = r"deepspeed/runtime/zero/(?!linear|tiling)|deepspeed/(?:runtime/)?comm/"
+_COLLECTIVES = (
+    r"distributed_c10d\.py:|distributed/_functional_collectives|distributed/_symmetric_memory"
+    r"|nn/parallel/distributed\.py:|distributed/algorithms/ddp_comm_hooks/|distributed/utils\.py:_sync_"
+    r"|distributed/pipelining/\w+\.py:_make_tensor_from_meta$"
+)
+
+# these come before the rules for optimizers
+STATE_RULES: tuple[Rule, ...] = (
+    # FSDP2 and FSDP1: the shards, also where the first forward pass pads them anew
+    Rule(Role.PARAMETERS, inner=r"_fsdp_param\.py:(?:_init_sharded_param|reset_sharded_param)$"),
+    Rule(Role.COMMUNICATION, has=(Feature.REDUCTION_INPUT,)),
+    Rule(Role.GRADIENTS, _BACKWARD, inner=_FSDP_GRADIENTS, has_one=(Feature.OUTLIVES_PHASE, Feature.NEVER_FREED)),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.REDUCED,)),
+    # DDP's buckets: with gradient_as_bucket_view, gradients are views of them
+    Rule(Role.GRADIENTS, inner=BUCKET, has=(Feature.BUCKETS_HOLD_GRADIENTS,)),
+    # ZeroRedundancyOptimizer's parameters_as_bucket_view moves weights into buckets
+    Rule(Role.PARAMETERS, inner=r"optim/zero_redundancy_optimizer\.py:_build_param_buckets$"),
+    # DeepSpeed ZeRO's weights, master copies and gradients
+    Rule(
+        Role.PARAMETERS,
+        _BUILD,
+        inner=r"deepspeed/runtime/zero/.*:(?:flatten_dense_tensors_aligned|defragment|_partition_param)$",
+    ),
+    Rule(
+        Role.OPTIMIZER_STATES,
+        inner=r"deepspeed/runtime/.*:(?:_create_fp32_partitions|initialize_optimizer_states)$"
+        r"|\A\S*fp16/(?:un)?fused_optimizer\.py:__init__$",
+    ),
+    # the other block of this constructor is a buffer that moves the largest gradient to host memory
+    Rule(Role.OPTIMIZER_STATES, inner=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Feature.HEAD_WEIGHT_SIZED,)),
+    Rule(Role.GRADIENTS, _BACKWARD, inner=r"\A\S*zero/stage_1_and_2\.py:copy_grads_in_partition$"),
+    Rule(Role.GRADIENTS, _BACKWARD, inner=r"\A\S*zero/linear\.py:backward$", has=(Feature.WEIGHT_SIZED,)),
+)
+
+# these come after the rules for optimizers' states; an optimizer step also gathers weights
+OPTIMIZER_COMMUNICATION = Rule(
+    Role.COMMUNICATION,
+    (Phase.OPTIMIZER,),
+    inner=rf"deepspeed/runtime/zero/partition|deepspeed/(?:runtime/)?comm/|{_FSDP}|{_COLLECTIVES}",
+)
+
+# these come after the rules for optimizers
+COMMUNICATION_RULES: tuple[Rule, ...] = (
+    # batches that a wrapper moves to the GPU
+    Rule(Role.INPUTS, inner=r"distributed/utils\.py:(?:_to_kwargs|_recursive_to)$"),
+    # a collective's result that backward needs, as of sequence parallelism
+    Rule(
+        Role.ACTIVATIONS,
+        (Phase.FORWARD,),
+        inner=r"distributed/_functional_collectives",
+        has=(Feature.OUTLIVES_PHASE,),
+    ),
+    # gathered parameters, and buffers that move parameters and gradients between ranks or to the host
+    Rule(Role.COMMUNICATION, inner=rf"{_ZERO}|{_COLLECTIVES}"),
+    Rule(Role.COMMUNICATION, _NOT_BUILD, inner=rf"\A(?!(?:.*\n)*?.*(?:{_FSDP_CASTS}))(?:.*\n)*?.*{_FSDP}"),
+)
