@@ -4,7 +4,8 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.explain.failure import FailedAllocation
-from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
+from ligerprof.analyzers.explain.groups import BlockGroup
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.models.module_names import without_indices
 from ligerprof.reports.terminal import FiguresColumn, groups_table, percent_share, roles_table
 from ligerprof.roles import Phase, Role, View

@@ -1,7 +1,8 @@
 """Replay a device's allocator events into blocks, so that allocated and reserved bytes are exact at every moment."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -29,23 +30,6 @@ _GROWS, _SHRINKS = (SEGMENT_ALLOC, SEGMENT_MAP), (SEGMENT_FREE, SEGMENT_UNMAP)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutOfMemoryEvent:
-    """An allocation that failed.
-
-    Attributes:
-        index: of the event in the trace, which is also the moment before it.
-        requested_bytes: 0 if the event does not contain it.
-        device_free_bytes: what the driver had left, None if the event does not contain it.
-        state: of the device at that moment; its blocks lack stacks and requested bytes.
-    """
-
-    index: int
-    requested_bytes: int
-    device_free_bytes: int | None
-    state: DeviceState
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
     """Blocks and totals of one device. Moment m is after m events; moment 0 is before the first event.
 
@@ -57,10 +41,12 @@ class Replay:
         freed_by: index of the event that requested its release, -1 if it lives to the end.
         allocated_bytes: at each moment, as are reserved_bytes.
         older_blocks: the blocks that are older than the trace; they come first.
+        older_waiting: blocks that were freed before the trace, and waited for another stream at its start.
         complete: whether the trace starts with an empty device.
         verified: whether the replay ends in exactly the file's segments and blocks.
         mismatches: number of events that do not fit the events before them.
-        out_of_memory: the first allocation that failed.
+        segments: the device's segments in the file.
+        failures: indices of the events at which an allocation failed.
     """
 
     source: str
@@ -76,7 +62,9 @@ class Replay:
     complete: bool
     verified: bool
     mismatches: int
-    out_of_memory: OutOfMemoryEvent | None = None
+    older_waiting: Sequence[HeldBlock] = ()
+    segments: Sequence[Mapping[str, Any]] = ()
+    failures: tuple[int, ...] = ()
 
     @property
     def last_moment(self) -> int:
@@ -91,6 +79,27 @@ class Replay:
         """Indices of the blocks that are allocated at a moment, oldest first."""
         freed_later = (self.freed_by == _MISSING) | (self.freed_by >= moment)
         return np.flatnonzero((self.allocated_by < moment) & freed_later).astype(np.int64)
+
+    def addresses_of(self, blocks: Int64s) -> Int64s:
+        """Addresses of some blocks."""
+        older = np.array([block.address for block in self.older_blocks], dtype=np.int64)
+        allocated = self.allocated_by[len(older) :]
+        return np.append(older, self.trace.numbers("addr")[allocated])[blocks]
+
+    def until(self, moment: int) -> "Replay":
+        """The recording as it would be if it ended at a moment; blocks that are freed later are then never freed."""
+        made = self.allocated_by < moment
+        return replace(
+            self,
+            trace=self.trace[:moment],
+            requested_bytes=self.requested_bytes[made],
+            block_bytes=self.block_bytes[made],
+            allocated_by=self.allocated_by[made],
+            freed_by=np.where(self.freed_by >= moment, _MISSING, self.freed_by)[made],
+            allocated_bytes=self.allocated_bytes[: moment + 1],
+            reserved_bytes=self.reserved_bytes[: moment + 1],
+            failures=tuple(failure for failure in self.failures if failure < moment),
+        )
 
 
 def replay(snapshot: Snapshot, device: int) -> Replay:
@@ -111,7 +120,9 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
         run = _Run(columns, rewind(trace, columns, final, rules), rules)
         run.play()
         verified = run.ends_in(final)
-    return run.result(snapshot.source, device, trace, complete=complete, verified=verified)
+    result = run.result(snapshot.source, device, trace, complete=complete, verified=verified)
+    failures = np.flatnonzero(columns.actions == OUT_OF_MEMORY).tolist()
+    return replace(result, segments=snapshot.segments_of(device), failures=tuple(failures))
 
 
 class _Run:
@@ -131,27 +142,13 @@ class _Run:
         # the block of each free_requested event
         self.freed: list[int] = []
         self.mismatches = 0
-        self.state_at_oom: DeviceState | None = None
 
-    def play(self, *, stop_at_mismatch: bool = False) -> None:
+    def play(self, *, stop_at_mismatch: bool = False) -> None:  # noqa: C901 - see below
         """Replay every event, or up to the first that does not fit those before it."""
-        end, oom = len(self.columns.actions), self._first_oom()
-        fits = self._play(0, end if oom is None else oom, stop_at_mismatch=stop_at_mismatch)
-        if oom is not None and fits:
-            self.state_at_oom = self._state(oom)
-            self._play(oom, end, stop_at_mismatch=stop_at_mismatch)
-
-    def _first_oom(self) -> int | None:
-        """Index of the first out-of-memory event."""
-        found = np.flatnonzero(self.columns.actions == OUT_OF_MEMORY)
-        return int(found[0]) if len(found) else None
-
-    def _play(self, start: int, stop: int, *, stop_at_mismatch: bool) -> bool:  # noqa: C901 - see below
-        """Replay part of the events; False if it stopped at a mismatch."""
         used, held, starts, ends, borders = self.used, self.held, self.starts, self.ends, self.space.borders
-        rounded = self._round_requests(start, stop)
+        rounded = self._round_requests()
         # the most frequent events, and FreeSpace.give, are inlined: a trace has a million of them
-        for action, address, size in _steps(self.columns, start, stop):
+        for action, address, size in _steps(self.columns):
             if action == _FREE and address in used:
                 block = used.pop(address)
                 self.freed.append(block)
@@ -182,8 +179,7 @@ class _Run:
                 continue
             self.mismatches += 1
             if stop_at_mismatch:
-                return False
-        return True
+                return
 
     def _step(self, action: int, address: int, size: int) -> bool:
         """Replay a less frequent event; False if it does not fit the events before it."""
@@ -210,9 +206,9 @@ class _Run:
             return True
         return self.space.cut(address, size)
 
-    def _round_requests(self, start: int, stop: int) -> dict[int, tuple[int, int]]:
+    def _round_requests(self) -> dict[int, tuple[int, int]]:
         """For each requested size, the block's bytes and the smallest remainder that is split off it."""
-        requested = self.columns.sizes[start:stop][self.columns.actions[start:stop] == ALLOC]
+        requested = self.columns.sizes[self.columns.actions == ALLOC]
         rounded = {size: self.rules.round_request(size) for size in np.unique(requested).tolist()}
         return {size: (block_bytes, self.rules.smallest_rest(block_bytes)) for size, block_bytes in rounded.items()}
 
@@ -228,11 +224,6 @@ class _Run:
     def _block_sizes(self) -> dict[int, int]:
         """Bytes of the blocks that are not free now, by address."""
         return {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
-
-    def _state(self, moment: int) -> DeviceState:
-        """The current state, at a moment; blocks lack stacks and requested bytes."""
-        blocks = {address: HeldBlock(address, 0, size) for address, size in self._block_sizes().items()}
-        return DeviceState(space=self.space.copy(), blocks=blocks, reserved_bytes=int(self._reserved()[moment]))
 
     def _reserved(self) -> Int64s:
         """Reserved bytes at each moment."""
@@ -269,32 +260,19 @@ class _Run:
             allocated_bytes=np.cumsum(changes),
             reserved_bytes=self._reserved(),
             older_blocks=[block for block in self.older if block.allocated],
+            older_waiting=[block for block in self.older if not block.allocated],
             complete=complete,
             verified=verified,
             mismatches=self.mismatches,
-            out_of_memory=self._out_of_memory(trace),
-        )
-
-    def _out_of_memory(self, trace: DeviceTrace) -> OutOfMemoryEvent | None:
-        index = self._first_oom()
-        if index is None or self.state_at_oom is None:
-            return None
-        event = trace[index]
-        requested, device_free = event.get("size"), event.get("device_free")
-        return OutOfMemoryEvent(
-            index=index,
-            requested_bytes=requested if type(requested) is int else 0,
-            device_free_bytes=device_free if type(device_free) is int else None,
-            state=self.state_at_oom,
         )
 
 
-def _steps(columns: EventColumns, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def _steps(columns: EventColumns) -> Iterator[tuple[int, int, int]]:
     """Action, address and size of the events that move memory; a free_requested with its free_completed is one."""
-    actions, addresses = columns.actions[start:stop].copy(), columns.addresses[start:stop]
+    actions, addresses = columns.actions.copy(), columns.addresses
     at_once = (actions[:-1] == FREE_REQUESTED) & (actions[1:] == FREE_COMPLETED) & (addresses[:-1] == addresses[1:])
     requests = np.flatnonzero(at_once)
     moves = actions < OUT_OF_MEMORY
     actions[requests], moves[requests + 1] = _FREE, False
-    sizes = columns.sizes[start:stop][moves]
+    sizes = columns.sizes[moves]
     return zip(actions[moves].tolist(), addresses[moves].tolist(), sizes.tolist(), strict=True)

@@ -9,7 +9,8 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Attribution, Owner
 from ligerprof.analyzers.attribution.user_rules import UserRule
 from ligerprof.analyzers.explain.failure import FailedAllocation, judge_failure
-from ligerprof.analyzers.explain.peak import PeakReport, group_blocks
+from ligerprof.analyzers.explain.groups import group_blocks
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.steps import find_growth, step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import RoleTimeline, role_timeline
 from ligerprof.analyzers.explain.what_if import Window, find_what_ifs
@@ -61,9 +62,11 @@ class SnapshotAnalysis:
 
     @cached_property
     def out_of_memory(self) -> FailedAllocation | None:
-        """The first allocation that did not fit, None if all did."""
-        oom = self.replayed.out_of_memory
-        return None if oom is None else judge_failure(self.replayed, oom, self.attribution.owners_at(oom.index))
+        """The last allocation that did not fit, None if all did."""
+        failures = self.replayed.failures
+        return (
+            judge_failure(self.replayed, failures[-1], self.attribution.owners_at(failures[-1])) if failures else None
+        )
 
     @cached_property
     def timeline(self) -> RoleTimeline:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
+from ligerprof.analyzers.explain.groups import BlockGroup
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.serialization import document, select
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.attribution.blocks import Owner
 from ligerprof.roles import Role
-from ligerprof.snapshots.replay import OutOfMemoryEvent, Replay
-from ligerprof.snapshots.state import DeviceState
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.segments import Segment, segments_at
 
 _MOST_SEGMENTS = 10
 
@@ -43,51 +43,34 @@ class FailedAllocation:
     pins: tuple[PinnedSegment, ...]
 
 
-def judge_failure(replayed: Replay, oom: OutOfMemoryEvent, owners: Sequence[Owner]) -> FailedAllocation:
-    """Judge the device's state at an out-of-memory event; `owners` are those of the blocks that were live then."""
-    free = oom.state.space.starts.values()
-    free_bytes, largest = sum(free), max(free, default=0)
+def judge_failure(replayed: Replay, index: int, owners: Sequence[Owner]) -> FailedAllocation:
+    """Judge the device's state at the out-of-memory event `index`; `owners` are those of the blocks live then."""
+    event, segments = replayed.trace[index], segments_at(replayed, index)
+    requested, device_free = event.get("size"), event.get("device_free")
+    requested_bytes = requested if type(requested) is int else 0
+    free = [piece.size_bytes for segment in segments for piece in segment.free]
     return FailedAllocation(
-        requested_bytes=oom.requested_bytes,
-        allocated_bytes=int(replayed.allocated_bytes[oom.index]),
-        reserved_bytes=int(replayed.reserved_bytes[oom.index]),
-        reserved_free_bytes=free_bytes,
-        largest_free_bytes=largest,
-        device_free_bytes=oom.device_free_bytes,
-        fragmented=largest < oom.requested_bytes <= free_bytes,
-        pins=_pinned_segments(replayed, oom.state, owners),
+        requested_bytes=requested_bytes,
+        allocated_bytes=int(replayed.allocated_bytes[index]),
+        reserved_bytes=int(replayed.reserved_bytes[index]),
+        reserved_free_bytes=sum(free),
+        largest_free_bytes=max(free, default=0),
+        device_free_bytes=device_free if type(device_free) is int else None,
+        fragmented=max(free, default=0) < requested_bytes <= sum(free),
+        pins=_pinned_segments(segments, owners),
     )
 
 
-def _pinned_segments(replayed: Replay, state: DeviceState, owners: Sequence[Owner]) -> tuple[PinnedSegment, ...]:
-    owner_at = {_address(replayed, owner.block): owner for owner in owners}
+def _pinned_segments(segments: Sequence[Segment], owners: Sequence[Owner]) -> tuple[PinnedSegment, ...]:
+    owner_of = {owner.block: owner for owner in owners}
     pins = []
-    for pieces in _segments(state):
-        free_bytes = sum(size for address, size in pieces if address in state.space.starts)
-        live = [owner_at[address] for address, _ in pieces if address in owner_at]
+    for segment in segments:
+        free_bytes = sum(piece.size_bytes for piece in segment.free)
+        live = [owner_of[block] for block in segment.blocks if block in owner_of]
         if not free_bytes or not live:
             continue
         roles: dict[Role, int] = defaultdict(int)
         for owner in live:
             roles[owner.role] += owner.requested_bytes
-        segment_bytes = sum(size for _, size in pieces)
-        pins.append(PinnedSegment(segment_bytes=segment_bytes, free_bytes=free_bytes, roles=roles))
+        pins.append(PinnedSegment(segment_bytes=segment.size_bytes, free_bytes=free_bytes, roles=roles))
     return tuple(sorted(pins, key=lambda pin: -pin.free_bytes)[:_MOST_SEGMENTS])
-
-
-def _segments(state: DeviceState) -> list[list[tuple[int, int]]]:
-    """Address and size of all blocks, free ones too, segment by segment."""
-    held = [(address, block.block_bytes) for address, block in state.blocks.items()]
-    segments: list[list[tuple[int, int]]] = []
-    end = -1
-    for address, size in sorted([*held, *state.space.starts.items()]):
-        if address != end or address in state.space.borders:
-            segments.append([])
-        segments[-1].append((address, size))
-        end = address + size
-    return segments
-
-
-def _address(replayed: Replay, block: int) -> int:
-    event = int(replayed.allocated_by[block])
-    return int(replayed.trace[event]["addr"]) if event >= 0 else replayed.older_blocks[block].address

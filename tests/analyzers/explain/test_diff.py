@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
-from ligerprof.analyzers.explain.peak import BlockGroup, PeakReport
+from ligerprof.analyzers.explain.groups import BlockGroup
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.paths import RECORDINGS
