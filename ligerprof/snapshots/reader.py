@@ -22,6 +22,8 @@ _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _LARGEST_EXPANSION = 1000
 _ALWAYS_ALLOWED_BYTES = 64 * MIB
 _CHUNK_BYTES = 4 * MIB
+# torch's DeviceIndex is an int8 (c10/core/Device.h)
+_MOST_DEVICES = 2**7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +59,13 @@ class Snapshot:
             raise SnapshotFormatError(f"{source}: has neither 'segments' nor 'device_traces'. {HOW_TO_RECORD}")
         settings, annotations = values.get("allocator_settings"), values.get("external_annotations")
         notes = annotations if isinstance(annotations, list) else ()
+        traces = _list_of(values, "device_traces", Sequence, source)
+        if len(traces) > _MOST_DEVICES:
+            raise SnapshotFormatError(f"{source}: has {len(traces)} devices; torch knows {_MOST_DEVICES} at most.")
         return cls(
             source=source,
             segments=_list_of(values, "segments", dict, source),
-            device_traces=_list_of(values, "device_traces", Sequence, source),
+            device_traces=traces,
             settings=settings if isinstance(settings, dict) else {},
             annotations=[note for note in notes if isinstance(note, dict)],
         )
@@ -81,7 +86,7 @@ class Snapshot:
 
     def _device_of(self, segment: Mapping[str, Any]) -> int:
         device = segment.get("device", 0)
-        if type(device) is not int or not 0 <= device < 2**16:
+        if type(device) is not int or not 0 <= device < _MOST_DEVICES:
             raise SnapshotFormatError(f"{self.source}: a segment's device is {device!r:.40}. {HOW_TO_RECORD}")
         return device
 

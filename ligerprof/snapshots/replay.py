@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ligerprof.snapshots.events import (
+    ACTIONS,
     ALLOC,
     FREE_COMPLETED,
     FREE_REQUESTED,
@@ -26,7 +27,10 @@ from ligerprof.torch_memory.allocator.sizes import SizeRules
 _MISSING = -1
 # a free_requested and the free_completed right after it
 _FREE = -1
-_GROWS, _SHRINKS = (SEGMENT_ALLOC, SEGMENT_MAP), (SEGMENT_FREE, SEGMENT_UNMAP)
+_GROWS = (SEGMENT_ALLOC, SEGMENT_MAP)
+# by action: 1 if its size is added to the reserved bytes, -1 if it is subtracted
+_RESERVES = np.zeros(len(ACTIONS) + 1, dtype=np.int64)
+_RESERVES[[*_GROWS, SEGMENT_FREE, SEGMENT_UNMAP]] = 1, 1, -1, -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +175,7 @@ class _Run:
                     continue
                 held.append(max(free, block_bytes))
                 if remainder >= 0:
-                    del ends[address + free]
+                    ends.pop(address + free, None)
                     continue
                 if free >= 0:
                     starts[address] = free
@@ -227,8 +231,7 @@ class _Run:
 
     def _reserved(self) -> Int64s:
         """Reserved bytes at each moment."""
-        actions, sizes = self.columns.actions, self.columns.sizes
-        changes = np.where(np.isin(actions, _GROWS), sizes, 0) - np.where(np.isin(actions, _SHRINKS), sizes, 0)
+        changes = _RESERVES[self.columns.actions] * self.columns.sizes
         return self.start_reserved_bytes + np.append(0, np.cumsum(changes))
 
     def result(self, source: str, device: int, trace: DeviceTrace, *, complete: bool, verified: bool) -> Replay:

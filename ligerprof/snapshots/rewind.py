@@ -14,6 +14,7 @@ from ligerprof.snapshots.events import (
     SEGMENT_UNMAP,
     EventColumns,
 )
+from ligerprof.snapshots.ordered import OrderedFreeSpace
 from ligerprof.snapshots.state import DeviceState, HeldBlock
 from ligerprof.snapshots.trace import DeviceTrace
 from ligerprof.torch_memory.allocator.sizes import SizeRules
@@ -41,7 +42,7 @@ class _Undo:
         self.rules = rules
         self.keeps_stacks = keeps_stacks
         self.held = dict(final.blocks)
-        self.space = final.space.copy()
+        self.space = OrderedFreeSpace(final.space)
         self.reserved_bytes = final.reserved_bytes
         self.steps = {
             ALLOC: self.alloc,

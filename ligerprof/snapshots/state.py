@@ -36,26 +36,25 @@ class FreeSpace:
 
     def give(self, start: int, size: int) -> None:
         """Add a free block and merge it with adjacent ones."""
-        starts, ends = self.starts, self.ends
         end = start + size
-        if end in starts and end not in self.borders:
-            end += starts.pop(end)
-        if start in ends and start not in self.borders:
-            start = ends.pop(start)
-        starts[start] = end - start
-        ends[end] = start
+        if end in self.starts and end not in self.borders:
+            end += self._pop(end)
+        if start in self.ends and start not in self.borders:
+            start = self.ends.pop(start)
+        self._put(start, end)
 
-    def take(self, start: int, size: int) -> bool:
-        """Take the first `size` bytes of the free block that starts at `start`; False if it is smaller or missing."""
-        free = self.starts.get(start, -1)
-        if free < size:
+    def cut(self, start: int, size: int) -> bool:
+        """Take `[start, start + size)` out of the free block that contains it; False if none does."""
+        holder = self.around(start)
+        if holder is None or start + size > holder[0] + holder[1]:
             return False
-        del self.starts[start]
-        if free == size:
-            del self.ends[start + free]
-        else:
-            self.starts[start + size] = free - size
-            self.ends[start + free] = start + size
+        begin, end = holder[0], holder[0] + holder[1]
+        self._pop(begin)
+        self.ends.pop(end, None)
+        if begin < start:
+            self._put(begin, start)
+        if start + size < end:
+            self._put(start + size, end)
         return True
 
     def around(self, address: int) -> tuple[int, int] | None:
@@ -65,19 +64,12 @@ class FreeSpace:
             return address, size
         return next(((start, size) for start, size in self.starts.items() if start < address < start + size), None)
 
-    def cut(self, start: int, size: int) -> bool:
-        """Take `[start, start + size)` out of the free block that contains it; False if none does."""
-        holder = self.around(start)
-        if holder is None or start + size > holder[0] + holder[1]:
-            return False
-        if holder[0] != start:
-            # split it in two, and take from the front of the second half
-            begin, whole = holder
-            self.starts[begin] = start - begin
-            self.ends[start] = begin
-            self.starts[start] = begin + whole - start
-            self.ends[begin + whole] = start
-        return self.take(start, size)
+    def _put(self, start: int, end: int) -> None:
+        self.starts[start] = end - start
+        self.ends[end] = start
+
+    def _pop(self, start: int) -> int:
+        return self.starts.pop(start)
 
 
 class HeldBlock(NamedTuple):

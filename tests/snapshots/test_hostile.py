@@ -1,4 +1,4 @@
-"""Hostile files of ten kinds, each read in a process with audited events, time and memory."""
+"""Hostile files of eleven kinds, each read in a process with audited events, time and memory."""
 
 import json
 import pickle
@@ -141,8 +141,21 @@ def attacks(canary: Path) -> dict[str, tuple[Attack, ...]]:
             Attack(content=START + b"I" + b"9" * 100_000 + b"\n.", says="refusing"),
             Attack(content=START + b"\x95" + struct.pack("<Q", 2**60) + b"}.", says="frame of"),
         ),
+        "quadratic work": (
+            Attack(content=pickle.dumps(fragmented(24_000))),
+            Attack(content=pickle.dumps({"device_traces": [[{"action": "oom"}]] * 65_536}), says="65536 devices"),
+        ),
         "a hidden file next to it": (Attack(content=pickle.dumps(values), neighbors=hidden_files(canary)),),
     }
+
+
+def fragmented(events: int) -> dict[str, Any]:
+    """A segment of small free blocks, and frees at addresses inside them."""
+    start, free = 2**40, {"size": 512, "state": "inactive"}
+    blocks = [{"size": 512, "state": "active_allocated"}, free] * events
+    segment = {"address": start, "total_size": 1024 * events, "blocks": blocks}
+    trace = [{"action": "free_completed", "addr": start + 1024 * n + 768, "size": 256} for n in range(events)]
+    return {"segments": [segment], "device_traces": [trace]}
 
 
 def hidden_files(canary: Path) -> dict[str, bytes]:
