@@ -1,5 +1,7 @@
 """Decide which phase of training each event belongs to: by stamps, else by stacks and annotations."""
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,10 +93,8 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
     if stamped is not None:
         codes, steps = stamped
     else:
-        codes = _from_stacks(replayed, call_sites)
+        codes = _join_loss(_from_stacks(replayed, call_sites, ranges), replayed, call_sites)
         steps = np.zeros(len(codes), dtype=np.int64)
-        for phase, start, stop in ranges:
-            codes[start:stop] = _CODES[phase]
     forward = np.flatnonzero(codes == _CODES[Phase.FORWARD])
     between = np.flatnonzero((codes == _CODES[Phase.OPTIMIZER]) | (codes == _CODES[Phase.OUTSIDE]))
     followed = between[between < forward[-1]] if len(forward) else between[:0]
@@ -129,8 +129,13 @@ def _from_stamps(stamp_of: Int64s, stamps: Sequence[Stamp | None]) -> tuple[Int6
     return _filled_forward(columns[:, 0]), np.maximum(_filled_forward(columns[:, 1]), 0)
 
 
-def _from_stacks(replayed: Replay, call_sites: CallSites) -> Int64s:
-    """The phases of allocations, extended over the events that follow them."""
+def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[tuple[Phase, int, int]]) -> Int64s:
+    """The phases of allocations, extended over the events that follow them.
+
+    Args:
+        ranges: annotated ranges of events. An annotation wins over stacks except for a closure that the
+            optimizer's step calls, which runs the model forward and backward.
+    """
     stacks = [site.stack for site in call_sites.sites]
     # if only Python stacks were recorded, autograd's threads have none
     silent = Phase.BACKWARD if any(stack.calls for stack in stacks) else None
@@ -140,7 +145,15 @@ def _from_stacks(replayed: Replay, call_sites: CallSites) -> Int64s:
     within = replayed.allocated_by >= 0
     if len(by_site):
         codes[replayed.allocated_by[within]] = by_site[call_sites.site_of[within]]
-    return _join_loss(_filled_forward(codes))
+    filled = _filled_forward(codes)
+    passes = (_CODES[Phase.FORWARD], _CODES[Phase.BACKWARD])
+    for phase, start, stop in ranges:
+        within_range = codes[start:stop].copy()
+        within_range[~np.isin(within_range, (_UNKNOWN, *passes))] = _CODES[phase]
+        if len(within_range) and within_range[0] == _UNKNOWN:
+            within_range[0] = _CODES[phase]
+        filled[start:stop] = _filled_forward(within_range)
+    return filled
 
 
 def _annotated_ranges(replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Phase, int, int]]:
@@ -179,15 +192,60 @@ def _filled_forward(codes: Int64s) -> Int64s:
     return codes[np.maximum.accumulate(known)] if len(codes) else codes
 
 
-def _join_loss(codes: Int64s) -> Int64s:
-    """Count events between forward and backward as forward: scripts compute the loss there."""
+def _join_loss(codes: Int64s, replayed: Replay, call_sites: CallSites) -> Int64s:
+    """Count events between forward and backward as forward: scripts compute the loss there.
+
+    Several forward passes may precede a backward pass, such as those of a policy and a reference model. The first
+    one that counts allocated a block that backward frees: a tensor saved for backward. What ran before it, such as
+    the generation of samples, is not part of the loss. The lines of a loss are then recognized after any forward
+    pass: after one of a reference model, in evaluation, and where the recording ends before backward.
+    """
     outside, forward, backward = (_CODES[phase] for phase in (Phase.OUTSIDE, Phase.FORWARD, Phase.BACKWARD))
-    bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-    for before, start, stop in zip(bounds, bounds[1:], bounds[2:], strict=False):
-        follows = codes[stop] if stop < len(codes) else _UNKNOWN
-        if codes[start] == outside and codes[before] == forward and follows == backward:
-            codes[start:stop] = forward
-    return codes
+    joined = codes.copy()
+    saved_at, freed_at = _saved_for_backward(codes, replayed)
+    bounds = [*np.flatnonzero(np.diff(codes, prepend=_UNKNOWN - 1)).tolist(), len(codes)]
+    passes: list[int] = []
+    follows_pass = np.zeros(len(codes), dtype=bool)
+    for start, stop in itertools.pairwise(bounds):
+        if codes[start] == backward and passes:
+            saved = saved_at[slice(*np.searchsorted(freed_at, (start, stop)))]
+            first = saved[saved >= passes[0]].min(initial=start)
+            joined[passes[bisect_right(passes, first) - 1] : start] = forward
+        if codes[start] == forward:
+            passes.append(start)
+        elif codes[start] != outside:
+            passes = []
+        elif passes:
+            follows_pass[start:stop] = True
+    within = replayed.allocated_by >= 0
+    allocated, sites = replayed.allocated_by[within], _innermost_calls(call_sites)[call_sites.site_of[within]]
+    in_loss = (codes[allocated] == outside) & (joined[allocated] == forward)
+    before_pass = (codes[allocated] == outside) & ~follows_pass[allocated]
+    of_loss = np.setdiff1d(sites[in_loss], sites[before_pass])
+    ends = np.zeros(len(codes), dtype=bool)
+    ends[allocated[np.isin(sites, of_loss)]] = True
+    # the rest of such a run may load the next batch
+    until_end = np.logical_or.accumulate
+    for start, stop in itertools.pairwise(bounds):
+        if follows_pass[start]:
+            joined[start:stop][until_end(ends[start:stop][::-1])[::-1]] = forward
+    return joined
+
+
+def _innermost_calls(call_sites: CallSites) -> Int64s:
+    """A number for the innermost Python call of each call site."""
+    numbers: dict[object, int] = {}
+    calls = (site.stack.calls[:1] for site in call_sites.sites)
+    return np.array([numbers.setdefault(call, len(numbers)) for call in calls], dtype=np.int64)
+
+
+def _saved_for_backward(codes: Int64s, replayed: Replay) -> tuple[Int64s, Int64s]:
+    """Allocation and free events of the blocks that forward allocated and backward freed, by time of the free."""
+    blocks = np.flatnonzero((replayed.allocated_by >= 0) & (replayed.freed_by >= 0))
+    allocated, freed = replayed.allocated_by[blocks], replayed.freed_by[blocks]
+    saved = (codes[allocated] == _CODES[Phase.FORWARD]) & (codes[freed] == _CODES[Phase.BACKWARD])
+    order = np.argsort(freed[saved])
+    return allocated[saved][order], freed[saved][order]
 
 
 def _spans(codes: Int64s, steps: Int64s) -> Int64s:

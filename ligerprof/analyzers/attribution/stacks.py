@@ -31,6 +31,10 @@ _OPTIMIZER_FILE = re.compile(
     r"/optim/|/optim_|optimizer|galore|deepspeed/(?:ops|runtime)/|/clip_grad\.py|/grad_scaler\.py"
 )
 _OPTIMIZER_CALLS = frozenset({"step", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "_init_group"})
+# torch wraps the step of each optimizer, also of those that a program defines itself
+_STEP_WRAPPER = re.compile(_TORCH + r"optim/optimizer\.py")
+# generated code is called through functions named `forward` too
+_COMPILER = re.compile(_TORCH + r"_(?:functorch|dynamo|inductor)/")
 _BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", "_engine_run_backward"})
 _BUILD_CALLS = re.compile(r"__init__|_apply|convert|from_pretrained|load_state_dict|_load_.*|initialize|empty_init")
 _MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "inner"})
@@ -124,11 +128,17 @@ class Stack:
         """The phase of training, None if the stack does not show it."""
         if not self.calls:
             return Phase.BACKWARD if "torch::autograd::Engine" in self.native_text else None
-        names = {call.function for call in self.calls}
-        if names & _BACKWARD_CALLS or self.calls[-1].function not in _MAIN_ROOTS:
+        in_model = False
+        for call in self.calls:
+            if call.function in _BACKWARD_CALLS:
+                return Phase.BACKWARD
+            # the step may call a closure that runs the model
+            if not in_model and _is_optimizer(call):
+                return Phase.OPTIMIZER
+            in_model = in_model or (call.function.endswith("forward") and not _COMPILER.search(call.file))
+        if self.calls[-1].function not in _MAIN_ROOTS:
             return Phase.BACKWARD
-        if any(call.function in _OPTIMIZER_CALLS and _OPTIMIZER_FILE.search(call.file) for call in self.calls):
-            return Phase.OPTIMIZER
+        names = {call.function for call in self.calls}
         if any(name.endswith("forward") for name in names) or "torch/nn/functional.py" in self.text:
             return Phase.FORWARD
         return Phase.BUILD if any(_BUILD_CALLS.fullmatch(name) for name in names) else Phase.OUTSIDE
@@ -175,6 +185,12 @@ def _read_frame(frame: Any) -> PythonCall | str | None:
         return name
     known_line = line if isinstance(line, int) and 0 < line < _LINE_LIMIT else 0
     return PythonCall(_INSTALLED.sub("", file), known_line, name)
+
+
+def _is_optimizer(call: PythonCall) -> bool:
+    if call.function in _OPTIMIZER_CALLS:
+        return _OPTIMIZER_FILE.search(call.file) is not None
+    return call.function == "wrapper" and _STEP_WRAPPER.search(call.file) is not None
 
 
 def _is_model_forward(call: PythonCall) -> bool:

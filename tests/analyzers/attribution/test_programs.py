@@ -1,0 +1,77 @@
+"""Roles in recordings of programs that do not use ligerprof, against what each program knew about its tensors."""
+
+import json
+import lzma
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
+from ligerprof.roles import Role
+from tests.paths import PROGRAMS
+
+TRUTH: dict[str, dict[str, Any]] = json.loads(lzma.decompress((PROGRAMS / "truth.json.xz").read_bytes()))
+# slices and upcasts of logits, in the words of the recorded program
+ALLOWED = {
+    "logits": {Role.LOGITS, Role.SHIFT_LOGITS},
+    "ce_or_logits": {Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES},
+}
+
+
+@cache
+def analysis(name: str) -> SnapshotAnalysis:
+    return analyze(PROGRAMS / f"{name}.pickle.xz")
+
+
+def role_names(expected: str) -> set[Role]:
+    return ALLOWED.get(expected) or {Role(expected)}
+
+
+def roles_of(found: SnapshotAnalysis, blocks: list[int]) -> list[Role]:
+    return found.attribution.roles_of(np.array(blocks, dtype=np.int64), found.peak_moment)
+
+
+def addresses(found: SnapshotAnalysis) -> list[int]:
+    replayed = found.replayed
+    older = len(replayed.older_blocks)
+    recorded = replayed.trace.numbers("addr")[replayed.allocated_by[older:]].tolist()
+    return [block.address for block in replayed.older_blocks] + recorded
+
+
+def test_every_recording_has_its_truth() -> None:
+    assert {path.name.removesuffix(".pickle.xz") for path in PROGRAMS.glob("*.pickle.xz")} == TRUTH.keys()
+
+
+@pytest.mark.parametrize("name", sorted(TRUTH))
+def test_peak_is_that_of_the_run_and_nothing_is_unattributed(name: str) -> None:
+    report = analysis(name).peak
+
+    assert (report.peak_bytes, report.reserved_bytes) == (TRUTH[name]["peak_bytes"], TRUTH[name]["reserved_bytes"])
+    assert report.roles.total_bytes == report.peak_bytes
+    assert report.roles[Role.UNATTRIBUTED] == 0
+
+
+@pytest.mark.parametrize("name", sorted(TRUTH))
+def test_tensors_that_live_at_the_end_have_their_roles(name: str) -> None:
+    found = analysis(name)
+    address_of = addresses(found)
+    live = {address_of[block]: block for block in found.replayed.live_at(found.replayed.last_moment).tolist()}
+
+    truth = TRUTH[name]["live_at_end"]
+    roles = roles_of(found, [live[address] for address, _, _ in truth])
+
+    wrong = [(entry, role) for entry, role in zip(truth, roles, strict=True) if role not in role_names(entry[2])]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", sorted(name for name in TRUTH if TRUTH[name]["after_allocation"]))
+def test_tensors_that_the_program_named_have_their_roles(name: str) -> None:
+    found = analysis(name)
+    replayed, address_of = found.replayed, addresses(found)
+    events = replayed.allocated_by[replayed.allocated_by >= 0]
+    for count, address, _, expected in TRUTH[name]["after_allocation"]:
+        moment = int(events[count - 1]) + 1
+        block = next(block for block in replayed.live_at(moment).tolist() if address_of[block] == address)
+        assert roles_of(found, [block])[0] in role_names(expected), (count, address, expected)
