@@ -38,6 +38,7 @@ class Feature(Enum):
     NEVER_FREED = auto()
     # size
     WEIGHT_SIZED = auto()
+    GATHERED_SIZED = auto()
     HALF_WEIGHT_SIZED = auto()
     HEAD_WEIGHT_SIZED = auto()
     LOGITS_SIZED = auto()
@@ -61,6 +62,7 @@ class Feature(Enum):
     # reduction of gradients by a data-parallel wrapper
     REDUCED = auto()
     REDUCTION_INPUT = auto()
+    GRADIENT_PARTITION = auto()
     BUCKETS_HOLD_GRADIENTS = auto()
 
     # the hash of Enum is a Python function, and sets of features are built and compared for every block
@@ -150,6 +152,7 @@ class FeatureExtractor:
             self._last_checkpointed[spans] <= blocks,
             self._reductions.gradients[blocks],
             self._reductions.inputs[blocks],
+            self._reductions.partitions[blocks],
         )
         return zip(*(column.tolist() for column in columns), strict=True)
 
@@ -163,6 +166,7 @@ class FeatureExtractor:
         yield from self._call(block, site)
         yield Feature.REDUCED, bool(self._reductions.gradients[block])
         yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
+        yield Feature.GRADIENT_PARTITION, bool(self._reductions.partitions[block])
         yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
         size = int(self._sizes[block])
         if size in self._score_sizes:
@@ -193,6 +197,7 @@ class FeatureExtractor:
     def _size(self, block: int) -> Iterator[tuple[Feature, bool]]:
         size = int(self._sizes[block])
         yield Feature.WEIGHT_SIZED, size in self._weight_sizes
+        yield Feature.GATHERED_SIZED, size in self._reductions.gathered_sizes
         yield Feature.HALF_WEIGHT_SIZED, 2 * size in self._weight_sizes
         yield Feature.HEAD_WEIGHT_SIZED, size in self._head_weight_sizes
         yield Feature.WORKSPACE_SIZED, size in _WORKSPACE_SIZES

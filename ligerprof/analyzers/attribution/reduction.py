@@ -16,7 +16,7 @@ Bools = npt.NDArray[np.bool_]
 
 # functions that copy gradients into the buffer that is reduced, and then drop them
 _REDUCTION = re.compile(r"_fsdp_collectives\.py:foreach_reduce$|fsdp/_runtime_utils\.py:_reduce_grad$", re.MULTILINE)
-_REDUCTION_INPUT = re.compile(r"\A(?:\S*:allocate\n)?\S*_fsdp_collectives\.py:foreach_reduce$", re.MULTILINE)
+_REDUCTION_BUFFER = re.compile(r"\A(?:\S*:allocate\n)?\S*_fsdp_collectives\.py:foreach_reduce$", re.MULTILINE)
 # the same functions and those that add gradients of several micro-batches, as frames of an event that frees
 _DROPS = re.compile(r"_fsdp_param_group\.py:post_backward$|fsdp/_runtime_utils\.py:_post_backward_hook$", re.MULTILINE)
 # DDP's reducer allocates its buckets when it is built, and again before the second forward pass
@@ -24,6 +24,9 @@ BUCKET = r"\A\S*nn/parallel/distributed\.py:(?:_ddp_init_helper|_pre_forward|_re
 _BUCKET = re.compile(BUCKET, re.MULTILINE)
 # FSDP1's gathered flat parameters; their gradients have the same sizes
 _FLAT = re.compile(r"fsdp/_flat_param\.py:_alloc_padded_unsharded_flat_param$", re.MULTILINE)
+_GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$|runtime/zero/partition_parameters\.py:", re.MULTILINE)
+_ZERO3_BUFFERS = re.compile(r"\A\S*zero/stage3\.py:_setup_for_real_optimizer$", re.MULTILINE)
+_ZERO3_COPIES = re.compile(r"zero/stage3\.py:_create_fp32_partitions$", re.MULTILINE)
 # padding to a multiple of the ranks is at most this share of a buffer
 _PADDING_SHARE = 64
 
@@ -43,15 +46,39 @@ class Reductions:
 
     @cached_property
     def inputs(self) -> Bools:
-        """The blocks into which FSDP2 copies gradients before it reduces them: the first of each reduction."""
-        first = self._reducing & ~np.append(False, self._reducing[:-1])
-        return np.asarray(first & self._blocks_at(_REDUCTION_INPUT))
+        """The blocks into which FSDP2 copies gradients before it reduces them; each reduction then makes an output."""
+        buffers = np.flatnonzero(self._blocks_at(_REDUCTION_BUFFER))
+        runs = np.cumsum(self._run_starts)[buffers]
+        place_in_run = np.arange(len(buffers)) - np.searchsorted(runs, runs)
+        return _mask(buffers[place_in_run % 2 == 0], len(self._reducing))
 
     @cached_property
     def gradients(self) -> Bools:
-        """Blocks that autograd computed and the wrapper reduced, and the blocks that were added up into them."""
+        """Blocks that autograd computed and the wrapper reduced, and the blocks that were added or joined into them."""
         reduced = self._freed_in_reduction | self._freed_by_wrapper | self._flat
-        return reduced | self._summands(reduced | (self._by_autograd & self._outlives_backward))
+        return reduced | self._terms(reduced | (self._by_autograd & self._outlives_backward))
+
+    @cached_property
+    def partitions(self) -> Bools:
+        """ZeRO-3's buffer for a rank's gradients: as many elements as the fp32 copies, in 16 or 32 bit.
+
+        The bucket that the same function allocates has a size of its own.
+        """
+        found = self._blocks_at(_ZERO3_BUFFERS)
+        copies = self._blocks_at(_ZERO3_COPIES)
+        for block in np.flatnonzero(found).tolist():
+            live = self._replayed.live_at(int(self._replayed.allocated_by[block]))
+            size, copied = (
+                self._replayed.requested_bytes[[block]],
+                self._replayed.requested_bytes[live[copies[live]]].sum(),
+            )
+            found[block] = size[0] in (copied, copied // 2)
+        return found
+
+    @cached_property
+    def gathered_sizes(self) -> frozenset[int]:
+        """Sizes of gathered weights, which are those of their gradients."""
+        return frozenset(self._replayed.requested_bytes[self._blocks_at(_GATHERED)].tolist())
 
     @cached_property
     def buckets_hold_gradients(self) -> bool:
@@ -94,6 +121,11 @@ class Reductions:
         return self._blocks_at(_REDUCTION)
 
     @cached_property
+    def _run_starts(self) -> Bools:
+        """The first of consecutive blocks that reductions allocate."""
+        return np.asarray(self._reducing & ~np.append(False, self._reducing[:-1]))
+
+    @cached_property
     def _freed_in_reduction(self) -> Bools:
         """Blocks of autograd that were freed between the allocations of one reduction, and the last one after them."""
         found = np.zeros_like(self._by_autograd)
@@ -102,10 +134,13 @@ class Reductions:
         freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
         candidates = np.flatnonzero(self._by_autograd & (freed >= 0))
         candidates = candidates[np.argsort(freed[candidates])]
-        edges = np.flatnonzero(np.diff(self._reducing, prepend=False, append=False))
+        starts = np.flatnonzero(self._run_starts | self.inputs)
+        ends = np.flatnonzero(
+            self._reducing & ~np.append((self._reducing & ~self._run_starts & ~self.inputs)[1:], False)
+        )
         allocated = np.append(self._replayed.allocated_by, len(self._replayed.trace))
-        for first, end in edges.reshape(-1, 2).tolist():
-            moments = allocated[[first, end - 1, end]]
+        for first, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            moments = allocated[[first, end, end + 1]]
             start, stop, limit = np.searchsorted(freed[candidates], moments).tolist()
             dropped = candidates[start:stop]
             found[dropped] = True
@@ -137,21 +172,29 @@ class Reductions:
         freed, spans = self._replayed.freed_by, self._phases.spans_of(self._replayed.allocated_by)
         return np.asarray(np.where(freed < 0, self._phases.last_span, self._phases.spans_of(freed)) > spans)
 
-    def _summands(self, sums: Bools) -> Bools:
-        """Blocks of a sum's size that are freed before anything else is allocated, as after `a + b`.
+    def _terms(self, results: Bools) -> Bools:
+        """Blocks that were added or joined into these: freed before anything else was allocated, and of fitting size.
 
-        Several gradients of a weight that the model uses more than once are added in this way.
+        Gradients of a weight that the model uses twice are added. FSDP1 joins the gradients of a flat parameter.
         """
-        allocated, freed, sizes = (self._replayed.allocated_by, self._replayed.freed_by, self._replayed.requested_bytes)
-        after = np.searchsorted(allocated, freed) - 1
-        candidates = self._by_autograd & (freed >= 0) & (after > np.arange(len(freed)))
-        return np.asarray(candidates & sums[after] & (sizes[after] == sizes))
+        freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
+        latest = np.searchsorted(self._replayed.allocated_by, freed) - 1
+        candidates = self._by_autograd & (freed >= 0) & (latest > np.arange(len(freed))) & results[latest]
+        total = np.bincount(latest[candidates], sizes[candidates], len(sizes))[latest]
+        joined = (total <= sizes[latest]) & (total * _PADDING_SHARE > sizes[latest] * (_PADDING_SHARE - 1))
+        return np.asarray(candidates & (joined | (sizes == sizes[latest])))
 
     def _blocks_at(self, pattern: re.Pattern[str]) -> Bools:
         return self._of_sites([pattern.search(site.stack.inner_text) is not None for site in self._call_sites.sites])
 
     def _of_sites(self, chosen: list[bool]) -> Bools:
         return np.array([*chosen, False], dtype=bool)[self._call_sites.site_of]
+
+
+def _mask(blocks: Int64s, count: int) -> Bools:
+    mask = np.zeros(count, dtype=bool)
+    mask[blocks] = True
+    return mask
 
 
 def _is_wrapper(site: CallSite) -> bool:

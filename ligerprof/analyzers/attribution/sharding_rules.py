@@ -14,8 +14,11 @@ _FSDP_GRADIENTS = (
     r"|fsdp/_runtime_utils\.py:(?:_reduce_grad|_reduce_grad_no_shard)$"
     r"|fsdp/_flat_param\.py:prepare_gradient_for_(?:backward|optim)$"
 )
-# casts of a wrapped module's inputs and outputs, which autograd saves like any activation
-_FSDP_CASTS = r"_fsdp_common\.py:_cast_fp_tensor$|distributed/utils\.py:cast_fn$|:_cast_forward_inputs$"
+# copies of a wrapped module's inputs and outputs, which are what the copied tensors are
+_COPIES = (
+    r"_fsdp_common\.py:_cast_fp_tensor$|distributed/utils\.py:cast_fn$|:_cast_forward_inputs$"
+    r"|nn/parallel/distributed\.py:forward\ntorch/autograd/function\.py:apply$"
+)
 _ZERO = r"deepspeed/runtime/zero/(?!linear|tiling)|deepspeed/(?:runtime/)?comm/"
 _COLLECTIVES = (
     r"distributed_c10d\.py:|distributed/_functional_collectives|distributed/_symmetric_memory"
@@ -48,7 +51,13 @@ STATE_RULES: tuple[Rule, ...] = (
     # the other block of this constructor is a buffer that moves the largest gradient to host memory
     Rule(Role.OPTIMIZER_STATES, inner=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Feature.HEAD_WEIGHT_SIZED,)),
     Rule(Role.GRADIENTS, _BACKWARD, inner=r"\A\S*zero/stage_1_and_2\.py:copy_grads_in_partition$"),
-    Rule(Role.GRADIENTS, _BACKWARD, inner=r"\A\S*zero/linear\.py:backward$", has=(Feature.WEIGHT_SIZED,)),
+    Rule(
+        Role.GRADIENTS,
+        _BACKWARD,
+        inner=r"\A\S*zero/linear\.py:backward$",
+        has_one=(Feature.WEIGHT_SIZED, Feature.GATHERED_SIZED),
+    ),
+    Rule(Role.GRADIENTS, has=(Feature.GRADIENT_PARTITION,)),
 )
 
 # these come after the rules for optimizers' states; an optimizer step also gathers weights
@@ -70,6 +79,8 @@ COMMUNICATION_RULES: tuple[Rule, ...] = (
         has=(Feature.OUTLIVES_PHASE,),
     ),
     # gathered parameters, and buffers that move parameters and gradients between ranks or to the host
-    Rule(Role.COMMUNICATION, inner=rf"{_ZERO}|{_COLLECTIVES}"),
-    Rule(Role.COMMUNICATION, _NOT_BUILD, inner=rf"\A(?!(?:.*\n)*?.*(?:{_FSDP_CASTS}))(?:.*\n)*?.*{_FSDP}"),
+    Rule(Role.COMMUNICATION, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?(?:{_ZERO}|{_COLLECTIVES})"),
+    Rule(Role.COMMUNICATION, _NOT_BUILD, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?{_FSDP}"),
+    # a recording that ends within backward, as where memory ran out
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.GATHERED_SIZED, Feature.NEVER_FREED), lacks=(Feature.RECOMPUTED,)),
 )

@@ -36,7 +36,9 @@ _STEP_WRAPPER = re.compile(_TORCH + r"optim/optimizer\.py")
 # generated code is called through functions named `forward` too
 _COMPILER = re.compile(_TORCH + r"_(?:functorch|dynamo|inductor)/")
 _BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", "_engine_run_backward"})
-_BUILD_CALLS = re.compile(r"__init__|_apply|convert|from_pretrained|load_state_dict|_load_.*|initialize|empty_init")
+_BUILD_CALLS = re.compile(
+    r"__init__|_apply|convert|from_pretrained|load_state_dict|_load_.*|initialize|empty_init|fully_shard|_move_states_to_device"
+)
 _MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "inner"})
 _RECOMPUTE = re.compile(r"torch/utils/checkpoint\.py:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
 

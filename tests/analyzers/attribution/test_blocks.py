@@ -114,8 +114,9 @@ EXPECTED = {
         Role.OPTIMIZER_STATES: 3 * ZERO_WEIGHTS,
         Role.CHECKPOINTS: 4 * 1024 * 512 * 2,
         Role.CE_TEMPORARIES: 3 * 1024 * 32000 * 4,
-        # the bucket, the flat gradients and all gathered weights
-        Role.COMMUNICATION: 1_000_000_000 + ZERO_WEIGHTS // 2 + ZERO_WEIGHTS,
+        Role.GRADIENTS: ZERO_WEIGHTS // 2,
+        # the bucket and all gathered weights
+        Role.COMMUNICATION: 1_000_000_000 + ZERO_WEIGHTS,
         Role.LIBRARY_WORKSPACE: 64 * MIB,
     },
 }
