@@ -28,6 +28,7 @@ from ligerprof.units import format_bytes
     type=click.Path(exists=True, dir_okay=False),
     help="Your own rules for roles, TOML or JSON.",
 )
+@click.option("--stacks", is_flag=True, help="Group blocks by stack too, and show each stack.")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
 @force_option
 @json_option
@@ -39,6 +40,7 @@ def command(  # noqa: PLR0913 - one argument per option
     by: View,
     max_peak_bytes: int | None,
     rules_path: str | None,
+    stacks: bool,
     html_path: Path | None,
     force: bool,
     as_json: bool,
@@ -52,7 +54,7 @@ def command(  # noqa: PLR0913 - one argument per option
     rules = () if rules_path is None else read_rules(rules_path)
     if html_path is not None:
         require_absent([html_path], force=force)
-    analysis = analyze(snapshot, device_index=device_index, rules=rules)
+    analysis = analyze(snapshot, device_index=device_index, rules=rules, stacks=stacks)
     if html_path is not None:
         write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
         say(f"wrote {html_path}")

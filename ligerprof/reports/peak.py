@@ -1,13 +1,15 @@
 """Render `ligerprof explain`: one sentence on the peak, its roles, and its largest blocks."""
 
-from collections import Counter, defaultdict
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ligerprof.analyzers.attribution.keepers import PYTHON
 from ligerprof.analyzers.explain.failure import FailedAllocation
-from ligerprof.analyzers.explain.groups import BlockGroup
+from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.models.module_names import without_indices
-from ligerprof.reports.terminal import FiguresColumn, groups_table, percent_share, roles_table
+from ligerprof.reports.terminal import FiguresColumn, file_text, groups_table, percent_share, roles_table
 from ligerprof.roles import Phase, Role, View
 from ligerprof.units import format_bytes, format_mib
 
@@ -15,8 +17,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-# figures and roles keep their width; in a narrow terminal, the last column is cut
+# figures and roles keep their width; in a narrow terminal, the last column wraps
 _FIGURE_WIDTH = 9
+_FUNCTION_WIDTH = 75
+_VISIBLE_SHARE = 0.01
+_CALL = re.compile(r":\d+ \S+$")
+_KEPT_FOR_BACKWARD = frozenset(
+    {Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES, Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES}
+)
 
 
 def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "RenderableType":
@@ -33,7 +41,8 @@ def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "
     totals = roles_table([at_peak]) if by is View.ROLE else _view(report, by)
     lines = [Text(line) for line in (sentence(report), *phase_lines(report), *finding_lines(report))]
     notes = [Text(f"Note: {note}.") for note in report.notes]
-    return Group(*lines, totals, _blocks_table(report, top), *notes)
+    details = (file_text(line) for line in (*_stack_lines(report.blocks, top), *_unknown_keepers(report)))
+    return Group(*lines, totals, blocks_table(report.blocks, top), *details, *notes)
 
 
 def sentence(report: PeakReport) -> str:
@@ -72,31 +81,69 @@ def _view(report: PeakReport, by: View) -> "Table":
     return table
 
 
-def _blocks_table(report: PeakReport, top: int) -> "Table":
-    """The largest groups; those of all layers share a row."""
-    sizes: Counter[tuple[str, str]] = Counter()
-    counts: Counter[tuple[str, str]] = Counter()
-    for block in report.blocks:
-        row = block.role.value, _who(block)
-        sizes[row] += block.size_bytes
-        counts[row] += block.count
-    rows = [row for row, _ in sizes.most_common()]
-    table = groups_table("role", "MiB", "blocks", who="allocated by", figure_width=_FIGURE_WIDTH)
-    for role, who in rows[:top]:
-        table.add_row(role, format_mib(sizes[role, who]), str(counts[role, who]), who)
+def blocks_table(groups: Iterable[BlockGroup], top: int) -> "Table":
+    """The largest groups, all layers joined: what they are, who allocated them, and what keeps them."""
+    rows = join_layers(groups)
+    table = groups_table("role", "MiB", "blocks", who="allocated by, and kept by", figure_width=0, heading_width=0)
+    for row in rows[:top]:
+        table.add_row(row.role.value, format_mib(row.size_bytes), str(row.count), file_text("\n".join(_who(row))))
     if rest := rows[top:]:
-        size_bytes, count = sum(sizes[row] for row in rest), sum(counts[row] for row in rest)
+        size_bytes, count = sum(row.size_bytes for row in rest), sum(row.count for row in rest)
         table.add_section()
         table.add_row(f"{len(rest)} more rows", format_mib(size_bytes), str(count), "--top shows more")
     return table
 
 
-def _who(block: BlockGroup) -> str:
-    module = without_indices(block.module)
-    if not module:
-        return block.frame
-    place = block.frame.removesuffix(" forward")
-    return f"{module} ({place})" if place else module
+def _who(row: BlockGroup) -> Iterator[str]:
+    """The lines on a row's allocation, its layers and keeper, and its stack if the row has one."""
+    place = row.frame.removesuffix(" forward") if row.module else row.frame
+    # a node says what it computes, and a function that allocates itself is its own operation
+    is_node, function = ":" not in row.frame, row.frame.rpartition(" ")[2]
+    operation = "" if is_node or row.operation == function else row.operation
+    called = f"{operation} in {place}" if operation and place else operation or place
+    yield f"{row.module}: {called}" if row.module and called else row.module or called
+    kept = f"kept by {row.kept_by}" if row.kept_by else ""
+    if row.kept_by == PYTHON:
+        kept = f"kept by Python until {row.kept_in}"
+    elif row.kept_in and row.kept_in != row.module:
+        kept += f" of {row.kept_in}"
+    if detail := ", ".join(filter(None, (_layers(row.layers), kept))):
+        yield detail
+
+
+def _stack_lines(groups: Iterable[BlockGroup], top: int) -> Iterator[str]:
+    """The Python stack of each row of the table, else its C++ stack; nothing if the blocks have no stacks."""
+    for row in join_layers(groups)[:top]:
+        if row.frames:
+            yield f"{row.role.value} {format_mib(row.size_bytes)} MiB, {next(_who(row), '')}"
+            calls = [line for line in row.frames if _CALL.search(line)]
+            yield from (f"    {line}" for line in calls or map(_cut, row.frames))
+            yield ""
+
+
+def _cut(function: str) -> str:
+    """A C++ function in one line of an 80-column terminal."""
+    return function if len(function) <= _FUNCTION_WIDTH else f"{function[: _FUNCTION_WIDTH - 1]}…"
+
+
+def _unknown_keepers(report: PeakReport) -> Iterator[str]:
+    """One sentence if a visible share of what forward allocated has no known keeper."""
+    forward = [block for block in report.blocks if block.phase is Phase.FORWARD and block.role in _KEPT_FOR_BACKWARD]
+    unknown_bytes = sum(block.size_bytes for block in forward if not block.kept_by)
+    if unknown_bytes < _VISIBLE_SHARE * report.peak_bytes:
+        return
+    hint = "" if any(block.kept_by for block in forward) else '; torch records it with context="all" and stacks="all"'
+    yield f"What keeps {format_bytes(unknown_bytes)} of the forward pass alive is not known{hint}."
+
+
+def _layers(layers: Sequence[int]) -> str:
+    """Layers as text, such as `layers 0-15`; empty outside the layers."""
+    if not layers:
+        return ""
+    starts = [layer for layer in layers if layer - 1 not in layers]
+    ends = [layer for layer in layers if layer + 1 not in layers]
+    ranges = (str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(ranges)}"
 
 
 def finding_lines(report: PeakReport) -> list[str]:

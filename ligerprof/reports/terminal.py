@@ -11,6 +11,7 @@ from ligerprof.units import MIB, format_mib
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 PLAIN_WIDTH = 100
 _HEADING_WIDTH = 21
@@ -72,18 +73,31 @@ def phases_table(columns: Sequence[FiguresColumn], *, reference: int | None = No
     return _figures_table("phase", columns, rows, reference, distance)
 
 
-def groups_table(heading: str, *figures: str, figure_width: int, who: str | None = None) -> "Table":
+def groups_table(
+    heading: str,
+    *figures: str,
+    figure_width: int,
+    heading_width: int = _HEADING_WIDTH,
+    who: str | None = None,
+) -> "Table":
     """An empty table of block groups: a heading, figures, and optionally a column of call sites."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(heading, no_wrap=True, min_width=_HEADING_WIDTH)
+    table.add_column(heading, no_wrap=True, min_width=heading_width)
     for figure in figures:
         table.add_column(figure, justify="right", no_wrap=True, min_width=figure_width)
     if who is not None:
-        table.add_column(who, no_wrap=True, overflow="ellipsis")
+        table.add_column(who, overflow="fold")
     return table
+
+
+def file_text(text: str) -> "Text":
+    """Text from a file for a table: neither markup nor control characters have an effect."""
+    from rich.text import Text
+
+    return Text("".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text))
 
 
 def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.attribution.features import FeatureExtractor
+from ligerprof.analyzers.attribution.keepers import CHECKPOINT, Keeper, Keepers
 from ligerprof.analyzers.attribution.layers import NO_LAYER, layers_by_weights, layers_in_passes
 from ligerprof.analyzers.attribution.phases import find_phases
 from ligerprof.analyzers.attribution.rules import role_of
@@ -23,6 +24,9 @@ class Owner(NamedTuple):
         module: dotted module name, "" if unknown.
         frame: the Python call or autograd node that allocated it, or "".
         layer: index of the decoder layer, None outside the layers or if unknown.
+        site: index of its call site in `Attribution.call_sites.sites`.
+        operation: the torch operator, Python function or autograd node that allocated it, or "".
+        keeper: what keeps it alive.
     """
 
     block: int
@@ -32,6 +36,9 @@ class Owner(NamedTuple):
     frame: str
     phase: Phase
     layer: int | None
+    site: int
+    operation: str
+    keeper: Keeper
 
 
 class Attribution:
@@ -48,6 +55,7 @@ class Attribution:
         self.replayed = replayed
         self.call_sites = CallSites(replayed)
         self.phases = find_phases(replayed, self.call_sites, annotations)
+        self._keepers = Keepers(replayed, self.call_sites, self.phases)
         self._user_rules = user_rules
         self._at_moment: dict[int, _RoleFinder] = {}
 
@@ -59,13 +67,30 @@ class Attribution:
         by_weights = layers_by_weights(self.replayed, sites, roles, layers)
         layers[list(by_weights)] = list(by_weights.values())
         site_of = sites.site_of[live].tolist()
-        names = {site: (sites.sites[site].module, sites.sites[site].description) for site in set(site_of)}
-        sizes, layer_of = self.replayed.requested_bytes[live].tolist(), layers[live].tolist()
+        columns = (
+            live.tolist(),
+            self.replayed.requested_bytes[live].tolist(),
+            roles.values(),
+            site_of,
+            finder.extractor.phases(live),
+            layers[live].tolist(),
+            self._keepers.of(live),
+        )
+        origins = {site: sites.sites[site] for site in set(site_of)}
         return [
-            Owner(block, size, role, *names[site], phase or Phase.OUTSIDE, _layer(layer, role))
-            for (block, role), size, site, phase, layer in zip(
-                roles.items(), sizes, site_of, finder.extractor.phases(live), layer_of, strict=True
+            Owner(
+                block=block,
+                requested_bytes=size,
+                role=role,
+                module=origins[site].module,
+                frame=origins[site].description,
+                phase=phase or Phase.OUTSIDE,
+                layer=_layer(layer, role),
+                site=site,
+                operation=origins[site].operation,
+                keeper=CHECKPOINT if role is Role.CHECKPOINTS else keeper,
             )
+            for block, size, role, site, phase, layer, keeper in zip(*columns, strict=True)
         ]
 
     def roles_of(self, blocks: Int64s, moment: int) -> list[Role]:

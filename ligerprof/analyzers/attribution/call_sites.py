@@ -1,6 +1,7 @@
 """Find the call site of each block, its stack and stamp, and group consecutive blocks of one call."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,6 +45,11 @@ class CallSite:
         return self.stack.description or self.node
 
     @property
+    def operation(self) -> str:
+        """The torch operator, Python function or autograd node that allocated, or ""."""
+        return self.stack.operation or self.node
+
+    @property
     def is_known(self) -> bool:
         """Whether the recording has a stamp or a stack for this call site."""
         return self.stamp is not None or bool(self.stack.calls or self.stack.node)
@@ -65,6 +71,14 @@ class CallSites:
         self.site_of = self._find_sites(replayed)
         self._site_by_block: list[int] = self.site_of.tolist()
         self.index_in_call, self.blocks_in_call, self.next_call = self._group_calls(replayed)
+
+    @cached_property
+    def place_of(self) -> Int64s:
+        """A number for each block, below the number of blocks; equal for the same place in any step."""
+        numbers: dict[object, int] = {}
+        places = [(site.stack.calls, site.node, site.module, site.recomputes) for site in self.sites]
+        of_site = [numbers.setdefault(place, len(numbers)) for place in places]
+        return np.array(of_site, dtype=np.int64)[self.site_of]
 
     def of(self, block: int) -> CallSite:
         """The call site of one block."""

@@ -1,7 +1,7 @@
 """Read the stack of an allocation: its Python calls, the autograd node that ran, and the phase of training."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -13,6 +13,13 @@ from ligerprof.roles import Phase
 _LINE_LIMIT = 2**31
 _NATIVE_FILE = re.compile(r"\?\?|.*\.(?:cpp|cc|c|cu|cuh|h|hpp)|")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
+_RELEASE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::release_variables\(")
+# C++ frames of one call end where the interpreter or autograd's engine called it
+_CALLER = re.compile(r"_PyEval_EvalFrameDefault|torch::autograd::Node::operator\(\)")
+_OPERATOR = re.compile(r"at::_ops::(\w+)::(?:call|redispatch)\(")
+_OVERLOAD = re.compile(r"_(?:dim_IntList|dtype_layout|memory_format|dtype|device|layout|int|out|nd|low|[A-Z]\w*)$")
+_CAST_ARGUMENT = re.compile(r"at::autocast::\w*cast\(")
+_CREATES = re.compile(r"(?:new_)?(?:empty|zeros|ones|full)(?:_like|_strided)?$|resize_$")
 # stacks of the thread that runs the training script end in one of these functions; those of autograd's threads do not
 _MAIN_ROOTS = frozenset({"<module>", "_bootstrap", "_run_module_as_main", "_run_code", "run_module"})
 # paths of installed packages start with the package, those of checkouts with the folder they were cloned into
@@ -26,6 +33,13 @@ _PLUMBING = re.compile(
     _TORCH + r"(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
     r"|ligerprof/kernels/\w+\.py|ligerprof/runs/simulated/"
 )
+# frames that only wrap torch's operators
+_WRAPPERS = re.compile(_TORCH + r"(?:_ops|_jit_internal|_compile|utils/_device|utils/_contextlib|overrides)\.py$")
+_MODULE_CALL = re.compile(_TORCH + r"nn/modules/module\.py$")
+# modules that call an operator without a Python function in between
+_DIRECT_CALL = re.compile(_TORCH + r"nn/modules/(?:(linear)\.py:forward|(conv)\.py:_conv_forward)$")
+_FUNCTIONAL = re.compile(_TORCH + r"(?:nn/functional|_tensor|functional)\.py$")
+_GENERIC_NAMES = frozenset({"forward", "backward", "inner", "wrapper", "__call__", "__init__"})
 _COMMON_NAMES = frozenset({"__init__.py", "triton.py", "reference.py", "ops.py", "utils.py", "layer.py", "main.py"})
 _OPTIMIZER_FILE = re.compile(
     r"/optim/|/optim_|optimizer|galore|deepspeed/(?:ops|runtime)/|/clip_grad\.py|/grad_scaler\.py"
@@ -78,6 +92,65 @@ class Stack:
         """The autograd node that ran, such as `MmBackward0`, or ""."""
         match = _NODE.search(self.native_text)
         return match.group(1) if match else ""
+
+    @cached_property
+    def releasing_node(self) -> str:
+        """The autograd node that dropped its saved tensors, or ""; of the stack of a free."""
+        match = _RELEASE.search(self.native_text)
+        return match.group(1) if match else ""
+
+    @property
+    def deallocates(self) -> bool:
+        """Whether a tensor object was deallocated; assumed without C++ functions. Of the stack of a free."""
+        return not self.native or any("THPVariable_" in name for name in self._native_of_call)
+
+    @property
+    def on_main_thread(self) -> bool:
+        """Whether the training script itself ran, outside backward."""
+        return bool(self.calls) and self.calls[-1].function in _MAIN_ROOTS and self.phase is not Phase.BACKWARD
+
+    @property
+    def innermost(self) -> str:
+        """`file:line function` of the innermost call, or of a module's caller; or ""."""
+        return next((_describe(call) for call in self.calls if not _MODULE_CALL.search(call.file)), "")
+
+    @property
+    def _native_of_call(self) -> Iterator[str]:
+        """The C++ functions that the innermost Python call or autograd node ran."""
+        return takewhile(lambda name: not _CALLER.search(name), self.native)
+
+    @cached_property
+    def operation(self) -> str:
+        """The torch operator that the innermost Python call or autograd node ran, else the Python function, or "".
+
+        An allocation inside autocast's cast of an argument belongs to the cast.
+        """
+        operator = ""
+        for name in self._native_of_call:
+            if operator and _CAST_ARGUMENT.search(name):
+                break
+            match = _OPERATOR.search(name)
+            operator = _OVERLOAD.sub("", match.group(1)) if match else operator
+        function = self._function
+        return function if function and (not operator or _CREATES.match(operator)) else operator
+
+    @cached_property
+    def _function(self) -> str:
+        """The innermost Python call, if its name says what it computes."""
+        call = next((call for call in self.calls if not _WRAPPERS.search(call.file)), None)
+        if call is None or call.function.startswith("<"):
+            return ""
+        if _FUNCTIONAL.search(call.file):
+            return call.function.strip("_")
+        match = _DIRECT_CALL.search(f"{call.file}:{call.function}")
+        if match:
+            return match.group(1) or match.group(2)
+        return "" if call.function in _GENERIC_NAMES or re.search(_TORCH, call.file) else call.function
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The whole stack, C++ functions first, then `file:line function` of the Python calls, innermost first."""
+        return (*self.native, *(f"{call.file}:{call.line} {call.function}" for call in self.calls))
 
     @cached_property
     def model_calls(self) -> tuple[PythonCall, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Attribution, Owner
 from ligerprof.analyzers.attribution.user_rules import UserRule
 from ligerprof.analyzers.explain.failure import FailedAllocation, judge_failure
-from ligerprof.analyzers.explain.groups import group_blocks
+from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.steps import find_growth, step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import RoleTimeline, role_timeline
@@ -30,10 +30,13 @@ class SnapshotAnalysis:
         peak_moment: the first moment of the highest allocated bytes in the window.
     """
 
-    def __init__(self, replayed: Replay, attribution: Attribution, *, step: int | None, notes: Sequence[str]) -> None:
+    def __init__(
+        self, replayed: Replay, attribution: Attribution, *, step: int | None, stacks: bool, notes: Sequence[str]
+    ) -> None:
         self.replayed = replayed
         self.attribution = attribution
         self._step = step
+        self._stacks = stacks
         self._device_notes = notes
         self.window = self._find_window()
         place = int(np.argmax(replayed.allocated_bytes[self.window]))
@@ -50,7 +53,7 @@ class SnapshotAnalysis:
                 reserved_bytes=int(replayed.reserved_bytes[self.window].max()),
                 complete=replayed.complete,
                 roles=self.attribution.breakdown(moment, self._owners),
-                blocks=group_blocks(self._owners),
+                blocks=self.group(self._owners),
                 phases=self._phase_peaks(),
                 peak_phase=phases.phase_at(moment - 1) if moment else None,
                 notes=(*self._device_notes, *self._replay_notes(), *self._failure_notes()),
@@ -73,6 +76,10 @@ class SnapshotAnalysis:
         """Roles over the whole recording."""
         with collector_paused():
             return role_timeline(self.attribution)
+
+    def group(self, owners: Sequence[Owner]) -> tuple[BlockGroup, ...]:
+        """Group blocks, by stack too if the analysis was asked for stacks."""
+        return group_blocks(owners, self.attribution.call_sites.sites if self._stacks else ())
 
     @cached_property
     def _owners(self) -> list[Owner]:
@@ -131,6 +138,7 @@ def analyze(
     device_index: int | None = None,
     step: int | None = None,
     rules: Sequence[UserRule] = (),
+    stacks: bool = False,
 ) -> SnapshotAnalysis:
     """Replay and attribute one device of a snapshot.
 
@@ -139,6 +147,7 @@ def analyze(
         device_index: None chooses the device with the highest peak.
         step: restricts the peak to the training step with this number in the stamps.
         rules: take precedence over the built-in rules for roles; `read_rules` reads them from a file.
+        stacks: group blocks by stack too, and keep each group's stack.
 
     Raises:
         SnapshotFormatError: not a snapshot, or it lacks the device or the step.
@@ -147,7 +156,7 @@ def analyze(
         snapshot = source if isinstance(source, Snapshot) else read_snapshot(source)
         replayed, notes = _choose_device(snapshot, device_index)
         attribution = Attribution(replayed, snapshot.annotations, rules)
-        return SnapshotAnalysis(replayed, attribution, step=step, notes=notes)
+        return SnapshotAnalysis(replayed, attribution, step=step, stacks=stacks, notes=notes)
 
 
 def explain(
@@ -156,9 +165,10 @@ def explain(
     device_index: int | None = None,
     step: int | None = None,
     rules: Sequence[UserRule] = (),
+    stacks: bool = False,
 ) -> PeakReport:
     """Report what the memory at a snapshot's peak belongs to; arguments and errors as in `analyze`."""
-    return analyze(source, device_index=device_index, step=step, rules=rules).peak
+    return analyze(source, device_index=device_index, step=step, rules=rules, stacks=stacks).peak
 
 
 def _choose_device(snapshot: Snapshot, device_index: int | None) -> tuple[Replay, list[str]]:

@@ -1,25 +1,32 @@
-"""Group the blocks of one moment that share a role and an origin."""
+"""Group the blocks that are live at a moment by what they are, who allocated them and what keeps them."""
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ligerprof.analyzers.attribution.blocks import Owner
+from ligerprof.analyzers.attribution.call_sites import CallSite
+from ligerprof.models.module_names import without_indices
 from ligerprof.roles import Phase, Role
 from ligerprof.serialization import select
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockGroup:
-    """Blocks of one moment that share role, module, frame, phase and layer.
+    """Blocks at one moment that share role, module, frame, phase, layers, operation and keeper.
 
     Attributes:
         size_bytes: requested bytes of all blocks.
         count: number of blocks.
         module: dotted module name, "" if unknown.
         frame: `file:line function` of the Python code that allocated them, or an autograd node's name, or "".
-        layer: index of the decoder layer, None outside the layers.
+        layers: indices of the decoder layers, ascending; empty outside the layers.
+        operation: the torch operator, Python function or autograd node that allocated them, or "".
+        kept_by: the autograd node that saved them for backward, `checkpoint`, `Python` for a variable of the program,
+            or "" if not known.
+        kept_in: the node's module, or `file:line function` of the Python code that released them, or "".
+        frames: the stack of the allocation, innermost first; only if the blocks were grouped by stack.
     """
 
     role: Role
@@ -28,28 +35,70 @@ class BlockGroup:
     module: str
     frame: str
     phase: Phase
-    layer: int | None = None
+    layers: tuple[int, ...] = ()
+    operation: str = ""
+    kept_by: str = ""
+    kept_in: str = ""
+    frames: tuple[str, ...] = ()
+
+    @property
+    def layer(self) -> int | None:
+        """Index of the decoder layer, None outside the layers or in several."""
+        return self.layers[0] if len(self.layers) == 1 else None
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `blocks` in the JSON."""
-        return select(self, "role", "bytes=size_bytes", "count", "module", "frame", "phase", "layer")
+        known = select(self, "role", "bytes=size_bytes", "count", "module", "frame", "phase", "layer", "layers")
+        keepers = select(self, "operation", "kept_by", "kept_in", *(("frames",) if self.frames else ()))
+        return {**known, **keepers}
 
 
-def group_blocks(owners: Iterable[Owner]) -> tuple[BlockGroup, ...]:
-    """Group the owners that differ only in their block, the largest group first."""
-    grouped: dict[tuple[Role, str, str, Phase, int | None], list[Owner]] = defaultdict(list)
+def group_blocks(owners: Iterable[Owner], sites: Sequence[CallSite] = ()) -> tuple[BlockGroup, ...]:
+    """Group the owners that differ only in their block, the largest group first.
+
+    Args:
+        sites: the call sites of the attribution, to group by stack too; each group then has its stack.
+    """
+    grouped: dict[tuple[Hashable, ...], list[Owner]] = defaultdict(list)
     for owner in owners:
-        grouped[owner.role, owner.module, owner.frame, owner.phase, owner.layer].append(owner)
-    groups = [
-        BlockGroup(
-            role=role,
-            size_bytes=sum(owner.requested_bytes for owner in members),
-            count=len(members),
-            module=module,
-            frame=frame,
-            phase=phase,
-            layer=layer,
-        )
-        for (role, module, frame, phase, layer), members in grouped.items()
-    ]
+        stack = sites[owner.site].stack.lines if sites else ()
+        key = (owner.role, owner.module, owner.frame, owner.phase, owner.layer, owner.operation, owner.keeper, stack)
+        grouped[key].append(owner)
+    groups = (_group(members, sites) for members in grouped.values())
     return tuple(sorted(groups, key=lambda group: -group.size_bytes))
+
+
+def _group(members: Sequence[Owner], sites: Sequence[CallSite]) -> BlockGroup:
+    one = members[0]
+    return BlockGroup(
+        role=one.role,
+        size_bytes=sum(owner.requested_bytes for owner in members),
+        count=len(members),
+        module=one.module,
+        frame=one.frame,
+        phase=one.phase,
+        layers=() if one.layer is None else (one.layer,),
+        operation=one.operation,
+        kept_by=one.keeper.name,
+        kept_in=one.keeper.place,
+        frames=sites[one.site].stack.lines if sites else (),
+    )
+
+
+def join_layers(groups: Iterable[BlockGroup]) -> tuple[BlockGroup, ...]:
+    """Join the groups that differ only in their decoder layer, the largest first; indices in names become `*`."""
+    joined: dict[tuple[BlockGroup, bool], list[BlockGroup]] = defaultdict(list)
+    for group in groups:
+        module, place = without_indices(group.module), without_indices(group.kept_in)
+        alike = replace(group, size_bytes=0, count=0, layers=(), module=module, kept_in=place)
+        joined[alike, bool(group.layers)].append(group)
+    rows = [
+        replace(
+            row,
+            size_bytes=sum(group.size_bytes for group in members),
+            count=sum(group.count for group in members),
+            layers=tuple(sorted({layer for group in members for layer in group.layers})),
+        )
+        for (row, _), members in joined.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.size_bytes))

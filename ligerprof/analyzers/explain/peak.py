@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ligerprof.analyzers.explain.failure import FailedAllocation
-from ligerprof.analyzers.explain.groups import BlockGroup
+from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.steps import Growth, PhasePeaks
 from ligerprof.analyzers.explain.what_if import WhatIf
 from ligerprof.roles import MemoryBreakdown, Phase
@@ -43,6 +43,11 @@ class PeakReport:
     what_if: tuple[WhatIf, ...] = ()
     growth: Growth | None = None
 
+    @property
+    def rows(self) -> tuple[BlockGroup, ...]:
+        """The blocks with all layers joined, largest first; they add up as `blocks` do."""
+        return join_layers(self.blocks)
+
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof explain --json`."""
         return document(
@@ -50,5 +55,6 @@ class PeakReport:
             select(
                 self, "device", "peak_bytes", "reserved_bytes", "complete", "peak_phase", "phases", "roles", "blocks"
             ),
+            select(self, "rows"),
             select(self, "notes", "steps", "oom=out_of_memory", "what_if", "growth"),
         )

@@ -99,12 +99,8 @@ def find_what_ifs(
 
 
 def _number_alike(replayed: Replay, call_sites: CallSites) -> Int64s:
-    """A number for each block, below the number of blocks; equal for the same call site and size in any step."""
-    numbers: dict[object, int] = {}
-    places = [(site.stack.calls, site.node, site.module, site.recomputes) for site in call_sites.sites]
-    of_site = [numbers.setdefault(place, len(numbers)) for place in places]
-    keys = np.array(of_site, dtype=np.int64)[call_sites.site_of] * _SIZE_LIMIT + replayed.requested_bytes
-    alike: Int64s = np.unique(keys, return_inverse=True)[1]
+    """A number for each block, below the number of blocks; equal for the same place and size in any step."""
+    alike: Int64s = np.unique(call_sites.place_of * _SIZE_LIMIT + replayed.requested_bytes, return_inverse=True)[1]
     return alike
 
 

@@ -33,7 +33,13 @@ def group(
     count: int = 1,
 ) -> BlockGroup:
     return BlockGroup(
-        role=role, size_bytes=size_bytes, count=count, module=module, frame=frame, phase=Phase.FORWARD, layer=layer
+        role=role,
+        size_bytes=size_bytes,
+        count=count,
+        module=module,
+        frame=frame,
+        phase=Phase.FORWARD,
+        layers=() if layer is None else (layer,),
     )
 
 

@@ -1,0 +1,169 @@
+"""What keeps blocks alive, in recordings with and without the stacks of frees, and what only looks like evidence."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ligerprof.analyzers.attribution.keepers import PYTHON
+from ligerprof.analyzers.explain.analysis import analyze, explain
+from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
+from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.roles import Role
+from ligerprof.snapshots.reader import Snapshot
+from tests.paths import RECORDINGS
+
+MIB = 2**20
+SMALL_RECORDINGS = sorted(path.name for path in RECORDINGS.glob("s*.pickle.xz"))
+
+
+def report(name: str) -> PeakReport:
+    return explain(RECORDINGS / f"{name}.pickle.xz")
+
+
+@pytest.mark.parametrize("name", SMALL_RECORDINGS)
+def test_blocks_rows_and_stacks_add_up_to_each_role(name: str) -> None:
+    plain, by_stack = (analyze(RECORDINGS / name, stacks=stacks).peak for stacks in (False, True))
+
+    expected = {role: plain.roles[role] for role in Role if plain.roles[role] and role is not Role.ALLOCATOR_ROUNDING}
+    for groups in (plain.blocks, plain.rows, by_stack.blocks, by_stack.rows):
+        assert sums(groups) == (expected, sum(block.count for block in plain.blocks))
+    assert join_layers(plain.rows) == plain.rows
+    assert all(block.frames == () for block in plain.blocks)
+    for block in by_stack.blocks:
+        place = block.frame.rpartition("/")[2]
+        assert ":" not in place or any(line.rpartition("/")[2] == place for line in block.frames)
+
+
+def sums(groups: Sequence[BlockGroup]) -> tuple[dict[Role, int], int]:
+    by_role: Counter[Role] = Counter()
+    for group in groups:
+        by_role[group.role] += group.size_bytes
+    return dict(by_role), sum(group.count for group in groups)
+
+
+def test_release_of_saved_tensors_names_the_node_and_the_allocation_its_operation() -> None:
+    # 16 layers without checkpointing, recorded as torch does by default; no stamps, so no modules
+    rows = report("hf-nockpt-8x1024").rows
+    kept = {(row.operation, row.frame, row.kept_by): row for row in rows if row.role is Role.ACTIVATIONS}
+
+    hidden, intermediate = 8 * 1024 * 2048 * 2, 8 * 1024 * 8192 * 2
+    for operation, place, keeper in (
+        ("linear", "modeling_llama.py:175 forward", "SiluBackward0"),
+        ("silu", "activations.py:103 forward", "MulBackward0"),
+        ("linear", "modeling_llama.py:175 forward", "MulBackward0"),
+        ("mul", "modeling_llama.py:175 forward", "MmBackward0"),
+    ):
+        row = kept[operation, place, keeper]
+        assert (row.size_bytes, row.count, row.layers) == (16 * intermediate, 16, tuple(range(16)))
+    rotary = kept["add", "modeling_llama.py:158 apply_rotary_pos_emb", "ScaledDotProductCudnnAttentionBackward0"]
+    assert (rotary.size_bytes, rotary.count) == (16 * hidden, 16)
+    log_probabilities = next(row for row in rows if row.kept_by == "LogSoftmaxBackward0")
+    assert (log_probabilities.role, log_probabilities.operation) == (Role.CE_TEMPORARIES, "cross_entropy_loss")
+
+
+def test_checkpointed_inputs_are_kept_by_the_checkpoint() -> None:
+    for name in ("hf-ckpt-4x1024", "stamped-amp-ckpt-4x1024"):
+        rows = report(name).rows
+        assert {row.kept_by for row in rows if row.role is Role.CHECKPOINTS} == {"checkpoint"}
+
+
+def test_stamped_recording_names_the_module_of_the_node() -> None:
+    rows = report("stamped-amp-ckpt-4x1024").rows
+
+    (cast,) = (row for row in rows if row.role is Role.WEIGHT_CASTS and row.module == "lm_head")
+    assert (cast.operation, cast.kept_by, cast.kept_in) == ("linear", "MmBackward0", "lm_head")
+
+
+@pytest.mark.parametrize("name", ["small-python-alloc-nockpt", "zero3-offload-4x1024"])
+def test_frees_without_stacks_of_their_own_are_no_evidence(name: str) -> None:
+    # with context="alloc", torch writes the stack of the allocation again
+    assert {block.kept_by for block in report(name).blocks if block.role is not Role.CHECKPOINTS} == {""}
+
+
+def frame(file: str, line: int, function: str) -> dict[str, Any]:
+    return {"filename": file, "line": line, "name": function}
+
+
+MAIN = [frame("train.py", 9, "<module>")]
+FORWARD = [frame("model.py", 5, "forward"), *MAIN]
+NODE = "torch::autograd::generated::{}::{}"
+
+
+def released_by(name: str, *, method: str = "release_variables") -> list[dict[str, Any]]:
+    inner = frame("??", 0, NODE.format(name, f"{method}()"))
+    return [inner, frame("??", 0, "torch::autograd::Engine::evaluate_function(x)")]
+
+
+class Recording:
+    """Writes a recording of blocks of one size in one large segment."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = [
+            {"action": "segment_alloc", "addr": 0, "size": 64 * MIB, "frames": FORWARD, "stream": 0}
+        ]
+
+    def allocate(self, place: int, frames: Sequence[Any] = FORWARD) -> "Recording":
+        return self._add("alloc", place, frames)
+
+    def free(self, place: int, frames: Sequence[Any]) -> "Recording":
+        return self._add("free_requested", place, frames)._add("free_completed", place, frames)
+
+    def _add(self, action: str, place: int, frames: Sequence[Any]) -> "Recording":
+        self.events.append(
+            {"action": action, "addr": place * 2 * MIB, "size": 2 * MIB, "frames": list(frames), "stream": 0}
+        )
+        return self
+
+    def kept_by(self) -> list[tuple[str, str]]:
+        snapshot = Snapshot.from_dict({"device_traces": [self.events], "segments": []})
+        return [(block.kept_by, block.kept_in) for block in explain(snapshot).blocks]
+
+
+def test_block_freed_while_a_node_runs_is_kept_by_the_node() -> None:
+    apply = released_by("SiluBackward0", method="apply(x)")
+    assert Recording().allocate(0).free(0, apply).kept_by() == [("SiluBackward0", "")]
+
+
+def test_variable_of_the_program_keeps_its_block_until_the_line_that_drops_it() -> None:
+    dropped = [frame("??", 0, "THPVariable_clear(THPVariable*)"), frame("train.py", 12, "step"), *MAIN]
+    assert Recording().allocate(0).free(0, dropped).kept_by() == [(PYTHON, "train.py:12 step")]
+
+
+def test_temporary_of_an_operator_is_not_kept_by_a_variable() -> None:
+    inside = [frame("??", 0, "at::_ops::softmax::call(x)"), frame("model.py", 6, "forward"), *MAIN]
+    same_call = [frame("??", 0, "THPVariable_clear(THPVariable*)"), *FORWARD]
+    assert Recording().allocate(0).free(0, inside).kept_by() == [("", "")]
+    assert Recording().allocate(0).free(0, same_call).kept_by() == [("", "")]
+
+
+SILU, MUL = released_by("SiluBackward0"), released_by("MulBackward0")
+IN_BACKWARD = [frame("??", 0, "torch::autograd::Engine::thread_main(x)")]
+IN_OPTIMIZER = [frame("torch/optim/adam.py", 4, "step"), *MAIN]
+
+
+def steps(*released: list[dict[str, Any]]) -> Recording:
+    """Steps that each allocate a block in forward and release it in backward, and leave one in the optimizer."""
+    made = Recording()
+    for step, node in enumerate(released):
+        made.allocate(0).allocate(1, IN_BACKWARD).free(0, node).free(1, node).allocate(2 + step, IN_OPTIMIZER)
+    return made
+
+
+def test_block_that_outlives_the_recording_takes_the_evidence_of_earlier_steps() -> None:
+    # the second block of the call has no counterpart
+    kept = steps(SILU, SILU).allocate(0).allocate(1).kept_by()
+    assert sorted(set(kept)) == [("", ""), ("SiluBackward0", "")]
+
+
+def test_blocks_of_earlier_steps_that_disagree_or_were_allocated_elsewhere_are_no_evidence() -> None:
+    elsewhere = [frame("model.py", 8, "forward"), *MAIN]
+    assert set(steps(SILU, MUL).allocate(0).allocate(1).kept_by()) == {("", "")}
+    assert set(steps(SILU, SILU).allocate(0, elsewhere).allocate(1, elsewhere).kept_by()) == {("", "")}
+
+
+def test_block_that_its_own_backward_did_not_release_is_not_kept_for_backward() -> None:
+    leaked = steps(SILU).allocate(0)
+    leaked.allocate(1, IN_BACKWARD).free(1, SILU).allocate(8, IN_OPTIMIZER).allocate(9, IN_OPTIMIZER)
+    assert set(leaked.kept_by()) == {("", "")}
