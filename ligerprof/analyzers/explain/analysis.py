@@ -10,15 +10,17 @@ from ligerprof.analyzers.attribution.blocks import Attribution, Owner
 from ligerprof.analyzers.attribution.user_rules import UserRule
 from ligerprof.analyzers.explain.failure import FailedAllocation, judge_failure
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
+from ligerprof.analyzers.explain.lives import BlockLives, list_lives
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.steps import find_growth, step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import RoleTimeline, role_timeline
 from ligerprof.analyzers.explain.what_if import Window, find_what_ifs
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.roles import STEP_PHASES, Phase
+from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import Replay, replay
+from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import format_bytes
 
 
@@ -73,9 +75,28 @@ class SnapshotAnalysis:
 
     @cached_property
     def timeline(self) -> RoleTimeline:
-        """Roles over the whole recording."""
+        """Roles over the whole recording, in full detail around the peak and the failure."""
         with collector_paused():
-            return role_timeline(self.attribution)
+            return role_timeline(self.attribution, self.role_codes, self.marked_moments)
+
+    @cached_property
+    def lives(self) -> BlockLives:
+        """The blocks worth listing one by one: those of the marked moments, and the largest of all others."""
+        return list_lives(self.replayed, self.marked_moments)
+
+    @cached_property
+    def role_codes(self) -> Int64s:
+        """Index in `Role` of each block of the recording, as seen from the peak."""
+        order = {role: code for code, role in enumerate(Role)}
+        blocks = np.arange(len(self.replayed.block_bytes), dtype=np.int64)
+        roles = self.attribution.roles_of(blocks, self.peak_moment)
+        return np.array([order[role] for role in roles], dtype=np.int64)
+
+    @property
+    def marked_moments(self) -> tuple[int, ...]:
+        """The moments that pages show in full: the peak, and the failed allocation if there is one."""
+        oom = self.replayed.out_of_memory
+        return (self.peak_moment,) if oom is None else (self.peak_moment, oom.index)
 
     def group(self, owners: Sequence[Owner]) -> tuple[BlockGroup, ...]:
         """Group blocks, by stack too if the analysis was asked for stacks."""

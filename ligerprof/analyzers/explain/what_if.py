@@ -9,6 +9,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Owner
 from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.explain.timeline import held_bytes
 from ligerprof.roles import Role
 from ligerprof.serialization import select
 from ligerprof.snapshots.replay import Replay
@@ -91,7 +92,8 @@ def find_what_ifs(
             continue
         is_gone = np.zeros(len(alike), dtype=bool)
         is_gone[alike[blocks]] = True
-        left = int((replayed.allocated_bytes - _allocated_to(replayed, np.flatnonzero(is_gone[alike])))[window].max())
+        gone = np.flatnonzero(is_gone[alike]).astype(np.int64)
+        left = int((replayed.allocated_bytes - held_bytes(replayed, gone, replayed.block_bytes[gone]))[window].max())
         found.append(
             WhatIf(without=present, peak_bytes=left, saved_bytes=peak_bytes - left, change=change, option=option)
         )
@@ -102,14 +104,3 @@ def _number_alike(replayed: Replay, call_sites: CallSites) -> Int64s:
     """A number for each block, below the number of blocks; equal for the same place and size in any step."""
     alike: Int64s = np.unique(call_sites.place_of * _SIZE_LIMIT + replayed.requested_bytes, return_inverse=True)[1]
     return alike
-
-
-def _allocated_to(replayed: Replay, blocks: Int64s) -> Int64s:
-    """Allocated bytes of some blocks at each moment."""
-    allocated, freed, sizes = replayed.allocated_by[blocks], replayed.freed_by[blocks], replayed.block_bytes[blocks]
-    changes = np.zeros(replayed.last_moment + 1, dtype=np.int64)
-    changes[0] = sizes[allocated < 0].sum()
-    # an event allocates or frees one block
-    changes[allocated[allocated >= 0] + 1] = sizes[allocated >= 0]
-    changes[freed[freed >= 0] + 1] = -sizes[freed >= 0]
-    return np.cumsum(changes)

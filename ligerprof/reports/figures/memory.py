@@ -93,7 +93,7 @@ def _cut(title: str, timeline: RoleTimeline) -> _Step:
 
 def last_step(timeline: RoleTimeline) -> tuple[int, int] | None:
     """First column and end of the last step with a forward and a backward pass, including the optimizer."""
-    phases = [running.phase for running in timeline.running]
+    phases = timeline.phases()
     # a step starts with a forward pass that follows neither a forward nor a backward pass
     begins = [phase is Phase.FORWARD and before not in _PASSES for before, phase in pairwise([None, *phases])]
     found = None
@@ -109,7 +109,7 @@ def last_step(timeline: RoleTimeline) -> tuple[int, int] | None:
 def _phases(timeline: RoleTimeline, first: int, end: int) -> Iterator[tuple[Phase, float, float]]:
     moved = (timeline.moved_bytes - timeline.moved_bytes[first]) / GIB
     place = first
-    for phase, members in groupby(running.phase for running in timeline.running[first:end]):
+    for phase, members in groupby(timeline.phases()[first:end]):
         stop = place + len(list(members))
         if phase is not None:
             yield phase, float(moved[place]), float(moved[stop])

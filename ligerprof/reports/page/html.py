@@ -1,36 +1,49 @@
-"""The shared parts of HTML pages: the frame, tables, and the timeline of roles. All text is escaped."""
+"""The shared parts of HTML pages: the frame, tables, and recordings with their scripts. All text is escaped."""
 
-import json
+import base64
+import hashlib
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
+from ligerprof.reports.page.payload import recording_text
+from ligerprof.reports.palette import theme_css
 
-from ligerprof.analyzers.explain.timeline import RoleTimeline, Running
-from ligerprof.reports.figures.style import ROLE_LOOKS
-from ligerprof.snapshots.trace import Int64s
-
-_HERE = Path(__file__).parent
+_ASSETS = Path(__file__).parent / "assets"
 _TEXT_COLUMNS = ("meaning", "module", "allocated by")
-# bounds the size of a page, since names come from a file
-_LONGEST_NAME = 160
-# the page loads nothing, and only its own script runs
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+# in the order in which they refer to one another
+_D3 = (
+    *("array", "color", "dispatch", "ease", "format", "hierarchy", "interpolate", "selection", "time", "timer"),
+    *("time-format", "scale", "transition"),
+)
+_LIBRARIES = ("uplot", *(f"d3-{name}" for name in _D3), "d3-flame-graph")
+_OWN_SCRIPTS = ("data", "timeline", "blocks", "flame", "page")
 
 
-def html_page(title: str, parts: Iterable[str]) -> str:
-    """A whole page; `title` is plain text, `parts` are the body as HTML."""
-    style = (_HERE / "page.css").read_text(encoding="utf-8")
+def html_page(title: str, parts: Iterable[str], recordings: Sequence[SnapshotAnalysis] = ()) -> str:
+    """A whole page that loads nothing; only its own scripts run.
+
+    Args:
+        title: plain text.
+        parts: the body as HTML.
+        recordings: those that the parts show, in the order of `html_recording`'s numbers.
+    """
+    body = "\n".join(parts)
+    scripts = _scripts() if recordings else []
+    style = "".join([_read("vendor/uplot.min.css"), theme_css(), _read("page.css")])
     page = "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}</title><style>{style}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
-            *parts,
+            f"<header><h1>{escape(title)}</h1></header><main>",
+            body,
+            "</main>",
+            *(_data_element(number, analysis) for number, analysis in enumerate(recordings)),
+            *(f"<script>{script}</script>" for script in scripts),
+            _licences() if recordings else "",
             "</body></html>\n",
         ]
     )
@@ -57,72 +70,40 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><tr>{cells("th", heads)}</tr>{body}</table></div>'
 
 
-def html_timeline(timeline: RoleTimeline) -> str:
-    """Memory over a recording, stacked by role, with zoom and hover; at most one per page."""
-    legend = "".join(
-        f'<button type="button" data-role="{role.value}" aria-pressed="true" title="{escape(role.meaning)}">'
-        f'<i style="background:{ROLE_LOOKS[role].color}"></i>{role.value}</button>'
-        for role in timeline.roles
-    )
-    script = (_HERE / "timeline.js").read_text(encoding="utf-8")
+def html_recording(number: int = 0) -> str:
+    """The places of one recording that the scripts fill: timeline, blocks and flame graph."""
     return (
-        '<div id="timeline"><div class="bar">'
-        '<button type="button" data-act="in" aria-label="zoom in">+</button>'
-        '<button type="button" data-act="out" aria-label="zoom out">&minus;</button>'
-        '<button type="button" data-act="peak">peak</button><button type="button" data-act="all">all</button>'
-        '<span class="range"></span></div>'
-        '<canvas tabindex="0" role="img" aria-label="allocated bytes by role over the recording; the tables on this'
-        ' page give the peak in numbers"></canvas>'
-        f'<div class="bar">{legend}<span class="key"><i class="line"></i>reserved</span></div>'
-        '<div class="tip" hidden></div></div>'
-        f'<script type="application/json" id="timeline-data">{_json(_payload(timeline))}</script>'
-        f"<script>{script}</script>"
+        f'<div class="recording" data-source="recording-{number}">'
+        '<noscript><p class="warning">The charts need JavaScript.</p></noscript>'
+        '<div class="timeline-host"></div>'
+        '<div class="moments moment-host"></div>'
+        '<h2>Blocks</h2><div class="blocks-host"></div>'
+        '<h2>Flame graph</h2><div class="flame-host"></div>'
+        "</div>"
     )
 
 
-def _payload(timeline: RoleTimeline) -> dict[str, Any]:
-    """The script's data; columns of numbers are stored as differences, which are shorter."""
-    running: dict[tuple[int, str, str], int] = {}
-    ran = [running.setdefault(_ran(moment), len(running)) for moment in timeline.running]
-    return {
-        "last_moment": timeline.last_moment,
-        "peak_column": timeline.peak_column,
-        "starts": _differences(timeline.starts),
-        "moments": _differences(timeline.moments),
-        "reserved": _differences(timeline.reserved_bytes),
-        "roles": [
-            {
-                "name": role.value,
-                "color": ROLE_LOOKS[role].color,
-                "bytes": _differences(sizes),
-                "holdings": [
-                    [holding.column, *holding.largest] for holding in timeline.holdings if holding.role is role
-                ],
-            }
-            for role, sizes in timeline.roles.items()
-        ],
-        "holders": [[shortened(holder.module), shortened(holder.frame)] for holder in timeline.holders],
-        "running": list(running),
-        "ran": ran,
-    }
+def _data_element(number: int, analysis: SnapshotAnalysis) -> str:
+    # base64 cannot end the element
+    text = recording_text(analysis, title=analysis.replayed.source)
+    return f'<script type="application/octet-stream" id="recording-{number}">{text}</script>'
 
 
-def _ran(moment: Running) -> tuple[int, str, str]:
-    place = f"{moment.module} ({moment.node})" if moment.module and moment.node else moment.module or moment.node
-    return moment.step, moment.phase.value if moment.phase else "", shortened(place)
+def _scripts() -> list[str]:
+    files = [*(f"vendor/{name}.min.js" for name in _LIBRARIES), *(f"{name}.js" for name in _OWN_SCRIPTS)]
+    return [_read(file) for file in files]
 
 
-def shortened(name: str) -> str:
-    """A name from a file, truncated if it is very long."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+def _policy(scripts: Sequence[str]) -> str:
+    """A content security policy that names the page's scripts by their hashes, so that no other runs."""
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:"
 
 
-def _differences(values: Int64s) -> list[int]:
-    differences: list[int] = np.diff(values, prepend=0).tolist()
-    return differences
+def _licences() -> str:
+    return f'<script type="text/plain" id="licences">\n{_read("vendor/LICENSES.txt")}</script>'
 
 
-def _json(values: Any) -> str:
-    """JSON that cannot end the surrounding script element, regardless of the text in it."""
-    text = json.dumps(values, separators=(",", ":"), ensure_ascii=True)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _read(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")

@@ -4,13 +4,11 @@ from collections.abc import Iterator
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.reports.page.html import html_page, html_table, html_timeline, paragraph, shortened
+from ligerprof.reports.page.html import html_page, html_recording, html_table, paragraph
 from ligerprof.reports.peak import phase_lines, sentence
 from ligerprof.reports.terminal import percent_share
 from ligerprof.roles import Role
 from ligerprof.units import format_mib
-
-_TOP_BLOCKS = 100
 
 
 def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
@@ -22,12 +20,11 @@ def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
             *(paragraph(line) for line in (sentence(report), *phase_lines(report))),
             *(paragraph(f"Note: {note}.") for note in report.notes),
             "<h2>Memory over the recording</h2>",
-            html_timeline(analysis.timeline),
+            html_recording(),
             "<h2>Roles at the peak</h2>",
             html_table(["role", "MiB", "share", "meaning"], _role_rows(report)),
-            "<h2>Largest blocks at the peak</h2>",
-            html_table(["role", "MiB", "blocks", "allocated in", "module", "allocated by"], _block_rows(report)),
         ],
+        [analysis],
     )
 
 
@@ -35,12 +32,3 @@ def _role_rows(report: PeakReport) -> Iterator[list[str]]:
     sizes = [(role.value, report.roles[role], role.meaning) for role in Role if report.roles[role]]
     for name, size_bytes, meaning in (*sizes, ("total", report.peak_bytes, "")):
         yield [name, format_mib(size_bytes), percent_share(size_bytes, report.peak_bytes), meaning]
-
-
-def _block_rows(report: PeakReport) -> Iterator[list[str]]:
-    for block in report.blocks[:_TOP_BLOCKS]:
-        names = [shortened(block.module), shortened(block.frame)]
-        yield [block.role.value, format_mib(block.size_bytes), str(block.count), block.phase.value, *names]
-    if rest := report.blocks[_TOP_BLOCKS:]:
-        count = sum(block.count for block in rest)
-        yield [f"{len(rest)} more", format_mib(sum(block.size_bytes for block in rest)), str(count), "", "", ""]

@@ -4,14 +4,13 @@ from collections.abc import Iterable, Sequence
 
 from ligerprof.reports.figures.roles import RolesBar, draw_roles
 from ligerprof.reports.figures.style import svg_text
-from ligerprof.reports.page.html import html_page, html_table, html_timeline, paragraph
+from ligerprof.reports.page.html import html_page, html_recording, html_table, paragraph
 from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict
 from ligerprof.reports.terminal import FiguresColumn, percent_error
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.step import StepReport
 from ligerprof.units import format_mib
 
-_TOP_BLOCKS = 25
 _BARS_INCHES = 8.0
 
 
@@ -30,11 +29,10 @@ def render_page(report: StepReport) -> str:
             "<h2>Phases</h2>",
             html_table(["phase", *_figure_heads(columns)], _phase_rows(columns)),
             "<h2>Memory over the recording</h2>",
-            html_timeline(report.analysis.timeline),
-            "<h2>Largest blocks at the peak</h2>",
-            html_table(["role", "MiB", "blocks", "module", "allocated by"], _block_rows(report)),
+            html_recording(),
             *(paragraph(line) for line in closing_lines(report)),
         ],
+        [report.analysis],
     )
 
 
@@ -59,11 +57,6 @@ def _role_rows(columns: Sequence[FiguresColumn]) -> Iterable[list[str]]:
 def _phase_rows(columns: Sequence[FiguresColumn]) -> Iterable[list[str]]:
     for phase in STEP_PHASES:
         yield [phase.value, *_figure_cells([column.phases.get(phase, 0) for column in columns])]
-
-
-def _block_rows(report: StepReport) -> Iterable[list[str]]:
-    for block in report.peak.blocks[:_TOP_BLOCKS]:
-        yield [block.role.value, format_mib(block.size_bytes), str(block.count), block.module, block.frame]
 
 
 def _svg(columns: Sequence[FiguresColumn]) -> str:

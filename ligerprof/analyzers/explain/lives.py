@@ -1,0 +1,56 @@
+"""Choose the blocks of a recording that are listed one by one, with their addresses and lifetimes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
+
+# a page lists this many blocks within its size
+_MOST_LISTED = 30_000
+_MOST_AT_A_MOMENT = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockLives:
+    """Some blocks of a recording.
+
+    Attributes:
+        blocks: indices into the replay's blocks, ascending.
+        least_bytes: every block that requested at least this much is among them; 0 if all blocks are.
+        addresses: where each block starts.
+    """
+
+    blocks: Int64s
+    least_bytes: int
+    addresses: Int64s
+
+
+def list_lives(replayed: Replay, moments: Sequence[int]) -> BlockLives:
+    """The blocks that are live at the given moments, and the largest of the recording.
+
+    Beyond a limit, only the largest blocks of a moment are listed.
+    """
+    sizes = replayed.requested_bytes
+    count, least_bytes = len(sizes), 0
+    if count > _MOST_LISTED:
+        # blocks of one size are listed together or not at all
+        least_bytes = int(np.partition(sizes, count - _MOST_LISTED - 1)[count - _MOST_LISTED - 1]) + 1
+    chosen = [np.flatnonzero(sizes >= least_bytes)]
+    for moment in moments:
+        live = replayed.live_at(moment)
+        chosen.append(live[np.argsort(-sizes[live], kind="stable")[:_MOST_AT_A_MOMENT]])
+    blocks = np.unique(np.concatenate(chosen)).astype(np.int64)
+    return BlockLives(blocks=blocks, least_bytes=least_bytes, addresses=block_addresses(replayed, blocks))
+
+
+def block_addresses(replayed: Replay, blocks: Int64s) -> Int64s:
+    """The address of each of some blocks."""
+    older = np.array([block.address for block in replayed.older_blocks], dtype=np.int64)
+    events = replayed.allocated_by[blocks]
+    addresses = np.empty(len(blocks), dtype=np.int64)
+    addresses[events < 0] = older[blocks[events < 0]]
+    addresses[events >= 0] = replayed.trace.numbers("addr")[events[events >= 0]]
+    return addresses

@@ -1,0 +1,178 @@
+"""Drive headless Chromium through its DevTools protocol over pipes, without further packages."""
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_SECONDS = 60.0
+
+
+class Browser:
+    """One browser process with one page; `evaluate` runs script in it, and events are those of a user."""
+
+    def __init__(self, folder: Path, *, width: int = 1280, dark: bool = False) -> None:
+        self._to_browser = os.pipe()
+        self._from_browser = os.pipe()
+        reads, writes = self._to_browser[0], self._from_browser[1]
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
+
+        def connect() -> None:
+            # the browser reads from descriptor 3 and writes to 4
+            high = [fcntl.fcntl(each, fcntl.F_DUPFD, 100) for each in (reads, writes)]
+            for descriptor, number in zip(high, (3, 4), strict=True):
+                os.dup2(descriptor, number)
+
+        self._process = subprocess.Popen(
+            [str(BROWSER), *options, f"--user-data-dir={folder / 'profile'}"],
+            preexec_fn=connect,  # noqa: PLW1509 - numbers of descriptors cannot be chosen otherwise
+            pass_fds=(3, 4),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(reads)
+        os.close(writes)
+        self._number = 0
+        self._unread = b""
+        self._session: str | None = None
+        self.problems: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        mobile = width < 500
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=mobile)
+        self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def __enter__(self) -> "Browser":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._session = None
+        try:
+            self.call("Browser.close")
+        finally:
+            self._process.wait(timeout=20)
+            os.close(self._to_browser[1])
+            os.close(self._from_browser[0])
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command and wait for its result."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._to_browser[1], json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                return dict(answer["result"])
+
+    def _read(self) -> dict[str, Any]:
+        deadline = time.monotonic() + _SECONDS
+        while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._from_browser[0]], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, "the browser does not answer"
+            read = os.read(self._from_browser[0], 1 << 20)
+            assert read, "the browser ended"
+            self._unread += read
+        text, _, self._unread = self._unread.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.problems.append(str(message["params"]["exceptionDetails"]))
+        elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
+            self.problems.append(str(message["params"]["entry"]))
+        elif message.get("method") == "Network.requestWillBeSent":
+            url = message["params"]["request"]["url"]
+            if not url.startswith(("file:", "data:", "blob:")):
+                self.problems.append(f"requests {url}")
+        return message
+
+    def evaluate(self, script: str) -> Any:
+        """The value of an expression; promises are awaited."""
+        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until a condition holds in the page."""
+        deadline = time.monotonic() + _SECONDS
+        while not self.evaluate(condition):
+            assert time.monotonic() < deadline, f"never true: {condition}; {self.problems}"
+            time.sleep(0.05)
+
+    def settle(self) -> None:
+        """Wait until what was scheduled has been drawn."""
+        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+
+    def open(self, path: Path) -> None:
+        """Load a page and wait until its scripts have drawn it."""
+        url = path.resolve().as_uri()
+        self.call("Page.navigate", url=url)
+        state = "document.documentElement?.dataset"
+        self.wait_for(f"location.href === {json.dumps(url)} && Boolean({state}?.ready || {state}?.failed)")
+        self.settle()
+
+    def place_of(self, selector: str, x: float = 0.5, y: float = 0.5) -> tuple[float, float]:
+        """A point of an element in the window, after it was scrolled into view."""
+        box = self.evaluate(
+            f"(() => {{ const found = document.querySelector({json.dumps(selector)});"
+            " found.scrollIntoView({block: 'center', behavior: 'instant'}); const box = found.getBoundingClientRect();"
+            " return [box.left, box.top, box.width, box.height]; })()"
+        )
+        return box[0] + x * box[2], box[1] + y * box[3]
+
+    def mouse(self, kind: str, x: float, y: float, *, pressed: bool = False) -> None:
+        """A mouse event: mouseMoved, mousePressed or mouseReleased."""
+        button = "left" if pressed or kind != "mouseMoved" else "none"
+        count = int(kind != "mouseMoved")
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, buttons=1, clickCount=count)
+
+    def click(self, selector: str) -> None:
+        """Click the middle of an element."""
+        x, y = self.place_of(selector)
+        self.mouse("mouseMoved", x, y)
+        self.mouse("mousePressed", x, y, pressed=True)
+        self.mouse("mouseReleased", x, y, pressed=True)
+        self.settle()
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float], steps: int = 8) -> None:
+        """Press at one point, move to another, and release."""
+        self.mouse("mouseMoved", *start)
+        self.mouse("mousePressed", *start, pressed=True)
+        for step in range(1, steps + 1):
+            share = step / steps
+            x, y = start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1])
+            self.mouse("mouseMoved", x, y, pressed=True)
+        self.mouse("mouseReleased", *end, pressed=True)
+        self.settle()
+
+    def tap(self, x: float, y: float) -> None:
+        """Touch a point briefly."""
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.settle()
+
+    def key(self, name: str) -> None:
+        """Press a key on the focused element."""
+        text = {"text": name} if len(name) == 1 else {}
+        extra: dict[str, Any] = {"windowsVirtualKeyCode": 13, "text": "\r"} if name == "Enter" else text
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=name, **extra)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=name)
+        self.settle()
+
+    def type(self, selector: str, text: str) -> None:
+        """Focus a field and type into it."""
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
+        self.call("Input.insertText", text=text)
+        self.settle()

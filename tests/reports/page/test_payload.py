@@ -1,0 +1,86 @@
+"""The data of a page is that of the replay, to the byte."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
+from ligerprof.reports.page.packing import ColumnPacker
+from ligerprof.reports.page.payload import recording_text
+from ligerprof.snapshots.reader import Snapshot
+from tests.paths import RECORDINGS
+from tests.reports.page.unpacking import unpack
+from tests.torch_memory.allocator.programs import random_program
+
+NAMES = ("hf-ckpt-4x1024", "small-late", "small-ring-3000-expandable", "small-oom", "stamped-oom", "small-streams")
+
+
+@given(st.lists(st.integers(-(2**61), 2**61)))
+def test_columns_come_back_unchanged(values: list[int]) -> None:
+    packer = ColumnPacker()
+    packer.add(np.array([7], dtype=np.int64))
+    reference = packer.add(np.array(values, dtype=np.int64))
+
+    assert unpack(packer.to_text({"values": reference}))["values"] == values
+
+
+def check(analysis: SnapshotAnalysis) -> None:
+    replayed = analysis.replayed
+    data = unpack(recording_text(analysis, title="recording"))
+    timeline, blocks = data["timeline"], data["blocks"]
+
+    # every column shows the highest moment of its stretch, and its roles add up to it
+    starts, moments = timeline["starts"], timeline["moments"]
+    stops = [*starts[1:], timeline["last"] + 1]
+    sums = [sum(sizes) for sizes in zip(*(role["bytes"] for role in timeline["roles"]), strict=True)]
+    for start, stop, moment, held in zip(starts, stops, moments, sums, strict=True):
+        assert start <= moment < stop
+        assert held == replayed.allocated_bytes[moment] == replayed.allocated_bytes[start:stop].max()
+    assert timeline["lowest"] == [int(replayed.allocated_bytes[a:b].min()) for a, b in zip(starts, stops, strict=True)]
+    assert timeline["reserved"] == replayed.reserved_bytes[moments].tolist()
+
+    # at any moment that is shown, the listed blocks are live and the rest of each role is not negative
+    marks = [mark["moment"] for mark in data["marks"].values()]
+    for moment in {*marks, *moments[:: max(1, len(moments) // 20)]}:
+        column = moments.index(moment)
+        live = [
+            index
+            for index, (first, events) in enumerate(zip(blocks["from"], blocks["events"], strict=True))
+            if first < moment and (events < 0 or first + events >= moment)
+        ]
+        assert len(live) <= len(replayed.live_at(moment))
+        listed: Counter[str] = Counter()
+        for index in live:
+            listed[data["roles"][blocks["role"][index]]] += blocks["bytes"][index]
+        held_by_role = {role["name"]: role["bytes"][column] for role in timeline["roles"]}
+        assert all(size <= held_by_role[role] for role, size in listed.items())
+        if moment in marks or data["leastBytes"] == 0:
+            assert sum(listed.values()) == int(replayed.requested_bytes[replayed.live_at(moment)].sum())
+    assert data["marks"]["peak"]["bytes"] == analysis.peak.peak_bytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recordings(name: str) -> None:
+    check(analyze(RECORDINGS / f"{name}.pickle.xz"))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_programs(seed: int) -> None:
+    check(analyze(Snapshot.from_dict(random_program(seed).snapshot())))
+
+
+def test_a_call_site_has_its_whole_stack() -> None:
+    analysis = analyze(RECORDINGS / "hf-ckpt-4x1024.pickle.xz")
+    data = unpack(recording_text(analysis, title="recording"))
+    lengths, members = data["stacks"]
+    ends = np.cumsum(lengths)
+    sites = analysis.attribution.call_sites
+
+    for index in range(0, len(analysis.lives.blocks), 97):
+        stack = data["sites"][data["blocks"]["site"][index]][3]
+        frames = [data["frames"][frame] for frame in members[ends[stack] - lengths[stack] : ends[stack]]]
+        calls = sites.of(int(analysis.lives.blocks[index])).stack.calls
+        assert frames == [list(call) for call in calls]
