@@ -86,17 +86,18 @@ class SnapshotAnalysis:
 
     @cached_property
     def role_codes(self) -> Int64s:
-        """Index in `Role` of each block of the recording, as seen from the peak."""
+        """Index in `Role` of each block of the recording, as seen from the peak; of the failure's, from there."""
         order = {role: code for code, role in enumerate(Role)}
-        blocks = np.arange(len(self.replayed.block_bytes), dtype=np.int64)
-        roles = self.attribution.roles_of(blocks, self.peak_moment)
-        return np.array([order[role] for role in roles], dtype=np.int64)
+        codes = np.zeros(len(self.replayed.block_bytes), dtype=np.int64)
+        chosen = [(moment, self.replayed.live_at(moment)) for moment in reversed(self.marked_moments)]
+        for moment, blocks in ((self.peak_moment, np.arange(len(codes), dtype=np.int64)), *chosen):
+            codes[blocks] = [order[role] for role in self.attribution.roles_of(blocks, moment)]
+        return codes
 
     @property
     def marked_moments(self) -> tuple[int, ...]:
         """The moments that pages show in full: the peak, and the failed allocation if there is one."""
-        oom = self.replayed.out_of_memory
-        return (self.peak_moment,) if oom is None else (self.peak_moment, oom.index)
+        return (self.peak_moment, *self.replayed.failures[-1:])
 
     def group(self, owners: Sequence[Owner]) -> tuple[BlockGroup, ...]:
         """Group blocks, by stack too if the analysis was asked for stacks."""

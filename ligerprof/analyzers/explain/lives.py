@@ -1,4 +1,4 @@
-"""Choose the blocks of a recording that are listed one by one, with their addresses and lifetimes."""
+"""Choose the blocks of a recording that are listed one by one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,10 @@ class BlockLives:
     Attributes:
         blocks: indices into the replay's blocks, ascending.
         least_bytes: every block that requested at least this much is among them; 0 if all blocks are.
-        addresses: where each block starts.
     """
 
     blocks: Int64s
     least_bytes: int
-    addresses: Int64s
 
 
 def list_lives(replayed: Replay, moments: Sequence[int]) -> BlockLives:
@@ -43,14 +41,4 @@ def list_lives(replayed: Replay, moments: Sequence[int]) -> BlockLives:
         live = replayed.live_at(moment)
         chosen.append(live[np.argsort(-sizes[live], kind="stable")[:_MOST_AT_A_MOMENT]])
     blocks = np.unique(np.concatenate(chosen)).astype(np.int64)
-    return BlockLives(blocks=blocks, least_bytes=least_bytes, addresses=block_addresses(replayed, blocks))
-
-
-def block_addresses(replayed: Replay, blocks: Int64s) -> Int64s:
-    """The address of each of some blocks."""
-    older = np.array([block.address for block in replayed.older_blocks], dtype=np.int64)
-    events = replayed.allocated_by[blocks]
-    addresses = np.empty(len(blocks), dtype=np.int64)
-    addresses[events < 0] = older[blocks[events < 0]]
-    addresses[events >= 0] = replayed.trace.numbers("addr")[events[events >= 0]]
-    return addresses
+    return BlockLives(blocks=blocks, least_bytes=least_bytes)

@@ -64,9 +64,11 @@ def _ran(running: Running) -> tuple[int, str, str]:
 def _marks(analysis: SnapshotAnalysis) -> dict[str, Any]:
     replayed, oom = analysis.replayed, analysis.out_of_memory
     marks: dict[str, Any] = {"peak": {"moment": analysis.peak_moment, "bytes": analysis.peak.peak_bytes}}
-    if oom is not None and replayed.out_of_memory is not None:
+    if oom is not None:
+        *earlier, last = replayed.failures
+        marks["earlier"] = list(earlier)
         marks["failure"] = {
-            "moment": replayed.out_of_memory.index,
+            "moment": last,
             "bytes": oom.allocated_bytes,
             "requested": oom.requested_bytes,
         }
