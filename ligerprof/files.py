@@ -1,16 +1,30 @@
-"""Read text and JSON within a size limit; write new files whole or not at all."""
+"""Read text, JSON and compressed data within size limits; write new files whole or not at all."""
 
+import errno
+import gzip
 import json
+import lzma
 import os
 import secrets
-from collections.abc import Iterable
-from contextlib import suppress
+import stat
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ligerprof.errors import LigerprofError, OutputError
-from ligerprof.units import format_bytes
+from ligerprof.text import printable
+from ligerprof.units import GIB, MIB, format_bytes
+
+# an argument of this name reads standard input
+STANDARD_INPUT = Path("-")
+_LONGEST_INPUT_BYTES = 16 * GIB
+_CHUNK_BYTES = 4 * MIB
+_GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +36,88 @@ class FileKind:
     max_bytes: int = 64 * 2**20
 
 
+class UnpackError(Exception):
+    """Compressed data that is damaged, cut short, or too large; the message is a sentence without the file's name."""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a regular file for reading; for `-`, a temporary copy of standard input.
+
+    Raises:
+        OSError: not readable, or a pipe or device, which may never end.
+    """
+    if path == STANDARD_INPUT:
+        with tempfile.TemporaryFile() as copy:
+            _copy_standard_input(copy)
+            yield copy
+        return
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "a pipe or device, not a file")
+        yield file
+
+
+def _open_at_once(name: str, flags: int) -> int:
+    """Open a file; a pipe without waiting for its writer."""
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
+def _copy_standard_input(copy: IO[bytes]) -> None:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise OSError(errno.EINVAL, "standard input is a terminal; pipe a file to it")
+    source = sys.stdin.buffer
+    while chunk := source.read(_CHUNK_BYTES):
+        copy.write(chunk)
+        if copy.tell() > _LONGEST_INPUT_BYTES:
+            raise OSError(errno.EFBIG, f"standard input has more than {format_bytes(_LONGEST_INPUT_BYTES)}")
+    copy.seek(0)
+
+
+def unpacked(file: IO[bytes], allowed_bytes: Callable[[int], int], hint: str) -> Iterator[bytes] | None:
+    """Decompress a file that starts as gzip or xz data, in chunks; None for any other file.
+
+    Args:
+        file: at its start, where it is left if the answer is None.
+        allowed_bytes: the most bytes that a file of some compressed size may unpack to.
+        hint: last sentence of the error about a file that unpacks to more.
+
+    Raises:
+        UnpackError: on iteration; the data is damaged, cut short or too large.
+    """
+    start = file.read(len(_XZ))
+    file.seek(0)
+    if start.startswith(_GZIP):
+        return _chunks(gzip.GzipFile(fileobj=file), "gzip", file, allowed_bytes, hint)
+    if start == _XZ:
+        return _chunks(lzma.LZMAFile(file), "xz", file, allowed_bytes, hint)
+    return None
+
+
+def _chunks(
+    stream: gzip.GzipFile | lzma.LZMAFile, kind: str, file: IO[bytes], allowed_bytes: Callable[[int], int], hint: str
+) -> Iterator[bytes]:
+    packed_bytes = os.fstat(file.fileno()).st_size
+    most_bytes, seen_bytes = allowed_bytes(packed_bytes), 0
+    try:
+        while chunk := stream.read(_CHUNK_BYTES):
+            seen_bytes += len(chunk)
+            if seen_bytes > most_bytes:
+                raise UnpackError(
+                    f"the {kind} data unpacks from {format_bytes(packed_bytes)} to more than"
+                    f" {format_bytes(most_bytes)}. {hint}"
+                )
+            yield chunk
+    except EOFError:
+        raise UnpackError(f"the {kind} data ends early. Was the file cut short?") from None
+    except (OSError, lzma.LZMAError, zlib.error, ValueError) as error:
+        raise UnpackError(f"damaged {kind} data: {printable(str(error))[:120]}.") from None
+
+
 def read_text(path: Path, kind: FileKind) -> str:
     """Read a UTF-8 text file; raises `kind.error` if it is missing, unreadable, too large, or not UTF-8."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             content = file.read(kind.max_bytes + 1)
         if len(content) > kind.max_bytes:
             raise kind.error(f"{path}: larger than {format_bytes(kind.max_bytes)}. {kind.hint}")
@@ -52,7 +144,7 @@ def parse_json(text: str, source: str, kind: FileKind) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:80]
+        reason = printable(" ".join(str(error).split()))[:80]
         raise kind.error(f"{source}: not readable as JSON ({reason}). {kind.hint}") from None
 
 
@@ -67,7 +159,7 @@ def parse_object(text: str, source: str, kind: FileKind) -> dict[str, Any]:
 def starts_as_json(path: Path, kind: FileKind) -> bool:
     """Whether a file starts with white space and `{`, which no snapshot does; raises `kind.error` if unreadable."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return file.read(64).lstrip()[:1] == b"{"
     except OSError as error:
         raise kind.error(f"{path}: not readable ({error.strerror}). {kind.hint}") from None

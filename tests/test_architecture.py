@@ -17,7 +17,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # a module may import from its own layer and from those above it in this list
 LAYERS = (
-    ("errors", "units", "files", "words", "serialization"),
+    ("errors", "units", "text", "files", "words", "serialization"),
     ("roles", "gpus"),
     ("torch_memory",),
     ("models",),

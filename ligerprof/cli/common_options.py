@@ -14,6 +14,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
 WordT = TypeVar("WordT", bound=Word)
 
+# an argument that `ligerprof.files.opened` reads: `-` is standard input
+INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
 timeout_option = click.option(

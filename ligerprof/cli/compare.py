@@ -6,10 +6,10 @@ import click
 
 from ligerprof.analyzers.compare import compare, figures_from_json, figures_from_peak
 from ligerprof.analyzers.result_reader import Figures
-from ligerprof.cli.common_options import json_option
+from ligerprof.cli.common_options import INPUT, json_option
 from ligerprof.cli.output import show
 from ligerprof.errors import ResultFormatError
-from ligerprof.files import FileKind, read_json, starts_as_json
+from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
 from ligerprof.reports.compare import render_comparison
 from ligerprof.runs.directory import read_result
 
@@ -17,7 +17,7 @@ _RESULT = FileKind(error=ResultFormatError, hint="Use the output of step, estima
 
 
 @click.command(name="compare", short_help="Compare estimates, runs and snapshots.")
-@click.argument("sources", metavar="RUN|FILE…", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("sources", metavar="RUN|FILE…", nargs=-1, required=True, type=INPUT)
 @click.option(
     "--reference",
     type=click.IntRange(min=1),
@@ -31,8 +31,8 @@ def command(sources: tuple[Path, ...], reference: int, as_json: bool) -> None:
     """Compare estimates, runs and snapshots: peak, phases and roles, with the error in percent.
 
     Each source is a run directory of `ligerprof step`, the --json output of `step`, `estimate` or
-    `explain`, or a memory snapshot. A single source is compared with the estimate or the simulation
-    that it contains.
+    `explain` (- reads it from standard input), or a memory snapshot. A single source is compared
+    with the estimate or the simulation that it contains.
     """
     found = [_read(source) for source in sources]
     columns = found[0] if len(found) == 1 else tuple(figures[0] for figures in found)
@@ -43,7 +43,7 @@ def command(sources: tuple[Path, ...], reference: int, as_json: bool) -> None:
 def _read(source: Path) -> tuple[Figures, ...]:
     if source.is_dir():
         return figures_from_json(read_result(source), str(source))
-    if source.suffix == ".json" or starts_as_json(source, _RESULT):
+    if source.suffix == ".json" or source == STANDARD_INPUT or starts_as_json(source, _RESULT):
         return figures_from_json(read_json(source, _RESULT), str(source))
     # numpy is not needed for JSON files
     from ligerprof.analyzers.explain.analysis import explain

@@ -6,14 +6,14 @@ import click
 
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.diff import diff_peaks
-from ligerprof.cli.common_options import json_option, top_option
+from ligerprof.cli.common_options import INPUT, json_option, top_option
 from ligerprof.cli.output import show
 from ligerprof.reports.diff import render_diff
 
 
 @click.command(name="diff", short_help="Show what grew and shrank between two peaks.")
-@click.argument("before", metavar="A.pickle", type=click.Path(exists=True, path_type=Path))
-@click.argument("after", metavar="B.pickle", type=click.Path(exists=True, path_type=Path))
+@click.argument("before", metavar="A.pickle", type=INPUT)
+@click.argument("after", metavar="B.pickle", type=INPUT)
 @click.option(
     "--device-index",
     type=click.IntRange(min=0),

@@ -6,7 +6,7 @@ import click
 
 from ligerprof.analyzers.attribution.user_rules import read_rules
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.cli.common_options import force_option, json_option, size_option, top_option, word_option
+from ligerprof.cli.common_options import INPUT, force_option, json_option, size_option, top_option, word_option
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
@@ -17,7 +17,7 @@ from ligerprof.units import format_bytes
 
 
 @click.command(name="explain", short_help="Show what the memory at a snapshot's peak belongs to.")
-@click.argument("snapshot", metavar="SNAPSHOT|RUN", type=click.Path(exists=True, path_type=Path))
+@click.argument("snapshot", metavar="SNAPSHOT|RUN", type=INPUT)
 @click.option("--device-index", type=click.IntRange(min=0), help="The GPU. Default: the GPU with the highest peak.")
 @top_option
 @word_option("--by", View, "What the first table sums the bytes by.", View.ROLE)
@@ -48,8 +48,8 @@ def command(  # noqa: PLR0913 - one argument per option
     """Show what the memory at the peak belongs to: roles, then blocks with module or frame.
 
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain or compressed with gzip or
-    xz; RUN is a directory that `ligerprof step` or `ligerprof.record()` wrote. No code in
-    the file is run.
+    xz, or - for standard input; RUN is a directory that `ligerprof step` or `ligerprof.record()`
+    wrote. No code in the file is run.
     """
     rules = () if rules_path is None else read_rules(rules_path)
     if html_path is not None:

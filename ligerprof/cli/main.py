@@ -7,6 +7,7 @@ import click
 
 from ligerprof import __version__
 from ligerprof.errors import LigerprofError
+from ligerprof.text import printable
 
 # name: (module of `command`, summary in `ligerprof --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -50,7 +51,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except LigerprofError as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {printable(str(error))}", err=True)
             ctx.exit(error.exit_code)
 
 

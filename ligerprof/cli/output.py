@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.reports.terminal import console
+from ligerprof.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,4 +30,4 @@ def print_json(result: Mapping[str, Any]) -> None:
 
 def say(text: str) -> None:
     """Print a status message to stderr."""
-    click.echo(text, err=True)
+    click.echo(printable(text, keep="\n"), err=True)

@@ -7,24 +7,22 @@ import click
 from ligerprof.analyzers.trace.analysis import analyze
 from ligerprof.analyzers.trace.difference import TraceDifference
 from ligerprof.analyzers.trace.events import read_trace
-from ligerprof.cli.common_options import json_option, top_option
+from ligerprof.cli.common_options import INPUT, json_option, top_option
 from ligerprof.cli.output import show
 from ligerprof.reports.trace import render_trace, render_trace_difference
 from ligerprof.runs.directory import find_trace
 
 
 @click.command(name="trace", short_help="Show busy time, gaps and launches of a profiler trace.")
-@click.argument(
-    "traces", metavar="TRACE|RUN [TRACE|RUN]", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
-)
+@click.argument("traces", metavar="TRACE|RUN [TRACE|RUN]", nargs=-1, required=True, type=INPUT)
 @top_option
 @json_option
 def command(traces: tuple[Path, ...], top: int, as_json: bool) -> None:
     """Show how busy the GPU was in a profiled step, which kernels ran, and what the GPU waited for.
 
-    TRACE is a Chrome trace of torch.profiler, plain or compressed with gzip or xz. RUN is a run
-    directory of `ligerprof step` or a folder with *.pt.trace.json files; the newest is read. Two
-    traces are compared.
+    TRACE is a Chrome trace of torch.profiler, plain or compressed with gzip or xz, or - for standard
+    input. RUN is a run directory of `ligerprof step` or a folder with *.pt.trace.json files; the
+    newest is read. Two traces are compared.
     """
     if len(traces) > 2:
         raise click.UsageError(f"{len(traces)} traces given. Give one, or two to compare.")

@@ -16,7 +16,7 @@ _TOKEN_EMBEDDINGS = tuple(sorted(_last_names("embed_in", "word_embeddings", *(ro
 _POSITIONS = _last_names(*(row.positions for row in _ROWS))
 _HEADS = tuple(sorted(_last_names("embed_out", *(row.head for row in _ROWS))))
 _ATTENTIONS = tuple(sorted({row.attention.name for row in _ROWS}))
-_LAYER = re.compile(rf"^(?:(.*?)\.)?(?:{'|'.join(sorted(_LAYER_LISTS))})\.(\d+)(?:\.|$)")
+_LAYER = re.compile(rf"^(?:(.*?)\.)?(?:{'|'.join(sorted(_LAYER_LISTS))})\.(\d{{1,4}})(?:\.|$)")
 
 
 def layer_index(name: str) -> int | None:

@@ -38,12 +38,15 @@ class FiguresColumn:
 
 
 def console(file: IO[str] | None = None) -> "Console":
-    """The console for results, on stdout by default; 100 columns wide if that is not a terminal."""
-    from rich.console import Console
+    """The console for results, on stdout by default; 100 columns wide if that is not a terminal.
+
+    It prints text as it is: brackets are no markup, and what a terminal would obey or hide is escaped.
+    """
+    from ligerprof.reports.console import PlainConsole
 
     target = file if file is not None else sys.stdout
     width = None if target.isatty() else PLAIN_WIDTH
-    return Console(file=target, width=width, highlight=False, soft_wrap=False)
+    return PlainConsole(file=target, width=width)
 
 
 def roles_table(columns: Sequence[FiguresColumn], *, reference: int | None = None, distance: str = "error") -> "Table":

@@ -7,10 +7,13 @@ import numpy as np
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.trace import DeviceTrace, Int64s
+from ligerprof.text import short_repr
 
 # virtual addresses have at most 57 bits, and no device has 16 TiB
 ADDRESS_LIMIT = 2**62
 SIZE_LIMIT = 2**44
+# sums of sizes stay within 64 bits
+TOTAL_LIMIT = 2**62
 
 # events that move memory, and out-of-memory; of all others only the position counts
 ACTIONS = (
@@ -46,17 +49,18 @@ class EventColumns:
         """Copy and check the columns of a trace.
 
         Raises:
-            SnapshotFormatError: an event lacks `action`, or its address or size is not a number in range.
+            SnapshotFormatError: an event lacks `action` or an address, or these or its size are not in range.
         """
         codes, names = trace.objects("action")
         actions = np.array([_action(name) for name in names], dtype=np.int64)[codes]
         if len(nameless := np.flatnonzero(actions < 0)):
             raise SnapshotFormatError(f"{where}: event {nameless[0]} has no action. Was the file damaged?")
-        return cls(
-            actions=actions,
-            addresses=_numbers(trace, "addr", ADDRESS_LIMIT, where),
-            sizes=_numbers(trace, "size", SIZE_LIMIT, where),
-        )
+        addresses, sizes = _numbers(trace, "addr", ADDRESS_LIMIT, where), _numbers(trace, "size", SIZE_LIMIT, where)
+        if len(lost := np.flatnonzero((actions < OUT_OF_MEMORY) & (addresses == 0))):
+            raise SnapshotFormatError(f"{where}: event {lost[0]} has no address. Was the file damaged?")
+        if sizes.sum(dtype=np.float64) >= TOTAL_LIMIT:
+            raise SnapshotFormatError(f"{where}: its events have more bytes than 62 bits can count. Was it damaged?")
+        return cls(actions=actions, addresses=addresses, sizes=sizes)
 
 
 def _action(name: Any) -> int:
@@ -69,5 +73,5 @@ def _numbers(trace: DeviceTrace, key: str, limit: int, where: str) -> Int64s:
     numbers = trace.numbers(key)
     if len(wrong := np.flatnonzero((numbers < 0) | (numbers >= limit))):
         value = trace[int(wrong[0])].get(key)
-        raise SnapshotFormatError(f"{where}: {key} number {wrong[0]} is {value!r:.40}. Was the file damaged?")
+        raise SnapshotFormatError(f"{where}: {key} number {wrong[0]} is {short_repr(value)}. Was the file damaged?")
     return numbers

@@ -1,27 +1,20 @@
 """Read torch's memory snapshot files without resolving, calling or building anything that a file names."""
 
-import gzip
-import io
-import lzma
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ligerprof.errors import SnapshotFormatError
+from ligerprof.files import STANDARD_INPUT, opened
 from ligerprof.snapshots import SNAPSHOT_NAME
+from ligerprof.snapshots.packed import read_bytes
 from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.pickles.plain import HOW_TO_RECORD
-from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event
-from ligerprof.units import MIB, format_bytes
+from ligerprof.snapshots.trace import DeviceTrace, Event
+from ligerprof.text import short_repr
 
-_GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
-# xz shrinks real recordings 20 to 60 times, and repetitive ones a few hundred times
-_LARGEST_EXPANSION = 1000
-_ALWAYS_ALLOWED_BYTES = 64 * MIB
-_CHUNK_BYTES = 4 * MIB
 # torch's DeviceIndex is an int8 (c10/core/Device.h)
 _MOST_DEVICES = 2**7
 
@@ -87,12 +80,14 @@ class Snapshot:
     def _device_of(self, segment: Mapping[str, Any]) -> int:
         device = segment.get("device", 0)
         if type(device) is not int or not 0 <= device < _MOST_DEVICES:
-            raise SnapshotFormatError(f"{self.source}: a segment's device is {device!r:.40}. {HOW_TO_RECORD}")
+            raise SnapshotFormatError(f"{self.source}: a segment's device is {short_repr(device)}. {HOW_TO_RECORD}")
         return device
 
 
 def read_snapshot(path: str | Path) -> Snapshot:
     """Read a snapshot file, plain or compressed with gzip or xz, or the snapshot of a run directory.
+
+    The path `-` reads standard input.
 
     Raises:
         SnapshotFormatError: not a snapshot, cut short, or not safe to load.
@@ -100,45 +95,16 @@ def read_snapshot(path: str | Path) -> Snapshot:
     file = Path(path)
     if file.is_dir():
         file /= SNAPSHOT_NAME
+    source = "standard input" if file == STANDARD_INPUT else str(file)
     try:
-        values = load_snapshot_data(lambda: _read(file))
+        with opened(file) as stream:
+            stored_bytes = os.fstat(stream.fileno()).st_size
+            values = load_snapshot_data(lambda: read_bytes(stream), stored_bytes=stored_bytes)
     except OSError as error:
-        raise SnapshotFormatError(f"{file}: cannot be read ({error.strerror}).") from None
+        raise SnapshotFormatError(f"{source}: cannot be read ({error.strerror}).") from None
     except SnapshotFormatError as error:
-        raise SnapshotFormatError(f"{file}: {error}") from None
-    return Snapshot.from_dict(values, source=str(file))
-
-
-def _read(file: Path) -> Bytes:
-    """The pickle in a file, decompressed."""
-    with file.open("rb", buffering=0) as stream:
-        # numpy allocates large pages, which halves the reading time
-        packed = np.empty(file.stat().st_size, dtype=np.uint8)
-        packed = packed[: stream.readinto(packed.data) or 0]
-    if packed[:2].tobytes() == _GZIP:
-        return _decompress(gzip.GzipFile(fileobj=io.BytesIO(packed.data)), len(packed), "gzip")
-    if packed[:6].tobytes() == _XZ:
-        return _decompress(lzma.LZMAFile(io.BytesIO(packed.data)), len(packed), "xz")
-    return packed
-
-
-def _decompress(stream: Any, packed_bytes: int, kind: str) -> Bytes:
-    """Decompress in chunks; raise beyond a size that no snapshot of `packed_bytes` reaches."""
-    allowed_bytes = max(_ALWAYS_ALLOWED_BYTES, packed_bytes * _LARGEST_EXPANSION)
-    unpacked = bytearray()
-    try:
-        while chunk := stream.read(_CHUNK_BYTES):
-            unpacked += chunk
-            if len(unpacked) > allowed_bytes:
-                raise SnapshotFormatError(
-                    f"the {kind} data grows past {format_bytes(allowed_bytes)} from {format_bytes(packed_bytes)}:"
-                    " no snapshot compresses that well. Decompress it yourself if you trust it."
-                )
-    except EOFError:
-        raise SnapshotFormatError(f"the {kind} data ends early. Was the file cut short?") from None
-    except (OSError, lzma.LZMAError, ValueError) as error:
-        raise SnapshotFormatError(f"damaged {kind} data: {str(error)[:120]}.") from None
-    return np.frombuffer(unpacked, dtype=np.uint8)
+        raise SnapshotFormatError(f"{source}: {error}") from None
+    return Snapshot.from_dict(values, source=source)
 
 
 def _trace(events: Sequence[Event], device: int, source: str) -> DeviceTrace:

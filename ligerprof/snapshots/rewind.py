@@ -101,5 +101,17 @@ def _frees_carry_the_owners_stack(trace: DeviceTrace, columns: EventColumns) -> 
         if action == ALLOC:
             made[address] = index
         elif action == FREE_REQUESTED and address in made and (stack := trace[made[address]].get("frames")):
-            return bool(stack == trace[index].get("frames"))
+            return _same_stack(stack, trace[index].get("frames"))
     return False
+
+
+def _same_stack(first: Any, second: Any) -> bool:
+    """Whether two lists of frames name the same places; compares no deeper, since values may contain themselves."""
+    if not isinstance(first, list) or not isinstance(second, list) or len(first) != len(second):
+        return False
+    return all(one is other or _place(one) == _place(other) for one, other in zip(first, second, strict=True))
+
+
+def _place(frame: Any) -> tuple[Any, ...]:
+    values = [frame.get(key) for key in ("filename", "line", "name")] if isinstance(frame, dict) else [frame]
+    return tuple(value if isinstance(value, (str, int)) else id(value) for value in values)

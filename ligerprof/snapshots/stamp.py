@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from ligerprof.roles import Phase
+from ligerprof.text import printable, whole_number
 
 _MARK = "ligerprof"
-# int() refuses very long texts
-_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +34,11 @@ class Stamp:
     def parse(cls, text: str) -> "Stamp | None":
         """Read `user_metadata`; None if the text is not a stamp."""
         parts = text.split(";")
-        if len(parts) not in (5, 6) or parts[0] != _MARK or not parts[1].isdecimal() or len(parts[1]) > _MOST_DIGITS:
+        if len(parts) not in (5, 6) or parts[0] != _MARK or (step := whole_number(parts[1])) is None:
             return None
         try:
             phase = Phase(parts[2])
         except ValueError:
             return None
-        return cls(step=int(parts[1]), phase=phase, module=parts[3], node=parts[4], recompute=len(parts) == 6)
+        module, node = printable(parts[3]), printable(parts[4])
+        return cls(step=step, phase=phase, module=module, node=node, recompute=len(parts) == 6)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.events import ADDRESS_LIMIT, SIZE_LIMIT
+from ligerprof.text import short_repr
 
 _ALLOCATED = "active_allocated"
 _HELD_STATES = (_ALLOCATED, "active_pending_free", "active_awaiting_free")
@@ -129,7 +130,7 @@ def _require_numbers(values: Sequence[Any], limit: int, what: str) -> None:
     index, value = next(
         (index, value) for index, value in enumerate(values) if type(value) is not int or not 0 <= value < limit
     )
-    raise SnapshotFormatError(f"{what} number {index} is {value!r:.40}. Was the file damaged?")
+    raise SnapshotFormatError(f"{what} number {index} is {short_repr(value)}. Was the file damaged?")
 
 
 def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where: str) -> Iterator[HeldBlock]:

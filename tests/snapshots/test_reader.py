@@ -87,7 +87,7 @@ def test_decompression_bomb_is_refused_early(kind: str, tmp_path: Path) -> None:
     bomb = PROTOCOL_4 + b"N" * (80 * 2**20)
     path.write_bytes(gzip.compress(bomb) if kind == "gzip" else lzma.compress(bomb, preset=0))
 
-    with pytest.raises(SnapshotFormatError, match="no snapshot compresses that well"):
+    with pytest.raises(SnapshotFormatError, match="No recording compresses that well"):
         read_snapshot(path)
 
 

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ligerprof.roles import Phase
+from ligerprof.text import printable
 
 # torch writes an unknown line, -1, as an unsigned 64-bit integer
 _LINE_LIMIT = 2**31
@@ -256,6 +257,7 @@ def _read_frame(frame: Any) -> PythonCall | str | None:
     file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
     if not isinstance(file, str) or not isinstance(name, str):
         return None
+    file, name = printable(file), printable(name)
     if _NATIVE_FILE.fullmatch(file):
         return name
     known_line = line if isinstance(line, int) and 0 < line < _LINE_LIMIT else 0

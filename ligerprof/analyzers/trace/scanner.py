@@ -109,6 +109,8 @@ class _Scanner:
             except json.JSONDecodeError as error:
                 self._read_on_or_raise(error)
                 continue
+            except ValueError:
+                raise self._invalid("an integer has thousands of digits") from None
             if end + _LOOK_AHEAD <= len(self._text) or not self._read_on():
                 if type(value) in (int, float) and _NUMBER_TAIL.fullmatch(self._text, end):
                     raise self._truncated()

@@ -1,18 +1,17 @@
 """Decompress a trace file in chunks of text, within size limits that real traces do not reach."""
 
 import codecs
-import gzip
-import lzma
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO
 
 from ligerprof.errors import TraceFormatError
+from ligerprof.files import UnpackError, opened, unpacked
+from ligerprof.text import printable
 from ligerprof.units import GIB, MIB, format_bytes
 
 RECORD_LESS = "Record fewer steps, with schedule(active=1)."
 _CHUNK_BYTES = MIB
-_GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _LARGEST_TEXT_BYTES = 4 * GIB
 # traces compress 15 to 30 times, repetitive ones a few hundred times with xz
 _LARGEST_EXPANSION = 500
@@ -30,36 +29,26 @@ def text_chunks(path: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
     try:
         yield from map(decoder.decode, _bounded(path))
-    except EOFError:
-        raise TraceFormatError(f"{path}: the compressed data ends early. Was the file truncated?") from None
-    except (OSError, lzma.LZMAError, ValueError) as error:
-        raise TraceFormatError(f"{path}: cannot be read ({str(error)[:120]}).") from None
+    except UnpackError as error:
+        raise TraceFormatError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise TraceFormatError(f"{path}: cannot be read ({printable(str(error))[:120]}).") from None
     yield decoder.decode(b"", final=True)
 
 
 def _bounded(path: Path) -> Iterator[bytes]:
-    packed_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        stream = _unpacked(file)
-        allowed_bytes = _LARGEST_TEXT_BYTES
-        if stream is not file:
-            allowed_bytes = min(allowed_bytes, max(_ALWAYS_ALLOWED_BYTES, packed_bytes * _LARGEST_EXPANSION))
+    with opened(path) as file:
+        chunks = unpacked(file, _allowed_bytes, RECORD_LESS)
+        if chunks is not None:
+            yield from chunks
+            return
         seen_bytes = 0
-        while chunk := stream.read(_CHUNK_BYTES):
+        for chunk in iter(partial(file.read, _CHUNK_BYTES), b""):
             seen_bytes += len(chunk)
-            if seen_bytes > allowed_bytes:
-                raise TraceFormatError(
-                    f"{path}: {format_bytes(packed_bytes)} unpack to more than {format_bytes(allowed_bytes)} of text."
-                    f" {RECORD_LESS}"
-                )
+            if seen_bytes > _LARGEST_TEXT_BYTES:
+                raise TraceFormatError(f"{path}: more than {format_bytes(_LARGEST_TEXT_BYTES)} of text. {RECORD_LESS}")
             yield chunk
 
 
-def _unpacked(file: IO[bytes]) -> IO[bytes]:
-    start = file.read(len(_XZ))
-    file.seek(0)
-    if start.startswith(_GZIP):
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-    if start == _XZ:
-        return lzma.LZMAFile(file)
-    return file
+def _allowed_bytes(packed_bytes: int) -> int:
+    return min(_LARGEST_TEXT_BYTES, max(_ALWAYS_ALLOWED_BYTES, packed_bytes * _LARGEST_EXPANSION))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.models import load_model
+from ligerprof.text import whole_number
 
 _SLOTS = {name: slot for slot in SLOTS.values() for name in slot.benched}
 BENCH_KERNELS = tuple(_SLOTS)
@@ -86,7 +87,7 @@ def _read_word(kernel: str, word: str) -> Iterable[BenchShape]:
 
 def _named(word: str) -> BenchShape:
     model, _, count = _ALIASES.get(word, word).partition("@")
-    if count and not (count.isdecimal() and int(count) > 0):
+    if count and not whole_number(count):
         raise RecipeError(f"{word!r}: {count!r} is not a number of tokens. Write it as llama3.1-8b@8192.")
     tokens = int(count) if count else _MODEL_TOKENS
     spec = load_model(model)

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots.pickles.plain import load_plain_data
+from ligerprof.snapshots.pickles.allowance import Allowance, LimitError
+from ligerprof.snapshots.pickles.plain import load_plain_data, without_frames
 from ligerprof.snapshots.pickles.table import FIRST_REFERENCE, KEPT, Cut, cut_alike
 from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable, Int64s
 
@@ -16,55 +17,46 @@ _TRACES = "device_traces"
 # the items of a list of events after the cut: None for the events that were read, whole events, and kept values
 _MARK, _EVENT, _KEPT = range(3)
 _KIND_OF = {type(None): _MARK, dict: _EVENT}
-_PROTO_BYTES = 2
-_FRAME, _FRAME_HEAD_BYTES = 0x95, 9
 # opcodes that append a list of memo entries to the snapshot and pair the two
 _OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
 _LOOKUP, _LOOKUP_BYTES = ord("j"), 5
 
 
-def load_snapshot_data(read: Callable[[], Bytes], *, fast: bool = True) -> Any:
+def load_snapshot_data(read: Callable[[], Bytes], *, stored_bytes: int | None = None, fast: bool = True) -> Any:
     """Load dicts, lists, text and numbers; no global is resolved, and nothing is called or built.
 
     Args:
         read: returns the pickle's bytes. The fast path overwrites them; if it gives up, they are read again.
+        stored_bytes: size of the file if it is compressed; loading a small file may take less time and memory.
         fast: read lists of events as DeviceTraces where possible. A reference to a whole event from
             elsewhere, which torch never writes, may become None.
 
     Raises:
         SnapshotFormatError: the pickle holds anything else, or is damaged.
     """
-    body = _without_frames(read()) if fast else None
-    cut = None if body is None else cut_alike(body)
-    values = None if cut is None else _joined(cut)
+    values = _load_tables(read, stored_bytes) if fast else None
+    if values is not None:
+        return values
     # the fast path also gives up on invalid data; this reader's error then names the problem and its place
-    return load_plain_data(read().tobytes()) if values is None else values
+    content = read()
+    return load_plain_data(content, Allowance(len(content), stored_bytes))
 
 
-def _without_frames(pickled: Bytes) -> Bytes | None:
-    """Remove the frame opcodes, which only announce lengths; None if there is anything else between two frames."""
-    bounds = []
-    position = _PROTO_BYTES
-    while position + _FRAME_HEAD_BYTES < len(pickled) and pickled[position] == _FRAME:
-        start = position + _FRAME_HEAD_BYTES
-        position = start + int.from_bytes(pickled[position + 1 : start].tobytes(), "little")
-        bounds.append((start, position))
-    if not bounds:
-        return pickled
-    if position != len(pickled):
-        return None
-    end = _PROTO_BYTES
-    for start, stop in bounds:
-        pickled[end : end + stop - start] = pickled[start:stop]
-        end += stop - start
-    return pickled[:end]
+def _load_tables(read: Callable[[], Bytes], stored_bytes: int | None) -> Any:
+    """Load a snapshot with its events as tables; None if the bytes do not allow it."""
+    content = read()
+    allowance = Allowance(len(content), stored_bytes)
+    body = without_frames(content)
+    cut = None if body is None else cut_alike(body)
+    del content, body
+    return None if cut is None else _joined(cut, allowance)
 
 
-def _joined(cut: Cut) -> Any:
+def _joined(cut: Cut, allowance: Allowance) -> Any:
     """Load the rest of the pickle and insert the tables; None if the two do not match."""
     cells = [_Cells(column) for column in cut.columns if column.min() < 0]
     references = _references(cells, cut.pickled_bytes)
-    loaded = None if references is None else _load(cut, references)
+    loaded = None if references is None else _load(cut, references, allowance)
     if references is None or loaded is None:
         return None
     values, keys, objects = loaded
@@ -83,13 +75,16 @@ def _joined(cut: Cut) -> Any:
     return values
 
 
-def _load(cut: Cut, references: Int64s) -> tuple[dict[Any, Any], list[Any], list[Any]] | None:
+def _load(cut: Cut, references: Int64s, allowance: Allowance) -> tuple[dict[Any, Any], list[Any], list[Any]] | None:
     """The rest of the pickle, the table's keys, and the objects its cells refer to; None if it is not a snapshot."""
     lookups = np.zeros((len(cut.keys) + len(references), _LOOKUP_BYTES), dtype=np.uint8)
     lookups[:, 0] = _LOOKUP
     lookups[:, 1:] = np.concatenate([cut.keys, references]).astype("<u4").view(np.uint8).reshape(-1, 4)
+    rest = np.frombuffer(bytearray(cut.rest), dtype=np.uint8)
     try:
-        loaded = load_plain_data(cut.rest, extra=_OPEN_LIST + lookups.tobytes() + _CLOSE_LIST_AND_PAIR)
+        loaded = load_plain_data(rest, allowance, extra=_OPEN_LIST + lookups.tobytes() + _CLOSE_LIST_AND_PAIR)
+    except LimitError:
+        raise
     except SnapshotFormatError:
         return None
     # a crafted file may stop before our opcodes

@@ -32,6 +32,10 @@ _LONGEST_EVENT_BYTES = 2**16 - 1
 # a layout with fewer dicts is not worth learning; after this many failed tries the others stay
 _LEAST_ALIKE = 4
 _MOST_FAILED_TRIES = 8
+# limits that recordings do not reach, on memory and on the bytes that are read token by token
+_SHORTEST_EVENT_BYTES = 24
+_MOST_KEYS = 32
+_MOST_FAILED_BYTES = 2**22
 # the contents of a list that holds only references: several between MARK and APPENDS, or one and APPEND
 _REFERENCES = re.compile(rb"(?s)\((?:j.{4}|h.)+e|(?:j.{4}|h.)a")
 _ODD_NUMBER = 0x9E3779B97F4A7C15
@@ -72,7 +76,9 @@ def cut_alike(data: Bytes) -> Cut | None:
         data: the pickle's bytes, overwritten.
     """
     starts = _starts(data)
-    return _Cutter(data, starts).cut() if len(starts) >= _LEAST_ALIKE else None
+    # events of recordings are longer; the arrays below take about as many bytes per dict
+    most = len(data) // _SHORTEST_EVENT_BYTES + _LEAST_ALIKE
+    return _Cutter(data, starts).cut() if _LEAST_ALIKE <= len(starts) <= most else None
 
 
 def _starts(data: Bytes) -> Int64s:
@@ -122,6 +128,7 @@ class _Cutter:
         self.is_gone = np.zeros(len(starts), dtype=bool)
         self.gap_starts: list[Int64s] = []
         self.gap_ends: list[Int64s] = []
+        self.failed_bytes = 0
         self.copies: list[Int64s] = [starts[:0]]
         self.originals: list[Int64s] = [starts[:0]]
 
@@ -134,20 +141,24 @@ class _Cutter:
     def _read_length(self, rows: Int64s) -> None:
         """Read dicts of equal length, layout by layout; the dict in the middle likely has a frequent layout."""
         failed_tries = 0
-        while len(rows) >= _LEAST_ALIKE and failed_tries < _MOST_FAILED_TRIES:
+        while (
+            len(rows) >= _LEAST_ALIKE and failed_tries < _MOST_FAILED_TRIES and self.failed_bytes < _MOST_FAILED_BYTES
+        ):
             sample = len(rows) // 2
             start, end = int(self.starts[rows[sample]]), int(self.ends[rows[sample]])
             layout = read_layout(self.data[start:end].tobytes())
             alike = np.zeros(len(rows), dtype=bool)
             if layout is not None and self._has_our_keys(layout):
                 alike = self._read_layout(rows, layout, start)
-            failed_tries += int(np.count_nonzero(alike) < _LEAST_ALIKE)
+            if np.count_nonzero(alike) < _LEAST_ALIKE:
+                failed_tries += 1
+                self.failed_bytes += end - start
             alike[sample] = True
             rows = rows[~alike]
 
     def _has_our_keys(self, layout: Layout) -> bool:
-        """Whether the keys equal those of the first dict that was read."""
-        if not self.keys:
+        """Whether the keys equal those of the first dict that was read, and are not too many."""
+        if not self.keys and len(layout.keys) <= _MOST_KEYS:
             self.keys = layout.keys
             self.columns = np.empty((len(self.keys), len(self.starts)), dtype=np.int64)
         return self.keys == layout.keys

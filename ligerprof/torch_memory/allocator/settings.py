@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ligerprof.errors import RecipeError, UnsupportedError
+from ligerprof.text import whole_number
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 from ligerprof.units import MIB
 
@@ -107,9 +108,10 @@ def _refuse_unknown(key: str, value: str) -> None:
 
 
 def _mib(key: str, value: str, *, above_mib: int) -> int:
-    if not value.isdecimal() or int(value) <= above_mib:
+    size_mib = whole_number(value)
+    if size_mib is None or size_mib <= above_mib:
         raise RecipeError(f"--alloc-conf: {key} is {value}. torch takes a whole number of MiB above {above_mib}.")
-    return int(value) * MIB
+    return size_mib * MIB
 
 
 def _share(key: str, value: str) -> float:
@@ -148,14 +150,14 @@ def _divisions(value: str) -> tuple[int, ...]:
 
 
 def _power_index(boundary: str) -> int:
-    size = int(boundary) if boundary.isdecimal() else 0
+    size = whole_number(boundary) or 0
     if size < 1 or size & (size - 1):
         raise RecipeError(f"--alloc-conf: roundup_power2_divisions names {boundary!r}, not a power of two in MiB.")
     return min(size.bit_length() - 1, _POWERS - 1)
 
 
 def _division(count: str) -> int:
-    number = int(count) if count.isdecimal() else -1
-    if number < 0 or number & (number - 1):
+    number = whole_number(count)
+    if number is None or number & (number - 1):
         raise RecipeError(f"--alloc-conf: roundup_power2_divisions has {count!r}, not a power of two.")
     return number

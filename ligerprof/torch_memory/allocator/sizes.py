@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ligerprof.text import whole_number
+
 MIN_BLOCK_BYTES = 512
 # requests up to here come from the small pool
 SMALL_REQUEST_BYTES = 2**20
@@ -34,7 +36,7 @@ class SizeRules:
         divisions = settings.get("roundup_power2_divisions")
         return cls(
             expandable_segments=settings.get("expandable_segments") is True,
-            max_split_bytes=max_split if isinstance(max_split, int) and max_split > 0 else None,
+            max_split_bytes=max_split if type(max_split) is int and max_split > 0 else None,
             roundup_divisions=_divisions(divisions) if isinstance(divisions, Mapping) else (),
         )
 
@@ -68,7 +70,8 @@ class SizeRules:
 
 def _divisions(by_mebibytes: Mapping[Any, Any]) -> Sequence[int]:
     """Divisions in rising order of the mebibytes that key them; none where all are off."""
-    known = {int(key): value for key, value in by_mebibytes.items() if str(key).isdecimal() and isinstance(value, int)}
+    sizes = ((whole_number(key) if isinstance(key, str) else key, value) for key, value in by_mebibytes.items())
+    known = {size: value for size, value in sizes if type(size) is int and type(value) is int}
     ordered = tuple(known[key] for key in sorted(known))
     return ordered if any(value > 1 for value in ordered) else ()
 

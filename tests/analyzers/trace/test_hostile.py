@@ -67,7 +67,7 @@ def packed_run(piece: bytes, mebibytes: int, start: bytes = b'{"traceEvents": ['
 @pytest.mark.parametrize(
     ("piece", "says"),
     [
-        (b" ", "unpack to more than"),
+        (b" ", "to more than 97.2 MiB"),
         (b"{},", "more than 1,000,000 entries are not trace events"),
         (b"[", "nested too deeply"),
         (b"[],", "more than 1,000,000 entries are not trace events"),
@@ -110,10 +110,10 @@ def test_truncated_or_damaged_compressed_data_is_one_line(pack: Any, tmp_path: P
     packed = pack(json.dumps({"traceEvents": GOOD * 400}).encode())
     path = tmp_path / "trace.json"
     path.write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(TraceFormatError, match=r"compressed data ends early\. Was the file truncated\?"):
+    with pytest.raises(TraceFormatError, match=r"data ends early\. Was the file cut short\?"):
         analyze(read_trace(path))
     path.write_bytes(packed[: len(packed) // 2] + b"\xff" * 40 + packed[len(packed) // 2 :])
-    with pytest.raises(TraceFormatError, match="cannot be read"):
+    with pytest.raises(TraceFormatError, match="damaged"):
         analyze(read_trace(path))
 
 

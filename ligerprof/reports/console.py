@@ -1,0 +1,35 @@
+"""A rich console for text that comes from files: no markup, no emoji, nothing that a terminal obeys or hides."""
+
+from collections.abc import Iterable
+from typing import IO, Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from ligerprof.text import printable
+
+
+class PlainConsole(Console):
+    """Prints every string and every `Text` escaped, wherever it is in a table or a group."""
+
+    def __init__(self, *, file: IO[str], width: int | None = None) -> None:
+        super().__init__(file=file, width=width, highlight=False, soft_wrap=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Turn a string into a `Text`."""
+        return super().render_str(printable(text, keep="\n"), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render a part of the output."""
+        if isinstance(renderable, Text) and not renderable.plain.isprintable():
+            renderable = _escaped(renderable)
+        return super().render(renderable, options)
+
+
+def _escaped(text: Text) -> Text:
+    plain = printable(text.plain, keep="\n")
+    if plain == text.plain:
+        return text
+    # the styles of parts are lost, since their places change
+    return Text(plain, style=text.style, justify=text.justify, overflow=text.overflow, no_wrap=text.no_wrap)
