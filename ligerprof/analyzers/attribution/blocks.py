@@ -63,7 +63,7 @@ class Attribution:
         """The owners of the blocks that are live at a moment, oldest first."""
         live, finder, sites = self.replayed.live_at(moment), self._finder_at(moment), self.call_sites
         roles = dict(zip(live.tolist(), finder.roles(live), strict=True))
-        layers = self._layers.copy()
+        layers = self.layers.copy()
         by_weights = layers_by_weights(self.replayed, sites, roles, layers)
         layers[list(by_weights)] = list(by_weights.values())
         site_of = sites.site_of[live].tolist()
@@ -108,13 +108,14 @@ class Attribution:
     def _finder_at(self, moment: int) -> "_RoleFinder":
         if moment not in self._at_moment:
             extractor = FeatureExtractor(
-                self.replayed, self.call_sites, self.phases, layers=self._layers, moment=moment
+                self.replayed, self.call_sites, self.phases, layers=self.layers, moment=moment
             )
             self._at_moment[moment] = _RoleFinder(extractor, self._user_rules)
         return self._at_moment[moment]
 
     @cached_property
-    def _layers(self) -> Int64s:
+    def layers(self) -> Int64s:
+        """The layer of each block that forward or backward allocated, -1 if unknown."""
         return layers_in_passes(self.replayed, self.call_sites, self.phases)
 
 

@@ -1,0 +1,1 @@
+"""Suggestions: changes that lower a recorded peak, each computed by replaying the recording with the change."""

@@ -1,0 +1,106 @@
+"""What the computation of each suggestion reads: the replay, roles, passes of layers, and facts about the program."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ligerprof.analyzers.attribution.blocks import Attribution
+from ligerprof.analyzers.attribution.phases import phase_code
+from ligerprof.analyzers.suggestions.layer_passes import LayerPasses, find_passes
+from ligerprof.analyzers.suggestions.program import Program
+from ligerprof.analyzers.suggestions.replayed_change import Edit, Request, RoleBook, Window
+from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
+
+# the first steps differ from each other, later ones do not
+_LEARNED_SPANS = 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """A recording whose peak is to be lowered.
+
+    Attributes:
+        window: the moments that are searched for the peak.
+        peak_moment: the moment of the recorded peak, or of the failed allocation.
+        request: the allocation that failed, if one did.
+        limit_bytes: what was available when it failed, None without a failure.
+    """
+
+    attribution: Attribution
+    program: Program
+    window: Window
+    peak_moment: int
+    request: Request | None = None
+    limit_bytes: int | None = None
+
+    @property
+    def replayed(self) -> Replay:
+        """The replayed device."""
+        return self.attribution.replayed
+
+    @cached_property
+    def book(self) -> RoleBook:
+        """The roles of blocks."""
+        return RoleBook(self.attribution, self.peak_moment)
+
+    @cached_property
+    def passes(self) -> LayerPasses:
+        """The forward passes of layers."""
+        return find_passes(self.replayed, self.attribution.phases, self.attribution.layers)
+
+    @cached_property
+    def trains_model(self) -> bool:
+        """Whether backward runs in the recording, or would have run if memory had not run out in forward."""
+        runs_backward = bool((self.attribution.phases.codes == phase_code(Phase.BACKWARD)).any())
+        return runs_backward or (self.request is not None and not self.program.generates)
+
+    @cached_property
+    def backwards(self) -> list[tuple[int, int]]:
+        """First event and end of each backward phase.
+
+        Without stamps or annotations, the phase ends after its last allocation: the frees that follow may belong to
+        the optimizer step.
+        """
+        events, spans = self.replayed.allocated_by, self.spans_of_phase(Phase.BACKWARD)
+        if self.attribution.phases.stamped or len(self.attribution.phases.optimizer_starts):
+            return spans
+        return [(start, int(events[np.searchsorted(events, end) - 1]) + 1) for start, end in spans]
+
+    @cached_property
+    def gradients(self) -> Int64s:
+        """The blocks of gradients: those that are live where backward phases end."""
+        for _, end in self.backwards[:_LEARNED_SPANS]:
+            self.book.learn(end)
+        return self.book.blocks(Role.GRADIENTS)
+
+    def edit(self) -> Edit:
+        """An empty edit of the replay."""
+        return Edit(self.replayed)
+
+    def without(self, *roles: Role) -> Edit:
+        """An edit that removes every block of some roles."""
+        edit = self.edit()
+        edit.remove(self.book.blocks(*roles))
+        edit.drops_request = self.request is not None and self.request.role in roles
+        return edit
+
+    def spans_of_phase(self, phase: Phase) -> list[tuple[int, int]]:
+        """First event and end of each span of a phase."""
+        phases = self.attribution.phases
+        starts = np.flatnonzero(np.append(True, np.diff(phases.spans) != 0)) if len(phases.spans) else phases.spans
+        ends = np.append(starts[1:], len(phases.spans))
+        chosen = phases.codes[starts] == phase_code(phase)
+        return list(zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True))
+
+    def allocated_within(self, blocks: Int64s, start: int, end: int) -> Int64s:
+        """Those of the blocks that events from `start` up to `end` allocated."""
+        events = self.replayed.allocated_by[blocks]
+        return blocks[(start <= events) & (events < end)]
+
+    def sizes(self, blocks: Int64s | Sequence[int]) -> Int64s:
+        """Requested bytes of blocks."""
+        return self.replayed.requested_bytes[blocks]

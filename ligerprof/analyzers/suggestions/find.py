@@ -1,0 +1,63 @@
+"""Compute every suggestion that applies to a recording, the cheapest first."""
+
+from collections.abc import Iterator
+
+from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.program import Framework
+from ligerprof.analyzers.suggestions.replayed_change import peak_after
+from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
+from ligerprof.analyzers.suggestions.table import ROWS, Row
+from ligerprof.errors import LigerprofError
+from ligerprof.recipe.flags import command_line
+from ligerprof.recipe.training import TrainingRecipe
+
+# a smaller share of the peak is not worth a change
+_LEAST_SHARE = 0.01
+
+
+def find_suggestions(case: Case, recipe: TrainingRecipe | None = None) -> tuple[Suggestion, ...]:
+    """The changes that lower the peak, by cost and then by bytes.
+
+    Args:
+        recipe: of the recorded step, if it is a step of ours.
+    """
+    before_bytes, _ = case.edit().highest(case.window, case.request)
+    found = [one for row in ROWS for one in _evaluate(row, case, recipe, before_bytes)]
+    order = list(Cost).index
+    return tuple(sorted(found, key=lambda one: (order(one.cost), -(one.saves_bytes or 0))))
+
+
+def _evaluate(row: Row, case: Case, recipe: TrainingRecipe | None, before_bytes: int) -> Iterator[Suggestion]:
+    framework = next((one for one in case.program.frameworks if one in row.how), None)
+    if framework is None or not row.applies(case):
+        return
+    how = row.how[framework]
+    if recipe is not None and framework is Framework.LIGERPROF:
+        command = _command(row, recipe)
+        if command is None:
+            return
+        how = (command,)
+    after = peak_after(lambda: row.edit(case), case.book, case.window, case.request)
+    if after is None or before_bytes - after[0] < _LEAST_SHARE * before_bytes:
+        return
+    yield Suggestion(
+        name=row.name,
+        change=row.change,
+        without=row.without,
+        saves_bytes=before_bytes - after[0],
+        new_peak_bytes=after[0],
+        cost=row.cost,
+        cost_reason=row.cost_reason,
+        how=how,
+        framework=framework,
+        lets_pass=None if case.limit_bytes is None else after[0] <= case.limit_bytes,
+    )
+
+
+def _command(row: Row, recipe: TrainingRecipe) -> str | None:
+    """The whole command for the changed recipe, None if the row does not apply to it."""
+    try:
+        changed = row.recipe(recipe)
+    except LigerprofError:
+        return None
+    return None if changed is None else command_line("step", changed)

@@ -1,0 +1,196 @@
+"""The peak with a fused linear cross-entropy: no logits, but the kernel's workspace and gradients in forward."""
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.replayed_change import Edit
+from ligerprof.kernels.registry import find_kernel
+from ligerprof.kernels.spec import KernelShape
+from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.trace import Int64s
+from ligerprof.torch_memory.dtypes import INDEX_BYTES
+
+LOSS_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
+# bytes per element of logits, hidden states and weights: all in one precision, or autocast over fp32
+_WIDTHS = ((2, 2, 2), (2, 4, 4), (4, 4, 4), (2, 2, 4))
+
+# the head's gradient, the embedding's, and their sum
+_TIED_GRADIENTS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossShape:
+    """The sizes of a linear cross-entropy.
+
+    Attributes:
+        product_bytes: bytes per element of the logits.
+        activation_bytes: bytes per element of the hidden states.
+        parameter_bytes: bytes per element of the head's weight.
+    """
+
+    tokens: int
+    hidden: int
+    vocab: int
+    product_bytes: int
+    activation_bytes: int
+    parameter_bytes: int
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the head's weight."""
+        return self.vocab * self.hidden * self.parameter_bytes
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of the hidden states."""
+        return self.tokens * self.hidden * self.activation_bytes
+
+
+def without_logits(case: Case, provider: str) -> Edit | None:
+    """Remove logits and the loss's temporary tensors; add what the provider's kernel allocates."""
+    edit = case.without(*LOSS_ROLES)
+    logits = case.book.blocks(Role.LOGITS, Role.CE_TEMPORARIES)
+    backwards = case.backwards
+    known: dict[int, LossShape | None] = {}
+    for start, end in case.spans_of_phase(Phase.FORWARD):
+        made = case.allocated_within(logits, start, end)
+        if not len(made):
+            continue
+        largest = int(case.sizes(made).max())
+        head = next((block for block in made.tolist() if 4 * int(case.sizes([block])[0]) >= largest), None)
+        if head is None:
+            continue
+        size_bytes = int(case.sizes([head])[0])
+        if size_bytes not in known:
+            known[size_bytes] = find_loss_shape(case, head)
+        shape = known[size_bytes]
+        if shape is None:
+            return None
+        backward = next((span for span in backwards if span[0] >= end), None)
+        _add_kernel(case, edit, shape, provider, event=int(case.replayed.allocated_by[head]), backward=backward)
+    return edit if known else None
+
+
+def find_loss_shape(case: Case, logits: int) -> LossShape | None:
+    """Sizes that fit the logits, the layers' outputs, the weights and the labels; None if nothing fits."""
+    replayed = case.replayed
+    event = int(replayed.allocated_by[logits])
+    hidden_bytes = _hidden_bytes(case, event)
+    if not hidden_bytes:
+        return None
+    logits_bytes = int(replayed.requested_bytes[logits])
+    live = set(replayed.requested_bytes[replayed.live_at(event)].tolist())
+    indices = {size // INDEX_BYTES for size in live if size % INDEX_BYTES == 0}
+    has_casts = len(case.book.live(event, Role.WEIGHT_CASTS)) > 0
+    weights = sorted((size for size in live if size > hidden_bytes // 1024), reverse=True)
+    for weight_bytes, widths in product(weights, _WIDTHS):
+        if has_casts != (widths[0] != widths[2]):
+            continue
+        shape = _shape(logits_bytes, hidden_bytes, weight_bytes, widths)
+        if shape is not None and shape.tokens in indices:
+            return shape
+    return None
+
+
+def _shape(logits_bytes: int, hidden_bytes: int, weight_bytes: int, widths: tuple[int, int, int]) -> LossShape | None:
+    """Tokens, hidden elements and vocabulary whose pairwise products are the three sizes."""
+    pairs = zip((logits_bytes, hidden_bytes, weight_bytes), widths, strict=True)
+    if any(size % width for size, width in pairs):
+        return None
+    logits, hidden_states, weight = logits_bytes // widths[0], hidden_bytes // widths[1], weight_bytes // widths[2]
+    tokens = math.isqrt(logits * hidden_states // weight)
+    if not tokens or tokens * tokens * weight != logits * hidden_states or logits % tokens or hidden_states % tokens:
+        return None
+    hidden, vocab = hidden_states // tokens, logits // tokens
+    if hidden * vocab != weight or vocab <= hidden:
+        return None
+    return LossShape(
+        tokens=tokens,
+        hidden=hidden,
+        vocab=vocab,
+        product_bytes=widths[0],
+        activation_bytes=widths[1],
+        parameter_bytes=widths[2],
+    )
+
+
+def _hidden_bytes(case: Case, event: int) -> int:
+    """Bytes of the last layer's output before an event, or of the inputs that checkpointing keeps; 0 if unknown."""
+    passes = case.passes
+    place = int(np.searchsorted(passes.first, event)) - 1
+    if place >= 0 and passes.output[place] >= 0:
+        return int(case.sizes(passes.output[[place]])[0])
+    checkpoints = case.sizes(case.book.live(event, Role.CHECKPOINTS))
+    if not len(checkpoints):
+        return 0
+    values, counts = np.unique(checkpoints, return_counts=True)
+    return int(values[np.argmax(counts)])
+
+
+def _add_kernel(
+    case: Case, edit: Edit, shape: LossShape, provider: str, *, event: int, backward: tuple[int, int] | None
+) -> None:
+    """Add the kernel's tensors: from the loss in forward until backward makes the same gradients."""
+    gradients = _of_size(case, shape.head_bytes, backward)
+    gradient = _event_of_first(case, gradients)
+    hidden_gradient = _event_of_first(case, _of_size(case, shape.hidden_bytes, backward))
+    if len(gradients) >= _TIED_GRADIENTS:
+        _sum_in_place(case, edit, gradients)
+    kernel = find_kernel("flce", provider)
+    assert kernel.memory is not None
+    memory = kernel.memory(
+        KernelShape(
+            tokens=shape.tokens,
+            sequences=1,
+            hidden=shape.hidden,
+            vocab=shape.vocab,
+            intermediate=0,
+            heads=0,
+            kv_heads=0,
+            head_dim=0,
+            activation_bytes=shape.activation_bytes,
+            parameter_bytes=shape.parameter_bytes,
+            compute_bytes=shape.product_bytes,
+            weight_requires_grad=backward is None or gradient is not None,
+        )
+    )
+    head_bytes = shape.head_bytes if backward is None or gradient is not None else 0
+    rest_bytes = memory.forward_gradient_bytes - head_bytes
+    end = case.replayed.last_moment + 1
+    start = np.array([event + 1])
+    edit.hold(head_bytes, start, np.array([end if gradient is None else gradient + 1]))
+    edit.hold(rest_bytes, start, np.array([end if hidden_gradient is None else hidden_gradient + 1]))
+    edit.spike(start, np.array([memory.output_bytes + memory.saved_bytes + memory.forward_temporary_bytes]))
+    if shape.product_bytes != shape.parameter_bytes:
+        # the kernel makes its own copy of the head's weight
+        casts = case.book.blocks(Role.WEIGHT_CASTS)
+        of_head = casts[case.sizes(casts) == shape.vocab * shape.hidden * shape.product_bytes]
+        edit.remove(case.allocated_within(of_head, event - 10, event + 1))
+
+
+def _sum_in_place(case: Case, edit: Edit, gradients: Int64s) -> None:
+    """Drop the sum of the gradients of a weight that head and embedding share.
+
+    The product's gradient is a transposed view, to which autograd cannot add in place; the kernel's is not
+    (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
+    """
+    first, total = gradients[[0]], gradients[[_TIED_GRADIENTS - 1]]
+    size_bytes = case.replayed.block_bytes[total]
+    edit.release(size_bytes, edit.starts(total), edit.stops(total))
+    edit.hold(size_bytes, edit.stops(first), edit.stops(total))
+
+
+def _of_size(case: Case, size_bytes: int, span: tuple[int, int] | None) -> Int64s:
+    """Blocks of a size that a span allocates."""
+    if span is None:
+        return np.empty(0, dtype=np.int64)
+    first, last = np.searchsorted(case.replayed.allocated_by, span)
+    return first + np.flatnonzero(case.replayed.requested_bytes[first:last] == size_bytes)
+
+
+def _event_of_first(case: Case, blocks: Int64s) -> int | None:
+    return int(case.replayed.allocated_by[blocks[0]]) if len(blocks) else None

@@ -1,0 +1,123 @@
+"""Read off a recording's stacks which framework runs the program, and what it already does."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.words import ExplainedWord
+
+
+class Framework(ExplainedWord):
+    """Whose settings a reader can change."""
+
+    LIGERPROF = "ligerprof", "ligerprof step"
+    AXOLOTL = "axolotl", "axolotl's YAML"
+    LLAMA_FACTORY = "llama-factory", "LLaMA-Factory's YAML"
+    TRL = "trl", "the arguments of a TRL trainer, such as SFTConfig"
+    TRAINER = "transformers", "transformers.TrainingArguments"
+    LIGHTNING = "lightning", "Lightning"
+    DEEPSPEED = "deepspeed", "DeepSpeed's JSON"
+    FSDP2 = "fsdp2", "torch's fully_shard"
+    DDP = "ddp", "torch's DistributedDataParallel"
+    ACCELERATE = "accelerate", "accelerate"
+    MODEL = "transformers-model", "a transformers model in a loop of its own"
+    TORCH = "torch", "plain torch"
+
+
+_INSTALLED = r"(?:^|/)"
+# the first that matches runs the training loop
+_LOOPS = (
+    (Framework.LIGERPROF, r"ligerprof/runs/"),
+    (Framework.AXOLOTL, rf"{_INSTALLED}axolotl/"),
+    (Framework.LLAMA_FACTORY, rf"{_INSTALLED}llamafactory/"),
+    (Framework.TRL, rf"{_INSTALLED}trl/(?:\w+/)*\w*trainer"),
+    (Framework.TRAINER, rf"{_INSTALLED}transformers/trainer\w*\.py$"),
+    (Framework.LIGHTNING, rf"{_INSTALLED}(?:lightning|pytorch_lightning|lightning_fabric)/"),
+    (Framework.ACCELERATE, rf"{_INSTALLED}accelerate/(?:accelerator|utils/operations)\.py$"),
+)
+_ENGINES = (
+    (Framework.DEEPSPEED, rf"{_INSTALLED}deepspeed/runtime/"),
+    (Framework.FSDP2, r"torch/distributed/(?:fsdp/_fully_shard|_composable/fsdp)/"),
+    (Framework.DDP, r"torch/nn/parallel/distributed\.py$"),
+)
+_MODEL = rf"{_INSTALLED}transformers/models/"
+_CHECKPOINTING = r"torch/utils/checkpoint\.py$"
+_PEFT = rf"{_INSTALLED}peft/tuners/"
+_FUSED_LOSS = r"fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/|chunked"
+_GENERATION = rf"{_INSTALLED}transformers/generation/"
+_COMPILED = r"torch/_inductor/|/torchinductor_|torch/_functorch/_aot"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """What the stacks of a recording show about its program.
+
+    Attributes:
+        files: the files of all Python calls, installed packages by their package's path.
+        calls: all of them as `file:function`.
+    """
+
+    files: frozenset[str]
+    calls: frozenset[str]
+
+    @cached_property
+    def loop(self) -> Framework | None:
+        """The framework that runs the training loop, None for a loop of its own."""
+        return next((one for one, pattern in _LOOPS if self.has_file(pattern)), None)
+
+    @cached_property
+    def engine(self) -> Framework | None:
+        """The engine that shards or replicates the model."""
+        return next((one for one, pattern in _ENGINES if self.has_file(pattern)), None)
+
+    @cached_property
+    def frameworks(self) -> tuple[Framework, ...]:
+        """Everything that the program uses, the outermost first: how a change is made is looked up in this order."""
+        found = [self.loop, self.engine, Framework.MODEL if self.has_file(_MODEL) else None, Framework.TORCH]
+        return tuple(one for one in found if one is not None)
+
+    @cached_property
+    def checkpoints(self) -> bool:
+        """Whether gradient checkpointing runs."""
+        return self.has_file(_CHECKPOINTING)
+
+    @cached_property
+    def has_adapters(self) -> bool:
+        """Whether peft's adapters are trained."""
+        return self.has_file(_PEFT)
+
+    @cached_property
+    def has_fused_loss(self) -> bool:
+        """Whether a loss computes logits chunk by chunk."""
+        return any(re.search(_FUSED_LOSS, call) for call in self.calls)
+
+    @cached_property
+    def generates(self) -> bool:
+        """Whether the recording is of text generation."""
+        return self.has_file(_GENERATION)
+
+    @cached_property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile's code runs."""
+        return self.has_file(_COMPILED)
+
+    def has_file(self, pattern: str) -> bool:
+        """Whether a call's file matches a regular expression."""
+        return any(re.search(pattern, file) for file in self.files)
+
+    def has_call(self, pattern: str) -> bool:
+        """Whether a call, as `file:function`, matches a regular expression."""
+        return any(re.search(pattern, call) for call in self.calls)
+
+
+def read_program(call_sites: CallSites) -> Program:
+    """Read the program off all stacks."""
+    stacks: Iterable[tuple[str, str]] = {
+        (call.file, call.function) for site in call_sites.sites for call in site.stack.calls
+    }
+    return Program(
+        files=frozenset(file for file, _ in stacks),
+        calls=frozenset(f"{file}:{function}" for file, function in stacks),
+    )

@@ -1,0 +1,173 @@
+"""Replay a recording with some blocks removed, resized, or alive at other times: the peak after a change."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ligerprof.analyzers.attribution.blocks import Attribution
+from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.roles import Role
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
+
+# indices of moments, or all moments
+Window = Int64s | slice
+
+_ROLES = tuple(Role)
+_CODES = {role: code for code, role in enumerate(_ROLES)}
+_UNKNOWN = -1
+# larger than any request, and small enough to be multiplied by the number of call sites
+_SIZE_LIMIT = 2**44
+# smaller blocks need no role: a hundred thousand of them would be needed to matter
+_SMALL_SHARE = 100_000
+_MOST_ROUNDS = 40
+
+
+class Edit:
+    """Changes to the allocated bytes of a recording.
+
+    Attributes:
+        drops_request: whether the allocation that failed is no longer made.
+    """
+
+    def __init__(self, replayed: Replay) -> None:
+        self._replayed = replayed
+        self._changes = np.zeros(replayed.last_moment + 2, dtype=np.int64)
+        self._spikes: list[tuple[Int64s, Int64s]] = []
+        self.drops_request = False
+
+    def hold(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> None:
+        """Add blocks that live from each start up to the moment before each stop."""
+        sizes = np.where(stops > starts, size_bytes, 0)
+        np.add.at(self._changes, starts, sizes)
+        np.add.at(self._changes, stops, -sizes)
+
+    def release(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> None:
+        """Take blocks away from each start up to the moment before each stop."""
+        sizes = np.asarray(size_bytes, dtype=np.int64)
+        self.hold(-sizes, starts, stops)
+
+    def remove(self, blocks: Int64s) -> None:
+        """Take blocks away for their whole lives."""
+        self.release(self._replayed.block_bytes[blocks], self.starts(blocks), self.stops(blocks))
+
+    def resize(self, blocks: Int64s, divisor: int) -> None:
+        """Divide the size of blocks."""
+        sizes = self._replayed.block_bytes[blocks]
+        self.release(sizes - sizes // divisor, self.starts(blocks), self.stops(blocks))
+
+    def end(self, blocks: Int64s, stops: Int64s) -> None:
+        """End blocks at the given moments, if they live longer."""
+        ends = self.stops(blocks)
+        self.release(self._replayed.block_bytes[blocks], np.minimum(stops, ends), ends)
+
+    def spike(self, moments: Int64s, size_bytes: Int64s) -> None:
+        """Add bytes at single moments, such as the temporary tensors of a kernel."""
+        self._spikes.append((moments, size_bytes))
+
+    def starts(self, blocks: Int64s) -> Int64s:
+        """The first moment of each block."""
+        return self._replayed.allocated_by[blocks] + 1
+
+    def stops(self, blocks: Int64s) -> Int64s:
+        """The moment after the last one of each block."""
+        freed = self._replayed.freed_by[blocks]
+        return np.where(freed < 0, self._replayed.last_moment, freed) + 1
+
+    def highest(self, window: Window, request: "Request | None") -> tuple[int, int]:
+        """The peak after the change, and its moment."""
+        allocated = self._replayed.allocated_bytes + np.cumsum(self._changes)[:-1]
+        moments = np.arange(len(allocated))[window]
+        place = int(np.argmax(allocated[moments]))
+        found = [(int(allocated[moments[place]]), int(moments[place]))]
+        first, last = int(moments[0]), int(moments[-1])
+        for at, size_bytes in self._spikes:
+            inside = (first <= at) & (at <= last)
+            if inside.any():
+                sums = np.where(inside, allocated[at] + size_bytes, 0)
+                found.append((int(sums.max()), int(at[np.argmax(sums)])))
+        if request is not None and not self.drops_request and first <= request.moment <= last:
+            found.append((int(allocated[request.moment]) + request.size_bytes, request.moment))
+        return max(found)
+
+
+class Request:
+    """The allocation that failed: its moment, its size as a block, and its role if known."""
+
+    __slots__ = ("moment", "role", "size_bytes")
+
+    def __init__(self, *, moment: int, size_bytes: int, role: Role | None) -> None:
+        self.moment, self.size_bytes, self.role = moment, size_bytes, role
+
+
+class RoleBook:
+    """The roles of blocks at any moment, as far as changes need them.
+
+    A block has the role that attribution gives it if it was live at a moment that was looked at. Any other block has
+    the role of a block with the same call site and size.
+    """
+
+    def __init__(self, attribution: Attribution, peak_moment: int) -> None:
+        self._attribution, self._peak_moment = attribution, peak_moment
+        self._replayed = attribution.replayed
+        self._alike = number_alike(self._replayed, attribution.call_sites)
+        self._codes = np.full(len(self._alike), _UNKNOWN, dtype=np.int64)
+        self._codes_of_alike = np.full(len(self._alike), _UNKNOWN, dtype=np.int64)
+        self._smallest = int(self._replayed.allocated_bytes[peak_moment]) // _SMALL_SHARE
+        self._looked_at: set[int] = set()
+        self.learn(peak_moment)
+
+    def learn(self, moment: int) -> bool:
+        """Find the roles of the blocks that are live at a moment; False if they are known already."""
+        if moment in self._looked_at:
+            return False
+        self._looked_at.add(moment)
+        live = self._replayed.live_at(moment)
+        unknown = live[(self._codes[live] == _UNKNOWN) & (self._replayed.block_bytes[live] >= self._smallest)]
+        found = np.array([_CODES[role] for role in self._attribution.roles_of(unknown, self._peak_moment)], dtype=np.int64)
+        self._codes[unknown] = found
+        alike = self._alike[unknown]
+        first = self._codes_of_alike[alike] == _UNKNOWN
+        self._codes_of_alike[alike[first]] = found[first]
+        return True
+
+    def blocks(self, *roles: Role) -> Int64s:
+        """The blocks that have one of the roles."""
+        codes = np.where(self._codes == _UNKNOWN, self._codes_of_alike[self._alike], self._codes)
+        return np.flatnonzero(np.isin(codes, [_CODES[role] for role in roles])).astype(np.int64)
+
+    def live(self, moment: int, *roles: Role) -> Int64s:
+        """The blocks with one of the roles that are live at a moment."""
+        return np.intersect1d(self._replayed.live_at(moment), self.blocks(*roles), assume_unique=True)
+
+    def bytes_at(self, moment: int, *roles: Role) -> int:
+        """Bytes of these roles at a moment."""
+        return int(self._replayed.block_bytes[self.live(moment, *roles)].sum())
+
+
+def number_alike(replayed: Replay, call_sites: CallSites) -> Int64s:
+    """A number for each block, below the number of blocks; equal for the same call site and size in any step."""
+    numbers: dict[object, int] = {}
+    places = [(site.stack.calls, site.node, site.module, site.recomputes) for site in call_sites.sites]
+    of_site = [numbers.setdefault(place, len(numbers)) for place in places]
+    keys = np.array(of_site, dtype=np.int64)[call_sites.site_of] * _SIZE_LIMIT + replayed.requested_bytes
+    alike: Int64s = np.unique(keys, return_inverse=True)[1]
+    return alike
+
+
+def peak_after(
+    change: Callable[[], Edit | None], book: RoleBook, window: Window, request: Request | None
+) -> tuple[int, int] | None:
+    """The peak after a change and its moment, None if the change has no effect that can be computed.
+
+    The new peak may be at a moment where the roles of blocks are not known yet, so the change is made again until
+    they are.
+    """
+    for _ in range(_MOST_ROUNDS):
+        edit = change()
+        if edit is None:
+            return None
+        peak_bytes, moment = edit.highest(window, request)
+        if not book.learn(moment):
+            return peak_bytes, moment
+    return None
