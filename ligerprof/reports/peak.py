@@ -9,6 +9,7 @@ from ligerprof.analyzers.attribution.keepers import PYTHON
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.reports.suggestions import suggestion_lines
 from ligerprof.reports.terminal import FiguresColumn, file_text, groups_table, percent_share, roles_table
 from ligerprof.roles import Phase, Role, View
 from ligerprof.units import format_bytes, format_mib
@@ -40,9 +41,10 @@ def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "
     at_peak = FiguresColumn(title="at the peak", roles=report.roles)
     totals = roles_table([at_peak]) if by is View.ROLE else _view(report, by)
     lines = [Text(line) for line in (sentence(report), *phase_lines(report), *finding_lines(report))]
+    suggestions = [Text(line) for line in suggestion_lines(report.suggestions)]
     notes = [Text(f"Note: {note}.") for note in report.notes]
     details = (file_text(line) for line in (*_stack_lines(report.blocks, top), *_unknown_keepers(report)))
-    return Group(*lines, totals, blocks_table(report.blocks, top), *details, *notes)
+    return Group(*lines, totals, blocks_table(report.blocks, top), *details, *suggestions, *notes)
 
 
 def sentence(report: PeakReport) -> str:
@@ -147,13 +149,8 @@ def _layers(layers: Sequence[int]) -> str:
 
 
 def finding_lines(report: PeakReport) -> list[str]:
-    """Why memory ran out, what would lower the peak, and what grows, if any of these applies."""
+    """Why memory ran out, and what grows, if any of these applies."""
     lines = _failure_lines(report.out_of_memory) if report.out_of_memory else []
-    for what_if in report.what_if[:2]:
-        without = ", ".join(role.value for role in what_if.without)
-        if what_if.saved_bytes > 0:
-            peak = format_bytes(what_if.peak_bytes)
-            lines.append(f"Without {without} the peak would be {peak}: {what_if.change} ({what_if.option}).")
     if (growth := report.growth) is not None:
         size, holder = format_bytes(growth.per_step_bytes), " ".join(filter(None, (growth.role.value, growth.who)))
         lines.append(f"Grows by {size} or more in each of {growth.steps} steps: {holder}.")

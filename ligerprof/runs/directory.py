@@ -10,9 +10,10 @@ from typing import Any
 
 from ligerprof.errors import RunDirectoryError
 from ligerprof.files import FileKind, read_json, write_new_file
+from ligerprof.recipe.saved import RECIPE_NAME
 from ligerprof.snapshots import SNAPSHOT_NAME
 
-RECIPE, RESULT, TENSORBOARD, REPORT = "recipe.json", "result.json", "tensorboard", "report.html"
+RECIPE, RESULT, TENSORBOARD, REPORT = RECIPE_NAME, "result.json", "tensorboard", "report.html"
 DEFAULT_PARENT = Path("runs")
 # as torch.profiler.tensorboard_trace_handler names them, compressed or not
 TRACES = "*.pt.trace.json*"

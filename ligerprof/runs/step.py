@@ -144,7 +144,7 @@ def _outcome(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
 
 
 def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> StepReport:
-    analysis = analyze(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
+    analysis = analyze(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step, recipe=recipe)
     peak, outcome = analysis.peak, _with_recorded_failure(outcome, analysis.out_of_memory)
     notes = [*outcome.notes, *peak.notes]
     if outcome.oom is None and peak.peak_bytes != outcome.peak_bytes:

@@ -107,9 +107,7 @@ class Attribution:
 
     def _finder_at(self, moment: int) -> "_RoleFinder":
         if moment not in self._at_moment:
-            extractor = FeatureExtractor(
-                self.replayed, self.call_sites, self.phases, layers=self.layers, moment=moment
-            )
+            extractor = FeatureExtractor(self.replayed, self.call_sites, self.phases, layers=self.layers, moment=moment)
             self._at_moment[moment] = _RoleFinder(extractor, self._user_rules)
         return self._at_moment[moment]
 

@@ -14,8 +14,13 @@ from ligerprof.analyzers.explain.lives import BlockLives, list_lives
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.steps import find_growth, step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import RoleTimeline, role_timeline
-from ligerprof.analyzers.explain.what_if import Window, find_what_ifs
+from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.find import find_suggestions
+from ligerprof.analyzers.suggestions.replayed_change import Window
+from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import SnapshotFormatError
+from ligerprof.recipe.saved import read_run_recipe
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
@@ -33,12 +38,20 @@ class SnapshotAnalysis:
     """
 
     def __init__(
-        self, replayed: Replay, attribution: Attribution, *, step: int | None, stacks: bool, notes: Sequence[str]
+        self,
+        replayed: Replay,
+        attribution: Attribution,
+        *,
+        step: int | None,
+        stacks: bool,
+        notes: Sequence[str],
+        recipe: TrainingRecipe | None = None,
     ) -> None:
         self.replayed = replayed
         self.attribution = attribution
         self._step = step
         self._stacks = stacks
+        self._recipe = recipe
         self._device_notes = notes
         self.window = self._find_window()
         place = int(np.argmax(replayed.allocated_bytes[self.window]))
@@ -61,7 +74,7 @@ class SnapshotAnalysis:
                 notes=(*self._device_notes, *self._replay_notes(), *self._failure_notes()),
                 steps=step_peaks(phases, replayed),
                 out_of_memory=self.out_of_memory,
-                what_if=find_what_ifs(replayed, self.attribution.call_sites, self._owners, self.window),
+                suggestions=self.suggestions,
                 growth=find_growth(phases, replayed, self._owners),
             )
 
@@ -72,6 +85,15 @@ class SnapshotAnalysis:
         return (
             judge_failure(self.replayed, failures[-1], self.attribution.owners_at(failures[-1])) if failures else None
         )
+
+    @cached_property
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        """Changes that lower the peak, or that let the failed allocation pass, the cheapest first."""
+        with collector_paused():
+            failures = self.replayed.failures
+            failed = failures[-1] if failures and self._step is None else None
+            case = Case(attribution=self.attribution, window=self.window, peak_moment=self.peak_moment, failed=failed)
+            return find_suggestions(case, self._recipe)
 
     @cached_property
     def timeline(self) -> RoleTimeline:
@@ -161,6 +183,7 @@ def analyze(
     step: int | None = None,
     rules: Sequence[UserRule] = (),
     stacks: bool = False,
+    recipe: TrainingRecipe | None = None,
 ) -> SnapshotAnalysis:
     """Replay and attribute one device of a snapshot.
 
@@ -170,15 +193,18 @@ def analyze(
         step: restricts the peak to the training step with this number in the stamps.
         rules: take precedence over the built-in rules for roles; `read_rules` reads them from a file.
         stacks: group blocks by stack too, and keep each group's stack.
+        recipe: of the recorded step, for commands in suggestions; by default, that of a run directory.
 
     Raises:
         SnapshotFormatError: not a snapshot, or it lacks the device or the step.
     """
     with collector_paused():
         snapshot = source if isinstance(source, Snapshot) else read_snapshot(source)
+        if recipe is None and not isinstance(source, Snapshot):
+            recipe = read_run_recipe(Path(source))
         replayed, notes = _choose_device(snapshot, device_index)
         attribution = Attribution(replayed, snapshot.annotations, rules)
-        return SnapshotAnalysis(replayed, attribution, step=step, stacks=stacks, notes=notes)
+        return SnapshotAnalysis(replayed, attribution, step=step, stacks=stacks, notes=notes, recipe=recipe)
 
 
 def explain(

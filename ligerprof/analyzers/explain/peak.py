@@ -7,7 +7,7 @@ from typing import Any
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.steps import Growth, PhasePeaks
-from ligerprof.analyzers.explain.what_if import WhatIf
+from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.serialization import document, select
 
@@ -26,7 +26,7 @@ class PeakReport:
         peak_phase: the phase that ran at the peak, None if unknown.
         notes: one sentence each.
         out_of_memory: the first allocation that did not fit.
-        what_if: the lowest peak first.
+        suggestions: changes that lower the peak, the cheapest first.
     """
 
     device: int
@@ -40,7 +40,7 @@ class PeakReport:
     notes: tuple[str, ...] = ()
     steps: tuple[PhasePeaks, ...] = ()
     out_of_memory: FailedAllocation | None = None
-    what_if: tuple[WhatIf, ...] = ()
+    suggestions: tuple[Suggestion, ...] = ()
     growth: Growth | None = None
 
     @property
@@ -56,5 +56,7 @@ class PeakReport:
                 self, "device", "peak_bytes", "reserved_bytes", "complete", "peak_phase", "phases", "roles", "blocks"
             ),
             select(self, "rows"),
-            select(self, "notes", "steps", "oom=out_of_memory", "what_if", "growth"),
+            select(self, "notes", "steps", "oom=out_of_memory", "suggestions"),
+            {"what_if": [suggestion.to_what_if() for suggestion in self.suggestions]},
+            select(self, "growth"),
         )

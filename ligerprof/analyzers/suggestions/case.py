@@ -9,8 +9,9 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.layer_passes import LayerPasses, find_passes
-from ligerprof.analyzers.suggestions.program import Program
-from ligerprof.analyzers.suggestions.replayed_change import Edit, Request, RoleBook, Window
+from ligerprof.analyzers.suggestions.program import Program, read_program
+from ligerprof.analyzers.suggestions.replayed_change import Edit, RoleBook, Window
+from ligerprof.analyzers.suggestions.request import Request, find_request
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -25,22 +26,29 @@ class Case:
 
     Attributes:
         window: the moments that are searched for the peak.
-        peak_moment: the moment of the recorded peak, or of the failed allocation.
-        request: the allocation that failed, if one did.
-        limit_bytes: what was available when it failed, None without a failure.
+        peak_moment: the moment of the recorded peak.
+        failed: the event of the allocation that failed, None if all succeeded.
     """
 
     attribution: Attribution
-    program: Program
     window: Window
     peak_moment: int
-    request: Request | None = None
-    limit_bytes: int | None = None
+    failed: int | None = None
 
     @property
     def replayed(self) -> Replay:
         """The replayed device."""
         return self.attribution.replayed
+
+    @cached_property
+    def program(self) -> Program:
+        """What the stacks show about the program."""
+        return read_program(self.attribution)
+
+    @cached_property
+    def request(self) -> Request | None:
+        """The allocation that failed."""
+        return None if self.failed is None else find_request(self.attribution, self.failed, self.peak_moment)
 
     @cached_property
     def book(self) -> RoleBook:
@@ -85,7 +93,8 @@ class Case:
         """An edit that removes every block of some roles."""
         edit = self.edit()
         edit.remove(self.book.blocks(*roles))
-        edit.drops_request = self.request is not None and self.request.role in roles
+        if self.request is not None and self.request.role in roles:
+            edit.request_divisor = 0
         return edit
 
     def spans_of_phase(self, phase: Phase) -> list[tuple[int, int]]:

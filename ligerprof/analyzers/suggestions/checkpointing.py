@@ -1,12 +1,14 @@
 """The peak with gradient checkpointing: layers keep their inputs, and run again in backward."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.layer_passes import LayerPasses
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Role
-from ligerprof.snapshots.trace import Int64s
+
+Flags = NDArray[np.bool_]
 
 # a layer that is the only one of its kind is not worth a checkpoint
 _LEAST_LAYERS = 2
@@ -38,19 +40,19 @@ def with_checkpointing(case: Case) -> Edit | None:
     moments = passes.recompute[ran_backward] + 1
     edit.spike(moments, np.maximum(passes.rise_bytes - held_again, 0)[ran_backward])
     _keep_inputs(case, edit, passes, ran_backward)
-    edit.drops_request = False
     return edit
 
 
-def _is_interrupted(case: Case, passes: LayerPasses) -> Int64s:
+def _is_interrupted(case: Case, passes: LayerPasses) -> Flags:
     """Passes of the span in which memory ran out before backward began."""
     if case.request is None or not len(passes):
         return np.zeros(len(passes), dtype=bool)
     failed = int(case.attribution.phases.spans_of(np.array([max(case.request.moment - 1, 0)]))[0])
-    return (passes.span == failed) & (passes.backward_last < 0)
+    interrupted: Flags = (passes.span == failed) & (passes.backward_last < 0)
+    return interrupted
 
 
-def _keep_inputs(case: Case, edit: Edit, passes: LayerPasses, ran_backward: Int64s) -> None:
+def _keep_inputs(case: Case, edit: Edit, passes: LayerPasses, ran_backward: Flags) -> None:
     """Keep the output of each layer until the backward pass of the next layer ends: it is that layer's input."""
     follows = np.append(passes.span[1:] == passes.span[:-1], False)
     next_last = np.append(passes.backward_last[1:], -1)

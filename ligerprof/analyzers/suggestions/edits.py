@@ -77,6 +77,8 @@ def with_half_the_batch(case: Case) -> Edit | None:
     """Halve what grows with the batch; gradients then live through the second micro-batch."""
     replayed, edit = case.replayed, case.edit()
     edit.resize(case.book.blocks(*BATCH_ROLES), 2)
+    if case.request is not None and case.request.role in BATCH_ROLES:
+        edit.request_divisor = 2
     gradients = case.gradients
     forwards = case.spans_of_phase(Phase.FORWARD)
     for start, end in case.backwards:
@@ -89,7 +91,16 @@ def with_half_the_batch(case: Case) -> Edit | None:
         # the gradient of the first micro-batch, up to this one; then this one, until it is added to the first
         edit.hold(sizes, np.full(len(made), before[-1]), events + 1)
         edit.hold(sizes, events + 1, _added_at(case, made, start, end) + 1)
+    if case.request is not None and forwards and (not case.backwards or case.backwards[-1][0] < forwards[-1][0]):
+        _hold_gradients_of_parameters(case, edit, forwards[-1][0])
     return edit
+
+
+def _hold_gradients_of_parameters(case: Case, edit: Edit, start: int) -> None:
+    """Hold a gradient for each parameter from a forward phase on in which memory ran out."""
+    assert case.request is not None
+    size_bytes = case.book.bytes_at(case.request.moment, Role.PARAMETERS)
+    edit.hold(size_bytes, np.array([start]), np.array([case.replayed.last_moment + 1]))
 
 
 def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:

@@ -21,6 +21,7 @@ def find_suggestions(case: Case, recipe: TrainingRecipe | None = None) -> tuple[
     Args:
         recipe: of the recorded step, if it is a step of ours.
     """
+    recipe = recipe if _can_be_typed(recipe) else None
     before_bytes, _ = case.edit().highest(case.window, case.request)
     found = [one for row in ROWS for one in _evaluate(row, case, recipe, before_bytes)]
     order = list(Cost).index
@@ -50,7 +51,7 @@ def _evaluate(row: Row, case: Case, recipe: TrainingRecipe | None, before_bytes:
         cost_reason=row.cost_reason,
         how=how,
         framework=framework,
-        lets_pass=None if case.limit_bytes is None else after[0] <= case.limit_bytes,
+        lets_pass=None if case.request is None else after[0] <= case.request.limit_bytes,
     )
 
 
@@ -61,3 +62,13 @@ def _command(row: Row, recipe: TrainingRecipe) -> str | None:
     except LigerprofError:
         return None
     return None if changed is None else command_line("step", changed)
+
+
+def _can_be_typed(recipe: TrainingRecipe | None) -> bool:
+    """Whether a command line can name the model of a recipe."""
+    if recipe is None:
+        return False
+    try:
+        return TrainingRecipe(model=recipe.spec.name).spec == recipe.spec
+    except LigerprofError:
+        return False

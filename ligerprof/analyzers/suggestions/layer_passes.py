@@ -97,7 +97,8 @@ def _ends(replayed: Replay, phases: EventPhases, forward: Int64s, last_places: I
     """The event of the next allocation of forward after each pass, or the end of its span."""
     events = np.append(replayed.allocated_by[forward], len(replayed.trace))
     span_ends = np.searchsorted(phases.spans, span, "right")
-    return np.minimum(events[last_places + 1], span_ends)
+    ends: Int64s = np.minimum(events[last_places + 1], span_ends)
+    return ends
 
 
 def _next_backward(phases: EventPhases) -> Int64s:
@@ -112,8 +113,9 @@ def _next_backward(phases: EventPhases) -> Int64s:
 def _rises(replayed: Replay, first: Int64s, end: Int64s) -> Int64s:
     """The highest allocated bytes from the first event of each pass to its end, above those before it."""
     bounds = np.column_stack([first, end + 1]).ravel()
-    highest: Int64s = np.maximum.reduceat(np.append(replayed.allocated_bytes, 0), bounds)[::2]
-    return highest - replayed.allocated_bytes[first]
+    highest = np.maximum.reduceat(np.append(replayed.allocated_bytes, 0), bounds)[::2]
+    rises: Int64s = highest - replayed.allocated_bytes[first]
+    return rises
 
 
 def _frees_of_saved(replayed: Replay, phases: EventPhases, forward: Int64s) -> Int64s:

@@ -1,11 +1,14 @@
 """Read off a recording's stacks which framework runs the program, and what it already does."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ligerprof.analyzers.attribution.call_sites import CallSites
+import numpy as np
+
+from ligerprof.analyzers.attribution.blocks import Attribution
+from ligerprof.analyzers.attribution.phases import phase_code
+from ligerprof.roles import STEP_PHASES
 from ligerprof.words import ExplainedWord
 
 
@@ -112,12 +115,13 @@ class Program:
         return any(re.search(pattern, call) for call in self.calls)
 
 
-def read_program(call_sites: CallSites) -> Program:
-    """Read the program off all stacks."""
-    stacks: Iterable[tuple[str, str]] = {
-        (call.file, call.function) for site in call_sites.sites for call in site.stack.calls
-    }
+def read_program(attribution: Attribution) -> Program:
+    """Read the program off the stacks of its forward and backward passes and optimizer steps, or off all stacks."""
+    replayed, sites = attribution.replayed, attribution.call_sites
+    in_steps = np.isin(attribution.phases.codes_of(replayed.allocated_by), [phase_code(phase) for phase in STEP_PHASES])
+    chosen = np.unique(sites.site_of[in_steps]).tolist() or range(len(sites.sites))
+    calls = {call for site in chosen for call in sites.sites[site].stack.calls}
     return Program(
-        files=frozenset(file for file, _ in stacks),
-        calls=frozenset(f"{file}:{function}" for file, function in stacks),
+        files=frozenset(call.file for call in calls),
+        calls=frozenset(f"{call.file}:{call.function}" for call in calls),
     )

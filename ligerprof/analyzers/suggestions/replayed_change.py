@@ -6,6 +6,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.suggestions.request import Request
 from ligerprof.roles import Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -27,14 +28,14 @@ class Edit:
     """Changes to the allocated bytes of a recording.
 
     Attributes:
-        drops_request: whether the allocation that failed is no longer made.
+        request_divisor: by how much the allocation that failed is smaller; 0 if it is no longer made.
     """
 
     def __init__(self, replayed: Replay) -> None:
         self._replayed = replayed
         self._changes = np.zeros(replayed.last_moment + 2, dtype=np.int64)
         self._spikes: list[tuple[Int64s, Int64s]] = []
-        self.drops_request = False
+        self.request_divisor = 1
 
     def hold(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> None:
         """Add blocks that live from each start up to the moment before each stop."""
@@ -74,7 +75,7 @@ class Edit:
         freed = self._replayed.freed_by[blocks]
         return np.where(freed < 0, self._replayed.last_moment, freed) + 1
 
-    def highest(self, window: Window, request: "Request | None") -> tuple[int, int]:
+    def highest(self, window: Window, request: Request | None) -> tuple[int, int]:
         """The peak after the change, and its moment."""
         allocated = self._replayed.allocated_bytes + np.cumsum(self._changes)[:-1]
         moments = np.arange(len(allocated))[window]
@@ -86,18 +87,9 @@ class Edit:
             if inside.any():
                 sums = np.where(inside, allocated[at] + size_bytes, 0)
                 found.append((int(sums.max()), int(at[np.argmax(sums)])))
-        if request is not None and not self.drops_request and first <= request.moment <= last:
-            found.append((int(allocated[request.moment]) + request.size_bytes, request.moment))
+        if request is not None and self.request_divisor and first <= request.moment <= last:
+            found.append((int(allocated[request.moment]) + request.size_bytes // self.request_divisor, request.moment))
         return max(found)
-
-
-class Request:
-    """The allocation that failed: its moment, its size as a block, and its role if known."""
-
-    __slots__ = ("moment", "role", "size_bytes")
-
-    def __init__(self, *, moment: int, size_bytes: int, role: Role | None) -> None:
-        self.moment, self.size_bytes, self.role = moment, size_bytes, role
 
 
 class RoleBook:
@@ -124,7 +116,8 @@ class RoleBook:
         self._looked_at.add(moment)
         live = self._replayed.live_at(moment)
         unknown = live[(self._codes[live] == _UNKNOWN) & (self._replayed.block_bytes[live] >= self._smallest)]
-        found = np.array([_CODES[role] for role in self._attribution.roles_of(unknown, self._peak_moment)], dtype=np.int64)
+        roles = self._attribution.roles_of(unknown, self._peak_moment)
+        found = np.array([_CODES[role] for role in roles], dtype=np.int64)
         self._codes[unknown] = found
         alike = self._alike[unknown]
         first = self._codes_of_alike[alike] == _UNKNOWN

@@ -198,9 +198,7 @@ ROWS: tuple[Row, ...] = (
             Framework.AXOLOTL: ("gradient_checkpointing: true",),
             Framework.LLAMA_FACTORY: ("disable_gradient_checkpointing: false",),
             Framework.LIGERPROF: ("--checkpointing",),
-            Framework.MODEL: (
-                'model.gradient_checkpointing_enable({"use_reentrant": False})  # and model.train()',
-            ),
+            Framework.MODEL: ('model.gradient_checkpointing_enable({"use_reentrant": False})  # and model.train()',),
             Framework.TORCH: (
                 "from torch.utils.checkpoint import checkpoint",
                 "x = checkpoint(layer, x, use_reentrant=False)  # in the loop over the layers, for layer(x)",

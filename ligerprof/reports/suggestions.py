@@ -1,0 +1,28 @@
+"""Render suggestions: what each saves and costs, then the lines to change."""
+
+from collections.abc import Iterator, Sequence
+
+from ligerprof.analyzers.suggestions.suggestion import Suggestion
+from ligerprof.units import format_bytes
+
+_MOST = 8
+
+
+def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[str]:
+    """Lines of text, the cheapest suggestion first; none without suggestions."""
+    if not suggestions:
+        return
+    failed = any(suggestion.lets_pass is not None for suggestion in suggestions)
+    yield "What would have let it pass, the cheapest first:" if failed else "What lowers the peak, the cheapest first:"
+    for suggestion in suggestions[:_MOST]:
+        yield f"- {suggestion.change}"
+        yield f"  {_effect(suggestion)}. Cost: {suggestion.cost.value}; {suggestion.cost_reason}."
+        yield from (f"    {line}" for line in suggestion.how)
+
+
+def _effect(suggestion: Suggestion) -> str:
+    if suggestion.saves_bytes is None or suggestion.new_peak_bytes is None:
+        return "saving not computed"
+    verdict = {True: ", enough", False: ", not enough alone", None: ""}[suggestion.lets_pass]
+    saves, peak = format_bytes(suggestion.saves_bytes), format_bytes(suggestion.new_peak_bytes)
+    return f"saves {saves}, new peak {peak}{verdict}"
