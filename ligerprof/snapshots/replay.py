@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ligerprof.snapshots.events import (
     EventColumns,
 )
 from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.repetition import MOST_TURNS_COMPARED, Repetition, find_repetition
 from ligerprof.snapshots.rewind import rewind
 from ligerprof.snapshots.state import DeviceState, HeldBlock
 from ligerprof.snapshots.trace import DeviceTrace, Int64s
@@ -27,6 +28,7 @@ from ligerprof.torch_memory.allocator.sizes import SizeRules
 _MISSING = -1
 # a free_requested and the free_completed right after it
 _FREE = -1
+_EVENTS_AT_ONCE = 2**16
 _GROWS = (SEGMENT_ALLOC, SEGMENT_MAP)
 # by action: 1 if its size is added to the reserved bytes, -1 if it is subtracted
 _RESERVES = np.zeros(len(ACTIONS) + 1, dtype=np.int64)
@@ -116,13 +118,14 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     columns = EventColumns.of(trace, where)
     final = DeviceState.from_segments(snapshot.segments_of(device), where)
     rules = SizeRules.from_settings(snapshot.settings)
+    repetition = find_repetition(columns)
     run = _Run(columns, DeviceState(), rules)
-    run.play(stop_at_mismatch=True)
+    run.play(repetition, stop_at_mismatch=True)
     verified = run.ends_in(final)
     complete = verified or (run.mismatches == 0 and not snapshot.segments)
     if not complete:
-        run = _Run(columns, rewind(trace, columns, final, rules), rules)
-        run.play()
+        run = _Run(columns, rewind(trace, columns, final, rules, repetition), rules)
+        run.play(repetition)
         verified = run.ends_in(final)
     result = run.result(snapshot.source, device, trace, complete=complete, verified=verified)
     failures = np.flatnonzero(columns.actions == OUT_OF_MEMORY).tolist()
@@ -146,13 +149,60 @@ class _Run:
         # the block of each free_requested event
         self.freed: list[int] = []
         self.mismatches = 0
+        self.rounded = self._round_requests()
 
-    def play(self, *, stop_at_mismatch: bool = False) -> None:  # noqa: C901 - see below
-        """Replay every event, or up to the first that does not fit those before it."""
+    def play(self, repetition: Repetition | None = None, *, stop_at_mismatch: bool = False) -> None:
+        """Replay every event, or up to the first that does not fit those before it.
+
+        Args:
+            repetition: once a turn of it leaves the state that it began in, further turns are not replayed.
+        """
+        first, last = (0, 0) if repetition is None else (repetition.start, repetition.end)
+        if (
+            self._play(range(first), stop_at_mismatch=stop_at_mismatch)
+            and (repetition is None or self._play_turns(repetition, stop_at_mismatch=stop_at_mismatch))
+        ):  # fmt: skip
+            self._play(range(last, len(self.columns.actions)), stop_at_mismatch=stop_at_mismatch)
+
+    def _play_turns(self, repetition: Repetition, *, stop_at_mismatch: bool) -> bool:
+        """Replay a repetition; False if it stopped at a mismatch."""
+        before, returned = self._state(), False
+        for turn, events in enumerate(repetition.turns):
+            done = _Done(blocks=len(self.held), freed=len(self.freed), mismatches=self.mismatches)
+            if not self._play(events, stop_at_mismatch=stop_at_mismatch):
+                return False
+            if returned:
+                # the turn before began in the same state, so what this one frees was allocated in these two
+                self._repeat(done, repetition.count - turn - 1)
+                break
+            if turn < MOST_TURNS_COMPARED:
+                after = self._state()
+                returned, before = after == before, after
+        return True
+
+    def _state(self) -> object:
+        """All that the outcome of further events depends on."""
+        sizes = ({address: self.held[block] for address, block in held.items()} for held in (self.used, self.waiting))
+        return dict(self.starts), dict(self.ends), set(self.space.borders), *sizes
+
+    def _repeat(self, done: "_Done", times: int) -> None:
+        """Repeat the outcome of the last turn; `done` is from before it."""
+        sizes, freed = self.held[done.blocks :], np.array(self.freed[done.freed :], dtype=np.int64)
+        shifts = np.arange(1, times + 1)[:, np.newaxis] * len(sizes)
+        self.held += sizes * times
+        self.freed += np.where(freed >= 0, freed + shifts, _MISSING).ravel().tolist()
+        self.mismatches += (self.mismatches - done.mismatches) * times
+        for blocks in (self.used, self.waiting):
+            for address, block in blocks.items():
+                if block >= done.blocks:
+                    blocks[address] = block + len(sizes) * times
+
+    def _play(self, events: range, *, stop_at_mismatch: bool) -> bool:  # noqa: C901 - see below
+        """Replay some events; False if it stopped at a mismatch."""
         used, held, starts, ends, borders = self.used, self.held, self.starts, self.ends, self.space.borders
-        rounded = self._round_requests()
+        rounded = self.rounded
         # the most frequent events, and FreeSpace.give, are inlined: a trace has a million of them
-        for action, address, size in _steps(self.columns):
+        for action, address, size in _steps(self.columns, events):
             if action == _FREE and address in used:
                 block = used.pop(address)
                 self.freed.append(block)
@@ -183,7 +233,8 @@ class _Run:
                 continue
             self.mismatches += 1
             if stop_at_mismatch:
-                return
+                return False
+        return True
 
     def _step(self, action: int, address: int, size: int) -> bool:
         """Replay a less frequent event; False if it does not fit the events before it."""
@@ -270,12 +321,22 @@ class _Run:
         )
 
 
-def _steps(columns: EventColumns) -> Iterator[tuple[int, int, int]]:
+class _Done(NamedTuple):
+    """How much was found up to some moment."""
+
+    blocks: int
+    freed: int
+    mismatches: int
+
+
+def _steps(columns: EventColumns, events: range) -> Iterator[tuple[int, int, int]]:
     """Action, address and size of the events that move memory; a free_requested with its free_completed is one."""
-    actions, addresses = columns.actions.copy(), columns.addresses
-    at_once = (actions[:-1] == FREE_REQUESTED) & (actions[1:] == FREE_COMPLETED) & (addresses[:-1] == addresses[1:])
-    requests = np.flatnonzero(at_once)
-    moves = actions < OUT_OF_MEMORY
-    actions[requests], moves[requests + 1] = _FREE, False
-    sizes = columns.sizes[moves]
-    return zip(actions[moves].tolist(), addresses[moves].tolist(), sizes.tolist(), strict=True)
+    for start in range(events.start, events.stop, _EVENTS_AT_ONCE):
+        piece = slice(start, min(start + _EVENTS_AT_ONCE, events.stop))
+        actions, addresses = columns.actions[piece].copy(), columns.addresses[piece]
+        at_once = (actions[:-1] == FREE_REQUESTED) & (actions[1:] == FREE_COMPLETED) & (addresses[:-1] == addresses[1:])
+        requests = np.flatnonzero(at_once)
+        moves = actions < OUT_OF_MEMORY
+        actions[requests], moves[requests + 1] = _FREE, False
+        sizes = columns.sizes[piece][moves]
+        yield from zip(actions[moves].tolist(), addresses[moves].tolist(), sizes.tolist(), strict=True)

@@ -63,7 +63,8 @@ class FreeSpace:
         size = self.starts.get(address)
         if size is not None:
             return address, size
-        return next(((start, size) for start, size in self.starts.items() if start < address < start + size), None)
+        start = max((start for start in self.starts if start < address), default=address)
+        return (start, self.starts[start]) if start < address < start + self.starts[start] else None
 
     def _put(self, start: int, end: int) -> None:
         self.starts[start] = end - start
