@@ -58,7 +58,7 @@ def _periods(columns: EventColumns, middle: int) -> list[int]:
     """Distances from the events in the middle to where the same events seem to occur again."""
     windows = _window_sums(columns)
     again = np.flatnonzero(windows[middle + 1 :] == windows[middle])[:_MOST_PERIODS_TRIED]
-    return (again + 1).tolist()
+    return [1 + int(distance) for distance in again]
 
 
 def _window_sums(columns: EventColumns) -> npt.NDArray[np.uint64]:
