@@ -173,8 +173,8 @@ def test_events_that_move_no_memory_and_unknown_events_are_skipped() -> None:
 
 def test_roundup_divisions_are_taken_from_the_settings() -> None:
     events = [
-        {"action": "segment_alloc", "addr": 0, "size": 20 * MIB},
-        {"action": "alloc", "addr": 0, "size": 5 * MIB},
+        {"action": "segment_alloc", "addr": 2**40, "size": 20 * MIB},
+        {"action": "alloc", "addr": 2**40, "size": 5 * MIB},
     ]
     values = {
         "device_traces": [events],
