@@ -1,5 +1,6 @@
 """A device's events as checked columns of actions, addresses and sizes, the input of replay and rewind."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ ACTIONS = (
     "segment_unmap",
     "oom",
 )
+# torch's other actions: a mark in time, a label for a block, a range of a profiler
+_MARKS = ("snapshot", "annotate", "user_defined")
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OUT_OF_MEMORY = range(8)
 _OTHER = len(ACTIONS)
 
@@ -61,6 +64,16 @@ class EventColumns:
         if sizes.sum(dtype=np.float64) >= TOTAL_LIMIT:
             raise SnapshotFormatError(f"{where}: its events have more bytes than 62 bits can count. Was it damaged?")
         return cls(actions=actions, addresses=addresses, sizes=sizes)
+
+
+def unknown_actions(trace: DeviceTrace) -> dict[str, int]:
+    """The number of events of each action that is neither replayed nor known to move no memory."""
+    codes, names = trace.objects("action")
+    counts: Counter[str] = Counter()
+    for name, count in zip(names, np.bincount(codes, minlength=len(names)).tolist(), strict=True):
+        if isinstance(name, str) and name not in ACTIONS and name not in _MARKS:
+            counts[name] += count
+    return counts
 
 
 def _action(name: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.files import STANDARD_INPUT, opened
 from ligerprof.snapshots import SNAPSHOT_NAME
+from ligerprof.snapshots.events import unknown_actions
 from ligerprof.snapshots.packed import read_bytes
 from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.pickles.plain import HOW_TO_RECORD
@@ -17,6 +18,7 @@ from ligerprof.text import short_repr
 
 # torch's DeviceIndex is an int8 (c10/core/Device.h)
 _MOST_DEVICES = 2**7
+_SHOWN_ACTIONS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,16 +45,20 @@ class Snapshot:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, source: str = "snapshot") -> "Snapshot":
-        """Check the dict of torch.cuda.memory._snapshot().
+        """Check the dict of torch.cuda.memory._snapshot(), or the list of segments of memory_snapshot().
 
         Raises:
             SnapshotFormatError: `segments` and `device_traces` are missing or have another shape.
         """
+        if isinstance(values, list) and values:
+            values = {"segments": values}
         if not isinstance(values, Mapping) or not {"segments", "device_traces"} & set(values):
             raise SnapshotFormatError(f"{source}: has neither 'segments' nor 'device_traces'. {HOW_TO_RECORD}")
         settings, annotations = values.get("allocator_settings"), values.get("external_annotations")
         notes = annotations if isinstance(annotations, list) else ()
-        traces = _list_of(values, "device_traces", Sequence, source)
+        # a device without events can have None
+        found = {**values, "device_traces": _or_empty(values.get("device_traces"))}
+        traces = _list_of(found, "device_traces", Sequence, source)
         if len(traces) > _MOST_DEVICES:
             raise SnapshotFormatError(f"{source}: has {len(traces)} devices; torch knows {_MOST_DEVICES} at most.")
         return cls(
@@ -76,6 +82,20 @@ class Snapshot:
     def segments_of(self, device: int) -> list[Mapping[str, Any]]:
         """Segments of one device at the end."""
         return [segment for segment in self.segments if self._device_of(segment) == device]
+
+    def notes_of(self, device: int) -> list[str]:
+        """What this version does not know about a device's events."""
+        notes = []
+        if unknown := unknown_actions(self.trace_of(device)):
+            names = ", ".join(short_repr(name) for name in sorted(unknown)[:_SHOWN_ACTIONS])
+            notes.append(
+                f"{sum(unknown.values())} events have actions that this version does not know ({names}) and leaves out"
+            )
+        if self.trace_of(device) and _of_device(self.settings.get("trace_alloc_overflowed"), device) is True:
+            kept = _of_device(self.settings.get("trace_alloc_max_entries"), device)
+            size = f" of {kept} events" if type(kept) is int else ""
+            notes.append(f"torch's buffer{size} overflowed: the oldest events are lost")
+        return notes
 
     def _device_of(self, segment: Mapping[str, Any]) -> int:
         device = segment.get("device", 0)
@@ -107,6 +127,17 @@ def read_snapshot(path: str | Path) -> Snapshot:
     return Snapshot.from_dict(values, source=source)
 
 
+def _or_empty(traces: Any) -> Any:
+    if isinstance(traces, list):
+        return [[] if trace is None else trace for trace in traces]
+    return [] if traces is None else traces
+
+
+def _of_device(setting: Any, device: int) -> Any:
+    """A setting that has one value, or one per device."""
+    return setting[device] if isinstance(setting, list) and device < len(setting) else setting
+
+
 def _trace(events: Sequence[Event], device: int, source: str) -> DeviceTrace:
     if isinstance(events, DeviceTrace):
         return events
@@ -118,5 +149,6 @@ def _trace(events: Sequence[Event], device: int, source: str) -> DeviceTrace:
 def _list_of(values: Mapping[str, Any], key: str, item: type, source: str) -> list[Any]:
     items = values.get(key, [])
     if not isinstance(items, list) or not all(isinstance(each, item) for each in items):
-        raise SnapshotFormatError(f"{source}: '{key}' is not a list of {item.__name__}s. {HOW_TO_RECORD}")
+        what = "dicts" if item is dict else "lists"
+        raise SnapshotFormatError(f"{source}: '{key}' is not a list of {what}. {HOW_TO_RECORD}")
     return items

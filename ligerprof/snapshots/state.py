@@ -10,7 +10,8 @@ from ligerprof.snapshots.events import ADDRESS_LIMIT, SIZE_LIMIT
 from ligerprof.text import short_repr
 
 _ALLOCATED = "active_allocated"
-_HELD_STATES = (_ALLOCATED, "active_pending_free", "active_awaiting_free")
+# active_pending_free, active_awaiting_free: waiting for another stream
+_HELD = "active"
 
 
 class FreeSpace:
@@ -151,6 +152,6 @@ def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where:
         address = start
         for block, (size, requested_bytes) in zip(blocks, figures, strict=False):
             state = block.get("state")
-            allocated, held = state == _ALLOCATED, state in _HELD_STATES
+            allocated, held = state == _ALLOCATED, isinstance(state, str) and state.startswith(_HELD)
             yield HeldBlock(address, requested_bytes, size, held, allocated, block.get("frames", ()))
             address += size

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.errors import LigerprofError, SnapshotFormatError
 from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
@@ -104,7 +105,7 @@ def test_truncated_file_is_reported(pack: Any, share: float, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "values",
-    [None, [], "text", {}, {"segments": 5}, {"device_traces": [[1]]}, {"device_traces": {}}, {"segments": [[]]}],
+    [None, [], [5], "text", {}, {"segments": 5}, {"device_traces": [[1]]}, {"device_traces": {}}, {"segments": [[]]}],
 )
 def test_other_data_is_refused_in_one_line(values: Any) -> None:
     with pytest.raises(SnapshotFormatError):
@@ -120,6 +121,64 @@ def test_devices_are_those_with_events_or_segments() -> None:
     values = {"device_traces": [[], [{"action": "snapshot"}]], "segments": [{"device": 3}]}
 
     assert Snapshot.from_dict(values).devices == (1, 3)
+
+
+def newer_torch(values: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot with what torch 2.13 and later write in addition, and an action from the future."""
+    changed: dict[str, Any] = pickle.loads(pickle.dumps(values))
+    events: list[dict[str, Any]] = []
+    for index, event in enumerate(changed["device_traces"][0]):
+        events.append({**event, "pool_id": (0, 0), "forward_frames": ["  File x.py\n"], "compile_context": "0/0"})
+        if event["action"] == "alloc":
+            label = {
+                "action": "annotate",
+                "addr": event["addr"],
+                "size": 0,
+                "user_metadata": {"name": "w"},
+                "frames": [],
+            }
+            events.append({**label, "stream": 0, "time_us": event["time_us"], "pool_id": (0, 0)})
+        if index % 1000 == 0:
+            events += [{"action": "snapshot", "addr": 0, "size": 0}, {"action": "defragment", "addr": 5, "size": 3}]
+    frames = {id(frame): frame for event in events for frame in event.get("frames", ())}
+    for frame in frames.values():
+        frame.update(fx_node_op="call_function", fx_node_name="mm", fx_original_trace="x", fx_node_info={"a": [1]})
+    settings = {**changed["allocator_settings"], "trace_alloc_overflowed": True, "trace_alloc_max_entries": [900, 901]}
+    return {**changed, "device_traces": [events, None], "allocator_settings": settings, "generation": 3}
+
+
+def test_what_newer_versions_of_torch_add_changes_nothing(tmp_path: Path) -> None:
+    packed = (RECORDINGS / "small-liger-all.pickle.xz").read_bytes()
+    path = tmp_path / "newer.pickle"
+    path.write_bytes(pickle.dumps(newer_torch(pickle.loads(lzma.decompress(packed)))))
+
+    expected, report = explain(RECORDINGS / "small-liger-all.pickle.xz"), explain(path)
+
+    assert report.peak_bytes == expected.peak_bytes
+    assert report.roles == expected.roles
+    assert report.complete
+    assert report.notes == (
+        "3 events have actions that this version does not know ('defragment') and leaves out",
+        "torch's buffer of 900 events overflowed: the oldest events are lost",
+    )
+
+
+def test_segments_alone_are_the_memory_at_the_time() -> None:
+    """They are what torch.cuda.memory_snapshot() returns."""
+    values = random_program(11, events=40).snapshot()
+    blocks = [block for segment in values["segments"] for block in segment["blocks"]]
+    held = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
+    for source in (Snapshot.from_dict(values["segments"]), Snapshot.from_dict({"segments": values["segments"]})):
+        report = explain(source)
+        assert report.peak_bytes == held
+        assert "no events" in report.notes[0]
+
+
+def test_events_alone_are_replayed_with_a_note() -> None:
+    values = random_program(11, events=40).snapshot()
+    report = explain(Snapshot.from_dict({"device_traces": values["device_traces"]}))
+    assert report.peak_bytes == explain(Snapshot.from_dict(values)).peak_bytes
+    assert report.notes == ("the file has no segments that the replay could be checked against",)
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

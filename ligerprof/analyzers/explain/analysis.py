@@ -152,7 +152,12 @@ class SnapshotAnalysis:
 
     def _replay_notes(self) -> list[str]:
         replayed, notes = self.replayed, []
-        if not replayed.complete:
+        if not replayed.last_moment:
+            notes.append(
+                "no events: this is the memory at the time of the snapshot; switch the history on before the program"
+                " starts, with torch.cuda.memory._record_memory_history()"
+            )
+        elif not replayed.complete:
             before = format_bytes(int(replayed.allocated_bytes[0]))
             # each older block required at least one event
             least = replayed.last_moment + len(replayed.older_blocks)
@@ -162,7 +167,9 @@ class SnapshotAnalysis:
                 f" event; record from the start, with a max_entries of more than {least}"
                 + (f" ({int(lengths.max())} for each further step)" if len(lengths) else "")
             )
-        if not replayed.verified:
+        if replayed.complete and not replayed.verified and not replayed.mismatches:
+            notes.append("the file has no segments that the replay could be checked against")
+        elif not replayed.verified:
             notes.append(f"the replay does not end in the file's segments ({replayed.mismatches} events do not fit)")
         return notes
 
@@ -204,6 +211,7 @@ def analyze(
             recipe = read_run_recipe(Path(source))
         replayed, notes = _choose_device(snapshot, device_index)
         attribution = Attribution(replayed, snapshot.annotations, rules)
+        notes += snapshot.notes_of(replayed.device)
         return SnapshotAnalysis(replayed, attribution, step=step, stacks=stacks, notes=notes, recipe=recipe)
 
 
