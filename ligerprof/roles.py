@@ -57,6 +57,7 @@ class View(Word):
     PHASE = "phase"
 
 
+PASSES = (Phase.FORWARD, Phase.BACKWARD)
 STEP_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 

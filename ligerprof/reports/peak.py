@@ -9,6 +9,7 @@ from ligerprof.analyzers.attribution.keepers import PYTHON
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.reports.failure import failure_lines, growth_sentence
 from ligerprof.reports.suggestions import suggestion_lines
 from ligerprof.reports.terminal import FiguresColumn, file_text, groups_table, percent_share, roles_table
 from ligerprof.roles import Phase, Role, View
@@ -38,13 +39,21 @@ def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "
     from rich.console import Group
     from rich.text import Text
 
-    at_peak = FiguresColumn(title="at the peak", roles=report.roles)
-    totals = roles_table([at_peak]) if by is View.ROLE else _view(report, by)
-    lines = [Text(line) for line in (sentence(report), *phase_lines(report), *finding_lines(report))]
+    peak = [Text(line) for line in (sentence(report), *phase_lines(report), *finding_lines(report))]
     suggestions = [Text(line) for line in suggestion_lines(report.suggestions)]
     notes = [Text(f"Note: {note}.") for note in report.notes]
-    details = (file_text(line) for line in (*_stack_lines(report.blocks, top), *_unknown_keepers(report)))
-    return Group(*lines, totals, blocks_table(report.blocks, top), *details, *suggestions, *notes)
+    oom = report.out_of_memory
+    if oom is not None:
+        failure = [Text(line) for line in failure_lines(oom)]
+        return Group(*failure, *_details(oom, "at the failure", by, top), *suggestions, *peak, *notes)
+    return Group(*peak, *_details(report, "at the peak", by, top), *suggestions, *notes)
+
+
+def _details(moment: PeakReport | FailedAllocation, title: str, by: View, top: int) -> "Iterator[RenderableType]":
+    """Roles and largest blocks of one moment."""
+    yield roles_table([FiguresColumn(title=title, roles=moment.roles)]) if by is View.ROLE else _view(moment, by)
+    yield blocks_table(moment.blocks, top)
+    yield from (file_text(line) for line in (*_stack_lines(moment.blocks, top), *_unknown_keepers(moment)))
 
 
 def sentence(report: PeakReport) -> str:
@@ -65,9 +74,10 @@ def phase_lines(report: PeakReport) -> list[str]:
     return [f"Highest in each phase: {peaks}."] if peaks else []
 
 
-def _view(report: PeakReport, by: View) -> "Table":
+def _view(report: PeakReport | FailedAllocation, by: View) -> "Table":
     """Bytes by layer or by the phase that allocated them, with rounding in a separate row."""
     totals: dict[str, int] = defaultdict(int)
+    total_bytes = report.roles.total_bytes
     if by is View.PHASE:
         totals.update((phase.value, 0) for phase in Phase)
     for block in sorted(report.blocks, key=lambda block: -1 if block.layer is None else block.layer):
@@ -77,9 +87,9 @@ def _view(report: PeakReport, by: View) -> "Table":
     table = groups_table("allocated in" if by is View.PHASE else "layer", "MiB", "share", figure_width=_FIGURE_WIDTH)
     for name, size_bytes in totals.items():
         if size_bytes:
-            table.add_row(name, format_mib(size_bytes), percent_share(size_bytes, report.peak_bytes))
+            table.add_row(name, format_mib(size_bytes), percent_share(size_bytes, total_bytes))
     table.add_section()
-    table.add_row("total", format_mib(report.peak_bytes), percent_share(report.peak_bytes, report.peak_bytes))
+    table.add_row("total", format_mib(total_bytes), percent_share(total_bytes, total_bytes))
     return table
 
 
@@ -128,11 +138,11 @@ def _cut(function: str) -> str:
     return function if len(function) <= _FUNCTION_WIDTH else f"{function[: _FUNCTION_WIDTH - 1]}…"
 
 
-def _unknown_keepers(report: PeakReport) -> Iterator[str]:
+def _unknown_keepers(report: PeakReport | FailedAllocation) -> Iterator[str]:
     """One sentence if a visible share of what forward allocated has no known keeper."""
     forward = [block for block in report.blocks if block.phase is Phase.FORWARD and block.role in _KEPT_FOR_BACKWARD]
     unknown_bytes = sum(block.size_bytes for block in forward if not block.kept_by)
-    if unknown_bytes < _VISIBLE_SHARE * report.peak_bytes:
+    if unknown_bytes < _VISIBLE_SHARE * report.roles.total_bytes:
         return
     hint = "" if any(block.kept_by for block in forward) else '; torch records it with context="all" and stacks="all"'
     yield f"What keeps {format_bytes(unknown_bytes)} of the forward pass alive is not known{hint}."
@@ -149,27 +159,7 @@ def _layers(layers: Sequence[int]) -> str:
 
 
 def finding_lines(report: PeakReport) -> list[str]:
-    """Why memory ran out, and what grows, if any of these applies."""
-    lines = _failure_lines(report.out_of_memory) if report.out_of_memory else []
-    if (growth := report.growth) is not None:
-        size, holder = format_bytes(growth.per_step_bytes), " ".join(filter(None, (growth.role.value, growth.who)))
-        lines.append(f"Grows by {size} or more in each of {growth.steps} steps: {holder}.")
-    return lines
-
-
-def _failure_lines(oom: FailedAllocation) -> list[str]:
-    free, largest = format_bytes(oom.reserved_free_bytes), format_bytes(oom.largest_free_bytes)
-    lines = [f"Reserved but free: {free}, the largest piece {largest}: {_verdict(oom)}."]
-    if oom.pins and oom.fragmented:
-        pin = oom.pins[0]
-        holders = ", ".join(f"{role.value} {format_bytes(size)}" for role, size in pin.roles.items())
-        lines.append(f"The segment with most of it, {format_bytes(pin.free_bytes)}, is held by {holders}.")
-    return lines
-
-
-def _verdict(oom: FailedAllocation) -> str:
-    if oom.fragmented:
-        return "fragmentation; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins the pieces"
-    if oom.device_free_bytes is not None and oom.device_free_bytes >= oom.requested_bytes:
-        return "no fragmentation; a limit on this process was reached, not the device's"
-    return "no fragmentation, too much is held"
+    """What grows, if anything does."""
+    if report.growth is not None and report.out_of_memory is None:
+        return [growth_sentence(report.growth)]
+    return []

@@ -1,7 +1,7 @@
 """Replay a device's allocator events into blocks, so that allocated and reserved bytes are exact at every moment."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class Replay:
         verified: whether the replay ends in exactly the file's segments and blocks.
         mismatches: number of events that do not fit the events before them.
         segments: the device's segments in the file.
+        rules: how the allocator sized blocks.
         failures: indices of the events at which an allocation failed.
     """
 
@@ -70,6 +71,7 @@ class Replay:
     mismatches: int
     older_waiting: Sequence[HeldBlock] = ()
     segments: Sequence[Mapping[str, Any]] = ()
+    rules: SizeRules = field(default_factory=SizeRules)
     failures: tuple[int, ...] = ()
 
     @property
@@ -129,7 +131,7 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
         verified = run.ends_in(final)
     result = run.result(snapshot.source, device, trace, complete=complete, verified=verified)
     failures = np.flatnonzero(columns.actions == OUT_OF_MEMORY).tolist()
-    return replace(result, segments=snapshot.segments_of(device), failures=tuple(failures))
+    return replace(result, segments=snapshot.segments_of(device), rules=rules, failures=tuple(failures))
 
 
 class _Run:

@@ -41,6 +41,35 @@ def test_printed_report_is_the_golden_one(by: str) -> None:
     assert_matches_golden(result.stdout, GOLDEN / f"explain_by_{by}.txt")
 
 
+@pytest.mark.parametrize("name", ["oom-leak", "oom-caught", "oom-loss-graph"])
+def test_a_failure_is_printed_first(name: str) -> None:
+    result = CliRunner().invoke(main, ["explain", str(RECORDINGS / f"{name}.pickle.xz"), "--top", "6"])
+
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert all("out of memory" in line.lower() for line in lines[:2])
+    assert max(map(len, lines)) <= 100
+    assert_matches_golden(result.stdout, GOLDEN / f"explain_{name}.txt")
+
+
+def test_json_of_a_failure_has_the_keys_of_the_contract() -> None:
+    result = CliRunner().invoke(main, ["explain", str(RECORDINGS / "oom-leak.pickle.xz"), "--json"])
+
+    report = json.loads(result.stdout)
+    oom = report["oom"]
+    assert result.exit_code == 0
+    assert sum(report["roles"].values()) == report["peak_bytes"] == 3883703808
+    assert list(oom["roles"]) == [role.value for role in Role]
+    assert sum(oom["roles"].values()) == oom["allocated_bytes"] == 3752631808
+    rounding = oom["roles"]["allocator_rounding"]
+    assert sum(block["bytes"] for block in oom["blocks"]) == oom["allocated_bytes"] - rounding
+    assert sum(free["bytes"] for free in oom["free"]) == oom["reserved_bytes"] - oom["allocated_bytes"]
+    assert (oom["requested_bytes"], oom["phase"], oom["step"], oom["caught"]) == (262144000, "backward", 16, False)
+    assert (oom["why"], oom["needed_bytes"]) == ("limit", 262144000)
+    assert oom["growth"][0]["frame"] == "modeling_llama.py:480 forward"
+    assert report["growth"] == oom["growth"][0]
+
+
 def test_peak_over_the_limit_prints_the_report_and_ends_in_3() -> None:
     over = CliRunner().invoke(main, ["explain", RECORDING, "--max-peak", "13GiB", "--json"])
     under = CliRunner().invoke(main, ["explain", RECORDING, "--max-peak", "13.2GiB", "--json"])

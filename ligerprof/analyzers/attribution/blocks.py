@@ -56,8 +56,19 @@ class Attribution:
         self.call_sites = CallSites(replayed)
         self.phases = find_phases(replayed, self.call_sites, annotations)
         self._keepers = Keepers(replayed, self.call_sites, self.phases)
+        self._annotations = annotations
         self._user_rules = user_rules
         self._at_moment: dict[int, _RoleFinder] = {}
+        self._cut: dict[int, Attribution] = {}
+
+    def until(self, moment: int) -> "Attribution":
+        """The attribution of the recording as it would be if it ended at a moment; blocks keep their indices."""
+        replayed = self.replayed
+        if not ((replayed.allocated_by >= moment).any() or (replayed.freed_by >= moment).any()):
+            return self
+        if moment not in self._cut:
+            self._cut[moment] = Attribution(replayed.until(moment), self._annotations, self._user_rules)
+        return self._cut[moment]
 
     def owners_at(self, moment: int) -> list[Owner]:
         """The owners of the blocks that are live at a moment, oldest first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.roles import Phase
@@ -63,6 +64,10 @@ class EventPhases:
     def codes_of(self, events: Int64s) -> Int64s:
         """Phase codes of several events; -1 before the recording or if unknown."""
         return np.append(self.codes, _UNKNOWN)[events]
+
+    def are_in(self, phase: Phase) -> npt.NDArray[np.bool_]:
+        """Whether each event is in a phase."""
+        return np.asarray(self.codes == _CODES[phase])
 
     def spans_of(self, events: Int64s) -> Int64s:
         """Spans of several events, -1 before the recording."""
@@ -183,7 +188,14 @@ def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> 
         if stage == "START":
             starts[name] = time
         elif stage == "END" and name in starts:
-            yield Phase.OPTIMIZER if name.startswith(_STEP_ANNOTATION) else Phase.OUTSIDE, starts.pop(name), time
+            yield _annotated_phase(name), starts.pop(name), time
+    # memory ran out within
+    for name, time in starts.items():
+        yield _annotated_phase(name), time, _TIME_LIMIT_US
+
+
+def _annotated_phase(name: str) -> Phase:
+    return Phase.OPTIMIZER if name.startswith(_STEP_ANNOTATION) else Phase.OUTSIDE
 
 
 def _filled_forward(codes: Int64s) -> Int64s:

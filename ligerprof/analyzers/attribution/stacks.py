@@ -180,6 +180,18 @@ class Stack:
         """Whether the model's innermost forward method called a linear layer."""
         return any(call.file.endswith("nn/modules/linear.py") for call in self.below_model)
 
+    @cached_property
+    def script_calls(self) -> tuple[PythonCall, ...]:
+        """The calls of the script itself, outermost first, up to its first call of a library or of a model."""
+        return tuple(
+            takewhile(lambda call: not (_LIBRARY.search(call.file) or _is_model_forward(call)), reversed(self.calls))
+        )
+
+    @property
+    def script_line(self) -> str:
+        """`file:line function` of the script's innermost call, or ""."""
+        return _describe(self.script_calls[-1]) if self.script_calls else ""
+
     @property
     def in_head(self) -> bool:
         """Whether the outermost forward method called a linear layer itself: the language-model head."""

@@ -8,11 +8,12 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution, Owner
 from ligerprof.analyzers.attribution.user_rules import UserRule
-from ligerprof.analyzers.explain.failure import FailedAllocation, judge_failure
+from ligerprof.analyzers.explain.failure import FailedAllocation, judge_failures
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
+from ligerprof.analyzers.explain.growth import Growth, find_growth
 from ligerprof.analyzers.explain.lives import BlockLives, list_lives
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.analyzers.explain.steps import find_growth, step_peaks, step_starts
+from ligerprof.analyzers.explain.steps import step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import RoleTimeline, role_timeline
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.find import find_suggestions
@@ -27,6 +28,9 @@ from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import Replay, replay
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import format_bytes
+
+# fewer steps that add memory may still fill caches
+_LEAST_STEPS = 3
 
 
 class SnapshotAnalysis:
@@ -71,20 +75,18 @@ class SnapshotAnalysis:
                 blocks=self.group(self._owners),
                 phases=self._phase_peaks(),
                 peak_phase=phases.phase_at(moment - 1) if moment else None,
-                notes=(*self._device_notes, *self._replay_notes(), *self._failure_notes()),
+                notes=(*self._device_notes, *self._replay_notes()),
                 steps=step_peaks(phases, replayed),
                 out_of_memory=self.out_of_memory,
                 suggestions=self.suggestions,
-                growth=find_growth(phases, replayed, self._owners),
+                growth=self._growth(),
             )
 
     @cached_property
     def out_of_memory(self) -> FailedAllocation | None:
         """The last allocation that did not fit, None if all did."""
-        failures = self.replayed.failures
-        return (
-            judge_failure(self.replayed, failures[-1], self.attribution.owners_at(failures[-1])) if failures else None
-        )
+        with collector_paused():
+            return judge_failures(self.attribution, stacks=self._stacks)
 
     @cached_property
     def suggestions(self) -> tuple[Suggestion, ...]:
@@ -113,7 +115,9 @@ class SnapshotAnalysis:
         codes = np.zeros(len(self.replayed.block_bytes), dtype=np.int64)
         chosen = [(moment, self.replayed.live_at(moment)) for moment in reversed(self.marked_moments)]
         for moment, blocks in ((self.peak_moment, np.arange(len(codes), dtype=np.int64)), *chosen):
-            codes[blocks] = [order[role] for role in self.attribution.roles_of(blocks, moment)]
+            # what was freed after a failure says nothing about it
+            attribution = self.attribution if moment == self.peak_moment else self.attribution.until(moment)
+            codes[blocks] = [order[role] for role in attribution.roles_of(blocks, moment)]
         return codes
 
     @property
@@ -128,6 +132,13 @@ class SnapshotAnalysis:
     @cached_property
     def _owners(self) -> list[Owner]:
         return self.attribution.owners_at(self.peak_moment)
+
+    def _growth(self) -> Growth | None:
+        """What grew most up to the failure, or without one up to the peak."""
+        if self.out_of_memory is not None:
+            return next(iter(self.out_of_memory.growth), None)
+        growth = find_growth(self.attribution, self.peak_moment, self._owners, least_steps=_LEAST_STEPS)
+        return next(iter(growth), None)
 
     def _find_window(self) -> Window:
         if self._step is None:
@@ -172,15 +183,6 @@ class SnapshotAnalysis:
         elif not replayed.verified:
             notes.append(f"the replay does not end in the file's segments ({replayed.mismatches} events do not fit)")
         return notes
-
-    def _failure_notes(self) -> list[str]:
-        oom = self.out_of_memory
-        if oom is None:
-            return []
-        sizes = (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes)
-        requested, allocated, reserved = (format_bytes(size_bytes) for size_bytes in sizes)
-        left = "" if oom.device_free_bytes is None else f", {format_bytes(oom.device_free_bytes)} left on the device"
-        return [f"out of memory: {requested} requested, with {allocated} allocated and {reserved} reserved{left}"]
 
 
 def analyze(

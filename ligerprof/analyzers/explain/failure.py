@@ -1,76 +1,271 @@
-"""Decide why an allocation failed: too much memory in use, or free memory in pieces that are too small."""
+"""Explain a failed allocation: what was requested where, what was held then, and what would have let it pass."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ligerprof.analyzers.attribution.blocks import Owner
-from ligerprof.roles import Role
-from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.segments import Segment, segments_at
+import numpy as np
+
+from ligerprof.analyzers.attribution.blocks import Attribution
+from ligerprof.analyzers.attribution.stacks import Stack, StackReader
+from ligerprof.analyzers.explain.free_memory import (
+    FreeMemory,
+    FreeReason,
+    PinnedSegment,
+    free_memory,
+    pinned_segments,
+    request_of,
+)
+from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
+from ligerprof.analyzers.explain.growth import Growth, find_growth, size_ratio
+from ligerprof.analyzers.explain.repetitions import repetitions
+from ligerprof.roles import PASSES, MemoryBreakdown, Phase
+from ligerprof.serialization import select, to_json
+from ligerprof.snapshots.segments import segments_at
+from ligerprof.snapshots.stamp import Stamp
+from ligerprof.torch_memory.allocator.caching import segment_bytes
+from ligerprof.words import ExplainedWord
 
 _MOST_SEGMENTS = 10
+_MOST_FAILURES = 20
+_MOST_GROWTHS = 20
+# two steps that add equally much are enough to name what grew before a failure
+_LEAST_STEPS = 2
+
+
+class Cause(ExplainedWord):
+    """Why the allocator could not get a new segment."""
+
+    DEVICE = "device", "the device had too little left"
+    LIMIT = "limit", "the device had enough left; a limit on this process was reached"
+    UNKNOWN = "unknown", "the recording does not contain what the device had left"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PinnedSegment:
-    """A segment that cannot be released although part of it is free; `roles` are the requested bytes that pin it."""
-
-    segment_bytes: int
-    free_bytes: int
-    roles: Mapping[Role, int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailedAllocation:
-    """The first allocation that did not fit.
+class Failure:
+    """One allocation that failed.
 
     Attributes:
-        reserved_free_bytes: reserved bytes that were in no allocated block.
-        largest_free_bytes: the largest contiguous piece of those.
-        device_free_bytes: what the driver had left, None if the recording does not contain it.
-        fragmented: whether enough was reserved and free, but only in smaller pieces.
-        pins: segments with free parts, the largest free part first.
+        requested_bytes: 0 if the event does not contain it.
+        phase: None if unknown.
+        step: its number in the stamps, or without stamps counted from the first in the recording; None if unknown.
+        caught: whether the program went on: a call site that had allocated before allocated again.
     """
 
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
-    reserved_free_bytes: int
-    largest_free_bytes: int
+    phase: Phase | None
+    step: int | None
+    caught: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedAllocation:
+    """The last allocation that did not fit, and the state of the device then.
+
+    Attributes:
+        failure: its figures.
+        module: dotted name of the module that ran, "" if unknown.
+        frame: `file:line function` of the most informative call, or an autograd node, or "".
+        operation: the torch operator, Python function or autograd node that requested memory, or "".
+        frames: `file:line function` of the Python calls, innermost first.
+        called_from: the line of the script that led there, "" if unknown.
+        roles: add up to `allocated_bytes`, rounding included.
+        blocks: largest first; their bytes add up to the roles without allocator_rounding.
+        free: reserved but unallocated bytes by the reason why they did not serve.
+        needed_bytes: the segment that the allocator asked the driver for.
+        device_free_bytes: what the driver had left, None if the recording does not contain it.
+        missing_bytes: how much more the driver or the limit would have had to give; None if unknown.
+        missing_is_bound: whether `missing_bytes` is only an upper bound, as the limit itself is not recorded.
+        pins: segments with free parts, the largest free part first.
+        expandable_segments: whether the allocator used expandable segments.
+        growth: call sites whose memory grew in the steps before, the fastest first.
+        larger_than_before: how many times as large the forward pass's tensors are as in any step before.
+        earlier: failures before this one, the newest first.
+        earlier_count: number of all of them.
+    """
+
+    failure: Failure
+    module: str
+    frame: str
+    operation: str
+    frames: tuple[str, ...]
+    called_from: str
+    roles: MemoryBreakdown
+    blocks: tuple[BlockGroup, ...]
+    free: tuple[FreeMemory, ...]
+    needed_bytes: int
     device_free_bytes: int | None
-    fragmented: bool
+    missing_bytes: int | None
+    missing_is_bound: bool
     pins: tuple[PinnedSegment, ...]
+    expandable_segments: bool
+    growth: tuple[Growth, ...]
+    larger_than_before: float | None
+    earlier: tuple[Failure, ...]
+    earlier_count: int
+
+    @property
+    def requested_bytes(self) -> int:
+        """Bytes that were requested."""
+        return self.failure.requested_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that were allocated then."""
+        return self.failure.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all segments then."""
+        return self.failure.reserved_bytes
+
+    @property
+    def reserved_free_bytes(self) -> int:
+        """Reserved bytes that were in no allocated block."""
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The largest contiguous piece of those."""
+        return max((free.largest_bytes for free in self.free), default=0)
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether enough was free for this request, but only in smaller pieces."""
+        return any(
+            free.reason is FreeReason.TOO_SMALL and free.size_bytes >= self.requested_bytes > 0 for free in self.free
+        )
+
+    @property
+    def growth_per_step_bytes(self) -> int:
+        """What all growing call sites add in a typical step."""
+        return sum(growth.per_step_bytes for growth in self.growth)
+
+    @property
+    def cause(self) -> Cause:
+        """Why the allocator could not get a new segment."""
+        if self.device_free_bytes is None:
+            return Cause.UNKNOWN
+        return Cause.LIMIT if self.device_free_bytes >= self.needed_bytes else Cause.DEVICE
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `oom` in the JSON."""
+        return {
+            **select(self, "requested_bytes", "allocated_bytes", "reserved_bytes", "failure.phase", "failure.step"),
+            **select(
+                self, "roles", "blocks", "module", "frame", "operation", "called_from", "frames", "failure.caught"
+            ),
+            **select(self, "reserved_free_bytes", "largest_free_bytes", "free", "fragmented", "pins"),
+            **select(self, "why=cause", "device_free_bytes", "needed_bytes", "missing_bytes", "missing_is_bound"),
+            "growth": to_json(self.growth[:_MOST_GROWTHS]),
+            "growth_per_step_bytes": self.growth_per_step_bytes,
+            **select(self, "larger_than_before", "earlier", "earlier_count"),
+        }
 
 
-def judge_failure(replayed: Replay, index: int, owners: Sequence[Owner]) -> FailedAllocation:
-    """Judge the device's state at the out-of-memory event `index`; `owners` are those of the blocks live then."""
-    event, segments = replayed.trace[index], segments_at(replayed, index)
-    requested, device_free = event.get("size"), event.get("device_free")
-    requested_bytes = requested if type(requested) is int else 0
-    free = [piece.size_bytes for segment in segments for piece in segment.free]
+def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedAllocation | None:
+    """Explain the last failed allocation of a recording; None if there is none.
+
+    Blocks that were freed after it count as kept, since unwinding the exception frees most of them: a
+    recording that was dumped then gives the same answer as one dumped by an out-of-memory observer.
+
+    Args:
+        stacks: group blocks by stack too.
+    """
+    failures = attribution.replayed.failures
+    if not failures:
+        return None
+    index = failures[-1]
+    then = attribution.until(index)
+    owners = then.owners_at(index)
+    replayed, event, rules = attribution.replayed, attribution.replayed.trace[index], attribution.replayed.rules
+    segments = segments_at(replayed, index)
+    request = request_of(event, segments, rules)
+    held = {owner.block: (owner.role, owner.requested_bytes) for owner in owners}
+    stack = StackReader().read(event.get("frames"))
+    stamp = _stamp(event)
+    device_free = event.get("device_free")
+    device_free = device_free if type(device_free) is int else None
+    needed_bytes = segment_bytes(request.size_bytes)
+    missing_bytes, is_bound = _missing(attribution, index, needed_bytes, device_free)
     return FailedAllocation(
-        requested_bytes=requested_bytes,
-        allocated_bytes=int(replayed.allocated_bytes[index]),
-        reserved_bytes=int(replayed.reserved_bytes[index]),
-        reserved_free_bytes=sum(free),
-        largest_free_bytes=max(free, default=0),
-        device_free_bytes=device_free if type(device_free) is int else None,
-        fragmented=max(free, default=0) < requested_bytes <= sum(free),
-        pins=_pinned_segments(segments, owners),
+        failure=_failure(attribution, index),
+        module=stamp.module if stamp else "",
+        frame=stack.description or (stamp.node if stamp else ""),
+        operation=stack.operation or (stamp.node if stamp else ""),
+        frames=tuple(f"{call.file}:{call.line} {call.function}" for call in stack.calls),
+        called_from=stack.script_line,
+        roles=then.breakdown(index, owners),
+        blocks=group_blocks(owners, then.call_sites.sites if stacks else ()),
+        free=free_memory(segments, request, rules),
+        needed_bytes=needed_bytes,
+        device_free_bytes=device_free,
+        missing_bytes=missing_bytes,
+        missing_is_bound=is_bound,
+        pins=pinned_segments(segments, held, most=_MOST_SEGMENTS),
+        expandable_segments=rules.expandable_segments,
+        growth=find_growth(then, index, owners, least_steps=_LEAST_STEPS),
+        larger_than_before=size_ratio(then, index),
+        earlier=tuple(_failure(attribution, each) for each in failures[-2 : -2 - _MOST_FAILURES : -1]),
+        earlier_count=len(failures) - 1,
     )
 
 
-def _pinned_segments(segments: Sequence[Segment], owners: Sequence[Owner]) -> tuple[PinnedSegment, ...]:
-    owner_of = {owner.block: owner for owner in owners}
-    pins = []
-    for segment in segments:
-        free_bytes = sum(piece.size_bytes for piece in segment.free)
-        live = [owner_of[block] for block in segment.blocks if block in owner_of]
-        if not free_bytes or not live:
-            continue
-        roles: dict[Role, int] = defaultdict(int)
-        for owner in live:
-            roles[owner.role] += owner.requested_bytes
-        pins.append(PinnedSegment(segment_bytes=segment.size_bytes, free_bytes=free_bytes, roles=roles))
-    return tuple(sorted(pins, key=lambda pin: -pin.free_bytes)[:_MOST_SEGMENTS])
+def _missing(
+    attribution: Attribution, index: int, needed_bytes: int, device_free_bytes: int | None
+) -> tuple[int | None, bool]:
+    """Bytes that the driver lacked, or of which a limit was short; and whether this is only an upper bound."""
+    if device_free_bytes is None:
+        return None, False
+    if device_free_bytes < needed_bytes:
+        return needed_bytes - device_free_bytes, False
+    reserved = attribution.replayed.reserved_bytes
+    # the limit is at least what was reserved before
+    return int(reserved[index]) + needed_bytes - int(reserved[: index + 1].max()), True
+
+
+def _failure(attribution: Attribution, index: int) -> Failure:
+    replayed = attribution.replayed
+    event = replayed.trace[index]
+    requested, stamp = event.get("size"), _stamp(event)
+    phase = stamp.phase if stamp else _phase(attribution, index, StackReader().read(event.get("frames")))
+    return Failure(
+        requested_bytes=requested if type(requested) is int else 0,
+        allocated_bytes=int(replayed.allocated_bytes[index]),
+        reserved_bytes=int(replayed.reserved_bytes[index]),
+        phase=phase,
+        step=stamp.step if stamp else _step(attribution, index, phase),
+        caught=_goes_on(attribution, index),
+    )
+
+
+def _stamp(event: Mapping[str, Any]) -> Stamp | None:
+    text = event.get("user_metadata")
+    return Stamp.parse(text) if isinstance(text, str) else None
+
+
+def _phase(attribution: Attribution, index: int, stack: Stack) -> Phase | None:
+    """The phase of the failing call; its stack may be the first of a new phase."""
+    if stack.calls or stack.native:
+        return stack.phase
+    # if only Python stacks were recorded, autograd's threads have none
+    if any(site.stack.calls for site in attribution.call_sites.sites):
+        return Phase.BACKWARD
+    return attribution.phases.phase_at(index - 1)
+
+
+def _step(attribution: Attribution, index: int, phase: Phase | None) -> int | None:
+    """The number of the step, counted from the recording's first."""
+    starts = repetitions(attribution, index)
+    # the failing allocation may be the first of its step
+    begins = phase is Phase.FORWARD and attribution.phases.phase_at(index - 1) not in PASSES
+    return len(starts) + begins or None
+
+
+def _goes_on(attribution: Attribution, index: int) -> bool:
+    """Whether a call site that allocated before a failure allocates again after it."""
+    allocated, places = attribution.replayed.allocated_by, attribution.call_sites.place_of
+    before, after = places[allocated < index], places[allocated > index]
+    return bool(np.isin(after, before).any())

@@ -6,7 +6,8 @@ from typing import Any
 
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
-from ligerprof.analyzers.explain.steps import Growth, PhasePeaks
+from ligerprof.analyzers.explain.growth import Growth
+from ligerprof.analyzers.explain.steps import PhasePeaks
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.serialization import document, select
@@ -25,7 +26,7 @@ class PeakReport:
         phases: the highest allocated bytes in each phase that ran.
         peak_phase: the phase that ran at the peak, None if unknown.
         notes: one sentence each.
-        out_of_memory: the first allocation that did not fit.
+        out_of_memory: the last allocation that did not fit.
         suggestions: changes that lower the peak, the cheapest first.
     """
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.reports.failure import failure_lines
 from ligerprof.reports.page.html import html_page, html_recording, html_table, paragraph
 from ligerprof.reports.peak import phase_lines, sentence
 from ligerprof.reports.terminal import percent_share
@@ -14,9 +15,11 @@ from ligerprof.units import format_mib
 def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
     """The whole page as HTML text; `source` is the file's name, for the title."""
     report = analysis.peak
+    failure = [] if report.out_of_memory is None else failure_lines(report.out_of_memory)
     return html_page(
         f"{source}: memory at the peak",
         [
+            *(paragraph(line) for line in failure),
             *(paragraph(line) for line in (sentence(report), *phase_lines(report))),
             *(paragraph(f"Note: {note}.") for note in report.notes),
             "<h2>Memory over the recording</h2>",

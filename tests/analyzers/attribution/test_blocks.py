@@ -254,7 +254,8 @@ def test_step_that_ran_out_of_memory_is_attributed_completely() -> None:
     assert found.roles[Role.UNATTRIBUTED] == 0
     assert found.roles[Role.CHECKPOINTS] == recipe.tokens * spec.hidden_size * 4 * spec.layers
     assert found.roles[Role.WEIGHT_CASTS] > 0
-    assert found.notes[0].startswith("out of memory: ")
+    assert found.out_of_memory is not None
+    assert found.out_of_memory.roles.total_bytes == found.out_of_memory.allocated_bytes == outcome.oom.allocated_bytes
 
 
 def features(

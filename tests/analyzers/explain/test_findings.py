@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.explain.analysis import explain
+from ligerprof.reports.failure import failure_lines
 from ligerprof.reports.peak import finding_lines
-from ligerprof.roles import Phase, Role
+from ligerprof.roles import Phase
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
 from ligerprof.snapshots.stamp import Stamp
@@ -74,8 +75,8 @@ def test_growth_names_the_remaining_blocks() -> None:
 
     growth = report.growth
     assert growth is not None
-    assert (growth.per_step_bytes, growth.steps, growth.who) == (2 * MIB, 4, "model.layers.1")
-    assert any("Grows by 2.0 MiB or more in each of 4 steps" in line for line in finding_lines(report))
+    assert (growth.per_step_bytes, growth.steps, growth.who) == (2 * MIB, 5, "model.layers.1")
+    assert any("Grew by 2.0 MiB in each of 5 steps" in line for line in finding_lines(report))
 
 
 def test_real_out_of_memory_is_judged() -> None:
@@ -89,28 +90,8 @@ def test_real_out_of_memory_is_judged() -> None:
     assert sum(pin.free_bytes for pin in oom.pins) == oom.reserved_free_bytes
     for pin in oom.pins:
         assert sum(pin.roles.values()) <= pin.segment_bytes - pin.free_bytes
-    text = "\n".join(finding_lines(report))
-    assert "8016.0 MiB requested" in report.notes[-1]
-    assert "no fragmentation; a limit on this process" in text
+    assert "a limit on this process was reached" in "\n".join(failure_lines(oom))
     assert [one.name for one in report.suggestions if one.lets_pass][:1] == ["fused-loss"]
-
-
-def test_free_memory_in_pieces_is_fragmentation() -> None:
-    program = SlowAllocator()
-    stamped(program, 0, Phase.BUILD, lambda: [program.alloc(owner, 6 * MIB) for owner in range(1, 13)])
-    stamped(program, 1, Phase.FORWARD, lambda: [free(program, owner) for owner in range(1, 13, 2)])
-    values = program.snapshot()
-    oom = {"action": "oom", "size": 16 * MIB, "device_free": 0, "stream": 0, "time_us": 0, "frames": []}
-    values["device_traces"][0].append(oom)
-
-    report = explain(Snapshot.from_dict(values))
-
-    verdict = report.out_of_memory
-    assert verdict is not None
-    assert verdict.largest_free_bytes < 16 * MIB <= verdict.reserved_free_bytes
-    assert verdict.fragmented
-    assert set(verdict.pins[0].roles) == {Role.PARAMETERS}
-    assert "fragmentation; PYTORCH_CUDA_ALLOC_CONF" in "\n".join(finding_lines(report))
 
 
 @pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "small-sgd-accum", "stamped-amp-ckpt-4x1024", "small-late"])

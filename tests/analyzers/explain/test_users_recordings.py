@@ -117,4 +117,8 @@ def test_a_lost_beginning_is_reported() -> None:
 def test_the_failed_request_is_reported() -> None:
     found = report("small-oom")
     assert found.peak_phase is Phase.BACKWARD
-    assert "out of memory: 250.0 MiB requested, with 626.7 MiB allocated and 878.0 MiB reserved" in found.notes[0]
+    oom = found.out_of_memory
+    assert oom is not None
+    assert (oom.failure.phase, oom.failure.step) == (Phase.FORWARD, 2)
+    assert (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes) == (262144000, 657174016, 920649728)
+    assert oom.roles.total_bytes == oom.allocated_bytes
