@@ -56,6 +56,7 @@ class Feature(Enum):
     IN_LOSS_AREA = auto()
     IN_MODEL_BODY = auto()
     FIRST_OF_CALL = auto()
+    ONLY_OF_CALL = auto()
     CAST_ARGUMENT = auto()
     DIES_IN_CALL = auto()
     ATTENTION_SCORES = auto()
@@ -212,6 +213,7 @@ class FeatureExtractor:
             return
         index, count = int(self._call_sites.index_in_call[block]), int(self._call_sites.blocks_in_call[block])
         yield Feature.FIRST_OF_CALL, index == 0 and count > 1
+        yield Feature.ONLY_OF_CALL, count == 1
         # the input is the first argument of linear, and the second of the three of Conv1D's addmm
         cast_input = 1 if "pytorch_utils.py:forward" in site.stack.text else count - 2
         yield Feature.CAST_ARGUMENT, index < count - 1 and (count == 2 or index != cast_input)

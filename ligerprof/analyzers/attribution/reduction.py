@@ -12,11 +12,23 @@ from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
+_NONE = np.empty(0, dtype=np.int64)
 Bools = npt.NDArray[np.bool_]
 
+FSDP = re.compile(r"distributed/(?:fsdp|_composable)/")
 # functions that copy gradients into the buffer that is reduced, and then drop them
-_REDUCTION = re.compile(r"_fsdp_collectives\.py:foreach_reduce$|fsdp/_runtime_utils\.py:_reduce_grad$", re.MULTILINE)
-_REDUCTION_BUFFER = re.compile(r"\A(?:\S*:allocate\n)?\S*_fsdp_collectives\.py:foreach_reduce$", re.MULTILINE)
+_REDUCTION = re.compile(
+    r"_fsdp_collectives\.py:foreach_reduce$|_fsdp_param\.py:to_accumulated_grad_if_needed$"
+    r"|fsdp/_runtime_utils\.py:_reduce_grad$",
+    re.MULTILINE,
+)
+# FSDP2 allocates the input and the output of each reduction with the same function, or in old versions by itself
+_REDUCTION_BUFFERS = (
+    re.compile(r"\A\S*:allocate\n\S*_fsdp_collectives\.py:foreach_reduce$", re.MULTILINE),
+    re.compile(r"\A\S*_fsdp_collectives\.py:foreach_reduce$", re.MULTILINE),
+)
+# without synchronization, each gradient is cast by itself
+_ACCUMULATION = re.compile(r"_fsdp_param\.py:to_accumulated_grad_if_needed$", re.MULTILINE)
 # the same functions and those that add gradients of several micro-batches, as frames of an event that frees
 _DROPS = re.compile(r"_fsdp_param_group\.py:post_backward$|fsdp/_runtime_utils\.py:_post_backward_hook$", re.MULTILINE)
 # DDP's reducer allocates its buckets when it is built, and again before the second forward pass
@@ -47,7 +59,8 @@ class Reductions:
     @cached_property
     def inputs(self) -> Bools:
         """The blocks into which FSDP2 copies gradients before it reduces them; each reduction then makes an output."""
-        buffers = np.flatnonzero(self._blocks_at(_REDUCTION_BUFFER))
+        found = (np.flatnonzero(self._blocks_at(pattern)) for pattern in _REDUCTION_BUFFERS)
+        buffers = next((blocks for blocks in found if len(blocks)), _NONE)
         runs = np.cumsum(self._run_starts)[buffers]
         place_in_run = np.arange(len(buffers)) - np.searchsorted(runs, runs)
         return _mask(buffers[place_in_run % 2 == 0], len(self._reducing))
@@ -66,13 +79,11 @@ class Reductions:
         """
         found = self._blocks_at(_ZERO3_BUFFERS)
         copies = self._blocks_at(_ZERO3_COPIES)
+        sizes = self._replayed.requested_bytes
         for block in np.flatnonzero(found).tolist():
             live = self._replayed.live_at(int(self._replayed.allocated_by[block]))
-            size, copied = (
-                self._replayed.requested_bytes[[block]],
-                self._replayed.requested_bytes[live[copies[live]]].sum(),
-            )
-            found[block] = size[0] in (copied, copied // 2)
+            copied = int(sizes[live[copies[live]]].sum())
+            found[block] = sizes[block] in (copied, copied // 2)
         return found
 
     @cached_property
@@ -134,10 +145,9 @@ class Reductions:
         freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
         candidates = np.flatnonzero(self._by_autograd & (freed >= 0))
         candidates = candidates[np.argsort(freed[candidates])]
-        starts = np.flatnonzero(self._run_starts | self.inputs)
-        ends = np.flatnonzero(
-            self._reducing & ~np.append((self._reducing & ~self._run_starts & ~self.inputs)[1:], False)
-        )
+        begins = self._run_starts | self.inputs | self._blocks_at(_ACCUMULATION)
+        starts = np.flatnonzero(begins)
+        ends = np.flatnonzero(self._reducing & ~np.append((self._reducing & ~begins)[1:], False))
         allocated = np.append(self._replayed.allocated_by, len(self._replayed.trace))
         for first, end in zip(starts.tolist(), ends.tolist(), strict=True):
             moments = allocated[[first, end, end + 1]]
@@ -198,7 +208,7 @@ def _mask(blocks: Int64s, count: int) -> Bools:
 
 
 def _is_wrapper(site: CallSite) -> bool:
-    return "distributed/fsdp/" in site.stack.inner_text
+    return FSDP.search(site.stack.inner_text) is not None
 
 
 def _completes(sent_bytes: int, known_bytes: int, last_bytes: int) -> bool:

@@ -1,13 +1,13 @@
 """The rules for memory of distributed training: FSDP, DDP and DeepSpeed's ZeRO."""
 
 from ligerprof.analyzers.attribution.features import Feature
-from ligerprof.analyzers.attribution.reduction import BUCKET
+from ligerprof.analyzers.attribution.reduction import BUCKET, FSDP
 from ligerprof.analyzers.attribution.rule import Rule
 from ligerprof.roles import Phase, Role
 
 _BUILD, _BACKWARD = (Phase.BUILD,), (Phase.BACKWARD,)
 _NOT_BUILD = tuple(phase for phase in Phase if phase is not Phase.BUILD)
-_FSDP = r"distributed/(?:fsdp|_composable)/"
+_FSDP = FSDP.pattern
 # the part of FSDP that returns reduced gradients, or keeps those that are not reduced yet
 _FSDP_GRADIENTS = (
     r"_fsdp_collectives\.py:foreach_reduce$|_fsdp_param\.py:to_accumulated_grad_if_needed$"
@@ -19,6 +19,7 @@ _COPIES = (
     r"_fsdp_common\.py:_cast_fp_tensor$|distributed/utils\.py:cast_fn$|:_cast_forward_inputs$"
     r"|nn/parallel/distributed\.py:forward\ntorch/autograd/function\.py:apply$"
 )
+_BF16_OPTIMIZER = r"\A\S*runtime/bf16_optimizer\.py:_setup_for_real_optimizer$"
 _ZERO = r"deepspeed/runtime/zero/(?!linear|tiling)|deepspeed/(?:runtime/)?comm/"
 _COLLECTIVES = (
     r"distributed_c10d\.py:|distributed/_functional_collectives|distributed/_symmetric_memory"
@@ -50,7 +51,14 @@ STATE_RULES: tuple[Rule, ...] = (
     ),
     # the other block of this constructor is a buffer that moves the largest gradient to host memory
     Rule(Role.OPTIMIZER_STATES, inner=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Feature.HEAD_WEIGHT_SIZED,)),
-    Rule(Role.GRADIENTS, _BACKWARD, inner=r"\A\S*zero/stage_1_and_2\.py:copy_grads_in_partition$"),
+    Rule(
+        Role.GRADIENTS,
+        inner=r"zero/stage_1_and_2\.py:(?:copy_grads_in_partition|_build_compact_grad_partition_buffer"
+        r"|_fill_param_grad_accum_attribute)$",
+    ),
+    # DeepSpeed's bf16 without ZeRO: the 16-bit copy of the partition, its fp32 copy, and fp32 gradients of all weights
+    Rule(Role.GRADIENTS, inner=_BF16_OPTIMIZER, has=(Feature.ONLY_OF_CALL,)),
+    Rule(Role.OPTIMIZER_STATES, inner=_BF16_OPTIMIZER),
     Rule(
         Role.GRADIENTS,
         _BACKWARD,

@@ -52,7 +52,8 @@ _STEP_WRAPPER = re.compile(_TORCH + r"optim/optimizer\.py")
 _COMPILER = re.compile(_TORCH + r"_(?:functorch|dynamo|inductor)/")
 _BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", "_engine_run_backward"})
 _BUILD_CALLS = re.compile(
-    r"__init__|_apply|convert|from_pretrained|load_state_dict|_load_.*|initialize|empty_init|fully_shard|_move_states_to_device"
+    r"__init__|_apply|convert|from_pretrained|load_state_dict|_load_.*|set_model_state_dict|initialize|empty_init"
+    r"|fully_shard|fsdp2_load_full_state_dict|fsdp2_prepare_model|_move_states_to_device|parallelize_module|distribute_module"
 )
 _MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "inner"})
 _RECOMPUTE = re.compile(r"torch/utils/checkpoint\.py:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
