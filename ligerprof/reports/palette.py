@@ -13,6 +13,7 @@ GRAPHICS_CONTRAST = 3.0
 _STEP = 0.02
 # the darkest role on a dark page is this light (HLS), the lightest stays as it is
 _DARK_LIGHTNESS = 0.40
+_DARK_SATURATION = 0.65
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +116,7 @@ def role_look(role: Role, theme: Theme) -> RoleLook:
     fill = ROLE_LOOKS[role].color
     if theme is DARK:
         hue, lightness, saturation = _to_hls(fill)
-        fill = _from_hls(hue, _DARK_LIGHTNESS + (1 - _DARK_LIGHTNESS) * lightness, saturation)
+        fill = _from_hls(hue, _DARK_LIGHTNESS + (1 - _DARK_LIGHTNESS) * lightness, _DARK_SATURATION * saturation)
         fill = _moved(fill, theme.card, lighter=True)
     edge = _moved(fill, theme.card, lighter=theme is DARK)
     return RoleLook(fill=fill, edge=edge, ink=text_on(fill))

@@ -72,20 +72,24 @@ class Attribution:
 
     def owners_at(self, moment: int) -> list[Owner]:
         """The owners of the blocks that are live at a moment, oldest first."""
-        live, finder, sites = self.replayed.live_at(moment), self._finder_at(moment), self.call_sites
-        roles = dict(zip(live.tolist(), finder.roles(live), strict=True))
+        return self.owners_of(self.replayed.live_at(moment), moment)
+
+    def owners_of(self, blocks: Int64s, moment: int) -> list[Owner]:
+        """The owners of some blocks, based on their features as seen from `moment`."""
+        finder, sites = self._finder_at(moment), self.call_sites
+        roles = dict(zip(blocks.tolist(), finder.roles(blocks), strict=True))
         layers = self.layers.copy()
         by_weights = layers_by_weights(self.replayed, sites, roles, layers)
         layers[list(by_weights)] = list(by_weights.values())
-        site_of = sites.site_of[live].tolist()
+        site_of = sites.site_of[blocks].tolist()
         columns = (
-            live.tolist(),
-            self.replayed.requested_bytes[live].tolist(),
+            blocks.tolist(),
+            self.replayed.requested_bytes[blocks].tolist(),
             roles.values(),
             site_of,
-            finder.extractor.phases(live),
-            layers[live].tolist(),
-            self._keepers.of(live),
+            finder.extractor.phases(blocks),
+            layers[blocks].tolist(),
+            self._keepers.of(blocks),
         )
         origins = {site: sites.sites[site] for site in set(site_of)}
         return [

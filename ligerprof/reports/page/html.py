@@ -18,7 +18,7 @@ _D3 = (
     *("time-format", "scale", "transition"),
 )
 _LIBRARIES = ("uplot", *(f"d3-{name}" for name in _D3), "d3-flame-graph")
-_OWN_SCRIPTS = ("data", "timeline", "blocks", "flame", "page")
+_OWN_SCRIPTS = ("data", "timeline", "blocks", "flame", "segments", "page")
 
 
 def html_page(title: str, parts: Iterable[str], recordings: Sequence[SnapshotAnalysis] = ()) -> str:
@@ -71,7 +71,7 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def html_recording(number: int = 0) -> str:
-    """The places of one recording that the scripts fill: timeline, blocks and flame graph."""
+    """The places of one recording that the scripts fill: timeline, blocks, flame graph, segments."""
     return (
         f'<div class="recording" data-source="recording-{number}">'
         '<noscript><p class="warning">The charts need JavaScript.</p></noscript>'
@@ -79,6 +79,7 @@ def html_recording(number: int = 0) -> str:
         '<div class="moments moment-host"></div>'
         '<h2>Blocks</h2><div class="blocks-host"></div>'
         '<h2>Flame graph</h2><div class="flame-host"></div>'
+        '<h2>Segments</h2><div class="segments-host"></div>'
         "</div>"
     )
 

@@ -5,17 +5,22 @@ from typing import Any
 
 import numpy as np
 
+from ligerprof.analyzers.attribution.blocks import Owner
 from ligerprof.analyzers.attribution.call_sites import CallSite
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.timeline import RoleTimeline, Running, event_times
 from ligerprof.reports.page.packing import ColumnPacker
 from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.segments import Segment, segments_at
 from ligerprof.snapshots.trace import Int64s
 
 # bounds the size of a page, since names come from a file
 _LONGEST_NAME = 200
 _MOST_FRAMES = 120
+_MOST_PIECES = 40_000
+# kinds of pieces of a segment; a listed block is its index plus _LISTED
+_FREE, _WAITING, _UNLISTED, _LISTED = range(4)
 _ROLES, _PHASES = tuple(Role), tuple(Phase)
 _UNKNOWN = -1
 
@@ -27,6 +32,7 @@ def recording_text(analysis: SnapshotAnalysis, *, title: str) -> str:
         "title": shortened(title),
         "timeline": _timeline(analysis.timeline, columns),
         "marks": _marks(analysis),
+        "segments": [_segments(analysis, moment, columns) for moment in analysis.marked_moments],
         **_Blocks(analysis, columns).payload(),
     }
     return columns.to_text(payload)
@@ -61,6 +67,10 @@ def _ran(running: Running) -> tuple[int, str, str]:
     return running.step, running.phase.value if running.phase else "", shortened(place)
 
 
+def _column(values: Iterable[int]) -> Int64s:
+    return np.fromiter(values, dtype=np.int64)
+
+
 def _marks(analysis: SnapshotAnalysis) -> dict[str, Any]:
     replayed, oom = analysis.replayed, analysis.out_of_memory
     marks: dict[str, Any] = {"peak": {"moment": analysis.peak_moment, "bytes": analysis.peak.peak_bytes}}
@@ -73,6 +83,59 @@ def _marks(analysis: SnapshotAnalysis) -> dict[str, Any]:
             "requested": oom.requested_bytes,
         }
     return marks
+
+
+def _segments(analysis: SnapshotAnalysis, moment: int, columns: ColumnPacker) -> dict[str, Any]:
+    """The segments of a moment with their pieces in the order of addresses, those with most free bytes first.
+
+    A piece is a size and a kind: free, waiting for a stream, an unlisted block, or 3 + the index of a listed block.
+    Segments beyond a limit of pieces are summed up.
+    """
+    replayed, listed = analysis.replayed, analysis.lives.blocks
+    number_of = {block: _LISTED + number for number, block in enumerate(listed.tolist())}
+    found = sorted(segments_at(replayed, moment), key=lambda segment: (-_free_bytes(segment), segment.address))
+    count = np.cumsum([len(segment.blocks) + len(segment.waiting) + len(segment.free) for segment in found])
+    shown = found[: int(np.searchsorted(count, _MOST_PIECES, "right"))]
+    rest = found[len(shown) :]
+    pieces: list[tuple[int, int]] = []
+    lengths = []
+    for segment in shown:
+        blocks = np.array(segment.blocks, dtype=np.int64)
+        held = zip(replayed.addresses_of(blocks).tolist(), replayed.block_bytes[blocks].tolist(), strict=True)
+        parts = [
+            *((piece.address, piece.size_bytes, _FREE) for piece in segment.free),
+            *((piece.address, piece.size_bytes, _WAITING) for piece in segment.waiting),
+            *(
+                (address, size, number_of.get(block, _UNLISTED))
+                for (address, size), block in zip(held, segment.blocks, strict=True)
+            ),
+        ]
+        lengths.append(len(parts))
+        pieces += [(size, kind) for _, size, kind in sorted(parts)]
+    return {
+        "moment": moment,
+        # as text, since an address may need more than the 53 bits of a number in JavaScript
+        "segments": [[f"{each.address:#x}", each.small, each.stream, each.pool] for each in shown],
+        "lengths": columns.add(_column(lengths)),
+        "sizes": columns.add(_column(size for size, _ in pieces)),
+        "kinds": columns.add(_column(kind for _, kind in pieces)),
+        "rest": [len(rest), sum(each.size_bytes for each in rest), sum(map(_free_bytes, rest))],
+    }
+
+
+def _free_bytes(segment: Segment) -> int:
+    return sum(piece.size_bytes for piece in segment.free)
+
+
+class _Numbers:
+    """Numbers values in the order in which they appear."""
+
+    def __init__(self) -> None:
+        self.found: dict[Any, int] = {}
+
+    def of(self, value: Any) -> int:
+        """The number of a value."""
+        return self.found.setdefault(value, len(self.found))
 
 
 class _Blocks:
@@ -88,22 +151,24 @@ class _Blocks:
         analysis, add = self._analysis, self._columns.add
         replayed, lives = analysis.replayed, analysis.lives
         blocks = lives.blocks
+        owners = self._owners(blocks)
         allocated, freed = replayed.allocated_by[blocks], replayed.freed_by[blocks]
-        sites, site_of = np.unique(analysis.attribution.call_sites.site_of[blocks], return_inverse=True)
-        phases = analysis.attribution.phases
+        phase_codes = {phase: code for code, phase in enumerate(_PHASES)}
+        sites, keepers = _Numbers(), _Numbers()
         listed: dict[str, Any] = {
             "bytes": add(replayed.requested_bytes[blocks]),
             "role": add(analysis.role_codes[blocks]),
-            "site": add(site_of.reshape(-1).astype(np.int64)),
-            "phase": add(phases.codes_of(allocated)),
-            "step": add(np.append(phases.steps, 0)[allocated]),
+            "site": add(_column(sites.of(owner.site) for owner in owners)),
+            "keeper": add(_column(keepers.of(owner.keeper) for owner in owners)),
+            "layer": add(_column(_UNKNOWN if owner.layer is None else owner.layer for owner in owners)),
+            "phase": add(_column(phase_codes[owner.phase] for owner in owners)),
+            "step": add(np.append(analysis.attribution.phases.steps, 0)[allocated]),
             "from": add(allocated),
             # of blocks that live to the end, this is negative
             "events": add(np.where(freed < 0, _UNKNOWN, freed - allocated)),
             "times": self._lifetimes(allocated, freed),
         }
-        found = [analysis.attribution.call_sites.sites[site] for site in sites.tolist()]
-        described = [self._site(site) for site in found]
+        described = [self._site(analysis.attribution.call_sites.sites[site]) for site in sites.found]
         return {
             "roles": [role.value for role in _ROLES],
             "phases": [phase.value for phase in _PHASES],
@@ -111,9 +176,18 @@ class _Blocks:
             "leastBytes": lives.least_bytes,
             "allBlocks": len(replayed.requested_bytes),
             "sites": described,
+            "keepers": [[shortened(keeper.name), shortened(keeper.place)] for keeper in keepers.found],
             "stacks": self._lists(self._stacks),
             "frames": [[shortened(file), line, shortened(function)] for file, line, function in self._frames],
         }
+
+    def _owners(self, blocks: Int64s) -> list[Owner]:
+        """The owners of the listed blocks; those of a marked moment are the same as in the report on it."""
+        analysis = self._analysis
+        owners = {owner.block: owner for owner in analysis.attribution.owners_of(blocks, analysis.peak_moment)}
+        for moment in reversed(analysis.marked_moments):
+            owners |= {owner.block: owner for owner in analysis.attribution.owners_at(moment)}
+        return [owners[block] for block in blocks.tolist()]
 
     def _lifetimes(self, allocated: Int64s, freed: Int64s) -> list[dict[str, int]] | None:
         """Microseconds from the first event to each allocation, and from there to each release, -1 if none."""
@@ -125,11 +199,12 @@ class _Blocks:
         return [self._columns.add(starts), self._columns.add(ends)]
 
     def _site(self, site: CallSite) -> list[Any]:
-        """Module, description, autograd node, number of the stack."""
+        """Module, description, autograd node, operation, number of the stack."""
         return [
             shortened(site.module),
             shortened(site.description),
             shortened(site.node),
+            shortened(site.operation),
             self._stack(site.stack.calls[:_MOST_FRAMES]),
         ]
 

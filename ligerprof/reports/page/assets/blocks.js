@@ -11,13 +11,11 @@
     layer: "layer",
     role: "role",
     phase: "phase",
+    operation: "operation",
+    kept: "what keeps it",
   };
 
   const withoutIndices = (module) => module.split(".").map((part) => (/^\d+$/.test(part) ? "*" : part)).join(".");
-  const layerOf = (module) => {
-    const index = module.split(".").find((part) => /^\d+$/.test(part));
-    return index === undefined ? "outside layers" : `layer ${index}`;
-  };
   const phaseOf = (recording, block) => recording.phaseNames[recording.blocks.phase[block]] || "";
 
   // What a block is grouped under: [key, text, secondary text].
@@ -26,7 +24,15 @@
     const role = recording.roleNames[recording.blocks.role[block]];
     if (by === "role") return [role, "", ""];
     if (by === "phase") return [phaseOf(recording, block) || "unknown", phaseOf(recording, block) || "unknown phase", ""];
-    if (by === "layer") return [layerOf(site.module), site.module ? layerOf(site.module) : "no module recorded", ""];
+    if (by === "layer") {
+      const layer = recording.blocks.layer[block];
+      return [String(layer), layer < 0 ? "outside layers, or not known" : `layer ${layer}`, ""];
+    }
+    if (by === "operation") return [site.operation, site.operation || "not known", ""];
+    if (by === "kept") {
+      const kept = withoutIndices(recording.keptText(block));
+      return [kept, kept || "not recorded", ""];
+    }
     if (by === "module") return [site.module, site.module || "no module recorded", ""];
     const module = by === "place" ? withoutIndices(site.module) : site.module;
     const frame = site.frame || site.node;
@@ -56,7 +62,13 @@
   const reasons = (recording, block) => {
     const step = recording.blocks.step[block], phase = phaseOf(recording, block);
     const when = [step > 0 ? `step ${step}` : "", phase].filter(Boolean).join(", ");
-    return [recording.keptText ? recording.keptText(block) : "", when && `allocated in ${when}`, `lives ${recording.lifeText(block)}`].filter(Boolean);
+    const { operation } = recording.sites[recording.blocks.site[block]];
+    return [recording.keptText(block), (when || operation) && `allocated${when ? ` in ${when}` : ""}${operation ? ` by ${operation}` : ""}`, `lives ${recording.lifeText(block)}`].filter(Boolean);
+  };
+
+  const keptShort = (recording, block) => {
+    const kept = recording.keptText(block).replace(/^kept (?:for backward )?/, "");
+    return kept ? element("span", { class: "kept" }, kept + "; ") : null;
   };
 
   const swatch = (role) => {
@@ -80,7 +92,7 @@
         return element("label", {}, `${label} `, made);
       };
       const { roles } = this.recording;
-      this.search = element("input", { type: "search", placeholder: "module, frame or file", "aria-label": "Search blocks" });
+      this.search = element("input", { type: "search", placeholder: "module, file, operation …", "aria-label": "Search blocks" });
       this.search.addEventListener("input", () => this.change({ query: this.search.value.trim().toLowerCase() }));
       this.roleSelect = select("Role", [["", "all roles"], ...roles.map((role) => [role.name, role.name])], (role) => this.change({ role }));
       this.found = element("p", { class: "caption", "aria-live": "polite" });
@@ -94,7 +106,7 @@
         element("table", { class: "blocks" }, element("thead", {}, this.heads), this.body, this.foot),
         this.more,
       );
-      for (const [name, text] of [["role", "role"], ["bytes", "size"], ["count", "blocks"], ["text", "allocated by"], ["life", "lifetime"]]) {
+      for (const [name, text] of [["role", "role"], ["bytes", "size"], ["count", "blocks"], ["text", "allocated by"], ["life", "kept by, lifetime"]]) {
         const button = element("button", { type: "button", onclick: () => this.change({ sort: name, down: this.sort === name ? !this.down : name !== "role" && name !== "text" }) }, text);
         this.heads.append(element("th", { scope: "col", class: `c-${name}`, "data-sort": name }, button));
       }
@@ -121,9 +133,8 @@
     // everything that a search looks at
     textOf(site) {
       if (!this.texts.has(site)) {
-        const { module, frame, node } = this.recording.sites[site];
-        const kept = this.recording.keptSearch ? this.recording.keptSearch(site) : "";
-        this.texts.set(site, [module, frame, node, kept, ...this.recording.stackOf(site)].join("\n").toLowerCase());
+        const { module, frame, node, operation } = this.recording.sites[site];
+        this.texts.set(site, [module, frame, node, operation, ...this.recording.stackOf(site)].join("\n").toLowerCase());
       }
       return this.texts.get(site);
     }
@@ -134,7 +145,10 @@
       const words = query.split(/\s+/).filter(Boolean);
       return this.live.filter((block) => {
         if (role && recording.blocks.role[block] !== code) return false;
-        return words.every((word) => this.textOf(recording.blocks.site[block]).includes(word) || recording.roleNames[recording.blocks.role[block]].includes(word));
+        if (!words.length) return true;
+        const { name, place } = recording.keepers[recording.blocks.keeper[block]];
+        const text = `${this.textOf(recording.blocks.site[block])}\n${recording.roleNames[recording.blocks.role[block]]}\n${name}\n${place}`.toLowerCase();
+        return words.every((word) => text.includes(word));
       });
     }
 
@@ -182,7 +196,7 @@
         element("td", { class: "c-bytes" }, formatBytes(group.bytes)),
         element("td", { class: "c-count" }, number.format(group.blocks.length)),
         element("td", { class: "c-text" }, opener),
-        element("td", { class: "c-life muted" }, recording.lifeText(group.blocks[0])),
+        element("td", { class: "c-life muted" }, keptShort(recording, group.blocks[0]), recording.lifeText(group.blocks[0])),
       );
       const detail = element("tr", { class: "detail", hidden: !open });
       const fill = () => detail.childElementCount || detail.append(element("td", { colspan: "5" }, this.details(group)));

@@ -128,11 +128,14 @@ const ligerprof = {};
       this.allBlocks = values.allBlocks;
       this.frames = values.frames;
       this.stacks = readLists(column, values.stacks);
-      this.sites = values.sites.map(([module, frame, node, stack]) => ({ module, frame, node, stack }));
+      this.sites = values.sites.map(([module, frame, node, operation, stack]) => ({ module, frame, node, operation, stack }));
+      this.keepers = values.keepers.map(([name, place]) => ({ name, place }));
       this.blocks = {
         bytes: column(blocks.bytes),
         role: column(blocks.role),
         site: column(blocks.site),
+        keeper: column(blocks.keeper),
+        layer: column(blocks.layer),
         phase: column(blocks.phase),
         step: column(blocks.step),
         from: column(blocks.from),
@@ -140,13 +143,13 @@ const ligerprof = {};
         startTime: blocks.times && column(blocks.times[0]),
         lifeTime: blocks.times && column(blocks.times[1]),
       };
-      this.moreOf(values, column);
+      this.segments = values.segments ? values.segments.map((one) => readSegments(one, column)) : [];
+      this.whatIfs = (values.whatIfs || []).map((one) => ({ ...one, roles: one.roles.map(([name, bytes]) => [name, column(bytes)]) }));
       this.total = new Float64Array(this.count);
       for (const role of this.roles) for (let i = 0; i < this.count; i++) this.total[i] += role.bytes[i];
       // where each column starts, and the end of the last
       this.eventPlaces = Float64Array.from({ length: this.count + 1 }, (_, i) => (i < this.count ? this.starts[i] : this.last + 1));
     }
-    moreOf() {}
     get hasTimes() {
       return this.times !== null;
     }
@@ -179,6 +182,14 @@ const ligerprof = {};
     timeText(column) {
       return this.hasTimes ? formatTime(this.times[column], this.times[this.count]) : `event ${number.format(this.moments[column])}`;
     }
+    // what keeps a block, as text; empty if the recording does not show it
+    keptText(block) {
+      const { name, place } = this.keepers[this.blocks.keeper[block]];
+      if (!name) return "";
+      if (name === "checkpoint") return "kept as the input of a checkpointed layer";
+      if (name === "Python") return `kept by a variable of the program${place ? `, released in ${place}` : ""}`;
+      return `kept for backward by ${name}${place ? ` of ${place}` : ""}`;
+    }
     // how long a block lived, as text
     lifeText(block) {
       const { events, startTime, lifeTime, from } = this.blocks;
@@ -188,6 +199,25 @@ const ligerprof = {};
       return `${start}, for ${life}`;
     }
   }
+
+  // The segments of a moment; a piece has its size and the listed block in it, or says what else it is.
+  const KINDS = ["free", "waiting for another stream", "smaller block"];
+  const readSegments = (values, column) => {
+    const lengths = column(values.lengths), sizes = column(values.sizes), kinds = column(values.kinds);
+    let at = 0;
+    const segments = values.segments.map(([address, small, stream, pool], index) => {
+      const pieces = Array.from({ length: lengths[index] }, (_, i) => {
+        const kind = kinds[at + i];
+        return { size: sizes[at + i], kind: kind < KINDS.length ? KINDS[kind] : "block", block: kind < KINDS.length ? -1 : kind - KINDS.length };
+      });
+      at += lengths[index];
+      const sum = (chosen) => chosen.reduce((bytes, piece) => bytes + piece.size, 0);
+      const free = pieces.filter((piece) => piece.kind === "free");
+      return { address, small, stream, pool, pieces, size: sum(pieces), free: sum(free), largest: Math.max(0, ...free.map((piece) => piece.size)) };
+    });
+    const [count, bytes, freeBytes] = values.rest;
+    return { moment: values.moment, segments, rest: { count, bytes, free: freeBytes } };
+  };
 
   const readLists = (column, [lengths, members]) => {
     const counts = column(lengths), all = column(members);

@@ -99,9 +99,11 @@
           this.decorate();
         });
       d3.select(this.chart).datum(tree).call(this.graph);
+      // the library leaves room for a title
+      const deepest = Math.max(...[...this.chart.querySelectorAll("g.frame")].map((frame) => frame.__data__.depth));
+      this.chart.querySelector("svg").setAttribute("height", (deepest + 1) * CELL);
       this.details.textContent = this.hint();
       this.highlight();
-      this.decorate();
     }
 
     hint() {

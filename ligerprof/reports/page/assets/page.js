@@ -1,7 +1,7 @@
 // Builds the parts of a page: theme, timelines, and what is shown for a chosen moment.
 "use strict";
 (() => {
-  const { element, formatBytes, unpack, Recording, Timeline, Blocks, Flame } = ligerprof;
+  const { element, formatBytes, unpack, Recording, Timeline, Blocks, Flame, Segments } = ligerprof;
   const root = document.documentElement;
   const pages = [];
 
@@ -23,7 +23,7 @@
     name();
     return button;
   };
-  const recolor = () => pages.forEach((page) => page.timeline.recolor());
+  const recolor = () => pages.forEach((page) => [page.timeline, ...page.views].forEach((part) => part.recolor && part.recolor()));
 
   // What is shown of one recording: its timeline, and the blocks of a moment in several views.
   class View {
@@ -36,6 +36,8 @@
       this.views = [];
       if (blocks) this.views.push(new Blocks(blocks, recording));
       if (flame) this.views.push(new Flame(flame, recording));
+      const segments = host.querySelector(".segments-host");
+      if (segments) this.views.push(new Segments(segments, recording));
       if (this.views.length) this.choose(recording.marks.failure ? recording.marks.failure.moment : recording.marks.peak.moment, null, false);
     }
 

@@ -232,8 +232,9 @@
       );
       this.overviewPlot.over.append(this.brush);
       this.overviewPlot.over.addEventListener("pointerdown", (event) => this.dragBrush(event));
-      this.placeBrush();
       this.describe();
+      // uPlot has its size only after this task
+      this.redraw();
     }
 
     plotHeight(width) {
