@@ -47,7 +47,8 @@ class Theme:
         """CSS variables by name."""
         plain = ("paper", "card", "ink", "muted", "rule", "control", "accent", "failure", "mixed")
         named = {f"--{name}": getattr(self, name) for name in plain}
-        named |= {"--low-line": self.low_line, "--phase-ink": self.ink}
+        # what a change saves: the stack shows through
+        named |= {"--low-line": self.low_line, "--phase-ink": self.ink, "--veil": f"{self.card}c8"}
         named |= {"--accent-ink": text_on(self.accent), "--mixed-ink": text_on(self.mixed)}
         named |= {f"--phase-{phase.value}": color for phase, color in self.phases.items()}
         for role in Role:

@@ -16,7 +16,7 @@ from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.steps import step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import RoleTimeline, role_timeline
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.find import find_suggestions
+from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
 from ligerprof.analyzers.suggestions.replayed_change import Window
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import SnapshotFormatError
@@ -92,10 +92,18 @@ class SnapshotAnalysis:
     def suggestions(self) -> tuple[Suggestion, ...]:
         """Changes that lower the peak, or that let the failed allocation pass, the cheapest first."""
         with collector_paused():
-            failures = self.replayed.failures
-            failed = failures[-1] if failures and self._step is None else None
-            case = Case(attribution=self.attribution, window=self.window, peak_moment=self.peak_moment, failed=failed)
-            return find_suggestions(case, self._recipe)
+            return find_suggestions(self._case, self._recipe)
+
+    def bytes_after(self, suggestion: Suggestion) -> Int64s | None:
+        """Allocated bytes at each moment with one of the suggestions, None if not computed."""
+        with collector_paused():
+            return bytes_after(suggestion, self._case)
+
+    @cached_property
+    def _case(self) -> Case:
+        failures = self.replayed.failures
+        failed = failures[-1] if failures and self._step is None else None
+        return Case(attribution=self.attribution, window=self.window, peak_moment=self.peak_moment, failed=failed)
 
     @cached_property
     def timeline(self) -> RoleTimeline:

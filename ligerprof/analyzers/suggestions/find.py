@@ -10,6 +10,7 @@ from ligerprof.analyzers.suggestions.table import ROWS, Row
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.snapshots.trace import Int64s
 
 # a smaller share of the peak is not worth a change
 _LEAST_SHARE = 0.01
@@ -26,6 +27,13 @@ def find_suggestions(case: Case, recipe: TrainingRecipe | None = None) -> tuple[
     found = [one for row in ROWS for one in _evaluate(row, case, recipe, before_bytes)]
     order = list(Cost).index
     return tuple(sorted(found, key=lambda one: (order(one.cost), -(one.saves_bytes or 0))))
+
+
+def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:
+    """Allocated bytes at each moment after a suggestion that was found for this case; None if not computed."""
+    row = next(row for row in ROWS if row.name == suggestion.name)
+    edit = row.edit(case)
+    return None if edit is None else edit.allocated_bytes(case.request)
 
 
 def _evaluate(row: Row, case: Case, recipe: TrainingRecipe | None, before_bytes: int) -> Iterator[Suggestion]:

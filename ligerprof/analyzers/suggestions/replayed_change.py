@@ -75,21 +75,23 @@ class Edit:
         freed = self._replayed.freed_by[blocks]
         return np.where(freed < 0, self._replayed.last_moment, freed) + 1
 
+    def allocated_bytes(self, request: Request | None) -> Int64s:
+        """Allocated bytes at each moment after the change, with spikes and the allocation that failed."""
+        allocated = self._replayed.allocated_bytes + np.cumsum(self._changes)[:-1]
+        highest = allocated.copy()
+        for at, size_bytes in self._spikes:
+            np.maximum.at(highest, at, allocated[at] + size_bytes)
+        if request is not None and self.request_divisor:
+            requested = allocated[request.moment] + request.size_bytes // self.request_divisor
+            highest[request.moment] = max(highest[request.moment], requested)
+        return highest
+
     def highest(self, window: Window, request: Request | None) -> tuple[int, int]:
         """The peak after the change, and its moment."""
-        allocated = self._replayed.allocated_bytes + np.cumsum(self._changes)[:-1]
+        allocated = self.allocated_bytes(request)
         moments = np.arange(len(allocated))[window]
         place = int(np.argmax(allocated[moments]))
-        found = [(int(allocated[moments[place]]), int(moments[place]))]
-        first, last = int(moments[0]), int(moments[-1])
-        for at, size_bytes in self._spikes:
-            inside = (first <= at) & (at <= last)
-            if inside.any():
-                sums = np.where(inside, allocated[at] + size_bytes, 0)
-                found.append((int(sums.max()), int(at[np.argmax(sums)])))
-        if request is not None and self.request_divisor and first <= request.moment <= last:
-            found.append((int(allocated[request.moment]) + request.size_bytes // self.request_divisor, request.moment))
-        return max(found)
+        return int(allocated[moments[place]]), int(moments[place])
 
 
 class RoleBook:

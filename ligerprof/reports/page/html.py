@@ -18,7 +18,7 @@ _D3 = (
     *("time-format", "scale", "transition"),
 )
 _LIBRARIES = ("uplot", *(f"d3-{name}" for name in _D3), "d3-flame-graph")
-_OWN_SCRIPTS = ("data", "timeline", "blocks", "flame", "segments", "page")
+_OWN_SCRIPTS = ("data", "timeline", "blocks", "flame", "segments", "changes", "page")
 
 
 def html_page(title: str, parts: Iterable[str], recordings: Sequence[SnapshotAnalysis] = ()) -> str:
@@ -76,6 +76,7 @@ def html_recording(number: int = 0) -> str:
         f'<div class="recording" data-source="recording-{number}">'
         '<noscript><p class="warning">The charts need JavaScript.</p></noscript>'
         '<div class="timeline-host"></div>'
+        '<div class="changes-host"></div>'
         '<div class="moments moment-host"></div>'
         '<h2>Blocks</h2><div class="blocks-host"></div>'
         '<h2>Flame graph</h2><div class="flame-host"></div>'

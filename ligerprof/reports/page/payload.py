@@ -1,6 +1,6 @@
 """The data of one recording on a page: its timeline, its blocks with their stacks, and its marked moments."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ def recording_text(analysis: SnapshotAnalysis, *, title: str) -> str:
         "timeline": _timeline(analysis.timeline, columns),
         "marks": _marks(analysis),
         "segments": [_segments(analysis, moment, columns) for moment in analysis.marked_moments],
+        "whatIfs": list(_what_ifs(analysis, columns)),
         **_Blocks(analysis, columns).payload(),
     }
     return columns.to_text(payload)
@@ -83,6 +84,26 @@ def _marks(analysis: SnapshotAnalysis) -> dict[str, Any]:
             "requested": oom.requested_bytes,
         }
     return marks
+
+
+def _what_ifs(analysis: SnapshotAnalysis, columns: ColumnPacker) -> Iterator[dict[str, Any]]:
+    """Each suggestion with the highest bytes of each column after it."""
+    timeline = analysis.timeline
+    for suggestion in analysis.suggestions:
+        after = analysis.bytes_after(suggestion)
+        highest = None if after is None else np.maximum.reduceat(after, timeline.starts)
+        yield {
+            "name": suggestion.name,
+            "change": suggestion.change,
+            "cost": suggestion.cost.value,
+            "costReason": suggestion.cost_reason,
+            "how": list(suggestion.how),
+            "saves": suggestion.saves_bytes,
+            "peak": suggestion.new_peak_bytes,
+            "letsPass": suggestion.lets_pass,
+            # how much lower each column is: mostly 0, so that it packs well
+            "lower": None if highest is None else columns.add(timeline.allocated_bytes - highest),
+        }
 
 
 def _segments(analysis: SnapshotAnalysis, moment: int, columns: ColumnPacker) -> dict[str, Any]:

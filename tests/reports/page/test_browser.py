@@ -204,6 +204,31 @@ def test_the_failed_allocation_is_shown_first_and_marked(browser: Browser, analy
     assert total == browser.evaluate(f"ligerprof.formatBytes({failed.allocated_bytes})")
 
 
+def test_a_suggestion_redraws_the_timeline(browser: Browser, analysis: SnapshotAnalysis) -> None:
+    shown = [one for one in analysis.suggestions if one.new_peak_bytes is not None]
+    assert browser.evaluate(f"{TIMELINE}.change") is None
+    browser.click(".suggestion button")
+
+    assert browser.evaluate(f"Math.max(...{TIMELINE}.after)") == shown[0].new_peak_bytes
+    assert browser.evaluate(f"Math.max(...{TIMELINE}.plot.data.at(-1))") == shown[0].new_peak_bytes
+    browser.click(".suggestion button")
+    assert browser.evaluate(f"{TIMELINE}.change") is None
+
+
+def test_segments_name_what_pins_them(browser: Browser, analysis: SnapshotAnalysis) -> None:
+    failed = analysis.out_of_memory
+    assert failed is not None
+    summary = browser.evaluate("document.querySelector('.segments-host p').innerText")
+    for size in (failed.reserved_bytes, failed.reserved_free_bytes, failed.requested_bytes):
+        assert browser.evaluate(f"ligerprof.formatBytes({size})") in summary
+    pin = failed.pins[0]
+    first = browser.evaluate("document.querySelector('.segment').innerText")
+    assert browser.evaluate(f"ligerprof.formatBytes({pin.free_bytes})") in first
+    assert max(pin.roles, key=lambda role: pin.roles[role]).value in first
+    browser.click(".segment button.open")
+    assert "lives" in browser.evaluate("document.querySelector('.segment .pieces').innerText")
+
+
 def test_flame_graphs_add_up(browser: Browser, analysis: SnapshotAnalysis) -> None:
     for by in ("stack", "module"):
         tree = browser.evaluate(

@@ -1,6 +1,7 @@
 """The data of a page is that of the replay, to the byte."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ from tests.paths import RECORDINGS
 from tests.reports.page.unpacking import unpack
 from tests.torch_memory.allocator.programs import random_program
 
-NAMES = ("hf-ckpt-4x1024", "small-late", "small-ring-3000-expandable", "small-oom", "stamped-oom", "small-streams")
+NAMES = (
+    "hf-ckpt-4x1024",
+    "small-late",
+    "small-ring-3000-expandable",
+    "small-oom",
+    "stamped-oom",
+    "small-streams",
+    "small-expandable",
+)
 
 
 @given(st.lists(st.integers(-(2**61), 2**61)))
@@ -60,6 +69,45 @@ def check(analysis: SnapshotAnalysis) -> None:
         if moment in marks or data["leastBytes"] == 0:
             assert sum(listed.values()) == int(replayed.requested_bytes[replayed.live_at(moment)].sum())
     assert data["marks"]["peak"]["bytes"] == analysis.peak.peak_bytes
+    assert [state["moment"] for state in data["segments"]] == list(analysis.marked_moments)
+    for state in data["segments"]:
+        check_segments(analysis, data, state)
+    check_suggestions(analysis, data)
+
+
+def check_segments(analysis: SnapshotAnalysis, data: dict[str, Any], state: dict[str, Any]) -> None:
+    """The pieces fill the segments, which add up to the reserved bytes, and the blocks in them to the allocated."""
+    replayed, moment = analysis.replayed, state["moment"]
+    count, rest_bytes, rest_free = state["rest"]
+    assert len(state["segments"]) == len(state["lengths"])
+    assert sum(state["sizes"]) + rest_bytes == replayed.reserved_bytes[moment]
+    pieces = list(zip(state["sizes"], state["kinds"], strict=True))
+    free = sum(size for size, kind in pieces if kind == 0)
+    waiting = sum(size for size, kind in pieces if kind == 1)
+    if not count:
+        assert rest_free == 0
+        assert free + waiting + int(replayed.allocated_bytes[moment]) == replayed.reserved_bytes[moment]
+        live = set(replayed.live_at(moment).tolist())
+        listed = {int(analysis.lives.blocks[kind - 3]) for _, kind in pieces if kind >= 3}
+        assert listed == live & set(analysis.lives.blocks.tolist())
+    for size, kind in pieces:
+        assert kind < 3 or size == replayed.block_bytes[analysis.lives.blocks[kind - 3]]
+    starts = [int(address, 16) for address, *_ in state["segments"]]
+    assert len(set(starts)) == len(starts)
+
+
+def check_suggestions(analysis: SnapshotAnalysis, data: dict[str, Any]) -> None:
+    """What is drawn of a suggestion reaches exactly the peak that it promises."""
+    timeline = data["timeline"]
+    sums = [sum(sizes) for sizes in zip(*(role["bytes"] for role in timeline["roles"]), strict=True)]
+    assert [one["name"] for one in data["whatIfs"]] == [one.name for one in analysis.suggestions]
+    for one, suggestion in zip(data["whatIfs"], analysis.suggestions, strict=True):
+        after = analysis.bytes_after(suggestion)
+        assert after is not None
+        stops = [*timeline["starts"][1:], timeline["last"] + 1]
+        highest = [int(after[a:b].max()) for a, b in zip(timeline["starts"], stops, strict=True)]
+        assert [held - lower for held, lower in zip(sums, one["lower"], strict=True)] == highest
+        assert max(highest) == one["peak"] == suggestion.new_peak_bytes
 
 
 @pytest.mark.parametrize("name", NAMES)

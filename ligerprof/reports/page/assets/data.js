@@ -144,7 +144,7 @@ const ligerprof = {};
         lifeTime: blocks.times && column(blocks.times[1]),
       };
       this.segments = values.segments ? values.segments.map((one) => readSegments(one, column)) : [];
-      this.whatIfs = (values.whatIfs || []).map((one) => ({ ...one, roles: one.roles.map(([name, bytes]) => [name, column(bytes)]) }));
+      this.whatIfs = values.whatIfs.map((one) => ({ ...one, lower: one.lower && column(one.lower) }));
       this.total = new Float64Array(this.count);
       for (const role of this.roles) for (let i = 0; i < this.count; i++) this.total[i] += role.bytes[i];
       // where each column starts, and the end of the last

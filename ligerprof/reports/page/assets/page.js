@@ -1,7 +1,7 @@
 // Builds the parts of a page: theme, timelines, and what is shown for a chosen moment.
 "use strict";
 (() => {
-  const { element, formatBytes, unpack, Recording, Timeline, Blocks, Flame, Segments } = ligerprof;
+  const { element, formatBytes, unpack, Recording, Timeline, Blocks, Flame, Segments, WhatIf } = ligerprof;
   const root = document.documentElement;
   const pages = [];
 
@@ -32,6 +32,8 @@
       this.timelineHost = host.querySelector(".timeline-host");
       this.timeline = new Timeline(this.timelineHost, recording, { ...options, pick: (moment, role) => this.choose(moment, role, true) });
       this.momentHost = host.querySelector(".moment-host");
+      const changes = host.querySelector(".changes-host");
+      if (changes && recording.whatIfs.length) new WhatIf(changes, recording, this.timeline);
       const blocks = host.querySelector(".blocks-host"), flame = host.querySelector(".flame-host");
       this.views = [];
       if (blocks) this.views.push(new Blocks(blocks, recording));

@@ -29,7 +29,6 @@
     constructor(host, recording, { pick = () => {}, tallest = 0, sync = null } = {}) {
       Object.assign(this, { host, recording, pick, tallest, sync });
       this.hidden = new Set();
-      this.removed = new Map();
       this.axis = recording.hasTimes ? "time" : "events";
       this.fit = false;
       this.cursor = null;
@@ -95,16 +94,12 @@
       this.legend.append(
         element("span", { class: "key" }, element("i", { class: "line reserved" }), "reserved"),
         element("span", { class: "key" }, element("i", { class: "line lowest" }), "lowest in each part"),
+        (this.changeKey = element("span", { class: "key", hidden: true }, element("i", { class: "line change" }), "with the change")),
       );
       this.tip = element("div", { class: "tip", hidden: true, role: "status" });
       this.caption = element("p", { class: "caption" });
-      this.host.append(element("div", { class: "timeline" }, bar, this.chart, this.overview, this.legend, this.tip), this.caption);
+      this.host.append(element("div", { class: "timeline" }, bar, this.chart, this.overview, this.tip, this.legend), this.caption);
       this.chart.addEventListener("keydown", (event) => this.key(event));
-    }
-
-    // bytes of a role in each column, with the changes that are tried
-    bytesOf(role) {
-      return this.removed.get(role.name) || role.bytes;
     }
 
     sum() {
@@ -112,7 +107,7 @@
       this.shown = new Float64Array(recording.count);
       for (const role of recording.roles) {
         if (this.hidden.has(role.name)) continue;
-        const bytes = this.bytesOf(role);
+        const bytes = role.bytes;
         for (let i = 0; i < recording.count; i++) this.shown[i] += bytes[i];
       }
       this.tree = new Extremes(this.shown, higher);
@@ -120,10 +115,12 @@
       this.height = Math.max(full, this.tallest, 1) * 1.06;
     }
 
-    // Replace the bytes of some roles: `removed` has an array of bytes by column for each role that changes.
-    tryChanges(removed) {
-      this.removed = removed;
-      this.sum();
+    // Show the recording with a change, or as it was: `lower` says how much lower each column is.
+    tryChange(change) {
+      this.change = change;
+      this.changeKey.hidden = !change;
+      this.after = change && Float64Array.from(this.recording.total, (bytes, i) => bytes - change.lower[i]);
+      this.afterTree = change && new Extremes(this.after, higher);
       this.redraw();
       this.drawOverview();
     }
@@ -135,12 +132,13 @@
       // of columns that start at the same time, the last has the width
       const last = Math.min(recording.count, Math.max(first + 1, lowerBound(places, to)));
       const width = (to - from) / count;
-      const found = { x: [], column: [], lowest: [], reserved: [] };
+      const found = { x: [], column: [], lowest: [], reserved: [], after: [] };
       const push = (start, stop) => {
         found.x.push(Math.max(places[start], from));
         found.column.push(this.tree.within(start, stop));
         found.lowest.push(recording.lowest[this.lowestTree.within(start, stop)]);
         found.reserved.push(recording.reserved[this.reservedTree.within(start, stop)]);
+        found.after.push(this.after ? this.after[this.afterTree.within(start, stop)] : null);
       };
       for (let k = first; k < last; ) {
         const place = Math.max(places[k], from);
@@ -164,7 +162,7 @@
       for (const role of recording.roles) {
         const above = Float64Array.from(below);
         if (!this.hidden.has(role.name)) {
-          const bytes = this.bytesOf(role);
+          const bytes = role.bytes;
           for (let i = 0; i < size; i++) above[i] += bytes[bins.column[i]];
           above[size] = above[size - 1];
         }
@@ -172,7 +170,7 @@
       }
       const held = (values) => Float64Array.from({ length: size + 1 }, (_, i) => values[Math.min(i, size - 1)]);
       // the top of the stack is drawn first, and what is below it covers its lower part
-      return { bins, data: [x, ...series.reverse(), held(bins.reserved), held(bins.lowest)] };
+      return { bins, data: [x, ...series.reverse(), held(bins.reserved), held(bins.lowest), this.after ? held(bins.after) : new Array(size + 1).fill(null)] };
     }
 
     series() {
@@ -186,7 +184,7 @@
         points: { show: false },
       }));
       const line = (label, variable, dash) => ({ label, stroke: () => styleOf(variable), width: 1.5, dash, paths: stepped, points: { show: false } });
-      return [{}, ...roles, line("reserved", "--ink", [6, 3]), line("lowest", "--low-line", [2, 2])];
+      return [{}, ...roles, line("reserved", "--ink", [6, 3]), line("lowest", "--low-line", [2, 2]), { ...line("with the change", "--accent", []), width: 2.5 }];
     }
 
     create() {
@@ -354,7 +352,7 @@
       this.range.textContent = `${this.placeText(from, to)} – ${this.placeText(to, to)}, ${number.format(moments)} events`;
       const detail = columns === moments ? "the file has every event of this part" : `the file has ${number.format(columns)} columns for this part, each the highest of its events`;
       const drawn = this.shownBins.column.length;
-      const merged = drawn < columns ? `each pixel shows the highest of ${number.format(Math.round(columns / drawn))} columns; zoom in to see more` : "each column is drawn";
+      const merged = drawn < columns ? `each pixel shows the highest of its columns, ${number.format(Math.round(columns / drawn))} on average; zoom in to see more` : "each column is drawn";
       this.caption.textContent = `Allocated bytes, stacked by role: ${detail}; ${merged}.`;
     }
 
@@ -367,7 +365,7 @@
       let above = 0;
       for (const role of this.recording.roles) {
         if (this.hidden.has(role.name)) continue;
-        above += this.bytesOf(role)[column];
+        above += role.bytes[column];
         if (bytes <= above) return role;
       }
       return null;
@@ -440,21 +438,21 @@
     }
     stepRole(by) {
       if (!this.cursor) return this.step(0);
-      const held = this.recording.roles.filter((role) => !this.hidden.has(role.name) && this.bytesOf(role)[this.cursor.column] > 0);
+      const held = this.recording.roles.filter((role) => !this.hidden.has(role.name) && role.bytes[this.cursor.column] > 0);
       const index = held.indexOf(this.cursor.role);
       this.showAt(this.cursor.column, held[Math.max(0, Math.min(held.length - 1, index + by))] || null);
     }
     largestRole(column) {
-      return this.recording.roles.reduce((best, role) => (!best || this.bytesOf(role)[column] > this.bytesOf(best)[column] ? role : best), null);
+      return this.recording.roles.reduce((best, role) => (!best || role.bytes[column] > best.bytes[column] ? role : best), null);
     }
     showAt(column, role) {
       this.cursor = { column, role };
       let below = 0;
       for (const one of this.recording.roles) {
         if (one === role) break;
-        if (!this.hidden.has(one.name)) below += this.bytesOf(one)[column];
+        if (!this.hidden.has(one.name)) below += one.bytes[column];
       }
-      const middle = below + (role ? this.bytesOf(role)[column] / 2 : 0);
+      const middle = below + (role ? role.bytes[column] / 2 : 0);
       const left = this.plot.valToPos(Math.max(this.places[column], this.view[0]), "x"), top = this.plot.valToPos(middle, "y");
       this.plot.setCursor({ left, top });
       this.showTip({ column, role, left, top });
@@ -468,7 +466,8 @@
       const total = this.shown[column];
       this.tip.replaceChildren(
         element("div", { class: "head" }, `${recording.timeText(column)}: ${formatBytes(total)} of ${formatBytes(recording.reserved[column])} reserved`),
-        what ? element("div", { class: "muted" }, what) : null || "",
+        what ? element("div", { class: "muted" }, what) : "",
+        this.change ? element("div", { class: "muted" }, `with the change: at most ${formatBytes(this.after[column])}`) : "",
       );
       if (role) this.describeRole(role, column);
       else for (const one of this.largestRoles(column)) this.tip.append(this.roleLine(one, column));
@@ -480,10 +479,10 @@
       this.tip.style.top = `${Math.max(2, Math.min(host.height - high - 2, y - high / 2))}px`;
     }
     largestRoles(column) {
-      return this.recording.roles.filter((role) => this.bytesOf(role)[column] > 0).sort((a, b) => this.bytesOf(b)[column] - this.bytesOf(a)[column]).slice(0, 5);
+      return this.recording.roles.filter((role) => role.bytes[column] > 0).sort((a, b) => b.bytes[column] - a.bytes[column]).slice(0, 5);
     }
     roleLine(role, column) {
-      const bytes = this.bytesOf(role)[column];
+      const bytes = role.bytes[column];
       const line = element("div", { class: "role" }, `${role.name} ${formatBytes(bytes)} (${formatShare(bytes, this.shown[column])})`);
       line.style.setProperty("--fill", `var(--role-${role.name})`);
       return line;
@@ -547,11 +546,28 @@
       ctx.beginPath();
       ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
       ctx.clip();
+      if (this.change) this.drawVeil(u, ctx);
       const { peak, failure } = this.recording.marks;
       this.drawMark(u, peak.moment, `peak ${formatBytes(peak.bytes)}`, styleOf("--ink"), 0);
       if (failure) this.drawMark(u, failure.moment, `out of memory: ${formatBytes(failure.requested)} requested`, styleOf("--failure"), 1);
+      if (this.change) {
+        const column = this.afterTree.within(0, this.recording.count);
+        this.drawMark(u, this.recording.moments[column], `with it: ${formatBytes(this.after[column])}`, styleOf("--accent"), 3);
+      }
       if (this.chosen !== undefined) this.drawMark(u, this.chosen, "", styleOf("--accent"), 2);
       ctx.restore();
+    }
+    // what the change saves is veiled: the part of the stack above the new line
+    drawVeil(u, ctx) {
+      const bins = this.shownBins;
+      ctx.fillStyle = styleOf("--veil");
+      bins.x.forEach((x, i) => {
+        const bytes = this.shown[bins.column[i]];
+        if (bins.after[i] >= bytes) return;
+        const left = u.valToPos(x, "x", true), right = u.valToPos(i + 1 < bins.x.length ? bins.x[i + 1] : this.view[1], "x", true);
+        const top = u.valToPos(bytes, "y", true);
+        ctx.fillRect(left, top - 1, right - left, u.valToPos(bins.after[i], "y", true) - top);
+      });
     }
     drawMark(u, moment, label, color, row) {
       const place = this.places[this.recording.columnOf(moment)];
@@ -571,7 +587,7 @@
       ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
       const wide = ctx.measureText(label).width + 10 * ratio;
       const start = x + wide > bbox.left + bbox.width ? Math.max(bbox.left, x - wide) : x;
-      const top = bbox.top + (2 + row * 20) * ratio;
+      const top = bbox.top + (2 + Math.min(row, 2) * 20) * ratio;
       ctx.fillStyle = styleOf("--card");
       ctx.fillRect(start, top, wide, 18 * ratio);
       ctx.strokeRect(start, top, wide, 18 * ratio);
