@@ -128,7 +128,7 @@ def test_a_call_site_has_its_whole_stack() -> None:
     sites = analysis.attribution.call_sites
 
     for index in range(0, len(analysis.lives.blocks), 97):
-        stack = data["sites"][data["blocks"]["site"][index]][3]
+        stack = data["sites"][data["blocks"]["site"][index]][-1]
         frames = [data["frames"][frame] for frame in members[ends[stack] - lengths[stack] : ends[stack]]]
         calls = sites.of(int(analysis.lives.blocks[index])).stack.calls
         assert frames == [list(call) for call in calls]
