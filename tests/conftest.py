@@ -1,6 +1,8 @@
 """What all tests share: where Triton runs, how hypothesis searches, and that GPU tests want a GPU."""
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,3 +21,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `gpu` that was asked for where there is no CUDA device."""
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def no_log_records() -> Iterator[None]:
+    """Let libraries log nothing: pytest keeps their records, and with them frames and tensors of import errors."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)

@@ -4,8 +4,6 @@ Both read ligerprof.torch_memory; what either knows beyond it has to come to the
 number, and `draw_recipe(Random(number))` is the same recipe every time.
 """
 
-import logging
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -29,13 +27,7 @@ CASES_A_PART = 10
 QUICK_PARTS, SLOW_PARTS = 4, 50
 _NUMBERS_A_PART = 1_000_000
 
-
-@pytest.fixture(autouse=True)
-def _no_log_records() -> Iterator[None]:
-    # pytest keeps records, and with them frames and tensors of import errors that libraries log
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("no_log_records")
 
 
 def check(recipe: TrainingRecipe) -> None:

@@ -1,8 +1,5 @@
 """Simulated steps against steps that one H200 ran (torch 2.11, transformers 5.17; tests/data/truth)."""
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from ligerprof.errors import RecipeError
@@ -20,13 +17,7 @@ STEPS = measured_steps()
 # the rest is marked slow: `pytest -m "not slow"` scores only these
 QUICK = [step for step in STEPS if step.model in ("odd", "tiny")] + [step for step in STEPS if step.layers][::4]
 
-
-@pytest.fixture(autouse=True)
-def _no_log_records() -> Iterator[None]:
-    # pytest keeps records, and with them frames and tensors of the import errors that liger-kernel logs
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("no_log_records")
 
 
 def parameter(step: MeasuredStep) -> object:
