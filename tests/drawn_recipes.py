@@ -20,10 +20,10 @@ _VOCABULARIES = (1000, 4096, 8191, 20_000, 32_000, 50_257)
 
 
 def draw_spec(random: Random) -> ModelSpec:
-    """A decoder of any architecture: 2 to 4 layers, heads grouped or not, with or without a sliding window."""
+    """A decoder of any architecture: 2 or 3 layers, heads grouped or not, with or without a sliding window."""
     family = random.choice(sorted(ARCHITECTURES))
     kv_heads, head_dim = random.choice((1, 2, 4, 6, 8)), random.choice(_HEAD_DIMS)
-    heads, layers = kv_heads * random.choice((1, 2, 3)), random.choice((2, 2, 3, 4))
+    heads, layers = kv_heads * random.choice((1, 2, 3)), random.choice((2, 2, 2, 3))
     # transformers wants a multiple of the number of heads
     hidden = 8 * heads * random.randint(-(-48 // heads), -(-192 // heads))
     config: dict[str, Any] = {
@@ -71,7 +71,7 @@ def draw_recipe(random: Random) -> TrainingRecipe:
         model=spec,
         batch=random.randint(1, 4),
         seq=random.choice(_SEQUENCES),
-        grad_accum=random.choice((1, 1, 1, 2, 3)),
+        grad_accum=random.choice((1, 1, 1, 1, 2, 3)),
         padding=random.choice((0.0, 0.0, 0.2)),
         liger=random.choice(("none", "none", "all", "no-flce", *applying)),
         provider=random.choice(("ligerprof", "ligerprof", "torch")),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.norm import reference
+from ligerprof.kernels.norm import parameters, reference
 from ligerprof.kernels.norm.plan import MAX_COLUMNS, backward_programs, is_long, plan_backward, plan_forward
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, run
 
@@ -26,6 +26,14 @@ CASES = [
     for shape in (*SHAPES, *WIDE_SHAPES)
     for dtype in DTYPES
 ]
+
+
+@pytest.fixture(autouse=True)
+def _wide_sums_in_few_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes a hundredth of a second per program, and a wide norm's sums have thousands of them."""
+    sizes = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if (sizes.get("rows"), sizes.get("columns")) in WIDE_SHAPES and sizes["device"] == "cpu":
+        monkeypatch.setattr(parameters, "_BLOCK_COLUMNS", 1024)
 
 
 def rms(x: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:

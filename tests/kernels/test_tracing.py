@@ -17,8 +17,7 @@ from tests.paths import REPOSITORY
 LAUNCHES = {
     # per layer an addition and norm, and an input norm; each backward also launches the total of its partial sums
     "llama:rms": [5, 10],
-    "llama:rope": [2, 2],
-    "llama:swiglu": [2, 2],
+    "llama:rope+swiglu": [4, 4],
     "gemma:geglu": [2, 2],
     "gpt2:layernorm+flce": [5, 10],
 }

@@ -144,7 +144,6 @@ def _limits(recipe: TrainingRecipe) -> DeviceLimits:
 def _no_collections() -> Iterator[None]:
     """Free storages with their last reference, independent of garbage collection."""
     was_collecting = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
