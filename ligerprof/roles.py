@@ -23,6 +23,7 @@ class Role(ExplainedWord):
     KERNEL_WORKSPACE = "kernel_workspace", "chunk buffers and accumulators of fused kernels"
     LIBRARY_WORKSPACE = "library_workspace", "cuBLAS and cuDNN"
     COMMUNICATION = "communication", "ZeRO's gathered parameters and buckets"
+    KV_CACHE = "kv_cache", "keys and values that a generation keeps between forward passes"
     INPUTS = "inputs", "tokens, labels, masks, positions"
     ALLOCATOR_ROUNDING = "allocator_rounding", "block bytes beyond the requested size"
     OTHER = "other", "identified, but none of these roles"

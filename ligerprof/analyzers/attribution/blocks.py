@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.attribution.features import FeatureExtractor
 from ligerprof.analyzers.attribution.keepers import CHECKPOINT, Keeper, Keepers
-from ligerprof.analyzers.attribution.layers import NO_LAYER, layers_by_weights, layers_in_passes
+from ligerprof.analyzers.attribution.layers import NO_LAYER, layers_by_weights
 from ligerprof.analyzers.attribution.phases import find_phases
+from ligerprof.analyzers.attribution.program import Program
 from ligerprof.analyzers.attribution.rules import role_of
 from ligerprof.analyzers.attribution.user_rules import UserRule
 from ligerprof.roles import MemoryBreakdown, Phase, Role
@@ -122,14 +123,20 @@ class Attribution:
 
     def _finder_at(self, moment: int) -> "_RoleFinder":
         if moment not in self._at_moment:
-            extractor = FeatureExtractor(self.replayed, self.call_sites, self.phases, layers=self.layers, moment=moment)
+            extractor = FeatureExtractor(
+                self.replayed, self.call_sites, self.phases, program=self._program, moment=moment
+            )
             self._at_moment[moment] = _RoleFinder(extractor, self._user_rules)
         return self._at_moment[moment]
 
-    @cached_property
+    @property
     def layers(self) -> Int64s:
         """The layer of each block that forward or backward allocated, -1 if unknown."""
-        return layers_in_passes(self.replayed, self.call_sites, self.phases)
+        return self._program.layers
+
+    @cached_property
+    def _program(self) -> Program:
+        return Program(self.replayed, self.call_sites, self.phases)
 
 
 class _RoleFinder:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
+from ligerprof.analyzers.attribution.program import Program
 from ligerprof.analyzers.attribution.reduction import Reductions
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
@@ -43,6 +44,7 @@ class Feature(Enum):
     HEAD_WEIGHT_SIZED = auto()
     LOGITS_SIZED = auto()
     SHIFTED_LOGITS_SIZED = auto()
+    VOCABULARY_SIZED = auto()
     WORKSPACE_SIZED = auto()
     FIRST_WORKSPACE = auto()
     SMALL = auto()
@@ -54,12 +56,17 @@ class Feature(Enum):
     IN_EMBEDDING = auto()
     IN_HEAD = auto()
     IN_LOSS_AREA = auto()
+    VOCABULARY_LOSS = auto()
+    FIRST_COPY = auto()
     IN_MODEL_BODY = auto()
     FIRST_OF_CALL = auto()
     ONLY_OF_CALL = auto()
     CAST_ARGUMENT = auto()
     DIES_IN_CALL = auto()
     ATTENTION_SCORES = auto()
+    IN_CACHE = auto()
+    FEEDS_PASS = auto()
+    FOLLOWS_PASS = auto()
     # reduction of gradients by a data-parallel wrapper
     REDUCED = auto()
     REDUCTION_INPUT = auto()
@@ -96,17 +103,18 @@ class FeatureExtractor:
     """Features of a device's blocks, as seen from the blocks that are live at one moment.
 
     Args:
-        layers: decoder layer of each block if forward or backward shows it, else -1.
+        program: what holds for the whole recording.
         moment: its live blocks determine the sizes of weights, and its allocated bytes the limit of small blocks.
     """
 
     def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, layers: Int64s, moment: int
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, program: Program, moment: int
     ) -> None:
         self._replayed = replayed
         self._call_sites = call_sites
         self._phases = phases
-        self._layers = layers
+        self._program = program
+        self._layers = program.layers
         self._live = replayed.live_at(moment)
         self._peak_bytes = int(replayed.allocated_bytes[moment])
         self._sizes = replayed.requested_bytes
@@ -154,6 +162,11 @@ class FeatureExtractor:
             self._reductions.gradients[blocks],
             self._reductions.inputs[blocks],
             self._reductions.partitions[blocks],
+            self._program.vocabulary.follows_head[blocks],
+            self._program.vocabulary.first_of_size[blocks],
+            self._program.cached[blocks],
+            self._program.feeds_pass[blocks],
+            self._program.follows_pass[blocks],
         )
         return zip(*(column.tolist() for column in columns), strict=True)
 
@@ -169,6 +182,10 @@ class FeatureExtractor:
         yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
         yield Feature.GRADIENT_PARTITION, bool(self._reductions.partitions[block])
         yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
+        yield Feature.IN_CACHE, bool(self._program.cached[block])
+        yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
+        yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
+        yield Feature.FIRST_COPY, bool(self._program.vocabulary.first_of_size[block])
         size = int(self._sizes[block])
         if size in self._score_sizes:
             in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None
@@ -176,8 +193,13 @@ class FeatureExtractor:
             yield Feature.ATTENTION_SCORES, _EAGER_CALL in site.stack.text or (in_backward and in_attention)
         if phase is not Phase.FORWARD and not self._has_modules(site):
             return
-        yield Feature.IN_LOSS_AREA, self._in_loss_area(site)
-        if not self._has_modules(site):
+        if self._has_modules(site):
+            in_loss_area = bool(self._program.vocabulary) and site.module in self._loss_modules
+            yield Feature.IN_LOSS_AREA, in_loss_area
+            # V is unknown, but the names of modules delimit the loss
+            yield Feature.VOCABULARY_SIZED, in_loss_area and phase in (Phase.FORWARD, Phase.BACKWARD)
+        else:
+            yield Feature.IN_LOSS_AREA, bool(self._program.vocabulary.follows_head[block])
             # without module names: after all layers if no checkpointed layer allocates later in the span
             yield Feature.AFTER_LAYERS, bool(self._last_checkpointed[self._spans[block]] <= block)
 
@@ -204,8 +226,10 @@ class FeatureExtractor:
         yield Feature.WORKSPACE_SIZED, size in _WORKSPACE_SIZES
         yield Feature.FIRST_WORKSPACE, block in self._first_workspaces
         yield Feature.SMALL, size * _SMALL_SHARE < self._peak_bytes
-        yield Feature.LOGITS_SIZED, size in self._logits_sizes
-        yield Feature.SHIFTED_LOGITS_SIZED, any(_is_shifted(size, logits) for logits in self._logits_sizes)
+        vocabulary = self._program.vocabulary
+        yield Feature.LOGITS_SIZED, size in vocabulary.sizes
+        yield Feature.SHIFTED_LOGITS_SIZED, vocabulary.is_shifted(size)
+        yield Feature.VOCABULARY_SIZED, vocabulary.is_multiple(size)
 
     def _call(self, block: int, site: CallSite) -> Iterator[tuple[Feature, bool]]:
         """The block's place within its call: autocast casts arguments from the last to the first."""
@@ -229,6 +253,7 @@ class FeatureExtractor:
         stack, module = site.stack, site.module
         yield Feature.CHECKPOINTING, self._checkpointing
         yield Feature.RECOMPUTED, site.recomputes
+        yield Feature.VOCABULARY_LOSS, bool(self._program.vocabulary)
         yield Feature.IN_EMBEDDING, is_token_embedding(module) or "nn/modules/sparse.py:forward" in stack.text
         if self._has_modules(site):
             yield Feature.IN_LAYER, site.layer is not None
@@ -243,12 +268,6 @@ class FeatureExtractor:
     def _has_modules(self, site: CallSite) -> bool:
         """Whether the stamps of this recording name modules."""
         return site.stamp is not None and len(self._modules) > 1
-
-    def _in_loss_area(self, site: CallSite) -> bool:
-        """Whether the site belongs to the model itself, its head or the loss, and to no other part of the model."""
-        if self._has_modules(site):
-            return site.module in self._loss_modules
-        return len(site.stack.model_calls) <= 1
 
     @cached_property
     def _built(self) -> Int64s:
@@ -269,14 +288,6 @@ class FeatureExtractor:
         in_embedding = np.array(sites, dtype=bool)[self._call_sites.site_of[self._built]]
         sizes = self._sizes[self._built[in_embedding]].tolist()
         return frozenset(sizes or sorted(self._weight_sizes)[-1:])
-
-    @cached_property
-    def _logits_sizes(self) -> frozenset[int]:
-        """Sizes of the logits, the last block of the head's call, and of their upcast."""
-        blocks = self._blocks_of([_is_head_output(site) for site in self._call_sites.sites])
-        is_last = self._call_sites.index_in_call[blocks] == self._call_sites.blocks_in_call[blocks] - 1
-        outputs = set(self._sizes[blocks[is_last]].tolist())
-        return frozenset(outputs | {2 * size for size in outputs})
 
     @cached_property
     def _first_workspaces(self) -> frozenset[int]:
@@ -347,15 +358,3 @@ class FeatureExtractor:
         heads = [module for module in self._modules if is_head(module)]
         around = {".".join(head.split(".")[:depth]) for head in heads for depth in range(head.count(".") + 2)}
         return frozenset({"", "loss"} | around) - self._bodies
-
-
-def _is_head_output(site: CallSite) -> bool:
-    """Whether the head's matrix product ran, rather than a fused loss."""
-    if not site.module:
-        return site.stack.in_head
-    return is_head(site.module) and (not site.stack.calls or site.stack.in_linear)
-
-
-def _is_shifted(size: int, logits: int) -> bool:
-    """Whether `size` is that of logits without one token of each sequence."""
-    return logits // 2 < size < logits and logits % (logits - size) == 0

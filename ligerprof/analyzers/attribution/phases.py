@@ -73,6 +73,19 @@ class EventPhases:
         """Spans of several events, -1 before the recording."""
         return np.append(self.spans, _UNKNOWN)[events]
 
+    def feeds_forward(self, allocated: Int64s, freed: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether blocks are alive when a forward pass runs after their allocation; `freed` is -1 for kept blocks."""
+        forward = np.append(np.flatnonzero(self.codes == _CODES[Phase.FORWARD]), len(self.codes))
+        following = forward[np.searchsorted(forward, allocated)]
+        feeds: npt.NDArray[np.bool_] = (following < len(self.codes)) & ((freed < 0) | (freed > following))
+        return feeds
+
+    def follows_forward(self, events: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether the last phase up to each event, apart from `outside`, was forward."""
+        passes = _filled_forward(np.where(self.codes == _CODES[Phase.OUTSIDE], _UNKNOWN, self.codes))
+        follows: npt.NDArray[np.bool_] = np.append(passes, _UNKNOWN)[events] == _CODES[Phase.FORWARD]
+        return follows
+
     def moments_of(self, phase: Phase, step: int | None = None) -> list[Int64s]:
         """The moments around each event of a phase, and for the optimizer its starts; `step` selects a stamped step."""
         chosen = self.codes == _CODES[phase]

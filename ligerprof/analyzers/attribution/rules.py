@@ -27,6 +27,7 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.WORKSPACE_SIZED, Feature.OUTLIVES_STEP),
         lacks=(Feature.WEIGHT_SIZED,),
     ),
+    Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
     *STATE_RULES,
     # the optimizer's states and temporaries
     Rule(Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$"),
@@ -36,7 +37,7 @@ RULES: tuple[Rule, ...] = (
     *COMMUNICATION_RULES,
     # inputs of the model
     Rule(Role.INPUTS, stack=r":make_batch$|/dataloader\.py:|/data_collator\.py:|/data/_utils/"),
-    Rule(Role.INPUTS, _FORWARD, stack=r"\A\S*mask\w*\.py:"),
+    Rule(Role.INPUTS, _FORWARD, stack=r"\Atransformers/\S*mask\w*\.py:"),
     Rule(Role.INPUTS, _FORWARD, has=(Feature.IN_MODEL_BODY, Feature.SMALL)),
     Rule(
         Role.INPUTS,
@@ -46,8 +47,11 @@ RULES: tuple[Rule, ...] = (
         stack=r"\A\S*(?:loss_utils|modeling_\w+)\.py:",
     ),
     # building or loading the model; rotary frequencies are buffers, not weights
-    Rule(Role.OTHER, _BUILD, stack=r"rope|[rR]otary"),
+    Rule(Role.OTHER, _BUILD, stack=r"(?:\b|_)rope(?:\b|_)|[rR]otary"),
     Rule(Role.PARAMETERS, _BUILD),
+    # outside the model: what a script computes from its output, and what it feeds to the next pass
+    Rule(Role.LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED), lacks=(Feature.WEIGHT_SIZED,)),
+    Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS,), lacks=(Feature.FEEDS_PASS,)),
     Rule(Role.INPUTS, _OUTSIDE),
     # fused losses: the head's gradient is computed in forward, and chunks die with the call
     Rule(Role.GRADIENTS, _FORWARD, stack=_FUSED_LOSS, has=(Feature.HEAD_WEIGHT_SIZED,), lacks=(Feature.DIES_IN_PHASE,)),
@@ -64,13 +68,39 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.HALF_WEIGHT_SIZED,),
     ),
     # the loss in forward
-    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=_LOSS),
-    Rule(Role.SHIFT_LOGITS, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED)),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=_LOSS, has=(Feature.VOCABULARY_LOSS,)),
+    Rule(
+        Role.CE_TEMPORARIES,
+        _FORWARD,
+        native=r"at::_ops::(?:_?log_softmax|logsumexp)",
+        has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED),
+    ),
+    Rule(
+        Role.SHIFT_LOGITS,
+        _FORWARD,
+        has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED, Feature.FIRST_COPY),
+    ),
     Rule(Role.LOGITS, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.LOGITS_SIZED)),
-    Rule(Role.CE_TEMPORARIES, _FORWARD, has=(Feature.IN_LOSS_AREA,), lacks=(Feature.IN_HEAD,)),
+    Rule(
+        Role.CE_TEMPORARIES,
+        _FORWARD,
+        has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED),
+        lacks=(Feature.IN_HEAD,),
+    ),
     # the loss in backward
-    Rule(Role.CE_TEMPORARIES, _BACKWARD, stack=r":_make_grads$|:scale_loss$|:scale$"),
-    Rule(Role.CE_TEMPORARIES, _BACKWARD, node=r"NllLoss|LogSoftmax|CrossEntropy", lacks=(Feature.RECOMPUTED,)),
+    Rule(
+        Role.CE_TEMPORARIES,
+        _BACKWARD,
+        stack=r":_make_grads$|:scale_loss$|:scale$",
+        has=(Feature.VOCABULARY_LOSS,),
+    ),
+    Rule(
+        Role.CE_TEMPORARIES,
+        _BACKWARD,
+        node=r"NllLoss|LogSoftmax|CrossEntropy",
+        has=(Feature.VOCABULARY_LOSS,),
+        lacks=(Feature.RECOMPUTED,),
+    ),
     Rule(
         Role.CE_TEMPORARIES,
         _BACKWARD,

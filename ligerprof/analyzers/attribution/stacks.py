@@ -21,6 +21,7 @@ _OPERATOR = re.compile(r"at::_ops::(\w+)::(?:call|redispatch)\(")
 _OVERLOAD = re.compile(r"_(?:dim_IntList|dtype_layout|memory_format|dtype|device|layout|int|out|nd|low|[A-Z]\w*)$")
 _CAST_ARGUMENT = re.compile(r"at::autocast::\w*cast\(")
 _CREATES = re.compile(r"(?:new_)?(?:empty|zeros|ones|full)(?:_like|_strided)?$|resize_$")
+_OPERATOR_PREFIX = "at::_ops::"
 # stacks of the thread that runs the training script end in one of these functions; those of autograd's threads do not
 _MAIN_ROOTS = frozenset({"<module>", "_bootstrap", "_run_module_as_main", "_run_code", "run_module"})
 # paths of installed packages start with the package, those of checkouts with the folder they were cloned into
@@ -94,6 +95,12 @@ class Stack:
         """The autograd node that ran, such as `MmBackward0`, or ""."""
         match = _NODE.search(self.native_text)
         return match.group(1) if match else ""
+
+    @cached_property
+    def operators(self) -> frozenset[str]:
+        """Names of torch's operators that ran, such as `log_softmax_int`."""
+        names = (name[len(_OPERATOR_PREFIX) :] for name in self.native if name.startswith(_OPERATOR_PREFIX))
+        return frozenset(name.partition("::")[0] for name in names)
 
     @cached_property
     def releasing_node(self) -> str:

@@ -285,7 +285,14 @@ def test_first_rule_that_matches_gives_the_role() -> None:
         (Role.OPTIMIZER_TEMPORARIES, features(Phase.OPTIMIZER, given=(Feature.DIES_IN_PHASE,))),
         (Role.GRADIENTS, features(Phase.BACKWARD, node="MmBackward0", given=(Feature.OUTLIVES_PHASE,))),
         (Role.GRADIENTS, features(Phase.BACKWARD, node="EmbeddingBackward0", given=(Feature.WEIGHT_SIZED,))),
-        (Role.CE_TEMPORARIES, features(Phase.BACKWARD, node="LogSoftmaxBackward0")),
+        (
+            Role.CE_TEMPORARIES,
+            features(Phase.BACKWARD, node="LogSoftmaxBackward0", given=(Feature.VOCABULARY_LOSS,)),
+        ),
+        (Role.ACTIVATIONS, features(Phase.BACKWARD, node="LogSoftmaxBackward0")),
+        (Role.ACTIVATIONS, features(Phase.FORWARD, stack="torch/nn/functional.py:cross_entropy")),
+        (Role.KV_CACHE, features(Phase.FORWARD, stack="cache.py:update", given=(Feature.IN_CACHE,))),
+        (Role.ACTIVATIONS, features(Phase.OUTSIDE, stack="train.py:main", given=(Feature.FOLLOWS_PASS,))),
         (
             Role.ATTENTION_TEMPORARIES,
             features(Phase.BACKWARD, node="ScaledDotProductFlashAttentionBackward0", given=(Feature.DIES_IN_CALL,)),

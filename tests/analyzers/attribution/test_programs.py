@@ -19,6 +19,12 @@ ALLOWED = {
     "ce_or_logits": {Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES},
 }
 
+VOCABULARY_ROLES = {Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES}
+# classifiers of images, regression, a contrastive text encoder, generation: a cross-entropy or a head at most
+WITHOUT_VOCABULARY_LOSS = {"double-head", "graphed-mlp", "oom-generate", "own-cache", "static-cache", "unet", "vit"}
+TRAINING_ROLES = {Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES, Role.CHECKPOINTS}
+GENERATIONS = {"oom-generate", "own-cache", "static-cache"}
+
 
 @cache
 def analysis(name: str) -> SnapshotAnalysis:
@@ -75,3 +81,23 @@ def test_tensors_that_the_program_named_have_their_roles(name: str) -> None:
         moment = int(events[count - 1]) + 1
         block = next(block for block in replayed.live_at(moment).tolist() if address_of[block] == address)
         assert roles_of(found, [block])[0] in role_names(expected), (count, address, expected)
+
+
+def roles_at_any_time(name: str) -> set[Role]:
+    found = analysis(name)
+    return set(roles_of(found, list(range(len(found.replayed.requested_bytes)))))
+
+
+@pytest.mark.parametrize("name", sorted(TRUTH))
+def test_only_a_loss_over_a_vocabulary_has_logits(name: str) -> None:
+    vocabulary_roles = VOCABULARY_ROLES & roles_at_any_time(name)
+    # compiled code allocates the logits in a generated function, which does not tell what they are
+    assert bool(vocabulary_roles) == (name not in WITHOUT_VOCABULARY_LOSS)
+
+
+@pytest.mark.parametrize("name", sorted(TRUTH))
+def test_only_a_generation_has_a_cache_and_it_has_no_roles_of_training(name: str) -> None:
+    roles = roles_at_any_time(name)
+    assert (Role.KV_CACHE in roles) == (name in GENERATIONS)
+    if name in GENERATIONS:
+        assert not TRAINING_ROLES & roles

@@ -1,0 +1,32 @@
+"""Determine what holds for the whole recording: layers, the loss over a vocabulary, caches of a generation."""
+
+import numpy as np
+import numpy.typing as npt
+
+from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.attribution.generation import find_cached
+from ligerprof.analyzers.attribution.layers import layers_in_passes
+from ligerprof.analyzers.attribution.phases import EventPhases
+from ligerprof.analyzers.attribution.vocabulary import Vocabulary
+from ligerprof.snapshots.replay import Replay
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Program:
+    """Features of a recording's blocks that do not depend on the moment.
+
+    Attributes:
+        layers: decoder layer of each block if forward or backward shows it, else -1.
+        vocabulary: the loss over a vocabulary.
+        cached: whether each block holds keys and values between the passes of a generation.
+        feeds_pass: whether each block is alive when a later forward pass runs.
+        follows_pass: whether each block was allocated after a forward pass, with no other phase in between.
+    """
+
+    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
+        self.layers = layers_in_passes(replayed, call_sites, phases)
+        self.vocabulary = Vocabulary(replayed, call_sites, phases)
+        self.cached: Mask = find_cached(replayed, call_sites, phases)
+        self.feeds_pass: Mask = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
+        self.follows_pass: Mask = phases.follows_forward(replayed.allocated_by)

@@ -1,0 +1,233 @@
+"""Find the loss over a vocabulary: the sizes of its [T, V] tensors, for T tokens and V words, and the head's calls."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import islice, product
+
+import numpy as np
+import numpy.typing as npt
+
+from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
+from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.analyzers.attribution.stacks import PythonCall
+from ligerprof.models.module_names import is_head, is_token_embedding
+from ligerprof.roles import Phase
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
+
+Mask = npt.NDArray[np.bool_]
+
+# losses of language models, by what their libraries document
+_LIBRARY_LOSS = re.compile(
+    r"loss_utils\.py:For(?:CausalLM|MaskedLM)Loss$|fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/",
+    re.MULTILINE,
+)
+_LOSS_CALL = re.compile(
+    r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:\w+Loss$"
+    r"|liger_kernel/ops/cross_entropy\.py|kernels/cross_entropy/",
+    re.MULTILINE,
+)
+_LOSS_OPERATORS = frozenset({"cross_entropy_loss", "nll_loss_nd", "nll_loss", "log_softmax_int", "logsumexp"})
+_LOSS_NODE = re.compile(r"NllLoss|LogSoftmax|CrossEntropy|Logsumexp")
+_LOOK_UP = re.compile(r"nn/modules/sparse\.py:forward$|nn/functional\.py:embedding$", re.MULTILINE)
+_TABLE = re.compile(r"nn/modules/sparse\.py:__init__$", re.MULTILINE)
+_LINEAR = re.compile(r"nn/functional\.py:linear$|zero/linear\.py:", re.MULTILINE)
+_LOSS_MODULE = "loss"
+_WIDTHS = (2, 4)
+_LEAST_HIDDEN_SIZE = 8
+# of a model and its reference model: the embedding and the head; weights of layers are more
+_MOST_TABLES = 4
+# all passes of a training loop have the same calls, and the first ones show them
+_PASSES_TO_SEARCH = 16
+_NO_BLOCKS = np.empty(0, dtype=np.int64)
+
+
+class Vocabulary:
+    """The loss over a vocabulary that a recording shows, if it shows one.
+
+    Classifiers of images and sentences compute a cross-entropy too, and encoders look tokens up without a loss over
+    them. A loss over a vocabulary is known from one of:
+
+    - the loss of a library for language models, which ran after a linear layer returned a tensor of the same size;
+    - sizes: a table [V, D], the tensor [T, D] of the tokens looked up in it, and a linear layer's output [T, V].
+      Their bytes determine D, which has to divide the first two and be the size of some weight, such as a
+      norm's. A loss then allocated multiples of V;
+    - the names of modules, if the recording has them: an embedding of tokens, a head, and a loss.
+
+    Attributes:
+        sizes: sizes of the head's outputs and of their upcast; empty without a loss over a vocabulary.
+    """
+
+    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
+        self._sites = call_sites.sites
+        self._site_of = call_sites.site_of
+        self._sizes = replayed.requested_bytes
+        self._codes = phases.codes_of(replayed.allocated_by)
+        self._spans = phases.spans_of(replayed.allocated_by)
+        self._calls = np.cumsum(call_sites.index_in_call == 0)
+        self._is_last = call_sites.index_in_call == call_sites.blocks_in_call - 1
+        self._has_library_loss = any(_LIBRARY_LOSS.search(site.stack.text) for site in self._sites)
+        self._row_bytes = 0
+        self._heads = self._find_heads()
+        outputs = set(self._sizes[self._heads].tolist())
+        self.sizes = frozenset(outputs | {2 * size for size in outputs})
+
+    def __bool__(self) -> bool:
+        return len(self._heads) > 0 or self._has_library_loss
+
+    def is_multiple(self, size: int) -> bool:
+        """Whether a size is that of rows of V numbers; False if V is unknown."""
+        return self._row_bytes > 0 and size >= self._row_bytes and size % self._row_bytes == 0
+
+    def is_shifted(self, size: int) -> bool:
+        """Whether a size is that of logits without one token of each sequence."""
+        return any(logits // 2 < size < logits and logits % (logits - size) == 0 for logits in self.sizes)
+
+    @cached_property
+    def follows_head(self) -> Mask:
+        """Whether each block comes after a head's output in the same pass, and from code as far outside as the head.
+
+        Layers that run after the head of another model in the same pass are called from further inside.
+        """
+        head = self._last_head
+        depths = np.array([len(site.stack.model_calls) for site in self._sites], dtype=np.int64)[self._site_of]
+        follows: Mask = (head >= 0) & (self._spans[head] == self._spans) & (depths <= depths[head])
+        return follows
+
+    @cached_property
+    def first_of_size(self) -> Mask:
+        """Whether each block is the first of its size after the head's output that precedes it."""
+        first = np.zeros(len(self._sizes), dtype=bool)
+        follows = np.flatnonzero(self.follows_head)
+        keys = np.stack([self._last_head[follows], self._sizes[follows]])
+        first[follows[np.unique(keys, axis=1, return_index=True)[1]]] = True
+        return first
+
+    @cached_property
+    def _last_head(self) -> Int64s:
+        """The last head's output up to each block, -1 if there is none."""
+        last = np.full(len(self._sizes), -1, dtype=np.int64)
+        last[self._heads] = self._heads
+        return np.maximum.accumulate(last)
+
+    def _find_heads(self) -> Int64s:
+        losses = self._blocks(_is_loss, Phase.FORWARD)
+        if not len(losses) and not any(_LOSS_NODE.search(site.node) for site in self._sites):
+            return _NO_BLOCKS
+        modules = {site.module for site in self._sites if site.stamp}
+        if any(map(is_head, modules)) and any(map(is_token_embedding, modules)):
+            return self._outputs(lambda site: is_head(site.module) and (not site.stack.calls or _is_linear(site)))
+        outputs = self._outputs(_is_linear)
+        heads = self._heads_by_sizes(outputs, losses)
+        if heads is None:
+            library = self._blocks(lambda site: _LIBRARY_LOSS.search(site.stack.text) is not None, Phase.FORWARD)
+            heads = self._heads_by_library(outputs, library)
+        calls = {_head_call(self._sites[site]) for site in self._site_of[heads].tolist()}
+        of_head = np.array([_head_call(site) in calls for site in self._sites], dtype=bool)[self._site_of[outputs]]
+        # layers of a Sequential share their call
+        sized = self._sizes[outputs] % self._row_bytes == 0 if self._row_bytes else np.isin(outputs, heads)
+        return outputs[of_head & sized]
+
+    def _heads_by_sizes(self, outputs: Int64s, losses: Int64s) -> Int64s | None:
+        """The outputs [T, V] of a pass that looked T tokens up in a table of V rows; None if there are none."""
+        looked_up = self._outputs(_is_look_up)
+        tables = self._table_sizes()
+        loss_sizes = np.unique(self._sizes[losses])
+        for span in islice(dict.fromkeys(self._spans[looked_up].tolist()), _PASSES_TO_SEARCH):
+            tokens = _distinct(self._sizes[looked_up[self._spans[looked_up] == span]])
+            in_span = outputs[self._spans[outputs] == span]
+            for size in sorted(_distinct(self._sizes[in_span]), reverse=True):
+                rows = [2 * words for words, vector in _shapes(size, tables, tokens) if self._is_weight(vector)]
+                rows = [row for row in rows if not len(losses) or (loss_sizes[loss_sizes >= row] % row == 0).any()]
+                if rows:
+                    self._row_bytes = min(rows)
+                    heads: Int64s = in_span[self._sizes[in_span] == size]
+                    return heads
+        return None
+
+    def _heads_by_library(self, outputs: Int64s, losses: Int64s) -> Int64s:
+        """The output before each loss that is as large as the loss's largest tensor, or half of it in 16 bit."""
+        heads: list[int] = []
+        for span in dict.fromkeys(self._spans[losses].tolist()):
+            of_loss = losses[self._spans[losses] == span]
+            largest = int(self._sizes[of_loss].max())
+            before = outputs[(self._spans[outputs] == span) & (outputs < of_loss[0])]
+            sized = before[np.isin(self._sizes[before], (largest, largest // 2))]
+            heads.extend(sized[-1:].tolist())
+        return np.array(heads, dtype=np.int64)
+
+    def _table_sizes(self) -> set[int]:
+        """Sizes that an embedding's table may have: of known tables, else of all weights and older blocks."""
+        constructed = self._sizes[self._blocks(lambda site: _TABLE.search(site.stack.text) is not None, Phase.BUILD)]
+        backward = self._blocks(lambda site: site.node.startswith("Embedding"), Phase.BACKWARD)
+        if len(backward):
+            # the table's gradient is larger than the sorted tokens
+            calls = np.flatnonzero(np.diff(self._calls[backward], prepend=-1))
+            constructed = np.append(constructed, np.maximum.reduceat(self._sizes[backward], calls))
+        if len(constructed):
+            return _distinct(constructed)
+        sizes, counts = np.unique(self._weights, return_counts=True)
+        return _distinct(sizes[counts <= _MOST_TABLES])
+
+    @cached_property
+    def _weights(self) -> Int64s:
+        """Sizes of weights, and of blocks older than the recording, which may be weights."""
+        weights: Int64s = self._sizes[np.isin(self._codes, (phase_code(Phase.BUILD), phase_code(None)))]
+        return weights
+
+    def _is_weight(self, size: int) -> bool:
+        return not len(self._weights) or bool((self._weights == size).any())
+
+    def _outputs(self, chosen: Callable[[CallSite], bool], phase: Phase = Phase.FORWARD) -> Int64s:
+        """The last block of each call from the chosen sites."""
+        blocks = self._blocks(chosen, phase)
+        outputs: Int64s = blocks[self._is_last[blocks]]
+        return outputs
+
+    def _blocks(self, chosen: Callable[[CallSite], bool], *phases: Phase) -> Int64s:
+        """Blocks that the chosen sites allocated in one of some phases."""
+        is_chosen = np.array([chosen(site) for site in self._sites], dtype=bool)
+        if not is_chosen.any():
+            return _NO_BLOCKS
+        in_phases = np.isin(self._codes, [phase_code(phase) for phase in phases])
+        return np.flatnonzero(is_chosen[self._site_of] & in_phases).astype(np.int64)
+
+
+def _is_loss(site: CallSite) -> bool:
+    """Whether a site computes some loss; what a script allocates between forward and backward is one too."""
+    stack = site.stack
+    in_script = stack.phase is Phase.OUTSIDE or site.module == _LOSS_MODULE
+    return in_script or _LOSS_CALL.search(stack.text) is not None or not _LOSS_OPERATORS.isdisjoint(stack.operators)
+
+
+def _is_look_up(site: CallSite) -> bool:
+    return _LOOK_UP.search(site.stack.text) is not None or "embedding" in site.stack.operators
+
+
+def _is_linear(site: CallSite) -> bool:
+    stack = site.stack
+    return stack.in_linear or _LINEAR.search(stack.text) is not None or "linear" in stack.operators
+
+
+def _head_call(site: CallSite) -> tuple[PythonCall, ...]:
+    """The calls from the innermost method of the model on."""
+    return site.stack.calls[: len(site.stack.below_model) + 1]
+
+
+def _distinct(sizes: Int64s) -> set[int]:
+    return set(sizes.tolist())
+
+
+def _shapes(output: int, tables: Iterable[int], looked_up: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Every V for which a table is [V, D], the looked-up tensor [T, D] and the output [T, V]; with the bytes of D."""
+    for table_bytes, tokens_bytes, widths in product(tables, looked_up, product(_WIDTHS, repeat=3)):
+        table, tokens, scores = (
+            size // width for size, width in zip((table_bytes, tokens_bytes, output), widths, strict=True)
+        )
+        hidden = math.isqrt(table * tokens // scores) if scores else 0
+        if hidden < _LEAST_HIDDEN_SIZE or table % hidden or tokens % hidden:
+            continue
+        if table // hidden * (tokens // hidden) == scores:
+            yield table // hidden, hidden * widths[0]
