@@ -1,8 +1,8 @@
 """Render `ligerprof diff`: one sentence on the change, the roles, and the groups that changed most."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ligerprof.analyzers.explain.diff import GroupChange, PeakDiff
 from ligerprof.analyzers.explain.peak import PeakReport
@@ -45,41 +45,69 @@ def _peak(report: PeakReport) -> str:
     return f"{format_bytes(report.peak_bytes)}{when}"
 
 
-def _roles_table(diff: PeakDiff) -> "Table":
-    table = groups_table("role", "before, MiB", "after, MiB", "change, MiB", figure_width=_FIGURE_WIDTH)
+def change_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
+    """Name, bytes before and bytes after of each role that either peak has."""
     for role in Role:
         before, after = diff.before.roles[role], diff.after.roles[role]
         if before or after:
-            _add_change(table, role.value, before, after)
-    table.add_section()
-    _add_change(table, "peak", diff.before.peak_bytes, diff.after.peak_bytes)
-    _add_change(table, "reserved", diff.before.reserved_bytes, diff.after.reserved_bytes)
+            yield role.value, before, after
+
+
+def total_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
+    """Name, bytes before and bytes after of the peak, the reserved bytes and each phase."""
+    yield "peak", diff.before.peak_bytes, diff.after.peak_bytes
+    yield "reserved", diff.before.reserved_bytes, diff.after.reserved_bytes
     for phase in diff.phases:
-        _add_change(table, f"highest in {phase.value}", diff.before.phases[phase], diff.after.phases[phase])
+        yield f"highest in {phase.value}", diff.before.phases[phase], diff.after.phases[phase]
+
+
+def _roles_table(diff: PeakDiff) -> "Table":
+    table = groups_table("role", "before, MiB", "after, MiB", "change, MiB", figure_width=_FIGURE_WIDTH)
+    for row in change_rows(diff):
+        table.add_row(*change_cells(*row))
+    table.add_section()
+    for row in total_rows(diff):
+        table.add_row(*change_cells(*row))
     return table
 
 
-def _add_change(table: "Table", name: str, before: int, after: int) -> None:
-    table.add_row(name, format_mib(before), format_mib(after), _signed_mib(after - before))
+def change_cells(name: str, before_bytes: int, after_bytes: int) -> list[str]:
+    """A row of text: name, before, after and change, in MiB."""
+    return [name, format_mib(before_bytes), format_mib(after_bytes), signed_mib(after_bytes - before_bytes)]
 
 
-def _groups_table(diff: PeakDiff, top: int) -> "Table":
-    """The groups that changed most; those of all layers share a row."""
+class GroupRow(NamedTuple):
+    """The groups of one role and call site, all layers together."""
+
+    role: str
+    who: str
+    change_bytes: int
+    counts: str
+
+
+def group_rows(diff: PeakDiff) -> list[GroupRow]:
+    """The groups that changed, the largest change first; those of all layers share a row."""
     merged: dict[tuple[str, str], list[GroupChange]] = defaultdict(list)
     for group in diff.groups:
         merged[group.place.role.value, _who(group)].append(group)
     rows = [
-        (role, who, change, groups)
+        GroupRow(role, who, change, _counts(groups))
         for (role, who), groups in merged.items()
         if (change := sum(group.difference_bytes for group in groups))
     ]
-    rows.sort(key=lambda row: -abs(row[2]))
+    return sorted(rows, key=lambda row: -abs(row.change_bytes))
+
+
+def _groups_table(diff: PeakDiff, top: int) -> "Table":
+    rows = group_rows(diff)
     table = groups_table("role", "change, MiB", "blocks", who="allocated by", figure_width=_FIGURE_WIDTH)
-    for role, who, change, groups in rows[:top]:
-        table.add_row(role, _signed_mib(change), _counts(groups), who)
+    for row in rows[:top]:
+        table.add_row(row.role, signed_mib(row.change_bytes), row.counts, row.who)
     if rest := rows[top:]:
         table.add_section()
-        table.add_row(f"{len(rest)} more rows", _signed_mib(sum(row[2] for row in rest)), "", "--top shows more")
+        table.add_row(
+            f"{len(rest)} more rows", signed_mib(sum(row.change_bytes for row in rest)), "", "--top shows more"
+        )
     return table
 
 
@@ -99,7 +127,8 @@ def _signed(size_bytes: int) -> str:
     return f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}"
 
 
-def _signed_mib(size_bytes: int) -> str:
+def signed_mib(size_bytes: int) -> str:
+    """A change in MiB with its sign."""
     text = format_mib(size_bytes)
     # a change that rounds to zero has no sign
     return format_mib(0) if text.lstrip("-") == format_mib(0) else f"{'+' if size_bytes > 0 else ''}{text}"

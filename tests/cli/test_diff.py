@@ -57,3 +57,18 @@ def test_what_cannot_be_compared_is_one_line(arguments: list[str], exit_code: in
 
     assert (result.exit_code, result.stdout) == (exit_code, "")
     assert says in result.stderr.splitlines()[-1]
+
+
+def test_html_writes_a_page_and_keeps_an_existing_one(tmp_path: Path) -> None:
+    path = tmp_path / "diff.html"
+    arguments = ["diff", PLAIN, FUSED, "--html", str(path)]
+    result = CliRunner().invoke(main, arguments)
+
+    assert (result.exit_code, result.stderr) == (0, f"wrote {path}\n")
+    page = path.read_text(encoding="utf-8")
+    assert page.count('class="recording"') == 2
+
+    again = CliRunner().invoke(main, arguments)
+    assert again.exit_code == 1
+    assert "--force" in again.stderr
+    assert CliRunner().invoke(main, [*arguments, "--force"]).exit_code == 0

@@ -123,10 +123,12 @@ class SnapshotAnalysis:
         codes = np.zeros(len(self.replayed.block_bytes), dtype=np.int64)
         chosen = [(moment, self.replayed.live_at(moment)) for moment in reversed(self.marked_moments)]
         for moment, blocks in ((self.peak_moment, np.arange(len(codes), dtype=np.int64)), *chosen):
-            # what was freed after a failure says nothing about it
-            attribution = self.attribution if moment == self.peak_moment else self.attribution.until(moment)
-            codes[blocks] = [order[role] for role in attribution.roles_of(blocks, moment)]
+            codes[blocks] = [order[role] for role in self.attribution_at(moment).roles_of(blocks, moment)]
         return codes
+
+    def attribution_at(self, moment: int) -> Attribution:
+        """The attribution of a marked moment: what was freed after a failure says nothing about it."""
+        return self.attribution if moment == self.peak_moment else self.attribution.until(moment)
 
     @property
     def marked_moments(self) -> tuple[int, ...]:

@@ -85,6 +85,15 @@ def html_recording(number: int = 0) -> str:
     )
 
 
+def html_pair(titles: tuple[str, str]) -> str:
+    """Two recordings side by side, with the same height; on a narrow screen, one above the other."""
+    sections = (
+        f'<section aria-label="{escape(title)}"><h3>{escape(title)}</h3>{html_recording(number)}</section>'
+        for number, title in enumerate(titles)
+    )
+    return f'<div class="linked bar"></div><div class="pair">{"".join(sections)}</div>'
+
+
 def _data_element(number: int, analysis: SnapshotAnalysis) -> str:
     # base64 cannot end the element
     text = recording_text(analysis, title=analysis.replayed.source)

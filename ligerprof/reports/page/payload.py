@@ -118,18 +118,16 @@ def _segments(analysis: SnapshotAnalysis, moment: int, columns: ColumnPacker) ->
     count = np.cumsum([len(segment.blocks) + len(segment.waiting) + len(segment.free) for segment in found])
     shown = found[: int(np.searchsorted(count, _MOST_PIECES, "right"))]
     rest = found[len(shown) :]
+    # one look-up for all blocks: it reads the whole trace
+    blocks = np.array([block for segment in shown for block in segment.blocks], dtype=np.int64)
+    held = zip(replayed.addresses_of(blocks).tolist(), replayed.block_bytes[blocks].tolist(), strict=True)
     pieces: list[tuple[int, int]] = []
     lengths = []
     for segment in shown:
-        blocks = np.array(segment.blocks, dtype=np.int64)
-        held = zip(replayed.addresses_of(blocks).tolist(), replayed.block_bytes[blocks].tolist(), strict=True)
         parts = [
             *((piece.address, piece.size_bytes, _FREE) for piece in segment.free),
             *((piece.address, piece.size_bytes, _WAITING) for piece in segment.waiting),
-            *(
-                (address, size, number_of.get(block, _UNLISTED))
-                for (address, size), block in zip(held, segment.blocks, strict=True)
-            ),
+            *((*next(held), number_of.get(block, _UNLISTED)) for block in segment.blocks),
         ]
         lengths.append(len(parts))
         pieces += [(size, kind) for _, size, kind in sorted(parts)]
@@ -207,7 +205,9 @@ class _Blocks:
         analysis = self._analysis
         owners = {owner.block: owner for owner in analysis.attribution.owners_of(blocks, analysis.peak_moment)}
         for moment in reversed(analysis.marked_moments):
-            owners |= {owner.block: owner for owner in analysis.attribution.owners_at(moment)}
+            at_moment = analysis.attribution_at(moment).owners_at(moment)
+            # call sites have numbers of their own there
+            owners |= {one.block: one._replace(site=owners[one.block].site) for one in at_moment if one.block in owners}
         return [owners[block] for block in blocks.tolist()]
 
     def _lifetimes(self, allocated: Int64s, freed: Int64s) -> list[dict[str, int]] | None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
+from ligerprof.reports.page.diff import render_diff_page
 from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.snapshots.reader import read_snapshot
+from ligerprof.units import format_bytes
 from tests.paths import RECORDINGS
 from tests.reports.page.browser import BROWSER, Browser
 from tests.reports.page.test_html import hostile_snapshot, page_of
@@ -255,6 +257,35 @@ def test_themes_change_by_button(browser: Browser) -> None:
     browser.click("button.theme")
     assert browser.evaluate("document.documentElement.dataset.theme") == "dark"
     assert browser.evaluate(paper) != before
+
+
+def test_sizes_are_written_as_the_command_prints_them(browser: Browser) -> None:
+    sizes = [0, 512, 10239, 10240, 2**20, 10 * 2**30 - 1, 10 * 2**30, 14124071936, -2101346304]
+    assert browser.evaluate(f"{sizes}.map(ligerprof.formatBytes)") == [format_bytes(size) for size in sizes]
+
+
+def test_two_recordings_are_side_by_side_with_one_height(tmp_path: Path) -> None:
+    names = ("hf-ckpt-4x1024", "liger-flce-ckpt-4x1024")
+    before, after = (analyze(RECORDINGS / f"{name}.pickle.xz") for name in names)
+    path = tmp_path / "diff.html"
+    path.write_text(render_diff_page(before, after, sources=names), encoding="utf-8")
+    for width in (1280, 390):
+        folder = tmp_path / str(width)
+        folder.mkdir()
+        with Browser(folder, width=width) as browser:
+            browser.open(path)
+            assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert browser.evaluate(OVERLAPS) == []
+            tops = "[...document.querySelectorAll('.timeline')].map((one) => one.getBoundingClientRect().top)"
+            first, second = browser.evaluate(tops)
+            assert (first == second) is (width == 1280)
+            assert browser.evaluate("new Set(ligerprof.pages.map((page) => page.timeline.height)).size") == 1
+            browser.click(".linked input")
+            browser.evaluate(f"{TIMELINE}.setView({TIMELINE}.end / 2, {TIMELINE}.end)")
+            browser.settle()
+            shares = "ligerprof.pages.map((page) => page.timeline.view[0] / page.timeline.end)"
+            assert browser.evaluate(shares) == [0.5, 0.5]
+            assert browser.problems == []
 
 
 def test_recordings_of_other_kinds_are_drawn(tmp_path: Path) -> None:

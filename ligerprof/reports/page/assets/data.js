@@ -5,13 +5,13 @@ const ligerprof = {};
   const KIB = 1024, MIB = KIB * 1024, GIB = MIB * 1024;
   const number = new Intl.NumberFormat("en-US");
 
-  // bytes as text, in the unit of `as` if given
-  const formatBytes = (bytes, as = bytes) => {
-    const size = Math.abs(as);
-    if (size >= GIB) return (bytes / GIB).toFixed(2) + " GiB";
+  // bytes as text, as the command prints them: see format_bytes in units.py
+  const formatBytes = (bytes) => {
+    const size = Math.abs(bytes);
+    if (size >= 10 * GIB) return (bytes / GIB).toFixed(2) + " GiB";
     if (size >= MIB) return (bytes / MIB).toFixed(1) + " MiB";
-    if (size >= KIB) return (bytes / KIB).toFixed(1) + " KiB";
-    return number.format(bytes) + " B";
+    if (size >= 10 * KIB) return (bytes / KIB).toFixed(1) + " KiB";
+    return bytes + " B";
   };
 
   const formatTime = (us, span = us) => {

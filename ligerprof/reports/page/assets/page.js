@@ -85,10 +85,19 @@
     }
     // recordings side by side share one height
     const tallest = Math.max(...recordings.flatMap((recording) => [recording.marks.peak.bytes, recording.reserved.reduce((most, value) => Math.max(most, value), 0)]));
-    hosts.forEach((host, index) => {
-      const view = new View(host, recordings[index], { tallest });
-      pages.push(view);
-    });
+    let linked = false;
+    const sync = (moved, from, to) => linked && pages.forEach((page) => page.timeline !== moved && page.timeline.follow(from, to));
+    hosts.forEach((host, index) => pages.push(new View(host, recordings[index], { tallest, sync })));
+    const link = document.querySelector(".linked");
+    if (link) {
+      const box = element("input", { type: "checkbox" });
+      box.addEventListener("change", () => {
+        linked = box.checked;
+        const { view, end } = pages[0].timeline;
+        sync(pages[0].timeline, view[0] / end, view[1] / end);
+      });
+      link.append(element("label", {}, box, " zoom both to the same share of their recordings"));
+    }
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
     root.dataset.drawnMs = Math.round(performance.now() - started);
     root.dataset.ready = "yes";
