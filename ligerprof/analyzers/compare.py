@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ligerprof.analyzers.result_reader import Figures, ResultReader
+from ligerprof.analyzers.result_reader import FailureFigures, Figures, ResultReader
 from ligerprof.errors import RecipeError, ResultFormatError
 from ligerprof.roles import Backend, Role
 from ligerprof.serialization import SCHEMA, document
@@ -33,9 +33,11 @@ class Comparison:
 
     def _differences(self, column: Figures) -> dict[str, Any]:
         against = self.columns[self.reference]
+        # a peak that was not reached has no error
+        reached = column.oom is None and against.oom is None and against.peak_bytes
         return {
             "peak_difference_bytes": column.peak_bytes - against.peak_bytes,
-            "error_ratio": column.peak_bytes / against.peak_bytes - 1 if against.peak_bytes else None,
+            "error_ratio": column.peak_bytes / against.peak_bytes - 1 if reached else None,
             "role_difference_bytes": {role.value: column.roles[role] - against.roles[role] for role in Role},
         }
 
@@ -55,8 +57,24 @@ def compare(columns: Sequence[Figures], *, reference: int = 0) -> Comparison:
 
 def figures_from_peak(report: "PeakReport", source: str) -> Figures:
     """The figures of an explained snapshot."""
-    peak_bytes, phases, roles = report.peak_bytes, report.phases, report.roles
-    return Figures(source=source, backend=Backend.SNAPSHOT, peak_bytes=peak_bytes, phases=phases, roles=roles)
+    failed = report.out_of_memory
+    oom = None
+    if failed is not None and not failed.failure.caught:
+        oom = FailureFigures(
+            requested_bytes=failed.requested_bytes,
+            allocated_bytes=failed.allocated_bytes,
+            phase=failed.failure.phase,
+            step=failed.failure.step,
+            roles=failed.roles,
+        )
+    return Figures(
+        source=source,
+        backend=Backend.SNAPSHOT,
+        peak_bytes=report.peak_bytes,
+        phases=report.phases,
+        roles=report.roles,
+        oom=oom,
+    )
 
 
 def figures_from_json(values: object, source: str) -> tuple[Figures, ...]:

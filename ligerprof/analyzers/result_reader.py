@@ -17,6 +17,22 @@ _MAX_BYTES = 2**63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FailureFigures:
+    """A failed allocation of one source.
+
+    Attributes:
+        requested_bytes: None if unknown, like the others.
+        roles: add up to `allocated_bytes`.
+    """
+
+    requested_bytes: int | None
+    allocated_bytes: int | None
+    phase: Phase | None
+    step: int | None
+    roles: MemoryBreakdown | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
     """The memory figures of one training step from one source.
 
@@ -24,6 +40,7 @@ class Figures:
         source: the file or folder, as the user named it.
         phases: peak bytes of each phase that the source has.
         roles: the peak by role.
+        oom: the failed allocation that the program did not catch, None if all fitted.
     """
 
     source: str
@@ -31,6 +48,7 @@ class Figures:
     peak_bytes: int
     phases: Mapping[Phase, int]
     roles: MemoryBreakdown
+    oom: FailureFigures | None = None
 
     @property
     def file(self) -> str:
@@ -39,7 +57,7 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `columns` in the comparison's JSON."""
-        return select(self, "source", "backend", "peak_bytes", "phases", "roles")
+        return select(self, "source", "backend", "peak_bytes", "phases", "roles", "oom")
 
 
 class ResultReader:
@@ -69,7 +87,30 @@ class ResultReader:
             peak_bytes=self.size("peak_bytes"),
             phases={Phase(word): size_bytes for word, size_bytes in self._sizes("phases", Phase).items()},
             roles=MemoryBreakdown.from_json(self._sizes("roles", Role)),
+            oom=self._oom(),
         )
+
+    def _oom(self) -> FailureFigures | None:
+        """The failed allocation under `oom`; None if there is none or the program caught it."""
+        values = self.get("oom")
+        if values is None:
+            return None
+        oom = ResultReader(values, f"{self._source} (oom)")
+        if oom.get("caught") is True:
+            return None
+        phase = oom.text("phase")
+        if phase is not None and phase not in set(Phase):
+            raise ResultFormatError(f"{self._source}: phase {phase!r:.40} is unknown. Did a newer version write it?")
+        return FailureFigures(
+            requested_bytes=oom._size_or_none("requested_bytes"),
+            allocated_bytes=oom._size_or_none("allocated_bytes"),
+            phase=None if phase is None else Phase(phase),
+            step=oom._size_or_none("step"),
+            roles=None if oom.get("roles") is None else MemoryBreakdown.from_json(oom._sizes("roles", Role)),
+        )
+
+    def _size_or_none(self, key: str) -> int | None:
+        return None if self.get(key) is None else self.size(key)
 
     def size(self, key: str) -> int:
         """A number of bytes."""

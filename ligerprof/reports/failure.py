@@ -46,6 +46,12 @@ def free_lines(oom: FailedAllocation) -> Iterator[str]:
     if oom.fragmented:
         yield "Fragmentation: enough is free, but in pieces that are too small" + _remedy(oom)
     needed, left = format_bytes(oom.needed_bytes), oom.device_free_bytes
+    if oom.limit_bytes is not None and oom.missing_bytes is not None:
+        yield (
+            f"The limit on reserved memory is {format_bytes(oom.limit_bytes)}, and a new segment takes {needed}: "
+            f"{format_bytes(oom.missing_bytes)} were missing."
+        )
+        return
     if left is None or oom.missing_bytes is None:
         return
     missing = format_bytes(oom.missing_bytes)

@@ -93,8 +93,12 @@ def _view(report: PeakReport | FailedAllocation, by: View) -> "Table":
     return table
 
 
-def blocks_table(groups: Iterable[BlockGroup], top: int) -> "Table":
-    """The largest groups, all layers joined: what they are, who allocated them, and what keeps them."""
+def blocks_table(groups: Iterable[BlockGroup], top: int, *, more: str = "--top shows more") -> "Table":
+    """The largest groups, all layers joined: what they are, who allocated them, and what keeps them.
+
+    Args:
+        more: how to see the other rows.
+    """
     rows = join_layers(groups)
     table = groups_table("role", "MiB", "blocks", who="allocated by, and kept by", figure_width=0, heading_width=0)
     for row in rows[:top]:
@@ -102,7 +106,7 @@ def blocks_table(groups: Iterable[BlockGroup], top: int) -> "Table":
     if rest := rows[top:]:
         size_bytes, count = sum(row.size_bytes for row in rest), sum(row.count for row in rest)
         table.add_section()
-        table.add_row(f"{len(rest)} more rows", format_mib(size_bytes), str(count), "--top shows more")
+        table.add_row(f"{len(rest)} more rows", format_mib(size_bytes), str(count), more)
     return table
 
 

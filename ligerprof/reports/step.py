@@ -1,13 +1,19 @@
 """Render `ligerprof step`: the peak by role and phase next to the estimate, and the speed."""
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ligerprof.reports.failure import failure_lines, holders
+from ligerprof.reports.peak import blocks_table
 from ligerprof.reports.sweep import origin_words
-from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
-from ligerprof.roles import Backend, Role
+from ligerprof.reports.terminal import FiguresColumn, percent_error, phases_table, roles_table
+from ligerprof.roles import Backend
 from ligerprof.runs.step import StepReport
 from ligerprof.units import format_bytes
+
+_TOP_BLOCKS = 10
 
 
 def render_step(report: StepReport) -> RenderableType:
@@ -15,23 +21,29 @@ def render_step(report: StepReport) -> RenderableType:
     title, origin = heading_lines(report)
     columns = figure_columns(report)
     simulated = report.outcome.backend is Backend.SIMULATED
+    tables = [phases_table(columns)] if report.outcome.oom is None else []
+    tables.append(roles_table(columns))
+    if report.failure is not None:
+        tables.append(blocks_table(report.failure.blocks, _TOP_BLOCKS, more="see `ligerprof explain`"))
     return Group(
         Text(title, style="bold"),
         Text(origin, style="bold yellow" if simulated else "bold green"),
-        Text(verdict(report)),
+        *(Text(line) for line in verdict_lines(report)),
         Text(""),
-        phases_table(columns),
-        roles_table(columns),
+        *tables,
         *(Text(line) for line in closing_lines(report)),
     )
 
 
 def figure_columns(report: StepReport) -> list[FiguresColumn]:
-    """The step's figures, then its estimate's if there is one."""
+    """The step's figures, then its estimate's if there is one; if memory ran out, only what was held then."""
     outcome, estimate = report.outcome, report.estimate
     title, peak_bytes = outcome.backend, outcome.peak_bytes
-    columns = [FiguresColumn(title=title, roles=report.peak.roles, phases=outcome.phases, peak_bytes=peak_bytes)]
-    if estimate is not None:
+    phases = {phase: outcome.phases[phase] for phase in report.reached_phases if phase in outcome.phases}
+    if report.failure is not None:
+        return [FiguresColumn(title="at the failure", roles=report.failure.roles, phases=phases)]
+    columns = [FiguresColumn(title=title, roles=report.peak.roles, phases=phases, peak_bytes=peak_bytes)]
+    if estimate is not None and outcome.oom is None:
         peak_bytes = estimate.peak_bytes
         columns.append(
             FiguresColumn(title="estimated", roles=estimate.roles, phases=estimate.phases, peak_bytes=peak_bytes)
@@ -44,23 +56,36 @@ def heading_lines(report: StepReport) -> list[str]:
     return [report.recipe.summary, origin_words(report.outcome.backend, report.outcome.gpu)]
 
 
-def verdict(report: StepReport) -> str:
-    """The peak in a sentence, or why the step did not fit."""
+def verdict_lines(report: StepReport) -> list[str]:
+    """The peak in a sentence, or why the step did not fit and what it reached."""
     peak, oom = report.peak, report.outcome.oom
-    holders = sorted((role for role in Role if peak.roles[role]), key=lambda role: -peak.roles[role])[:3]
-    shares = ", ".join(
-        f"{role.value} {format_bytes(peak.roles[role])} ({100 * peak.roles[role] / peak.peak_bytes:.0f} %)"
-        for role in holders
-    )
+    if report.failure is not None:
+        return [*failure_lines(report.failure), *_reached_lines(report)]
     if oom is not None:
-        requested = "an allocation" if oom.requested_bytes is None else format_bytes(oom.requested_bytes)
-        return (
-            f"OUT OF MEMORY in {oom.phase.value} of step {oom.step}: {requested} on top of "
-            f"{format_bytes(oom.allocated_bytes)} allocated ({format_bytes(oom.reserved_bytes)} reserved) is over the "
-            f"limit of {format_bytes(oom.limit_bytes)}. Held then: {shares}."
-        )
+        allocated, reserved = format_bytes(oom.allocated_bytes), format_bytes(oom.reserved_bytes)
+        limit = format_bytes(oom.limit_bytes)
+        return [
+            f"Out of memory in {oom.phase.value} of step {oom.step}: {allocated} allocated.",
+            f"Out of memory with {reserved} reserved, under a limit of {limit}. The recording lacks the failure.",
+            *_reached_lines(report),
+        ]
     where = f" in {peak.peak_phase.value}" if peak.peak_phase else ""
-    return f"The peak is {format_bytes(report.outcome.peak_bytes)}{where}: {shares}."
+    return [f"The peak is {format_bytes(report.outcome.peak_bytes)}{where}: {holders(peak.roles)}."]
+
+
+def _reached_lines(report: StepReport) -> Iterator[str]:
+    """The phases that ended before memory ran out next to their estimates, and the estimate of the whole step."""
+    estimate, phases = report.estimate, report.outcome.phases
+    if estimate is None:
+        return
+    for phase in report.reached_phases:
+        error = percent_error(estimate.phases[phase], phases[phase])
+        yield (
+            f"Reached before: {phase.value} {format_bytes(phases[phase])}, "
+            f"estimated {format_bytes(estimate.phases[phase])} ({error})."
+        )
+    peak = format_bytes(estimate.peak_bytes)
+    yield f"Estimated for a whole step: {peak}, in {estimate.peak_phase.value}."
 
 
 def closing_lines(report: StepReport) -> list[str]:

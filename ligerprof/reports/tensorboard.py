@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ligerprof.errors import MissingDependencyError
 from ligerprof.reports.figures.roles import RolesBar, draw_roles
-from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict
+from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict_lines
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.step import StepReport
 from ligerprof.units import MIB
@@ -35,7 +35,7 @@ def write_summaries(report: StepReport) -> None:
             writer.add_scalar(tag, value, number)
         writer.add_figure("peak/by_role", _figure(report), number)
         # TensorBoard renders Markdown, where a single line break is a space
-        lines = [*heading_lines(report), verdict(report), *closing_lines(report)]
+        lines = [*heading_lines(report), "\n".join(verdict_lines(report)), *closing_lines(report)]
         writer.add_text("step", "\n\n".join(lines), number)
 
 

@@ -29,12 +29,14 @@ class FiguresColumn:
         roles: bytes by role at the peak.
         phases: peak allocated bytes of each phase; a missing phase prints as n/a.
         peak_bytes: None if unknown.
+        comparable: whether differences from other columns make sense; not if memory ran out.
     """
 
     title: str
     roles: MemoryBreakdown
     phases: Mapping[Phase, int] = field(default_factory=dict)
     peak_bytes: int | None = None
+    comparable: bool = True
 
 
 def console(file: IO[str] | None = None) -> "Console":
@@ -138,20 +140,24 @@ def _figures_table(
     from rich.table import Table
 
     against = None if len(columns) == 1 else reference or 0
+    differing = [
+        against is not None and index != against and column.comparable and columns[against].comparable
+        for index, column in enumerate(columns)
+    ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(heading, no_wrap=True)
-    for index, column in enumerate(columns):
+    for column, differs in zip(columns, differing, strict=True):
         table.add_column(f"{column.title}, MiB", justify="right", overflow="fold")
-        if index != against:
+        if differs or against is None:
             table.add_column("share" if against is None else distance, justify="right", no_wrap=True)
     totals = rows[-1][1]
     for number, (name, figures) in enumerate(rows, 1):
         cells = []
-        for index, size_bytes in enumerate(figures):
+        for size_bytes, differs in zip(figures, differing, strict=True):
             cells.append(_NO_FIGURE if size_bytes is None else format_mib(size_bytes))
             if against is None:
                 cells.append(percent_share(size_bytes, totals[0]))
-            elif index != against:
+            elif differs:
                 cells.append(percent_error(size_bytes, figures[against]))
         table.add_row(name, *cells, end_section=number == len(rows) - 1)
     return table

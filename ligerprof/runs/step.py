@@ -17,8 +17,10 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend, Phase
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
 from ligerprof.runs.outcome import Progress, StepOutcome
-from ligerprof.serialization import document, select
+from ligerprof.serialization import document, select, to_json
 from ligerprof.snapshots.reader import Snapshot
+
+_STEADY_STEP = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,25 @@ class StepReport:
     def peak(self) -> PeakReport:
         """The attribution of the memory at the step's peak."""
         return self.analysis.peak
+
+    @property
+    def failure(self) -> FailedAllocation | None:
+        """The failed allocation if memory ran out and the recording contains it."""
+        oom, failed = self.outcome.oom, self.analysis.out_of_memory
+        return None if oom is None or failed is None else failed.under_limit(oom.limit_bytes)
+
+    @property
+    def reached_phases(self) -> tuple[Phase, ...]:
+        """The phases of a steady step that ended, also if memory ran out later; only these compare with an estimate."""
+        oom = self.outcome.oom
+        if oom is None:
+            return STEP_PHASES
+        # the first step lacks the optimizer states
+        if oom.step < _STEADY_STEP or oom.phase not in STEP_PHASES:
+            return ()
+        ended = STEP_PHASES[: STEP_PHASES.index(oom.phase)]
+        # accumulated micro-batches repeat the passes
+        return ended if self.recipe.grad_accum == 1 or oom.phase is Phase.OPTIMIZER else ()
 
     @property
     def step_seconds(self) -> float | None:
@@ -69,9 +90,17 @@ class StepReport:
                 "host_bytes": outcome.host_bytes,
                 "ranks": [_rank_json(rank, of_rank) for rank, of_rank in outcome.ranks.items()],
             },
-            select(self, "outcome.oom", "estimate", "error_ratio", "run=run.path", "recipe", "outcome.versions"),
+            {"oom": self._oom_json(), "reached_phases": to_json(self.reached_phases)},
+            select(self, "estimate", "error_ratio", "run=run.path", "recipe", "outcome.versions"),
             {"finished": self.finished.isoformat(timespec="seconds"), "notes": list(self.notes)},
         )
+
+    def _oom_json(self) -> dict[str, Any] | None:
+        """The failed allocation as in `explain`, with the limit, phase and step that the run knows."""
+        if self.outcome.oom is None:
+            return None
+        recorded = {} if self.failure is None else self.failure.to_json()
+        return {**recorded, **to_json(self.outcome.oom)}
 
 
 def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, trace: bool = True) -> StepReport:

@@ -85,12 +85,42 @@ def test_the_report_is_marked_as_simulated_and_fits_100_columns(tmp_path: Path) 
 def test_out_of_memory_is_a_result_with_exit_code_3(tmp_path: Path) -> None:
     result = run(*SIMULATED, "--memory-limit", "50MiB", "--json", "-o", str(tmp_path / "run"))
     assert result.exit_code == 3, result.stderr
-    oom = json.loads(result.stdout)["oom"]
+    values = json.loads(result.stdout)
+    oom = values["oom"]
     assert oom["limit_bytes"] == 50 * 2**20
-    assert oom["reserved_bytes"] <= oom["limit_bytes"] < oom["reserved_bytes"] + oom["requested_bytes"] + 20 * 2**20
-    text = run(*SIMULATED, "--memory-limit", "50MiB", "-o", str(tmp_path / "again"))
-    assert text.exit_code == 3
-    assert "OUT OF MEMORY" in text.stdout
+    assert oom["reserved_bytes"] <= oom["limit_bytes"] < oom["reserved_bytes"] + oom["needed_bytes"]
+    assert oom["missing_bytes"] == oom["reserved_bytes"] + oom["needed_bytes"] - oom["limit_bytes"]
+    assert (oom["why"], oom["missing_is_bound"]) == ("limit", False)
+    assert sum(oom["roles"].values()) == oom["allocated_bytes"]
+    assert sum(free["bytes"] for free in oom["free"]) == oom["reserved_bytes"] - oom["allocated_bytes"]
+    assert (values["error_ratio"], values["reached_phases"]) == (None, [])
+
+
+def test_the_report_of_a_failure_compares_only_what_was_reached(tmp_path: Path) -> None:
+    options = ("--model", "tiny", "--batch", "8", "--seq", "512", "--device", "simulated", "--memory-limit", "130MiB")
+    result = run("step", *options, "-o", str(tmp_path / "run"))
+    lines = result.stdout.splitlines()
+
+    assert result.exit_code == 3
+    assert lines[2].startswith("Out of memory in backward of step 2: ")
+    assert lines[3].startswith("Out of memory at ")
+    text = " ".join(result.stdout.split())
+    assert "The limit on reserved memory is 130.0 MiB" in text
+    # the forward pass ended, backward and the optimizer step did not
+    assert "Reached before: forward" in text
+    assert "Reached before: backward" not in text
+    assert "Estimated for a whole step" in text
+    assert "n/a" not in text
+    assert text.count("%") > 3
+    assert "estimated, MiB" not in text
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Roles at the failure" in page
+    assert "<h2>Phases</h2>" not in page
+
+    compared = run("compare", str(tmp_path / "run"))
+    assert compared.exit_code == 0
+    assert "simulated: out of memory in backward of step 2: " in compared.stdout
+    assert "%" not in compared.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Explain a failed allocation: what was requested where, what was held then, and what would have let it pass."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,7 @@ class FailedAllocation:
         free: reserved but unallocated bytes by the reason why they did not serve.
         needed_bytes: the segment that the allocator asked the driver for.
         device_free_bytes: what the driver had left, None if the recording does not contain it.
+        limit_bytes: the limit on this process's reserved bytes, None if unknown; recordings do not contain it.
         missing_bytes: how much more the driver or the limit would have had to give; None if unknown.
         missing_is_bound: whether `missing_bytes` is only an upper bound, as the limit itself is not recorded.
         pins: segments with free parts, the largest free part first.
@@ -105,6 +106,7 @@ class FailedAllocation:
     larger_than_before: float | None
     earlier: tuple[Failure, ...]
     earlier_count: int
+    limit_bytes: int | None = None
 
     @property
     def requested_bytes(self) -> int:
@@ -146,9 +148,18 @@ class FailedAllocation:
     @property
     def cause(self) -> Cause:
         """Why the allocator could not get a new segment."""
+        if self.limit_bytes is not None:
+            return Cause.LIMIT
         if self.device_free_bytes is None:
             return Cause.UNKNOWN
         return Cause.LIMIT if self.device_free_bytes >= self.needed_bytes else Cause.DEVICE
+
+    def under_limit(self, limit_bytes: int) -> "FailedAllocation":
+        """The same failure with the limit on reserved bytes, unless the device had even less left."""
+        over_bytes = self.reserved_bytes + self.needed_bytes - limit_bytes
+        if over_bytes <= 0 or (self.cause is Cause.DEVICE and over_bytes < (self.missing_bytes or 0)):
+            return self
+        return replace(self, limit_bytes=limit_bytes, missing_bytes=over_bytes, missing_is_bound=False)
 
     def to_json(self) -> dict[str, Any]:
         """The object `oom` in the JSON."""

@@ -1,11 +1,11 @@
 """The page of a step, report.html: one self-contained file."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ligerprof.reports.figures.roles import RolesBar, draw_roles
 from ligerprof.reports.figures.style import svg_text
 from ligerprof.reports.page.html import html_page, html_recording, html_table, paragraph
-from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict
+from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict_lines
 from ligerprof.reports.terminal import FiguresColumn, percent_error
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.step import StepReport
@@ -22,18 +22,23 @@ def render_page(report: StepReport) -> str:
         title,
         [
             *(paragraph(line, report.outcome.backend) for line in subtitle),
-            paragraph(verdict(report)),
-            "<h2>Roles at the peak</h2>",
+            *(paragraph(line) for line in verdict_lines(report)),
+            f"<h2>Roles at the {'peak' if report.failure is None else 'failure'}</h2>",
             f'<div class="figure">{_svg(columns)}</div>',
             html_table(["role", *_figure_heads(columns), "meaning"], _role_rows(columns)),
-            "<h2>Phases</h2>",
-            html_table(["phase", *_figure_heads(columns)], _phase_rows(columns)),
+            *_phases(report, columns),
             "<h2>Memory over the recording</h2>",
             html_recording(),
             *(paragraph(line) for line in closing_lines(report)),
         ],
         [report.analysis],
     )
+
+
+def _phases(report: StepReport, columns: Sequence[FiguresColumn]) -> Iterator[str]:
+    if report.outcome.oom is None:
+        yield "<h2>Phases</h2>"
+        yield html_table(["phase", *_figure_heads(columns)], _phase_rows(columns))
 
 
 def _figure_heads(columns: Sequence[FiguresColumn]) -> list[str]:

@@ -130,7 +130,9 @@ class CellProcess:
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
             result = {"recipe": self.recipe.to_json(), "finished": now}
         head = {"key": self.key, "status": status.value, "error": error, "seconds": round(self._seconds(), 3)}
-        # the keys of a step's result, but not its kind
+        # the keys of a step's result, but not its kind, nor a failure's hundreds of blocks
+        if isinstance(result.get("oom"), dict):
+            result["oom"].pop("blocks", None)
         return {**document("cell", head), **{name: value for name, value in result.items() if name != "kind"}}
 
     def _result(self) -> dict[str, Any] | None:
