@@ -41,7 +41,7 @@ def test_printed_report_is_the_golden_one(by: str) -> None:
     assert_matches_golden(result.stdout, GOLDEN / f"explain_by_{by}.txt")
 
 
-@pytest.mark.parametrize("name", ["oom-leak", "oom-caught", "oom-loss-graph"])
+@pytest.mark.parametrize("name", ["oom-leak", "oom-caught"])
 def test_a_failure_is_printed_first(name: str) -> None:
     result = CliRunner().invoke(main, ["explain", str(RECORDINGS / f"{name}.pickle.xz"), "--top", "6"])
 
