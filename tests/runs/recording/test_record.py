@@ -419,11 +419,13 @@ def test_cuda_out_of_memory_leaves_a_snapshot_of_the_memory(tmp_path: Path) -> N
 
     report = explain(tmp_path)
 
-    assert any("out of memory" in note for note in report.notes)
-    assert report.roles[ligerprof.Role.PARAMETERS] == sum(
+    failure = report.out_of_memory
+    assert failure is not None
+    assert failure.roles.total_bytes == failure.allocated_bytes
+    assert failure.roles[ligerprof.Role.PARAMETERS] == sum(
         weight.nbytes for weight in nn.Sequential(nn.Linear(1024, 4096), nn.Linear(4096, 1024)).parameters()
     )
-    assert report.roles[ligerprof.Role.INPUTS] == 2**17 * 1024 * 4
+    assert failure.roles[ligerprof.Role.INPUTS] == 2**17 * 1024 * 4
 
 
 @pytest.mark.gpu
