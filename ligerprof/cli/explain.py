@@ -6,18 +6,21 @@ import click
 
 from ligerprof.analyzers.attribution.user_rules import read_rules
 from ligerprof.analyzers.explain.analysis import analyze
+from ligerprof.analyzers.explain.ranks import explain_ranks
 from ligerprof.cli.common_options import INPUT, force_option, json_option, size_option, top_option, word_option
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.reports.peak import render_peak
+from ligerprof.reports.ranks import render_ranks
 from ligerprof.roles import View
+from ligerprof.snapshots.ranks import rank_snapshots
 from ligerprof.units import format_bytes
 
 
 @click.command(name="explain", short_help="Show what the memory at a snapshot's peak belongs to.")
-@click.argument("snapshot", metavar="SNAPSHOT|RUN", type=INPUT)
+@click.argument("snapshot", metavar="SNAPSHOT|RUN|FOLDER", type=INPUT)
 @click.option("--device-index", type=click.IntRange(min=0), help="The GPU. Default: the GPU with the highest peak.")
 @top_option
 @word_option("--by", View, "What the first table sums the bytes by.", View.ROLE)
@@ -49,9 +52,18 @@ def command(  # noqa: PLR0913 - one argument per option
 
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain or compressed with gzip or
     xz, or - for standard input; RUN is a directory that `ligerprof step` or `ligerprof.record()`
-    wrote. No code in the file is run.
+    wrote. FOLDER has one snapshot or run directory per rank of a distributed run: the ranks are
+    listed, the worst first, with what differs between them. No code in the file is run.
     """
     rules = () if rules_path is None else read_rules(rules_path)
+    sources = rank_snapshots(snapshot) if snapshot.is_dir() else {}
+    if sources:
+        if html_path is not None or stacks or by is not View.ROLE:
+            raise click.UsageError("--html, --stacks and --by need one rank: give its file.")
+        ranks = explain_ranks(sources, device_index=device_index, rules=rules)
+        show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
+        _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
+        return
     if html_path is not None:
         require_absent([html_path], force=force)
     analysis = analyze(snapshot, device_index=device_index, rules=rules, stacks=stacks)
@@ -60,7 +72,10 @@ def command(  # noqa: PLR0913 - one argument per option
         say(f"wrote {html_path}")
     report = analysis.peak
     show(report.to_json, lambda: render_peak(report, by=by, top=top), as_json=as_json)
-    if max_peak_bytes is not None and report.peak_bytes > max_peak_bytes:
-        raise DoesNotFitError(
-            f"the peak of {format_bytes(report.peak_bytes)} is over --max-peak {format_bytes(max_peak_bytes)}."
-        )
+    _check_peak(report.peak_bytes, max_peak_bytes)
+
+
+def _check_peak(peak_bytes: int, max_peak_bytes: int | None) -> None:
+    if max_peak_bytes is not None and peak_bytes > max_peak_bytes:
+        peak, limit = format_bytes(peak_bytes), format_bytes(max_peak_bytes)
+        raise DoesNotFitError(f"the peak of {peak} is over --max-peak {limit}.")

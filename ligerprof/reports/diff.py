@@ -25,7 +25,7 @@ def render_diff(diff: PeakDiff, *, top: int = 10) -> "RenderableType":
     from rich.text import Text
 
     notes = [Text(f"Note: {note}.") for note in diff.notes]
-    return Group(Text(difference_sentence(diff)), _roles_table(diff), _groups_table(diff, top), *notes)
+    return Group(Text(difference_sentence(diff)), _roles_table(diff), changes_table(diff, top), *notes)
 
 
 def difference_sentence(diff: PeakDiff) -> str:
@@ -98,7 +98,8 @@ def group_rows(diff: PeakDiff) -> list[GroupRow]:
     return sorted(rows, key=lambda row: -abs(row.change_bytes))
 
 
-def _groups_table(diff: PeakDiff, top: int) -> "Table":
+def changes_table(diff: PeakDiff, top: int) -> "Table":
+    """The `top` groups that changed most."""
     rows = group_rows(diff)
     table = groups_table("role", "change, MiB", "blocks", who="allocated by", figure_width=_FIGURE_WIDTH)
     for row in rows[:top]:
