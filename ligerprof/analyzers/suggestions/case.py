@@ -62,9 +62,11 @@ class Case:
 
     @cached_property
     def trains_model(self) -> bool:
-        """Whether backward runs in the recording, or would have run if memory had not run out in forward."""
-        runs_backward = bool((self.attribution.phases.codes == phase_code(Phase.BACKWARD)).any())
-        return runs_backward or (self.request is not None and not self.program.generates)
+        """Whether backward runs in the recording, or would have run if memory had not run out in the first forward."""
+        if (self.attribution.phases.codes == phase_code(Phase.BACKWARD)).any():
+            return True
+        ran_once = len(self.spans_of_phase(Phase.FORWARD)) == 1
+        return self.request is not None and ran_once and not self.program.generates
 
     @cached_property
     def backwards(self) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ BATCH_ROLES = (
     Role.INPUTS,
 )
 _OUTPUT_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES, Role.ACTIVATIONS, Role.CHECKPOINTS)
+_STEP = r"optim\w*/\w+\.py:step$"
 
 
 def without_old_outputs(case: Case) -> Edit | None:
@@ -56,13 +57,22 @@ def with_earlier_zero_grad(case: Case) -> Edit | None:
 
 def _stepped_gradients(case: Case) -> tuple[Int64s, Int64s]:
     """Gradients, and the end of the optimizer step after each; those without one are left out."""
-    replayed, phases = case.replayed, case.attribution.phases
-    ends = [end for _, end in case.spans_of_phase(Phase.OPTIMIZER)]
-    steps = np.unique(np.append(phases.optimizer_starts, ends)).astype(np.int64)
+    replayed, steps = case.replayed, _ends_of_steps(case)
     blocks = case.gradients
     place = np.searchsorted(steps, replayed.allocated_by[blocks], "right")
     inside = place < len(steps)
     return blocks[inside], _last_before_forward(case, steps)[place[inside]] if len(steps) else steps
+
+
+def _ends_of_steps(case: Case) -> Int64s:
+    """Moments at which optimizer steps have ended; clipping alone is not a step."""
+    starts = case.attribution.phases.optimizer_starts
+    spans = case.spans_of_phase(Phase.OPTIMIZER)
+    if len(starts):
+        spans = [span for span in spans if ((span[0] <= starts) & (starts <= span[1])).any()]
+    elif not case.program.has_call(_STEP):
+        return starts
+    return np.unique(np.append(starts, [end for _, end in spans])).astype(np.int64)
 
 
 def _last_before_forward(case: Case, steps: Int64s) -> Int64s:

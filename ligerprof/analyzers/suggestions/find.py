@@ -37,8 +37,11 @@ def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:
 
 
 def _evaluate(row: Row, case: Case, recipe: TrainingRecipe | None, before_bytes: int) -> Iterator[Suggestion]:
-    framework = next((one for one in case.program.frameworks if one in row.how), None)
-    if framework is None or not row.applies(case):
+    if not row.applies(case):
+        return
+    skipped = row.skips(case)
+    framework = next((one for one in case.program.frameworks if one in row.how and one not in skipped), None)
+    if framework is None:
         return
     how = row.how[framework]
     if recipe is not None and framework is Framework.LIGERPROF:

@@ -12,12 +12,12 @@ from ligerprof.kernels.registry import find_kernel
 from ligerprof.kernels.spec import KernelShape
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Int64s
-from ligerprof.torch_memory.dtypes import INDEX_BYTES
+from ligerprof.torch_memory.dtypes import HALF_BYTES, INDEX_BYTES
 
 LOSS_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
-# bytes per element of logits, hidden states and weights: all in one precision, or autocast over fp32
-_WIDTHS = ((2, 2, 2), (2, 4, 4), (4, 4, 4), (2, 2, 4))
-
+# bytes per element of logits (possibly cast up), hidden states and weights, with autocast and without
+_AUTOCAST_WIDTHS = ((2, 4, 4), (4, 4, 4), (2, 2, 4), (4, 2, 4))
+_WIDTHS = ((2, 2, 2), (4, 2, 2), (4, 4, 4))
 # the head's gradient, the embedding's, and their sum
 _TIED_GRADIENTS = 3
 
@@ -85,18 +85,18 @@ def find_loss_shape(case: Case, logits: int) -> LossShape | None:
     logits_bytes = int(replayed.requested_bytes[logits])
     live = set(replayed.requested_bytes[replayed.live_at(event)].tolist())
     indices = {size // INDEX_BYTES for size in live if size % INDEX_BYTES == 0}
-    has_casts = len(case.book.live(event, Role.WEIGHT_CASTS)) > 0
-    weights = sorted((size for size in live if size > hidden_bytes // 1024), reverse=True)
-    for weight_bytes, widths in product(weights, _WIDTHS):
-        if has_casts != (widths[0] != widths[2]):
-            continue
-        shape = _shape(logits_bytes, hidden_bytes, weight_bytes, widths)
+    autocast = len(case.book.live(event, Role.WEIGHT_CASTS)) > 0
+    weights = set(case.sizes(case.book.live(event, Role.PARAMETERS, Role.COMMUNICATION)).tolist())
+    for weight_bytes, widths in product(sorted(weights, reverse=True), _AUTOCAST_WIDTHS if autocast else _WIDTHS):
+        shape = _shape(logits_bytes, hidden_bytes, weight_bytes, widths, autocast=autocast)
         if shape is not None and shape.tokens in indices:
             return shape
     return None
 
 
-def _shape(logits_bytes: int, hidden_bytes: int, weight_bytes: int, widths: tuple[int, int, int]) -> LossShape | None:
+def _shape(
+    logits_bytes: int, hidden_bytes: int, weight_bytes: int, widths: tuple[int, int, int], *, autocast: bool
+) -> LossShape | None:
     """Tokens, hidden elements and vocabulary whose pairwise products are the three sizes."""
     pairs = zip((logits_bytes, hidden_bytes, weight_bytes), widths, strict=True)
     if any(size % width for size, width in pairs):
@@ -112,7 +112,7 @@ def _shape(logits_bytes: int, hidden_bytes: int, weight_bytes: int, widths: tupl
         tokens=tokens,
         hidden=hidden,
         vocab=vocab,
-        product_bytes=widths[0],
+        product_bytes=HALF_BYTES if autocast else widths[2],
         activation_bytes=widths[1],
         parameter_bytes=widths[2],
     )

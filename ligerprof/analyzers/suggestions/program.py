@@ -23,6 +23,7 @@ class Framework(ExplainedWord):
     LIGHTNING = "lightning", "Lightning"
     DEEPSPEED = "deepspeed", "DeepSpeed's JSON"
     FSDP2 = "fsdp2", "torch's fully_shard"
+    FSDP1 = "fsdp1", "torch's FullyShardedDataParallel"
     DDP = "ddp", "torch's DistributedDataParallel"
     ACCELERATE = "accelerate", "accelerate"
     MODEL = "transformers-model", "a transformers model in a loop of its own"
@@ -43,9 +44,11 @@ _LOOPS = (
 _ENGINES = (
     (Framework.DEEPSPEED, rf"{_INSTALLED}deepspeed/runtime/"),
     (Framework.FSDP2, r"torch/distributed/(?:fsdp/_fully_shard|_composable/fsdp)/"),
+    (Framework.FSDP1, r"torch/distributed/fsdp/(?:fully_sharded_data_parallel|_runtime_utils|_flat_param)\.py$"),
     (Framework.DDP, r"torch/nn/parallel/distributed\.py$"),
 )
 _MODEL = rf"{_INSTALLED}transformers/models/"
+_MODEL_TYPE = rf"{_MODEL}(\w+)/modeling_"
 _CHECKPOINTING = r"torch/utils/checkpoint\.py$"
 _PEFT = rf"{_INSTALLED}peft/tuners/"
 _FUSED_LOSS = r"fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/|chunked"
@@ -82,6 +85,12 @@ class Program:
         return tuple(one for one in found if one is not None)
 
     @cached_property
+    def model_types(self) -> frozenset[str]:
+        """The `model_type` of each transformers model that runs."""
+        found = (re.search(_MODEL_TYPE, file) for file in self.files)
+        return frozenset(match.group(1) for match in found if match)
+
+    @cached_property
     def checkpoints(self) -> bool:
         """Whether gradient checkpointing runs."""
         return self.has_file(_CHECKPOINTING)
@@ -95,6 +104,11 @@ class Program:
     def has_fused_loss(self) -> bool:
         """Whether a loss computes logits chunk by chunk."""
         return any(re.search(_FUSED_LOSS, call) for call in self.calls)
+
+    @cached_property
+    def has_cross_entropy(self) -> bool:
+        """Whether torch's cross-entropy runs."""
+        return self.has_call(r"functional\.py:(?:cross_entropy|nll_loss)$")
 
     @cached_property
     def generates(self) -> bool:

@@ -16,6 +16,7 @@ from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES, without_logit
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.analyzers.suggestions.suggestion import Cost
+from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -26,6 +27,16 @@ _YAML = (Framework.AXOLOTL, Framework.LLAMA_FACTORY)
 
 Lines = tuple[str, ...]
 
+# what liger-kernel 0.8.5 can patch (transformers/monkey_patch.py) with a fused loss
+# fmt: off
+LIGER_MODEL_TYPES = frozenset({
+    "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3", "glm4", "glm4v", "glm4v_moe", "gpt_oss", "granite",
+    "internvl", "llama", "llama4", "llava", "ministral", "mistral", "mixtral", "mllama", "nemotron", "olmo2",
+    "olmo3", "paligemma", "phi3", "qwen2", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl",
+    "qwen3_vl_moe", "smollm3", "smolvlm",
+})
+# fmt: on
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -35,6 +46,7 @@ class Row:
         applies: whether the change is possible and not made yet.
         edit: its effect; returns None if this cannot be computed.
         how: lines by framework; the first of the program's frameworks that has lines is used.
+        skips: frameworks whose lines do not hold for this program.
         recipe: the changed recipe of a step of ours, None if it does not apply.
     """
 
@@ -46,6 +58,7 @@ class Row:
     applies: Callable[[Case], bool]
     edit: Callable[[Case], Edit | None]
     how: Mapping[Framework, Lines]
+    skips: Callable[[Case], tuple[Framework, ...]] = field(default=lambda _case: ())
     recipe: Callable[[TrainingRecipe], TrainingRecipe | None] = field(default=lambda _recipe: None)
 
 
@@ -61,8 +74,17 @@ def _uses_liger(case: Case) -> bool:
     return case.program.frameworks[0] in _LIGER_USERS
 
 
-def _trains_unfused(case: Case) -> bool:
-    return case.trains_model and not case.program.has_fused_loss and _has(*LOSS_ROLES)(case)
+def _can_fuse_loss(case: Case) -> bool:
+    program = case.program
+    if not case.trains_model or program.has_fused_loss or not program.has_cross_entropy:
+        return False
+    if _uses_liger(case) and not program.model_types & LIGER_MODEL_TYPES:
+        return False
+    return _has(*LOSS_ROLES)(case)
+
+
+def _knows_model(case: Case) -> bool:
+    return not case.program.model_types.isdisjoint(ARCHITECTURES)
 
 
 def _without(*roles: Role) -> Callable[[Case], Edit]:
@@ -87,7 +109,7 @@ ROWS: tuple[Row, ...] = (
         cost=Cost.FREE,
         cost_reason="the same loss up to rounding",
         without=LOSS_ROLES,
-        applies=_trains_unfused,
+        applies=_can_fuse_loss,
         edit=lambda case: without_logits(case, "liger" if _uses_liger(case) else "ligerprof"),
         how={
             **_for_each(
@@ -109,6 +131,7 @@ ROWS: tuple[Row, ...] = (
                 "loss = fused_linear_cross_entropy(hidden_states, head.weight, labels)  # in place of head and loss",
             ),
         },
+        skips=lambda case: () if _knows_model(case) else (Framework.MODEL,),
         recipe=_add_flce,
     ),
     Row(
@@ -162,7 +185,9 @@ ROWS: tuple[Row, ...] = (
         cost=Cost.FREE,
         cost_reason="the same results",
         without=(Role.GRADIENTS,),
-        applies=lambda case: case.trains_model and case.program.loop in (None, Framework.ACCELERATE),
+        applies=lambda case: (
+            case.trains_model and case.program.loop in (None, Framework.ACCELERATE) and case.program.engine is None
+        ),
         edit=with_earlier_zero_grad,
         how={Framework.TORCH: ("optimizer.step()", "optimizer.zero_grad(set_to_none=True)")},
     ),
@@ -189,7 +214,8 @@ ROWS: tuple[Row, ...] = (
         cost=Cost.TIME,
         cost_reason="each layer's forward pass runs twice, up to a third more compute",
         without=(Role.ACTIVATIONS,),
-        applies=lambda case: case.trains_model and not case.program.checkpoints,
+        # a compiler decides itself what to keep and what to compute again
+        applies=lambda case: case.trains_model and not case.program.checkpoints and not case.program.is_compiled,
         edit=with_checkpointing,
         how={
             **_for_each(
