@@ -104,7 +104,7 @@ class Gpt(nn.Module):
         return logits, functional.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1))
 
 
-def llama(setting: Setting, **changes: Any) -> Any:
+def llama(setting: Setting, *, by_trainer: bool = False, **changes: Any) -> Any:
     """A transformers Llama."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -119,14 +119,18 @@ def llama(setting: Setting, **changes: Any) -> Any:
         tie_word_embeddings=changes.pop("tied", False),
         max_position_embeddings=4096,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-    if setting.does("fused-loss") and changes.pop("own_kernels", False):
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).train()
+    if by_trainer:
+        return model
+    if not setting.does("cpu-offload"):
+        model = model.to(setting.device)
+    if setting.does("fused-loss"):
         import ligerprof.kernels
 
         ligerprof.kernels.apply(model, "flce")
-    if setting.does("checkpointing") and not changes.pop("by_trainer", False):
+    if setting.does("checkpointing"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model.train()
+    return model
 
 
 def optimizer_of(setting: Setting, model: nn.Module) -> torch.optim.Optimizer:
@@ -143,7 +147,27 @@ def parts_of(setting: Setting, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def torch_loop(setting: Setting) -> None:
     """Autocast; gradients are zeroed before backward, and logits live on into the next step."""
     model = Gpt(setting).to(setting.device)
-    optimizer = optimizer_of(setting, model)
+    train_gpt(setting, model, optimizer_of(setting, model))
+
+
+@program
+def torch_small_batch(setting: Setting) -> None:
+    """The same with few tokens, so that the optimizer step has the peak."""
+    setting.batch, setting.seq = 2, setting.seq // 2
+    model = Gpt(setting).to(setting.device)
+    train_gpt(setting, model, optimizer_of(setting, model))
+
+
+@program
+def torch_late_zero(setting: Setting) -> None:
+    """The same with a fused optimizer, so that forward has the peak, next to the gradients of the step before."""
+    setting.batch, setting.seq = 2, setting.seq // 4
+    model = Gpt(setting).to(setting.device)
+    train_gpt(setting, model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True))
+
+
+def train_gpt(setting: Setting, model: Gpt, optimizer: torch.optim.Optimizer) -> None:
+    """Zero gradients between forward and backward, and keep the logits."""
     for batch in setting.batches():
         for number, tokens in enumerate(parts_of(setting, batch)):
             with setting.autocast():
@@ -174,7 +198,7 @@ def train_llama(setting: Setting, model: Any, optimizer: torch.optim.Optimizer, 
 @program
 def transformers_loop(setting: Setting) -> None:
     """bf16 weights and tied embeddings in a loop of its own."""
-    model = llama(setting, own_kernels=True, tied=True).to(setting.device)
+    model = llama(setting, tied=True)
     train_llama(setting, model, optimizer_of(setting, model), autocast=False)
 
 
@@ -182,7 +206,7 @@ def transformers_loop(setting: Setting) -> None:
 def transformers_eager(setting: Setting) -> None:
     """fp32 weights, autocast, and eager attention."""
     attention = "sdpa" if setting.does("sdpa") else "eager"
-    model = llama(setting, own_kernels=True, dtype=torch.float32, attention=attention).to(setting.device)
+    model = llama(setting, dtype=torch.float32, attention=attention)
     setting.batch //= 2
     train_llama(setting, model, optimizer_of(setting, model), autocast=True)
 
@@ -255,7 +279,7 @@ def accelerate_loop(setting: Setting) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(mixed_precision="bf16", cpu=setting.small)
-    model = llama(setting, own_kernels=True, dtype=torch.float32)
+    model = llama(setting, dtype=torch.float32)
     model, optimizer = accelerator.prepare(model, optimizer_of(setting, model))
     for batch in setting.batches():
         for tokens in parts_of(setting, batch):
@@ -278,10 +302,17 @@ def start_process_group(setting: Setting) -> None:
 def ddp(setting: Setting) -> None:
     """DistributedDataParallel."""
     start_process_group(setting)
-    inner = llama(setting, own_kernels=True, dtype=torch.float32).to(setting.device)
+    inner = llama(setting, dtype=torch.float32)
     model = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=setting.does("bucket-views"))
     setting.batch //= 2
     train_llama(setting, model, optimizer_of(setting, model), autocast=True)
+
+
+@program
+def ddp_small_batch(setting: Setting) -> None:
+    """The same with few tokens."""
+    setting.batch, setting.seq = 4, setting.seq // 4
+    ddp(setting)
 
 
 @program
@@ -290,14 +321,12 @@ def fsdp2(setting: Setting) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     start_process_group(setting)
-    model = llama(setting, own_kernels=True, dtype=torch.float32)
+    model = llama(setting, dtype=torch.float32)
     options: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
         "reshard_after_forward": setting.does("reshard"),
         "offload_policy": CPUOffloadPolicy() if setting.does("cpu-offload") else OffloadPolicy(),
     }
-    if not setting.does("cpu-offload"):
-        model = model.to(setting.device)
     for layer in model.model.layers:
         fully_shard(layer, **options)
     fully_shard(model, **options)
@@ -323,7 +352,7 @@ def run_deepspeed(setting: Setting, stage: int) -> None:
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
     }
-    model = llama(setting, own_kernels=True)
+    model = llama(setting)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(setting, model), config=config)
     for batch in setting.batches(setting.batch // 2):
         for tokens in parts_of(setting, batch):
@@ -360,6 +389,8 @@ def main() -> None:
         torch.cuda.memory._record_memory_history(max_entries=2_000_000, stacks="all", context="alloc")
     torch.manual_seed(0)
     PROGRAMS[options.program](Setting(options.device, options.change))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     figures = {"torch": torch.__version__, "python": sys.version.partition(" ")[0]}
     if on_gpu:
         torch.cuda.synchronize()

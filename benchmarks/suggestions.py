@@ -11,6 +11,7 @@ reason. Lines that the file already has are not measured again.
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,12 +24,15 @@ from ligerprof.analyzers.suggestions.suggestion import Suggestion
 
 PROGRAMS = (
     "torch-loop",
+    "torch-small-batch",
+    "torch-late-zero",
     "transformers-loop",
     "transformers-eager",
     "trainer",
     "trainer-checkpointed",
     "accelerate-loop",
     "ddp",
+    "ddp-small-batch",
     "fsdp2",
     "deepspeed-2",
     "deepspeed-3",
@@ -49,7 +53,8 @@ def run(program: str, folder: Path, *, change: str = "", record: Path | None = N
     except subprocess.TimeoutExpired:
         return {"failed": f"over {_LONGEST_RUN_SECONDS} s"}
     if done.returncode or not result.is_file():
-        return {"failed": done.stderr.strip()[-_REASON_CHARACTERS:]}
+        errors = [line for line in done.stderr.splitlines() if re.match(r"[\w.]+(?:Error|Exception)\b", line)]
+        return {"failed": (errors or done.stderr.splitlines() or ["no output"])[-1][:_REASON_CHARACTERS]}
     figures: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return figures
 

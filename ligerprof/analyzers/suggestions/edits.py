@@ -98,8 +98,11 @@ def with_half_the_batch(case: Case) -> Edit | None:
         if not before or not len(made):
             continue
         sizes, events = replayed.block_bytes[made], replayed.allocated_by[made]
+        # gradients of the step before may live until then
+        freed = replayed.freed_by[gradients]
+        zeroed = int(np.max(freed, where=(before[-1] <= freed) & (freed < start), initial=before[-1] - 1)) + 1
         # the gradient of the first micro-batch, up to this one; then this one, until it is added to the first
-        edit.hold(sizes, np.full(len(made), before[-1]), events + 1)
+        edit.hold(sizes, np.full(len(made), zeroed), events + 1)
         edit.hold(sizes, events + 1, _added_at(case, made, start, end) + 1)
     if case.request is not None and forwards and (not case.backwards or case.backwards[-1][0] < forwards[-1][0]):
         _hold_gradients_of_parameters(case, edit, forwards[-1][0])
