@@ -1,5 +1,6 @@
 """What the computation of each suggestion reads: the replay, roles, passes of layers, and facts about the program."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.layer_passes import LayerPasses, find_passes
-from ligerprof.analyzers.suggestions.program import Program, read_program
+from ligerprof.analyzers.suggestions.program import EVALUATION, Program, read_program
 from ligerprof.analyzers.suggestions.replayed_change import Edit, RoleBook, Window
 from ligerprof.analyzers.suggestions.request import Request, find_request
 from ligerprof.roles import Phase, Role
@@ -87,14 +88,23 @@ class Case:
             self.book.learn(end)
         return self.book.blocks(Role.GRADIENTS)
 
+    @cached_property
+    def evaluation(self) -> Int64s:
+        """Blocks that an evaluation allocated."""
+        return self.blocks_from(EVALUATION) if self.program.evaluates else np.empty(0, dtype=np.int64)
+
+    def in_training(self, *roles: Role) -> Int64s:
+        """The blocks of some roles that no evaluation allocated."""
+        return np.setdiff1d(self.book.blocks(*roles), self.evaluation, assume_unique=True)
+
     def edit(self) -> Edit:
         """An empty edit of the replay."""
         return Edit(self.replayed)
 
     def without(self, *roles: Role) -> Edit:
-        """An edit that removes every block of some roles."""
+        """An edit that removes every block of some roles, except those of evaluations."""
         edit = self.edit()
-        edit.remove(self.book.blocks(*roles))
+        edit.remove(self.in_training(*roles))
         if self.request is not None and self.request.role in roles:
             edit.request_divisor = 0
         return edit
@@ -111,6 +121,12 @@ class Case:
         """Those of the blocks that events from `start` up to `end` allocated."""
         events = self.replayed.allocated_by[blocks]
         return blocks[(start <= events) & (events < end)]
+
+    def blocks_from(self, pattern: str) -> Int64s:
+        """Blocks whose stack has a call, as `file:function`, that matches a regular expression."""
+        sites = self.attribution.call_sites
+        found = [re.search(pattern, site.stack.text, re.MULTILINE) is not None for site in sites.sites]
+        return np.flatnonzero(np.array(found, dtype=bool)[sites.site_of]).astype(np.int64)
 
     def sizes(self, blocks: Int64s | Sequence[int]) -> Int64s:
         """Requested bytes of blocks."""

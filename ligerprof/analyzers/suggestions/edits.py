@@ -18,24 +18,53 @@ BATCH_ROLES = (
     Role.INPUTS,
 )
 _OUTPUT_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES, Role.ACTIVATIONS, Role.CHECKPOINTS)
+# by how much the suggested buckets of DeepSpeed are smaller
+BUCKET_DIVISOR = 10
+_ENGINE = r"deepspeed/runtime/zero/"
+_BUCKETS = r"zero/(?:stage_1_and_2|stage3)\.py:(?:setup_buckets|_setup_for_real_optimizer)$"
+_STAGE_1_OR_2 = r"deepspeed/runtime/zero/stage_1_and_2\.py$"
+# passes that leave something behind, in a program that keeps outputs
+_LEAST_PASSES = 3
 _STEP = r"optim\w*/\w+\.py:step$"
 
 
 def without_old_outputs(case: Case) -> Edit | None:
-    """Free what forward made when the backward phase after it ends, if it lives on."""
-    replayed, phases = case.replayed, case.attribution.phases
-    blocks = case.book.blocks(*_OUTPUT_ROLES)
-    blocks = blocks[replayed.allocated_by[blocks] >= 0]
-    blocks = blocks[phases.codes_of(replayed.allocated_by[blocks]) == phase_code(Phase.FORWARD)]
+    """Free what forward made when the backward phase after it ends, if it lives into the next forward phase."""
+    blocks, lived = _left_behind(case)
+    blocks = blocks[lived <= 1]
     ends = np.array([end for _, end in case.backwards], dtype=np.int64)
     if not len(ends) or not len(blocks):
         return None
-    place = np.searchsorted(ends, replayed.allocated_by[blocks], "right")
+    place = np.searchsorted(ends, case.replayed.allocated_by[blocks], "right")
     inside = place < len(ends)
-    blocks, stops = blocks[inside], ends[place[inside]] + 1
     edit = case.edit()
-    edit.end(blocks, stops)
+    edit.end(blocks[inside], ends[place[inside]] + 1)
     return edit
+
+
+def without_kept_outputs(case: Case) -> Edit | None:
+    """Free what forward made when the next forward phase begins, if the program keeps it in pass after pass."""
+    blocks, lived = _left_behind(case)
+    blocks = blocks[lived > 1]
+    starts = np.array([start for start, _ in case.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
+    place = np.searchsorted(starts, case.replayed.allocated_by[blocks], "right")
+    # what only one pass leaves behind is a buffer
+    if len(np.unique(place)) < _LEAST_PASSES:
+        return None
+    edit = case.edit()
+    edit.end(blocks, np.append(starts, case.replayed.last_moment)[place] + 1)
+    return edit
+
+
+def _left_behind(case: Case) -> tuple[Int64s, Int64s]:
+    """Outputs and activations of forward, and in how many later forward phases each is still alive."""
+    replayed, phases = case.replayed, case.attribution.phases
+    blocks = case.book.blocks(*_OUTPUT_ROLES)
+    blocks = blocks[phases.codes_of(replayed.allocated_by[blocks]) == phase_code(Phase.FORWARD)]
+    starts = np.array([start for start, _ in case.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
+    freed = np.where(replayed.freed_by[blocks] < 0, replayed.last_moment, replayed.freed_by[blocks])
+    lived = np.searchsorted(starts, freed) - np.searchsorted(starts, replayed.allocated_by[blocks], "right")
+    return blocks, lived
 
 
 def with_earlier_zero_grad(case: Case) -> Edit | None:
@@ -86,7 +115,7 @@ def _last_before_forward(case: Case, steps: Int64s) -> Int64s:
 def with_half_the_batch(case: Case) -> Edit | None:
     """Halve what grows with the batch; gradients then live through the second micro-batch."""
     replayed, edit = case.replayed, case.edit()
-    edit.resize(case.book.blocks(*BATCH_ROLES), 2)
+    edit.resize(case.in_training(*BATCH_ROLES), 2)
     if case.request is not None and case.request.role in BATCH_ROLES:
         edit.request_divisor = 2
     gradients = case.gradients
@@ -128,6 +157,22 @@ def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:
     return added
 
 
+def with_half_the_evaluation(case: Case) -> Edit:
+    """Halve what grows with the batch in evaluations."""
+    edit = case.edit()
+    edit.resize(np.intersect1d(case.book.blocks(*BATCH_ROLES), case.evaluation), 2)
+    return edit
+
+
+def with_half_the_prompts(case: Case) -> Edit:
+    """Halve what grows with the number of prompts."""
+    edit = case.edit()
+    edit.resize(case.book.blocks(*BATCH_ROLES, Role.KV_CACHE), 2)
+    if case.request is not None and case.request.role in (*BATCH_ROLES, Role.KV_CACHE):
+        edit.request_divisor = 2
+    return edit
+
+
 def with_bucket_views(case: Case) -> Edit | None:
     """End each gradient when the next one is made: it is copied into its bucket."""
     replayed, edit = case.replayed, case.edit()
@@ -139,3 +184,65 @@ def with_bucket_views(case: Case) -> Edit | None:
             edit.end(made, np.append(replayed.allocated_by[made][1:], end) + 1)
             changed = True
     return edit if changed else None
+
+
+def with_sharded_states_on_host(case: Case) -> Edit:
+    """Remove sharded parameters and their optimizer states; a sharded gradient goes to main memory once it is made."""
+    edit = case.without(Role.PARAMETERS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
+    moved = with_bucket_views(case)
+    if moved is not None:
+        edit.add(moved)
+    return edit
+
+
+def with_resharding(case: Case) -> Edit | None:
+    """Free the weights that a layer gathers after its forward pass, and gather them again for its backward pass."""
+    passes, replayed = case.passes, case.replayed
+    blocks = case.book.blocks(Role.COMMUNICATION)
+    blocks = blocks[case.attribution.phases.codes_of(replayed.allocated_by[blocks]) == phase_code(Phase.FORWARD)]
+    place = np.searchsorted(passes.first, replayed.allocated_by[blocks])
+    known = place < len(passes)
+    blocks, place = blocks[known], place[known]
+    events, stops = replayed.allocated_by[blocks], replayed.freed_by[blocks]
+    follows = (place > 0) & (events >= passes.first[place - 1]) & (passes.span[place] == passes.span[place - 1])
+    of_layers = np.unique(case.sizes(blocks[follows]))
+    # the root gathers its own weights before the first layer
+    keeps = (stops > passes.backward_first[place]) & (passes.backward_last[place] >= 0)
+    keeps &= follows | np.isin(case.sizes(blocks), of_layers)
+    blocks, place = blocks[keeps], place[keeps]
+    if not len(blocks):
+        return None
+    edit, sizes = case.edit(), replayed.block_bytes[blocks]
+    ends = edit.stops(blocks)
+    edit.release(sizes, passes.end[place] + 1, ends)
+    # the next layer to run backward is gathered while one runs
+    following = np.minimum(place + 1, len(passes) - 1)
+    same = passes.span[following] == passes.span[place]
+    again = np.where(same, passes.recompute[following], passes.recompute[place]) + 1
+    edit.hold(sizes, np.maximum(again, passes.end[place] + 1), passes.backward_last[place] + 1)
+    return edit
+
+
+def with_smaller_buckets(case: Case) -> Edit | None:
+    """Divide DeepSpeed's flat buffers for the reduction of gradients by ten."""
+    buckets = case.blocks_from(_BUCKETS)
+    if not len(buckets):
+        return None
+    edit = case.edit()
+    edit.resize(buckets, BUCKET_DIVISOR)
+    return edit
+
+
+def with_optimizer_on_host(case: Case) -> Edit:
+    """Remove optimizer states and DeepSpeed's partition of the gradients; add the buffer that moves a gradient."""
+    replayed = case.replayed
+    edit = case.without(Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
+    gradients = case.gradients
+    by_engine = np.intersect1d(gradients, case.blocks_from(_ENGINE))
+    edit.remove(by_engine)
+    made = np.setdiff1d(gradients, by_engine)
+    if case.program.has_file(_STAGE_1_OR_2) and len(made):
+        first = case.spans_of_phase(Phase.FORWARD)[:1]
+        start = first[0][0] if first else 0
+        edit.hold(int(replayed.block_bytes[made].max()), np.array([start]), np.array([replayed.last_moment + 1]))
+    return edit

@@ -26,7 +26,8 @@ def find_suggestions(case: Case, recipe: TrainingRecipe | None = None) -> tuple[
     before_bytes, _ = case.edit().highest(case.window, case.request)
     found = [one for row in ROWS for one in _evaluate(row, case, recipe, before_bytes)]
     order = list(Cost).index
-    return tuple(sorted(found, key=lambda one: (order(one.cost), -(one.saves_bytes or 0))))
+    # whatever else changes, what a program keeps in every step grows on
+    return tuple(sorted(found, key=lambda one: (order(one.cost), one.name != "kept-outputs", -(one.saves_bytes or 0))))
 
 
 def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:

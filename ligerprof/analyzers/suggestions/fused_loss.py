@@ -53,7 +53,7 @@ class LossShape:
 def without_logits(case: Case, provider: str) -> Edit | None:
     """Remove logits and the loss's temporary tensors; add what the provider's kernel allocates."""
     edit = case.without(*LOSS_ROLES)
-    logits = case.book.blocks(Role.LOGITS, Role.CE_TEMPORARIES)
+    logits = case.in_training(Role.LOGITS, Role.CE_TEMPORARIES)
     backwards = case.backwards
     known: dict[int, LossShape | None] = {}
     for start, end in case.spans_of_phase(Phase.FORWARD):

@@ -52,6 +52,8 @@ _MODEL_TYPE = rf"{_MODEL}(\w+)/modeling_"
 _CHECKPOINTING = r"torch/utils/checkpoint\.py$"
 _PEFT = rf"{_INSTALLED}peft/tuners/"
 _FUSED_LOSS = r"fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/|chunked"
+# calls of trainers under which an evaluation runs
+EVALUATION = r":(?:evaluation_loop|prediction_step|validation_step|_run_evaluate|_evaluation_step)$"
 _GENERATION = rf"{_INSTALLED}transformers/generation/"
 _COMPILED = r"torch/_inductor/|/torchinductor_|torch/_functorch/_aot"
 
@@ -108,12 +110,17 @@ class Program:
     @cached_property
     def has_cross_entropy(self) -> bool:
         """Whether torch's cross-entropy runs."""
-        return self.has_call(r"functional\.py:(?:cross_entropy|nll_loss)$")
+        return self.has_call(r"functional\.py:(?:cross_entropy|nll_loss)$|/loss_utils\.py:ForCausalLMLoss$")
 
     @cached_property
     def generates(self) -> bool:
         """Whether the recording is of text generation."""
         return self.has_file(_GENERATION)
+
+    @cached_property
+    def evaluates(self) -> bool:
+        """Whether a trainer evaluates in the recording."""
+        return self.has_call(EVALUATION)
 
     @cached_property
     def is_compiled(self) -> bool:

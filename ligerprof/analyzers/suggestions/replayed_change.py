@@ -62,6 +62,11 @@ class Edit:
         ends = self.stops(blocks)
         self.release(self._replayed.block_bytes[blocks], np.minimum(stops, ends), ends)
 
+    def add(self, other: "Edit") -> None:
+        """Add another edit of the same recording."""
+        self._changes += other._changes
+        self._spikes += other._spikes
+
     def spike(self, moments: Int64s, size_bytes: Int64s) -> None:
         """Add bytes at single moments, such as the temporary tensors of a kernel."""
         self._spikes.append((moments, size_bytes))

@@ -40,7 +40,7 @@ def find_request(attribution: Attribution, event: int, peak_moment: int) -> Requ
         moment=event,
         size_bytes=SizeRules().round_request(requested_bytes),
         role=_role(attribution, found.get("frames"), peak_moment),
-        limit_bytes=int(replayed.reserved_bytes[event]) + available,
+        limit_bytes=int(replayed.reserved_bytes[: event + 1].max()) + available,
     )
 
 

@@ -10,6 +10,13 @@ from ligerprof.analyzers.suggestions.edits import (
     with_bucket_views,
     with_earlier_zero_grad,
     with_half_the_batch,
+    with_half_the_evaluation,
+    with_half_the_prompts,
+    with_optimizer_on_host,
+    with_resharding,
+    with_sharded_states_on_host,
+    with_smaller_buckets,
+    without_kept_outputs,
     without_old_outputs,
 )
 from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES, without_logits
@@ -17,7 +24,7 @@ from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.analyzers.suggestions.suggestion import Cost
 from ligerprof.models.architectures import ARCHITECTURES
-from ligerprof.recipe.categories import Optimizer
+from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 
@@ -180,6 +187,21 @@ ROWS: tuple[Row, ...] = (
         },
     ),
     Row(
+        name="kept-outputs",
+        change="keep numbers or host copies of what the program collects, instead of tensors on the GPU",
+        cost=Cost.FREE,
+        cost_reason="the same values, in main memory",
+        without=LOSS_ROLES,
+        applies=lambda case: not case.program.generates and case.program.loop in (None, Framework.ACCELERATE),
+        edit=without_kept_outputs,
+        how={
+            Framework.TORCH: (
+                "total += loss.item()  # not loss, which keeps its graph",
+                "collected.append(logits.detach().cpu())  # not logits",
+            ),
+        },
+    ),
+    Row(
         name="zero-grad",
         change="free gradients right after the optimizer step, before the next forward pass",
         cost=Cost.FREE,
@@ -207,6 +229,87 @@ ROWS: tuple[Row, ...] = (
             Framework.LIGHTNING: ("Trainer(strategy=DDPStrategy(gradient_as_bucket_view=True))",),
             Framework.DDP: ("DistributedDataParallel(model, ..., gradient_as_bucket_view=True)",),
         },
+    ),
+    Row(
+        name="reshard",
+        change="gathered weights freed after each layer's forward pass",
+        cost=Cost.CHEAP,
+        cost_reason="one more all-gather per layer and step",
+        without=(Role.COMMUNICATION,),
+        applies=lambda case: case.program.engine is Framework.FSDP2 and case.trains_model,
+        edit=with_resharding,
+        how={Framework.FSDP2: ("fully_shard(layer, ..., reshard_after_forward=True)  # for each layer, not the root",)},
+    ),
+    Row(
+        name="small-buckets",
+        change="a tenth of the buffer in which DeepSpeed collects gradients",
+        cost=Cost.CHEAP,
+        cost_reason="more and smaller reductions",
+        without=(Role.COMMUNICATION,),
+        applies=lambda case: case.program.engine is Framework.DEEPSPEED,
+        edit=with_smaller_buckets,
+        how={
+            Framework.DEEPSPEED: (
+                '"zero_optimization": {"reduce_bucket_size": 50000000}  # a tenth of now; the default is 500000000',
+            ),
+        },
+    ),
+    Row(
+        name="offload-optimizer",
+        change="optimizer states in main memory",
+        cost=Cost.TIME,
+        cost_reason="Adam runs on the CPU; gradients and weights cross PCIe every step",
+        without=(Role.OPTIMIZER_STATES,),
+        applies=lambda case: case.program.engine is Framework.DEEPSPEED and _has(Role.OPTIMIZER_STATES)(case),
+        edit=with_optimizer_on_host,
+        how={
+            Framework.LIGERPROF: ("--offload optimizer",),
+            Framework.DEEPSPEED: (
+                '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}',
+                '"zero_force_ds_cpu_optimizer": false  # only if the script passes an optimizer of its own',
+            ),
+        },
+        recipe=lambda recipe: dataclasses.replace(recipe, offload=Offload.OPTIMIZER, optimizer=Optimizer.DEFAULT),
+    ),
+    Row(
+        name="cpu-offload",
+        change="sharded weights, gradients and optimizer states in main memory",
+        cost=Cost.TIME,
+        cost_reason="weights and gradients cross PCIe in every pass, and the optimizer runs on the CPU",
+        without=(Role.PARAMETERS, Role.OPTIMIZER_STATES),
+        applies=lambda case: case.program.engine is Framework.FSDP2 and _has(Role.OPTIMIZER_STATES)(case),
+        edit=with_sharded_states_on_host,
+        how={
+            Framework.FSDP2: (
+                "from torch.distributed.fsdp import CPUOffloadPolicy",
+                "fully_shard(module, ..., offload_policy=CPUOffloadPolicy())  # each call; build the model on the CPU",
+            ),
+        },
+    ),
+    Row(
+        name="eval-batch",
+        change="half the batch of evaluations",
+        cost=Cost.CHEAP,
+        cost_reason="the same metrics; smaller kernels in evaluations",
+        without=(Role.LOGITS, Role.CE_TEMPORARIES, Role.ACTIVATIONS),
+        applies=lambda case: case.program.evaluates,
+        edit=with_half_the_evaluation,
+        how={
+            **_for_each(_TRAINERS, "per_device_eval_batch_size=half of now,"),
+            Framework.AXOLOTL: ("eval_batch_size: half of now",),
+            Framework.LLAMA_FACTORY: ("per_device_eval_batch_size: half of now",),
+            Framework.LIGHTNING: ("DataLoader(..., batch_size=half)  # in val_dataloader",),
+        },
+    ),
+    Row(
+        name="half-prompts",
+        change="half the prompts at a time",
+        cost=Cost.TIME,
+        cost_reason="two generations, each with smaller kernels",
+        without=(Role.KV_CACHE, Role.ACTIVATIONS),
+        applies=lambda case: case.program.generates and not case.trains_model,
+        edit=with_half_the_prompts,
+        how={Framework.MODEL: ("for part in prompts.chunk(2):", "    model.generate(part, ...)")},
     ),
     Row(
         name="checkpointing",
