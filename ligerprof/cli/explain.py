@@ -11,7 +11,6 @@ from ligerprof.cli.common_options import INPUT, force_option, json_option, size_
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.reports.peak import render_peak
 from ligerprof.reports.ranks import render_ranks
 from ligerprof.roles import View
@@ -68,6 +67,8 @@ def command(  # noqa: PLR0913 - one argument per option
         require_absent([html_path], force=force)
     analysis = analyze(snapshot, device_index=device_index, rules=rules, stacks=stacks)
     if html_path is not None:
+        from ligerprof.reports.page.peak import render_peak_page
+
         write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
         say(f"wrote {html_path}")
     report = analysis.peak

@@ -1,12 +1,12 @@
 """Output of commands: results to stdout, everything else to stderr."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ligerprof.reports.terminal import console
+from ligerprof.serialization import to_text
 from ligerprof.text import printable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def show(
 
 def print_json(result: Mapping[str, Any]) -> None:
     """Print one JSON object to stdout."""
-    click.echo(json.dumps(result, indent=2))
+    click.echo(to_text(result))
 
 
 def say(text: str) -> None:

@@ -1,6 +1,7 @@
 """Classify modules and parameters of any model by dotted name: decoder layer, embedding, head, attention."""
 
 import re
+from functools import lru_cache
 
 from ligerprof.models.architectures import ARCHITECTURES
 
@@ -30,6 +31,7 @@ def is_in_layer(name: str) -> bool:
     return layer_index(name) is not None
 
 
+@lru_cache(maxsize=10_000)
 def without_indices(name: str) -> str:
     """A name with `*` instead of each index: `layers.*.mlp` for `layers.3.mlp`."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)

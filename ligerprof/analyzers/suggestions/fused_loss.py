@@ -8,7 +8,6 @@ import numpy as np
 
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.replayed_change import Edit
-from ligerprof.kernels.registry import find_kernel
 from ligerprof.kernels.spec import KernelShape
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Int64s
@@ -140,6 +139,9 @@ def _add_kernel(
     hidden_gradient = _event_of_first(case, _of_size(case, shape.hidden_bytes, backward))
     if len(gradients) >= _TIED_GRADIENTS:
         _sum_in_place(case, edit, gradients)
+    # the registry looks for plug-ins, which takes as long as the rest of a small explain
+    from ligerprof.kernels.registry import find_kernel
+
     kernel = find_kernel("flce", provider)
     assert kernel.memory is not None
     memory = kernel.memory(
