@@ -98,11 +98,11 @@ def _group(members: Sequence[Owner], sites: Sequence[CallSite]) -> BlockGroup:
 
 def join_layers(groups: Iterable[BlockGroup]) -> tuple[BlockGroup, ...]:
     """Join the groups that differ only in their decoder layer, the largest first; indices in names become `*`."""
-    joined: dict[tuple[Hashable, ...], list[BlockGroup]] = defaultdict(list)
+    joined: dict[tuple[str, str, Hashable], list[BlockGroup]] = defaultdict(list)
     for group in groups:
-        names = without_indices(group.module), without_indices(group.kept_in)
+        module, place = without_indices(group.module), without_indices(group.kept_in)
         same = (group.role, group.frame, group.phase, group.operation, group.kept_by, group.frames, bool(group.layers))
-        joined[(*names, *same)].append(group)
+        joined[module, place, same].append(group)
     rows = [
         replace(
             members[0],
@@ -112,6 +112,6 @@ def join_layers(groups: Iterable[BlockGroup]) -> tuple[BlockGroup, ...]:
             count=sum(group.count for group in members),
             layers=tuple(sorted({layer for group in members for layer in group.layers})),
         )
-        for (module, place, *_), members in joined.items()
+        for (module, place, _), members in joined.items()
     ]
     return tuple(sorted(rows, key=lambda row: -row.size_bytes))
