@@ -1,12 +1,17 @@
-"""Time `ligerprof explain` and other readers on a snapshot of a million allocator events.
+"""Time `ligerprof explain` and other readers on snapshots of millions of allocator events.
 
     python benchmarks/snapshot_speed.py
-    python benchmarks/snapshot_speed.py --events 200000 --rounds 3 --keep million.pickle
+    python benchmarks/snapshot_speed.py --events 200000 --rounds 3 --kinds moved --keep folder
 
-The file is generated each time: a recording of tests/data/snapshots, repeated with new addresses until there are
-enough events. `--unshared` gives every event its own list of frames and its own strings, as torch writes them. Every
-measurement runs in a separate process, and they alternate, so that a busy machine affects all of them. pt-snap, if it
-is on the path, is measured once.
+The files are generated each time: a recording of tests/data/snapshots, repeated until there are enough events.
+`moved` repeats it at new addresses, so that every event fits those before it. `in-place` repeats it at its own
+addresses, as the steps of a training loop do, although its allocations then do not fit what is still held. `ring` is
+the end of a moved one, as a full ring buffer leaves it. `unshared` is a moved one in which every event has its own list
+of frames and its own strings, as torch writes them.
+
+Every measurement runs in a separate process, and they alternate, so that a busy machine affects all of them; the ratio
+is the median of the ratios of each round. The load average before the first round is part of the result. Other tools
+are measured once, on the first file.
 """
 
 import argparse
@@ -24,42 +29,48 @@ import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+import ligerprof
 from ligerprof.snapshots.reader import read_snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDING = ROOT / "tests" / "data" / "snapshots" / "hf-ckpt-4x1024.pickle.xz"
+RECORDING = ROOT / "tests" / "data" / "snapshots" / "hf-nockpt-8x1024.pickle.xz"
 RESULT = ROOT / "benchmarks" / "results" / "snapshot-speed.json"
 # as far apart as no recording's addresses are
 APART_BYTES = 2**41
 # addresses of the recording start near 2**47; the copies stay below 2**63
 LARGEST_COPIES = 2**63 // APART_BYTES - 2**7
 LOAD = "import gc, pickle, sys; gc.disable(); pickle.load(open(sys.argv[1], 'rb'))"
-PT_SNAP = "pt-snap import"
+LOAD_NAME, EXPLAIN, PT_SNAP = "pickle.load, collector off", "ligerprof explain --json", "pt-snap import"
+PAIR = (LOAD_NAME, EXPLAIN)
+KINDS = ("moved", "in-place", "ring", "unshared")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START = "import gc, pickle, sys; gc.disable()"
 
 
-def repeated(recording: Path, events: int, *, unshared: bool) -> dict[str, Any]:
-    """The recording repeated, each time at other addresses and later."""
+def repeated(recording: Path, events: int, kind: str) -> dict[str, Any]:
+    """The recording repeated, each time later, and at other addresses unless it is repeated in place."""
     snapshot = read_snapshot(recording)
     trace = snapshot.trace_of(0)
-    copies = -(-events // len(trace))
+    copies = -(-events // len(trace)) + (kind == "ring")
     if copies > LARGEST_COPIES:
         raise SystemExit(f"{events} events take more than {LARGEST_COPIES} copies.")
     span_us = trace[-1]["time_us"] - trace[0]["time_us"] + 1
+    places = [0] * copies if kind == "in-place" else range(copies)
+    repeats = [
+        moved(event, "addr", place) | {"time_us": event["time_us"] + copy * span_us} | own(event, kind == "unshared")
+        for copy, place in enumerate(places)
+        for event in trace
+    ]
     return {
-        "segments": [moved_segment(segment, copy) for copy in range(copies) for segment in snapshot.segments],
-        "device_traces": [
-            [
-                moved(event, "addr", copy) | {"time_us": event["time_us"] + copy * span_us} | own(event, unshared)
-                for copy in range(copies)
-                for event in trace
-            ]
-        ],
+        "segments": [moved_segment(segment, place) for place in sorted(set(places)) for segment in snapshot.segments],
+        "device_traces": [repeats[-events:] if kind == "ring" else repeats],
         "allocator_settings": snapshot.settings,
         "external_annotations": [],
     }
@@ -73,9 +84,10 @@ def own(event: Mapping[str, Any], unshared: bool) -> dict[str, Any]:
     return {"frames": frames, "compile_context": "".join(list(event["compile_context"]))}
 
 
-def write(path: Path, events: int, unshared: bool) -> int:
-    values = repeated(RECORDING, events, unshared=unshared)
-    path.write_bytes(pickle.dumps(values))
+def write(path: Path, events: int, kind: str) -> int:
+    values = repeated(RECORDING, events, kind)
+    with path.open("wb") as file:
+        pickle.dump(values, file)
     return len(values["device_traces"][0])
 
 
@@ -91,8 +103,8 @@ def contenders(path: Path, scratch: Path) -> dict[str, list[str]]:
     python = sys.executable
     known = {
         "python, start alone": [python, "-c", START],
-        "pickle.load, collector off": [python, "-c", LOAD, str(path)],
-        "ligerprof explain --json": [python, "-m", "ligerprof", "explain", str(path), "--json"],
+        LOAD_NAME: [python, "-c", LOAD, str(path)],
+        EXPLAIN: [python, "-m", "ligerprof", "explain", str(path), "--json"],
         "torch._memory_viz stats": [python, "-m", "torch.cuda._memory_viz", "stats", str(path)],
     }
     pt_snap = shutil.which("pt-snap")
@@ -121,29 +133,48 @@ def measure(command: list[str]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--events", type=int, nargs="+", default=[1_000_000, 5_000_000])
+    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--keep", type=Path, help="Write the file here and keep it.")
-    parser.add_argument("--unshared", action="store_true", help="Give every event its own stack and strings.")
+    parser.add_argument("--keep", type=Path, help="Write the files into this folder and keep them.")
     parser.add_argument("--skip", action="append", default=[], help="Leave out what has this in its name.")
     parser.add_argument("-o", "--output", type=Path, default=RESULT)
     options = parser.parse_args()
+    about = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "ligerprof": ligerprof.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "recording": RECORDING.name,
+    }
+    cases = []
     with tempfile.TemporaryDirectory() as folder:
-        path = options.keep or Path(folder) / "repeated.pickle"
-        # Linux counts the memory of the process that forks into the peak of its children: this one stays small
-        with ProcessPoolExecutor(1) as pool:
-            events = pool.submit(write, path, options.events, options.unshared).result()
-        commands = {
-            name: command
-            for name, command in contenders(path, Path(folder)).items()
-            if not any(word in name for word in options.skip)
-        }
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
-        for turn, (name, command) in itertools.product(range(options.rounds), commands.items()):
-            if turn == 0 or name != PT_SNAP:
-                runs[name].append(measure(command))
-        facts = {"events": events, "unshared": options.unshared, "file_bytes": path.stat().st_size}
-        report(runs, facts | page(path, Path(folder)), options.output)
+        for events, kind in itertools.product(options.events, options.kinds):
+            path = (options.keep or Path(folder)) / f"{kind}-{events}.pickle"
+            # Linux counts the memory of the process that forks into the peak of its children: this one stays small
+            with ProcessPoolExecutor(1) as pool:
+                written = pool.submit(write, path, events, kind).result()
+            facts = {"kind": kind, "events": written, "file_bytes": path.stat().st_size}
+            cases.append(measured(path, Path(folder), facts, options, is_first=not cases))
+            if not options.keep:
+                path.unlink()
+            options.output.write_text(json.dumps({"about": about, "cases": cases}, indent=1) + "\n", encoding="utf-8")
+
+
+def measured(path: Path, scratch: Path, facts: dict[str, Any], options: argparse.Namespace, *, is_first: bool) -> Any:
+    commands = {
+        name: command
+        for name, command in contenders(path, scratch).items()
+        if not any(word in name for word in options.skip) and (is_first or name in PAIR)
+    }
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    for turn, (name, command) in itertools.product(range(options.rounds), commands.items()):
+        if turn == 0 or name in PAIR:
+            runs[name].append(measure(command))
+    page_facts = page(path, scratch) if is_first else {}
+    return report(runs, facts | page_facts)
 
 
 def page(path: Path, scratch: Path) -> dict[str, int]:
@@ -160,21 +191,20 @@ def page(path: Path, scratch: Path) -> dict[str, int]:
     return facts | ({"page_drawn_ms": int(milliseconds.group(1))} if milliseconds else {})
 
 
-def report(runs: Mapping[str, list[dict[str, float]]], facts: Mapping[str, Any], output: Path) -> None:
+def report(runs: Mapping[str, list[dict[str, float]]], facts: dict[str, Any]) -> dict[str, Any]:
+    """One case of the result, printed as well."""
     medians = {
-        name: {key: round(median(run[key] for run in measured), 3) for key in measured[0]}
-        for name, measured in runs.items()
+        name: {key: round(median(run[key] for run in rounds), 3) for key in rounds[0]} for name, rounds in runs.items()
     }
-    base = medians["pickle.load, collector off"]
+    pairs = list(zip(runs[EXPLAIN], runs[LOAD_NAME], strict=True))
+    ratios = {key: round(median(one[key] / base[key] for one, base in pairs), 2) for key in pairs[0][0]}
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
     for name, row in medians.items():
         print(
-            f"{name:28} {row['seconds']:7.2f} s  {row['seconds'] / base['seconds']:5.2f} x"
-            f"  {row['cpu_seconds']:6.2f} s CPU  {row['cpu_seconds'] / base['cpu_seconds']:5.2f} x"
-            f"  {row['peak_mib']:7.0f} MiB  {row['peak_mib'] / base['peak_mib']:5.2f} x"
+            f"  {name:28} {row['seconds']:7.2f} s {row['cpu_seconds']:7.2f} s CPU {row['peak_mib']:7.0f} MiB",
+            "".join(f"{key} x {value}  " for key, value in ratios.items()) if name == EXPLAIN else "",
         )
-    print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    about = {"python": platform.python_version(), "cores": os.cpu_count(), "recording": RECORDING.name, **facts}
-    output.write_text(json.dumps({"about": about, "medians": medians, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+    return {"about": facts, "explain_by_load": ratios, "medians": medians, "runs": runs}
 
 
 if __name__ == "__main__":

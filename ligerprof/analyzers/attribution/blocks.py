@@ -92,19 +92,20 @@ class Attribution:
             layers[blocks].tolist(),
             self._keepers.of(blocks),
         )
-        origins = {site: sites.sites[site] for site in set(site_of)}
+        named = {site: (sites.sites[site].module, sites.sites[site].description) for site in set(site_of)}
+        operations = {site: sites.sites[site].operation for site in named}
         return [
+            # in the order of the fields: keywords take twice as long, and there may be a million blocks
             Owner(
-                block=block,
-                requested_bytes=size,
-                role=role,
-                module=origins[site].module,
-                frame=origins[site].description,
-                phase=phase or Phase.OUTSIDE,
-                layer=_layer(layer, role),
-                site=site,
-                operation=origins[site].operation,
-                keeper=CHECKPOINT if role is Role.CHECKPOINTS else keeper,
+                block,
+                size,
+                role,
+                *named[site],
+                phase or Phase.OUTSIDE,
+                _layer(layer, role),
+                site,
+                operations[site],
+                CHECKPOINT if role is Role.CHECKPOINTS else keeper,
             )
             for block, size, role, site, phase, layer, keeper in zip(*columns, strict=True)
         ]

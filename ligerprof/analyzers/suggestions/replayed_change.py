@@ -82,8 +82,9 @@ class Edit:
 
     def allocated_bytes(self, request: Request | None) -> Int64s:
         """Allocated bytes at each moment after the change, with spikes and the allocation that failed."""
-        allocated = self._replayed.allocated_bytes + np.cumsum(self._changes)[:-1]
-        highest = allocated.copy()
+        allocated = np.cumsum(self._changes[:-1])
+        allocated += self._replayed.allocated_bytes
+        highest = allocated.copy() if self._spikes else allocated
         for at, size_bytes in self._spikes:
             np.maximum.at(highest, at, allocated[at] + size_bytes)
         if request is not None and self.request_divisor:
@@ -94,9 +95,9 @@ class Edit:
     def highest(self, window: Window, request: Request | None) -> tuple[int, int]:
         """The peak after the change, and its moment."""
         allocated = self.allocated_bytes(request)
-        moments = np.arange(len(allocated))[window]
-        place = int(np.argmax(allocated[moments]))
-        return int(allocated[moments[place]]), int(moments[place])
+        place = int(np.argmax(allocated[window]))
+        moment = range(len(allocated))[window][place] if isinstance(window, slice) else int(window[place])
+        return int(allocated[moment]), moment
 
 
 class RoleBook:
