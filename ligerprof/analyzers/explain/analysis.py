@@ -11,10 +11,10 @@ from ligerprof.analyzers.attribution.user_rules import UserRule
 from ligerprof.analyzers.explain.failure import FailedAllocation, judge_failures
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
 from ligerprof.analyzers.explain.growth import Growth, find_growth
-from ligerprof.analyzers.explain.lives import BlockLives, list_lives
+from ligerprof.analyzers.explain.lives import MOST_LISTED, BlockLives, list_lives
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.steps import step_peaks, step_starts
-from ligerprof.analyzers.explain.timeline import RoleTimeline, role_timeline
+from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, role_timeline
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
 from ligerprof.analyzers.suggestions.replayed_change import Window
@@ -108,13 +108,16 @@ class SnapshotAnalysis:
     @cached_property
     def timeline(self) -> RoleTimeline:
         """Roles over the whole recording, in full detail around the peak and the failure."""
-        with collector_paused():
-            return role_timeline(self.attribution, self.role_codes, self.marked_moments)
+        return self.timeline_of(MOST_COLUMNS)
 
-    @cached_property
-    def lives(self) -> BlockLives:
+    def timeline_of(self, columns: int) -> RoleTimeline:
+        """Roles over the whole recording in a number of columns, with more around the peak and the failure."""
+        with collector_paused():
+            return role_timeline(self.attribution, self.role_codes, self.marked_moments, columns=columns)
+
+    def lives(self, most: int = MOST_LISTED) -> BlockLives:
         """The blocks worth listing one by one: those of the marked moments, and the largest of all others."""
-        return list_lives(self.replayed, self.marked_moments)
+        return list_lives(self.replayed, self.marked_moments, most=most)
 
     @cached_property
     def role_codes(self) -> Int64s:

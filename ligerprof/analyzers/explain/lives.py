@@ -8,8 +8,7 @@ import numpy as np
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
-# a page lists this many blocks within its size
-_MOST_LISTED = 30_000
+MOST_LISTED = 30_000
 _MOST_AT_A_MOMENT = 10_000
 
 
@@ -26,16 +25,16 @@ class BlockLives:
     least_bytes: int
 
 
-def list_lives(replayed: Replay, moments: Sequence[int]) -> BlockLives:
-    """The blocks that are live at the given moments, and the largest of the recording.
+def list_lives(replayed: Replay, moments: Sequence[int], *, most: int = MOST_LISTED) -> BlockLives:
+    """The blocks that are live at the given moments, and the `most` largest of the recording.
 
     Beyond a limit, only the largest blocks of a moment are listed.
     """
     sizes = replayed.requested_bytes
     count, least_bytes = len(sizes), 0
-    if count > _MOST_LISTED:
+    if count > most:
         # blocks of one size are listed together or not at all
-        least_bytes = int(np.partition(sizes, count - _MOST_LISTED - 1)[count - _MOST_LISTED - 1]) + 1
+        least_bytes = int(np.partition(sizes, count - most - 1)[count - most - 1]) + 1
     chosen = [np.flatnonzero(sizes >= least_bytes)]
     for moment in moments:
         live = replayed.live_at(moment)

@@ -13,7 +13,7 @@ from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
 # a recording of fewer moments has a column for each
-_STRETCHES = 2**17
+MOST_COLUMNS = 2**17
 _EVENTS_AROUND_MARKS = 500
 _TIME_LIMIT_US = 2**53
 _ROLES = tuple(Role)
@@ -64,16 +64,19 @@ class RoleTimeline:
         return [self.running[index].phase for index in self.running_of.tolist()]
 
 
-def role_timeline(attribution: Attribution, role_codes: Int64s, marks: Iterable[int] = ()) -> RoleTimeline:
+def role_timeline(
+    attribution: Attribution, role_codes: Int64s, marks: Iterable[int] = (), *, columns: int = MOST_COLUMNS
+) -> RoleTimeline:
     """Sum the blocks of each role at the highest moment of each column.
 
     Args:
         role_codes: index in `Role` of each block.
         marks: moments around which every event gets its own column, as around the peak.
+        columns: the most columns, without those around the marks.
     """
     replayed = attribution.replayed
     peak = replayed.peak_moment()
-    starts, moments = _columns(replayed, {peak, *marks})
+    starts, moments = _columns(replayed, {peak, *marks}, columns)
     allocated = replayed.allocated_bytes
     running, running_of = _running(attribution.phases, moments - 1)
     return RoleTimeline(
@@ -112,10 +115,10 @@ def held_bytes(replayed: Replay, blocks: Int64s, sizes: Int64s) -> Int64s:
     return np.cumsum(changes)
 
 
-def _columns(replayed: Replay, marks: set[int]) -> tuple[Int64s, Int64s]:
+def _columns(replayed: Replay, marks: set[int], columns: int) -> tuple[Int64s, Int64s]:
     """The first moment of each stretch and its highest one."""
     count = replayed.last_moment + 1
-    stretches = [np.linspace(0, count, min(count, _STRETCHES), endpoint=False).astype(np.int64)]
+    stretches = [np.linspace(0, count, min(count, columns), endpoint=False).astype(np.int64)]
     for mark in marks:
         near = np.arange(max(0, mark - _EVENTS_AROUND_MARKS), min(count, mark + _EVENTS_AROUND_MARKS + 1))
         stretches.append(near.astype(np.int64))

@@ -9,7 +9,8 @@ from ligerprof.analyzers.attribution.blocks import Owner
 from ligerprof.analyzers.attribution.call_sites import CallSite
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
-from ligerprof.analyzers.explain.timeline import RoleTimeline, Running, event_times
+from ligerprof.analyzers.explain.lives import MOST_LISTED, BlockLives
+from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, Running, event_times
 from ligerprof.reports.page.packing import ColumnPacker
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.segments import Segment, segments_at
@@ -17,6 +18,10 @@ from ligerprof.snapshots.trace import Int64s
 
 # bounds the size of a page, since names come from a file
 _LONGEST_NAME = 200
+# with the scripts, a page of a million events has at most 1.5 MB
+_MOST_CHARACTERS = 1_150_000
+# columns of the timeline and listed blocks
+_DETAILS = ((MOST_COLUMNS, MOST_LISTED), *((MOST_COLUMNS >> each, MOST_LISTED >> each) for each in range(1, 7)))
 _MOST_FRAMES = 120
 _MOST_PIECES = 40_000
 # kinds of pieces of a segment; a listed block is its index plus _LISTED
@@ -26,15 +31,24 @@ _UNKNOWN = -1
 
 
 def recording_text(analysis: SnapshotAnalysis, *, title: str) -> str:
-    """Everything that the scripts draw of a recording, packed."""
+    """Everything that the scripts draw of a recording, packed; in less detail if it would be too large."""
+    for columns, blocks in _DETAILS:
+        timeline = analysis.timeline if columns == MOST_COLUMNS else analysis.timeline_of(columns)
+        text = _packed(analysis, timeline, analysis.lives(blocks), title)
+        if len(text) <= _MOST_CHARACTERS:
+            break
+    return text
+
+
+def _packed(analysis: SnapshotAnalysis, timeline: RoleTimeline, lives: BlockLives, title: str) -> str:
     columns = ColumnPacker()
     payload = {
         "title": shortened(title),
-        "timeline": _timeline(analysis.timeline, columns),
+        "timeline": _timeline(timeline, columns),
         "marks": _marks(analysis),
-        "segments": [_segments(analysis, moment, columns) for moment in analysis.marked_moments],
-        "whatIfs": list(_what_ifs(analysis, columns)),
-        **_Blocks(analysis, columns).payload(),
+        "segments": [_segments(analysis, lives, moment, columns) for moment in analysis.marked_moments],
+        "whatIfs": list(_what_ifs(analysis, timeline, columns)),
+        **_Blocks(analysis, lives, columns).payload(),
     }
     return columns.to_text(payload)
 
@@ -86,9 +100,8 @@ def _marks(analysis: SnapshotAnalysis) -> dict[str, Any]:
     return marks
 
 
-def _what_ifs(analysis: SnapshotAnalysis, columns: ColumnPacker) -> Iterator[dict[str, Any]]:
+def _what_ifs(analysis: SnapshotAnalysis, timeline: RoleTimeline, columns: ColumnPacker) -> Iterator[dict[str, Any]]:
     """Each suggestion with the highest bytes of each column after it."""
-    timeline = analysis.timeline
     for suggestion in analysis.suggestions:
         after = analysis.bytes_after(suggestion)
         highest = None if after is None else np.maximum.reduceat(after, timeline.starts)
@@ -106,13 +119,13 @@ def _what_ifs(analysis: SnapshotAnalysis, columns: ColumnPacker) -> Iterator[dic
         }
 
 
-def _segments(analysis: SnapshotAnalysis, moment: int, columns: ColumnPacker) -> dict[str, Any]:
+def _segments(analysis: SnapshotAnalysis, lives: BlockLives, moment: int, columns: ColumnPacker) -> dict[str, Any]:
     """The segments of a moment with their pieces in the order of addresses, those with most free bytes first.
 
     A piece is a size and a kind: free, waiting for a stream, an unlisted block, or 3 + the index of a listed block.
     Segments beyond a limit of pieces are summed up.
     """
-    replayed, listed = analysis.replayed, analysis.lives.blocks
+    replayed, listed = analysis.replayed, lives.blocks
     number_of = {block: _LISTED + number for number, block in enumerate(listed.tolist())}
     found = sorted(segments_at(replayed, moment), key=lambda segment: (-_free_bytes(segment), segment.address))
     count = np.cumsum([len(segment.blocks) + len(segment.waiting) + len(segment.free) for segment in found])
@@ -160,15 +173,16 @@ class _Numbers:
 class _Blocks:
     """The listed blocks, and the call sites, stacks and frames that they refer to by number."""
 
-    def __init__(self, analysis: SnapshotAnalysis, columns: ColumnPacker) -> None:
+    def __init__(self, analysis: SnapshotAnalysis, lives: BlockLives, columns: ColumnPacker) -> None:
         self._analysis = analysis
+        self._lives = lives
         self._columns = columns
         self._frames: dict[PythonCall, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
 
     def payload(self) -> dict[str, Any]:
         analysis, add = self._analysis, self._columns.add
-        replayed, lives = analysis.replayed, analysis.lives
+        replayed, lives = analysis.replayed, self._lives
         blocks = lives.blocks
         owners = self._owners(blocks)
         allocated, freed = replayed.allocated_by[blocks], replayed.freed_by[blocks]

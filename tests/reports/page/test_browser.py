@@ -125,7 +125,7 @@ def test_a_tap_shows_the_role_and_its_blocks(page: Path, tmp_path: Path, analysi
         browser.tap(*browser.place_of(".chart .u-over", 0.8, 0.99))
 
         tip = browser.evaluate("document.querySelector('.tip').innerText")
-        role = analysis.attribution.roles_of(analysis.lives.blocks[:1], analysis.peak_moment)[0].value
+        role = analysis.attribution.roles_of(analysis.lives().blocks[:1], analysis.peak_moment)[0].value
         assert role in tip
         assert "lives from" in tip
         assert browser.evaluate("document.querySelector('.tip').hidden") is False

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
+from ligerprof.analyzers.explain.lives import BlockLives
+from ligerprof.reports.page import payload
 from ligerprof.reports.page.packing import ColumnPacker
 from ligerprof.reports.page.payload import recording_text
 from ligerprof.snapshots.reader import Snapshot
@@ -36,8 +38,8 @@ def test_columns_come_back_unchanged(values: list[int]) -> None:
     assert unpack(packer.to_text({"values": reference}))["values"] == values
 
 
-def check(analysis: SnapshotAnalysis) -> None:
-    replayed = analysis.replayed
+def check(analysis: SnapshotAnalysis, lives: BlockLives | None = None) -> None:
+    replayed, lives = analysis.replayed, lives or analysis.lives()
     data = unpack(recording_text(analysis, title="recording"))
     timeline, blocks = data["timeline"], data["blocks"]
 
@@ -71,11 +73,11 @@ def check(analysis: SnapshotAnalysis) -> None:
     assert data["marks"]["peak"]["bytes"] == analysis.peak.peak_bytes
     assert [state["moment"] for state in data["segments"]] == list(analysis.marked_moments)
     for state in data["segments"]:
-        check_segments(analysis, data, state)
+        check_segments(analysis, lives, state)
     check_suggestions(analysis, data)
 
 
-def check_segments(analysis: SnapshotAnalysis, data: dict[str, Any], state: dict[str, Any]) -> None:
+def check_segments(analysis: SnapshotAnalysis, lives: BlockLives, state: dict[str, Any]) -> None:
     """The pieces fill the segments, which add up to the reserved bytes, and the blocks in them to the allocated."""
     replayed, moment = analysis.replayed, state["moment"]
     count, rest_bytes, rest_free = state["rest"]
@@ -88,10 +90,10 @@ def check_segments(analysis: SnapshotAnalysis, data: dict[str, Any], state: dict
         assert rest_free == 0
         assert free + waiting + int(replayed.allocated_bytes[moment]) == replayed.reserved_bytes[moment]
         live = set(replayed.live_at(moment).tolist())
-        listed = {int(analysis.lives.blocks[kind - 3]) for _, kind in pieces if kind >= 3}
-        assert listed == live & set(analysis.lives.blocks.tolist())
+        listed = {int(lives.blocks[kind - 3]) for _, kind in pieces if kind >= 3}
+        assert listed == live & set(lives.blocks.tolist())
     for size, kind in pieces:
-        assert kind < 3 or size == replayed.block_bytes[analysis.lives.blocks[kind - 3]]
+        assert kind < 3 or size == replayed.block_bytes[lives.blocks[kind - 3]]
     starts = [int(address, 16) for address, *_ in state["segments"]]
     assert len(set(starts)) == len(starts)
 
@@ -115,6 +117,17 @@ def test_recordings(name: str) -> None:
     check(analyze(RECORDINGS / f"{name}.pickle.xz"))
 
 
+@pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "stamped-oom"])
+def test_less_detail_is_exact_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "_DETAILS", ((2**17, 30_000), (256, 40)))
+    monkeypatch.setattr(payload, "_MOST_CHARACTERS", 10_000)
+    analysis = analyze(RECORDINGS / f"{name}.pickle.xz")
+
+    check(analysis, analysis.lives(40))
+    columns = len(unpack(recording_text(analysis, title="recording"))["timeline"]["starts"])
+    assert columns < analysis.replayed.last_moment / 2
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_random_programs(seed: int) -> None:
     check(analyze(Snapshot.from_dict(random_program(seed).snapshot())))
@@ -127,8 +140,8 @@ def test_a_call_site_has_its_whole_stack() -> None:
     ends = np.cumsum(lengths)
     sites = analysis.attribution.call_sites
 
-    for index in range(0, len(analysis.lives.blocks), 97):
+    for index in range(0, len(analysis.lives().blocks), 97):
         stack = data["sites"][data["blocks"]["site"][index]][-1]
         frames = [data["frames"][frame] for frame in members[ends[stack] - lengths[stack] : ends[stack]]]
-        calls = sites.of(int(analysis.lives.blocks[index])).stack.calls
+        calls = sites.of(int(analysis.lives().blocks[index])).stack.calls
         assert frames == [list(call) for call in calls]
