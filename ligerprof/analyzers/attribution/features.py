@@ -21,6 +21,9 @@ from ligerprof.units import MIB
 # cuBLAS's default workspace: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)
 _WORKSPACE_SIZES = frozenset({32 * MIB, 8519680})
 _SMALL_SHARE = 10_000
+# inputs of a linear layer, and bytes of a bias in 16 bit
+_LEAST_INPUTS = 64
+_LARGEST_BIAS = 2**17
 _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$", re.MULTILINE)
 _CHECKPOINT_CALL = "torch/utils/checkpoint.py:"
 _EAGER_CALL = "eager_attention_forward"
@@ -51,6 +54,8 @@ class Feature(Enum):
     # place in the program
     RECOMPUTED = auto()
     CHECKPOINTING = auto()
+    SELECTED = auto()
+    REGION_INPUT = auto()
     IN_LAYER = auto()
     AFTER_LAYERS = auto()
     IN_EMBEDDING = auto()
@@ -60,6 +65,8 @@ class Feature(Enum):
     FIRST_COPY = auto()
     IN_MODEL_BODY = auto()
     FIRST_OF_CALL = auto()
+    LAST_OF_CALL = auto()
+    CASTS_GRADIENTS = auto()
     ONLY_OF_CALL = auto()
     CAST_ARGUMENT = auto()
     DIES_IN_CALL = auto()
@@ -122,9 +129,28 @@ class FeatureExtractor:
         self._spans = phases.spans_of(replayed.allocated_by)
         self._codes = phases.codes_of(replayed.allocated_by)
         for block in range(len(replayed.older_blocks)):
-            self._codes[block] = phase_code(call_sites.of(block).stack.phase)
+            self._codes[block] = phase_code(self._older_phase(block))
+        # code without Python calls that is not backward: events of one phase may follow those of another
+        unknown = [
+            site.stamp is None and site.stack.phase is None and bool(site.stack.native) for site in call_sites.sites
+        ]
+        self._codes[np.array(unknown, dtype=bool)[call_sites.site_of]] = phase_code(None)
         self._reductions = Reductions(replayed, call_sites, phases, self._codes)
+        # a matrix after its bias: a small vector, which divides the matrix into the inputs of a layer
+        before = np.concatenate([[1], self._sizes[:-1]]).clip(1)
+        self._follows_bias = (self._sizes % before == 0) & (self._sizes // before >= _LEAST_INPUTS)
+        self._follows_bias &= before <= _LARGEST_BIAS
         self._site_features: dict[int, frozenset[Feature]] = {}
+
+    def _older_phase(self, block: int) -> Phase | None:
+        """The phase of a block older than the recording; None for weights if the recording starts with a build.
+
+        Those weights are of a program that ran before and kept its model, such as one that ran out of memory.
+        """
+        phase = self._call_sites.of(block).stack.phase
+        recorded = len(self._replayed.older_blocks)
+        starts_with_build = recorded < len(self._codes) and self._codes[recorded] == phase_code(Phase.BUILD)
+        return None if phase is Phase.BUILD and starts_with_build else phase
 
     def features(self, block: int) -> BlockFeatures:
         """The features of one block."""
@@ -156,6 +182,7 @@ class FeatureExtractor:
             ~kept & (freed < self._call_sites.next_call[blocks]),
             self._call_sites.index_in_call[blocks],
             self._call_sites.blocks_in_call[blocks],
+            self._follows_bias[blocks],
             np.isin(blocks, list(self._first_workspaces)),
             self._layers[blocks] < self._deepest_layer[spans],
             self._last_checkpointed[spans] <= blocks,
@@ -165,6 +192,8 @@ class FeatureExtractor:
             self._program.vocabulary.follows_head[blocks],
             self._program.vocabulary.first_of_size[blocks],
             self._program.cached[blocks],
+            self._program.regions.selected[blocks],
+            self._program.regions.inputs[blocks],
             self._program.feeds_pass[blocks],
             self._program.follows_pass[blocks],
         )
@@ -182,6 +211,8 @@ class FeatureExtractor:
         yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
         yield Feature.GRADIENT_PARTITION, bool(self._reductions.partitions[block])
         yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
+        yield Feature.SELECTED, bool(self._program.regions.selected[block])
+        yield Feature.REGION_INPUT, bool(self._program.regions.inputs[block])
         yield Feature.IN_CACHE, bool(self._program.cached[block])
         yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
         yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
@@ -237,10 +268,12 @@ class FeatureExtractor:
             return
         index, count = int(self._call_sites.index_in_call[block]), int(self._call_sites.blocks_in_call[block])
         yield Feature.FIRST_OF_CALL, index == 0 and count > 1
+        yield Feature.LAST_OF_CALL, index == count - 1 and count > 1
         yield Feature.ONLY_OF_CALL, count == 1
         # the input is the first argument of linear, and the second of the three of Conv1D's addmm
         cast_input = 1 if "pytorch_utils.py:forward" in site.stack.text else count - 2
-        yield Feature.CAST_ARGUMENT, index < count - 1 and (count == 2 or index != cast_input)
+        follows_bias = bool(self._follows_bias[block]) and index > 0
+        yield Feature.CAST_ARGUMENT, index < count - 1 and (count == 2 or index != cast_input or follows_bias)
 
     def _of_site(self, block: int, site: CallSite) -> frozenset[Feature]:
         """Features that all blocks of a call site share."""
@@ -253,6 +286,7 @@ class FeatureExtractor:
         stack, module = site.stack, site.module
         yield Feature.CHECKPOINTING, self._checkpointing
         yield Feature.RECOMPUTED, site.recomputes
+        yield Feature.CASTS_GRADIENTS, self._casts_gradients
         yield Feature.VOCABULARY_LOSS, bool(self._program.vocabulary)
         yield Feature.IN_EMBEDDING, is_token_embedding(module) or "nn/modules/sparse.py:forward" in stack.text
         if self._has_modules(site):
@@ -338,6 +372,11 @@ class FeatureExtractor:
     @cached_property
     def _checkpointing(self) -> bool:
         return any(site.recomputes or _CHECKPOINT_CALL in site.stack.text for site in self._call_sites.sites)
+
+    @cached_property
+    def _casts_gradients(self) -> bool:
+        """Whether backward casts gradients, as autocast's casts of weights make it do."""
+        return any(site.node.startswith("ToCopyBackward") for site in self._call_sites.sites)
 
     @cached_property
     def _modules(self) -> frozenset[str]:

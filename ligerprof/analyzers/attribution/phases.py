@@ -276,5 +276,12 @@ def _saved_for_backward(codes: Int64s, replayed: Replay) -> tuple[Int64s, Int64s
 def _spans(codes: Int64s, steps: Int64s) -> Int64s:
     if not len(codes):
         return codes
+    # hooks that step the optimizer during backward do not end it
+    backward, optimizer = _CODES[Phase.BACKWARD], _CODES[Phase.OPTIMIZER]
+    bounds = np.flatnonzero(np.diff(codes, prepend=_UNKNOWN - 1))
+    runs = codes[bounds]
+    hooked = np.zeros(len(runs), dtype=bool)
+    hooked[1:-1] = (runs[1:-1] == optimizer) & (runs[:-2] == backward) & (runs[2:] == backward)
+    codes = np.repeat(np.where(hooked, backward, runs), np.diff(np.append(bounds, len(codes))))
     changes = (np.diff(codes) != 0) | (np.diff(steps) != 0)
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(changes, dtype=np.int64)])

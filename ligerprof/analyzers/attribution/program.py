@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.attribution.checkpointing import Regions
 from ligerprof.analyzers.attribution.generation import find_cached
 from ligerprof.analyzers.attribution.layers import layers_in_passes
 from ligerprof.analyzers.attribution.phases import EventPhases
@@ -18,6 +19,7 @@ class Program:
 
     Attributes:
         layers: decoder layer of each block if forward or backward shows it, else -1.
+        regions: the checkpointed regions.
         vocabulary: the loss over a vocabulary.
         cached: whether each block holds keys and values between the passes of a generation.
         feeds_pass: whether each block is alive when a later forward pass runs.
@@ -26,6 +28,7 @@ class Program:
 
     def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
         self.layers = layers_in_passes(replayed, call_sites, phases)
+        self.regions = Regions(replayed, call_sites, phases, self.layers)
         self.vocabulary = Vocabulary(replayed, call_sites, phases)
         self.cached: Mask = find_cached(replayed, call_sites, phases)
         self.feeds_pass: Mask = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)

@@ -16,6 +16,7 @@ _OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FOR
 _FUSED_LOSS = r"fused_linear_cross_entropy|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/"
 _LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
 _LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
+_CONVOLUTION = r"nn/modules/conv\.py:_conv_forward$"
 
 RULES: tuple[Rule, ...] = (
     # libraries: named in C++ frames, or a known size that is allocated once and never freed
@@ -30,7 +31,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
     *STATE_RULES,
     # the optimizer's states and temporaries
-    Rule(Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$"),
+    Rule(Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$|torch/optim/optimizer\.py:load_state_dict$"),
     OPTIMIZER_COMMUNICATION,
     Rule(Role.OPTIMIZER_STATES, _OPTIMIZER, has=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.OPTIMIZER_TEMPORARIES, _OPTIMIZER),
@@ -61,6 +62,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.CE_TEMPORARIES, _FORWARD, stack=r"liger_kernel/ops/cross_entropy\.py|ligerprof/kernels/cross_entropy/"),
     # autocast's copies of weights and biases
     Rule(Role.WEIGHT_CASTS, stack=_LINEAR, has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT)),
+    Rule(Role.WEIGHT_CASTS, stack=_CONVOLUTION, has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT)),
     # the same, by a kernel that includes a linear layer
     Rule(
         Role.WEIGHT_CASTS,
@@ -117,14 +119,12 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding|AccumulateGrad", has=(Feature.WEIGHT_SIZED,)),
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.WEIGHT_SIZED, Feature.NEVER_FREED), lacks=(Feature.RECOMPUTED,)),
-    # a matrix product's backward computes the weight's gradient first; under autocast it is 16-bit and then cast
-    Rule(
-        Role.GRADIENTS,
-        _BACKWARD,
-        node=r"^(?:Mm|Addmm|Bmm)Backward",
-        has=(Feature.FIRST_OF_CALL,),
-        has_one=(Feature.WEIGHT_SIZED, Feature.HALF_WEIGHT_SIZED),
-        lacks=(Feature.RECOMPUTED,),
+    # a matrix product's backward computes the weight's gradient first, and last if it adds a bias
+    *(
+        Rule(Role.GRADIENTS, _BACKWARD, node=node, has=(place, *size), lacks=(Feature.RECOMPUTED,))
+        for node, place in ((r"^B?[Mm]mBackward", Feature.FIRST_OF_CALL), (r"^AddmmBackward", Feature.LAST_OF_CALL))
+        # under autocast it is 16-bit and then cast
+        for size in ((Feature.WEIGHT_SIZED,), (Feature.HALF_WEIGHT_SIZED, Feature.CASTS_GRADIENTS))
     ),
     # attention, forward, recomputed and backward
     Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),
@@ -134,7 +134,9 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.DIES_IN_CALL,),
     ),
     Rule(Role.ATTENTION_TEMPORARIES, _BACKWARD, node=r"ScaledDotProduct|Attention", has=(Feature.DIES_IN_CALL,)),
-    # inputs of layers that checkpointing keeps
+    # inputs of layers that checkpointing keeps; a selective policy also keeps results of operators
+    Rule(Role.ACTIVATIONS, _FORWARD, has=(Feature.SELECTED,)),
+    Rule(Role.CHECKPOINTS, _FORWARD, has=(Feature.REGION_INPUT,), lacks=(Feature.SMALL,)),
     Rule(Role.CHECKPOINTS, _FORWARD, has=(Feature.CHECKPOINTING, Feature.IN_EMBEDDING), lacks=(Feature.SMALL,)),
     Rule(
         Role.CHECKPOINTS,

@@ -53,9 +53,12 @@ _STEP_WRAPPER = re.compile(_TORCH + r"optim/optimizer\.py")
 _COMPILER = re.compile(_TORCH + r"_(?:functorch|dynamo|inductor)/")
 _BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", "_engine_run_backward"})
 _BUILD_CALLS = re.compile(
-    r"__init__|_apply|convert|from_pretrained|load_state_dict|_load_.*|set_model_state_dict|initialize|empty_init"
-    r"|fully_shard|fsdp2_load_full_state_dict|fsdp2_prepare_model|_move_states_to_device|parallelize_module|distribute_module"
+    r"__init__|from_pretrained|load_state_dict|_load_\w*(?:model|state|weight|param|checkpoint|pretrained|shard)\w*"
+    r"|set_model_state_dict|empty_init|fully_shard|fsdp2_load_full_state_dict|fsdp2_prepare_model"
+    r"|_move_states_to_device|parallelize_module|distribute_module"
 )
+# names that programs use for other things too
+_LIBRARY_BUILD_CALLS = frozenset({"_apply", "convert", "initialize"})
 _MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "inner"})
 _RECOMPUTE = re.compile(r"torch/utils/checkpoint\.py:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
 
@@ -237,7 +240,8 @@ class Stack:
         names = {call.function for call in self.calls}
         if any(name.endswith("forward") for name in names) or "torch/nn/functional.py" in self.text:
             return Phase.FORWARD
-        return Phase.BUILD if any(_BUILD_CALLS.fullmatch(name) for name in names) else Phase.OUTSIDE
+        builds = any(_BUILD_CALLS.fullmatch(name) for name in names) or any(map(_is_library_build, self.calls))
+        return Phase.BUILD if builds else Phase.OUTSIDE
 
 
 class StackReader:
@@ -288,6 +292,10 @@ def _is_optimizer(call: PythonCall) -> bool:
     if call.function in _OPTIMIZER_CALLS:
         return _OPTIMIZER_FILE.search(call.file) is not None
     return call.function == "wrapper" and _STEP_WRAPPER.search(call.file) is not None
+
+
+def _is_library_build(call: PythonCall) -> bool:
+    return call.function in _LIBRARY_BUILD_CALLS and _LIBRARY.search(call.file) is not None
 
 
 def _is_model_forward(call: PythonCall) -> bool:

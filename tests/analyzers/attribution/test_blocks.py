@@ -200,6 +200,28 @@ def test_blocks_older_than_the_recording_are_unattributed() -> None:
     assert about(found.roles[Role.CHECKPOINTS], SMALL[Role.CHECKPOINTS])
 
 
+def test_weights_of_a_model_that_ran_before_the_recording_are_unattributed() -> None:
+    roles = report("oom-optimizer").roles
+
+    assert roles[Role.PARAMETERS] == pytest.approx(960_565_248, rel=0.005)
+    assert roles[Role.OPTIMIZER_STATES] == pytest.approx(262_144_004, rel=0.005)
+    # the model of the run before, in bf16
+    assert about(roles[Role.UNATTRIBUTED], 960_565_248 // 2)
+
+
+def test_recording_without_python_stacks_has_no_role_outside_of_backward() -> None:
+    values = pickle.loads(lzma.decompress((RECORDINGS / "small-lora.pickle.xz").read_bytes()))
+    for event in values["device_traces"][0]:
+        event["frames"] = [frame for frame in event["frames"] if not frame["filename"].endswith(".py")]
+
+    blocks = explain(Snapshot.from_dict(values)).blocks
+
+    assert {block.role for block in blocks if block.phase is not Phase.BACKWARD} <= {
+        Role.UNATTRIBUTED,
+        Role.LIBRARY_WORKSPACE,
+    }
+
+
 def test_recording_without_stacks_is_unattributed_and_adds_up() -> None:
     snapshot = read_snapshot(RECORDINGS / "hf-ckpt-4x1024.pickle.xz")
     bare = [{**event, "frames": []} for event in snapshot.trace_of(0)]

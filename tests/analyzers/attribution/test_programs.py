@@ -25,6 +25,19 @@ WITHOUT_VOCABULARY_LOSS = {"double-head", "graphed-mlp", "oom-generate", "own-ca
 TRAINING_ROLES = {Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES, Role.CHECKPOINTS}
 GENERATIONS = {"oom-generate", "own-cache", "static-cache"}
 
+# bytes at the peak, of the shapes in the recorded programs
+AT_PEAK = {
+    # the input of each of 8 layers, not the results that the policy keeps
+    "selective": {Role.CHECKPOINTS: 8 * 8 * 512 * 768 * 4},
+    # of the second and third matrix; the gradient of the activations is as large as half of the second in 16 bit
+    "graphed-mlp": {Role.GRADIENTS: 4 * (8192 * 8192 + 8192 * 2048)},
+    "own-cache": {Role.KV_CACHE: 6 * 8 * 512 * 3 * 1024 * 2, Role.PARAMETERS: 6 * 4 * 1024 * 1024 * 2},
+    "static-cache": {Role.KV_CACHE: 8 * 2 * 8 * 4 * 279 * 64 * 2},
+    "vit": {Role.WEIGHT_CASTS: 8 * 12 * 768 * 768 * 2 + 768 * 3 * 16 * 16 * 2},
+}
+# biases, norms, indices
+SMALL_CHANGE = 512 * 1024
+
 
 @cache
 def analysis(name: str) -> SnapshotAnalysis:
@@ -101,3 +114,10 @@ def test_only_a_generation_has_a_cache_and_it_has_no_roles_of_training(name: str
     assert (Role.KV_CACHE in roles) == (name in GENERATIONS)
     if name in GENERATIONS:
         assert not TRAINING_ROLES & roles
+
+
+@pytest.mark.parametrize("name", sorted(AT_PEAK))
+def test_roles_at_the_peak_have_the_sizes_of_the_programs_tensors(name: str) -> None:
+    roles = analysis(name).peak.roles
+    for role, expected in AT_PEAK[name].items():
+        assert roles[role] == pytest.approx(expected, abs=SMALL_CHANGE), role

@@ -1,0 +1,61 @@
+"""Find what selective checkpointing keeps: the outputs of checkpointed regions, and the input of the first one."""
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.roles import Phase
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
+
+Mask = npt.NDArray[np.bool_]
+
+_CHECKPOINT_CALL = "torch/utils/checkpoint.py:"
+_SELECTED = re.compile(r"torch/utils/checkpoint\.py:__torch_dispatch__$", re.MULTILINE)
+
+
+class Regions:
+    """The checkpointed regions of forward, one per layer and pass.
+
+    A region without a policy keeps nothing that it allocated except its output, the next region's input. Under a
+    selective policy, which runs as a dispatch mode, it also keeps the results of chosen operators: these are
+    activations, as they are without checkpointing.
+
+    Attributes:
+        selected: whether a selective policy kept each block, other than as a region's last kept block.
+        inputs: whether each block is the input of the first region of its pass.
+    """
+
+    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases, layers: Int64s) -> None:
+        codes = phases.codes_of(replayed.allocated_by)
+        spans = phases.spans_of(replayed.allocated_by)
+        kept = (replayed.freed_by < 0) | (phases.spans_of(replayed.freed_by) > spans)
+        kept &= codes == phase_code(Phase.FORWARD)
+        stacks = [site.stack.text for site in call_sites.sites]
+        in_region = np.array([_CHECKPOINT_CALL in stack for stack in stacks], dtype=bool)[call_sites.site_of]
+        by_policy = np.array([_SELECTED.search(stack) is not None for stack in stacks], dtype=bool)[call_sites.site_of]
+        blocks = np.flatnonzero(kept & in_region)
+        outputs = _last_of_groups(blocks, np.stack([spans[blocks], layers[blocks]]))
+        self.selected: Mask = kept & by_policy
+        self.selected[outputs] = False
+        self.inputs: Mask = np.zeros(len(codes), dtype=bool)
+        regions, kept_blocks = np.flatnonzero(in_region), np.flatnonzero(kept)
+        passes, first = np.unique(spans[regions], return_index=True)
+        before = kept_blocks[np.searchsorted(kept_blocks, regions[first]) - 1] if len(kept_blocks) else first
+        for span, start, block in zip(passes.tolist(), regions[first].tolist(), before.tolist(), strict=True):
+            # a layer's output is as large as its input
+            of_pass = outputs[slice(*np.searchsorted(spans[outputs], (span, span + 1)))]
+            sizes = replayed.requested_bytes[of_pass]
+            in_pass = block < start and spans[block] == span
+            self.inputs[block] |= in_pass and replayed.requested_bytes[block] in sizes
+
+
+def _last_of_groups(blocks: Int64s, keys: Int64s) -> Int64s:
+    """The last block of each group of blocks with equal keys, given as columns."""
+    if not len(blocks):
+        return blocks
+    _, last = np.unique(keys[:, ::-1], axis=1, return_index=True)
+    return np.sort(blocks[len(blocks) - 1 - last])
