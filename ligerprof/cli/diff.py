@@ -1,25 +1,66 @@
 """`ligerprof diff`: what grew and shrank between the peaks of two memory snapshots."""
 
+import re
+from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
-from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.analyzers.explain.diff import diff_peaks
-from ligerprof.cli.common_options import INPUT, force_option, json_option, top_option
+from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
+from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
+from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.explain.saved import report_from_json
+from ligerprof.cli.common_options import INPUT, force_option, json_option, or_usage_error, top_option
 from ligerprof.cli.output import say, show
-from ligerprof.files import require_absent, write_new_file
-from ligerprof.reports.diff import render_diff
+from ligerprof.errors import DoesNotFitError, ResultFormatError
+from ligerprof.files import FileKind, read_json, require_absent, starts_as_json, write_new_file
+from ligerprof.reports.diff import difference_sentence, render_diff
 from ligerprof.reports.page.diff import render_diff_page
+from ligerprof.units import parse_bytes
+
+_PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?%")
+_RESULT = FileKind(error=ResultFormatError, hint="Use a snapshot, or the output of `ligerprof explain --json`.")
+
+
+class _Growth(NamedTuple):
+    """A limit on growth, in bytes or in percent of the first peak."""
+
+    text: str
+    size_bytes: int = 0
+    percent: Fraction | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "_Growth":
+        """Read `2%`, `0%` or a size such as `100MiB`."""
+        if (match := _PERCENT.fullmatch(text.strip())) is not None:
+            return cls(text, percent=Fraction(match.group(1)))
+        return cls(text, size_bytes=parse_bytes(text))
+
+    def is_exceeded(self, diff: PeakDiff) -> bool:
+        """Whether the peak grew by more."""
+        before_bytes = diff.before.peak_bytes
+        most_bytes = self.size_bytes if self.percent is None else before_bytes * self.percent / 100
+        return diff.difference_bytes > most_bytes
+
+
+def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None) -> _Growth | None:
+    return None if value is None else or_usage_error(_Growth.parse, value)
 
 
 @click.command(name="diff", short_help="Show what grew and shrank between two peaks.")
-@click.argument("before", metavar="A.pickle", type=INPUT)
-@click.argument("after", metavar="B.pickle", type=INPUT)
+@click.argument("before", metavar="A", type=INPUT)
+@click.argument("after", metavar="B", type=INPUT)
 @click.option(
     "--device-index",
     type=click.IntRange(min=0),
     help="The GPU, in both. Default: the GPU with the highest peak in each.",
+)
+@click.option(
+    "--max-growth",
+    callback=_read_growth,
+    metavar="PERCENT|SIZE",
+    help="Exit with 3 if the peak grew by more, such as 2% or 100MiB.",
 )
 @top_option
 @click.option(
@@ -35,6 +76,7 @@ def command(  # noqa: PLR0913 - one argument per option
     before: Path,
     after: Path,
     device_index: int | None,
+    max_growth: _Growth | None,
     top: int,
     html_path: Path | None,
     force: bool,
@@ -42,15 +84,31 @@ def command(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Show what grew and shrank between the peaks of two snapshots; the changes sum to their difference.
 
-    A and B are inputs of `ligerprof explain`. Blocks are matched by role, module and layer, then by
-    the function that allocated them, so that replaced classes and moved lines do not matter.
+    A and B are inputs of `ligerprof explain`, or the output of its --json. Blocks are matched by role,
+    module and layer, then by the function that allocated them, so that replaced classes and moved lines
+    do not matter.
     """
     if html_path is not None:
         require_absent([html_path], force=force)
-    analyses = analyze(before, device_index=device_index), analyze(after, device_index=device_index)
+    sources = [_read(source, device_index) for source in (before, after)]
     if html_path is not None:
+        analyses = [source for source in sources if isinstance(source, SnapshotAnalysis)]
+        if len(analyses) < len(sources):
+            raise ResultFormatError("--html needs two snapshots: the JSON of `explain` has no timeline.")
         page = render_diff_page(*analyses, sources=(before.name, after.name))
         write_new_file(html_path, page, force=force)
         say(f"wrote {html_path}")
-    diff = diff_peaks(*(analysis.peak for analysis in analyses))
+    diff = diff_peaks(*(source.peak if isinstance(source, SnapshotAnalysis) else source for source in sources))
     show(diff.to_json, lambda: render_diff(diff, top=top), as_json=as_json)
+    failure = diff.after.out_of_memory
+    if max_growth is not None and failure is not None and not failure.failure.caught:
+        raise DoesNotFitError(f"memory ran out in {after}, which --max-growth {max_growth.text} does not allow.")
+    if max_growth is not None and max_growth.is_exceeded(diff):
+        raise DoesNotFitError(f"{difference_sentence(diff)} That is over --max-growth {max_growth.text}.")
+
+
+def _read(source: Path, device_index: int | None) -> SnapshotAnalysis | PeakReport:
+    # a directory is a run, and standard input a snapshot
+    if source.is_file() and starts_as_json(source, _RESULT):
+        return report_from_json(read_json(source, _RESULT), str(source))
+    return analyze(source, device_index=device_index)

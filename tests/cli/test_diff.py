@@ -72,3 +72,90 @@ def test_html_writes_a_page_and_keeps_an_existing_one(tmp_path: Path) -> None:
     assert again.exit_code == 1
     assert "--force" in again.stderr
     assert CliRunner().invoke(main, [*arguments, "--force"]).exit_code == 0
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("baseline") / "fused.json"
+    path.write_text(CliRunner().invoke(main, ["explain", FUSED, "--json"]).stdout, encoding="utf-8")
+    return path
+
+
+def test_the_json_of_explain_serves_as_a_snapshot_does(baseline: Path) -> None:
+    of_snapshots, of_json = (
+        CliRunner().invoke(main, ["diff", each, PLAIN, "--json"]) for each in (FUSED, str(baseline))
+    )
+
+    assert (of_json.exit_code, of_json.stderr) == (0, "")
+    assert json.loads(of_json.stdout) == json.loads(of_snapshots.stdout)
+
+
+@pytest.mark.parametrize(
+    ("limit", "exit_code"),
+    # from 10538196480 to 14124071936 bytes: 34.03 %, 3585875456 bytes
+    [("34%", 3), ("34.1 %", 0), ("0%", 3), ("3585875456", 0), ("3585875455", 3), ("3.4GiB", 0)],
+)
+def test_growth_over_the_limit_ends_in_3(baseline: Path, limit: str, exit_code: int) -> None:
+    result = CliRunner().invoke(main, ["diff", str(baseline), PLAIN, "--max-growth", limit, "--json"])
+
+    assert result.exit_code == exit_code
+    assert json.loads(result.stdout)["difference_bytes"] == 3585875456
+    if exit_code:
+        assert result.stderr.startswith("Error: The peak grew by 3419.8 MiB, from 10050.0 MiB in backward to 13.15 GiB")
+        assert result.stderr.endswith(f"That is over --max-growth {limit}.\n")
+
+
+def test_a_smaller_peak_or_the_same_does_not_grow(baseline: Path) -> None:
+    for before, after in ((PLAIN, FUSED), (str(baseline), FUSED)):
+        assert CliRunner().invoke(main, ["diff", before, after, "--max-growth", "0%"]).exit_code == 0
+
+
+def test_memory_that_ran_out_is_growth() -> None:
+    leak = str(RECORDINGS / "oom-leak.pickle.xz")
+    result = CliRunner().invoke(main, ["diff", PLAIN, leak, "--max-growth", "2%"])
+
+    assert result.exit_code == 3
+    assert "memory ran out in" in result.stderr
+    assert "second snapshot: memory ran out, so its peak is what was reached" in " ".join(result.stdout.split())
+    # a failure that the program caught does not count
+    caught = str(RECORDINGS / "oom-caught.pickle.xz")
+    assert CliRunner().invoke(main, ["diff", PLAIN, caught, "--max-growth", "2%"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"kind": "estimate"},
+        {"peak_bytes": 5},
+        {"peak_bytes": "x"},
+        {"blocks": {}},
+        {"blocks": []},
+        {"blocks": [3]},
+        {"blocks": [{"role": "colour", "phase": "forward", "layers": [], "bytes": 1, "count": 1}]},
+        {"roles": {"parameters": None}},
+        {"peak_phase": "noon"},
+        {"device": -1.5},
+    ],
+)
+def test_a_damaged_baseline_is_one_line(baseline: Path, change: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(json.loads(baseline.read_text()) | change), encoding="utf-8")
+
+    result = CliRunner().invoke(main, ["diff", str(path), PLAIN])
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"Error: {path}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("limit", ["2 percent", "-1%", "lots", "2%%"])
+def test_a_wrong_limit_on_growth_ends_in_2(limit: str) -> None:
+    assert CliRunner().invoke(main, ["diff", PLAIN, FUSED, "--max-growth", limit]).exit_code == 2
+
+
+def test_a_page_needs_two_snapshots(baseline: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["diff", str(baseline), PLAIN, "--html", str(tmp_path / "page.html")])
+
+    assert (result.exit_code, list(tmp_path.iterdir())) == (1, [])
+    assert "--html needs two snapshots" in result.stderr

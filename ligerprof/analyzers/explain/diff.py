@@ -166,6 +166,8 @@ def _frames(blocks: Sequence[BlockGroup]) -> tuple[str, ...]:
 
 def _notes(before: PeakReport, after: PeakReport, *, with_modules: bool) -> Iterator[str]:
     for name, report in (("first", before), ("second", after)):
+        if report.out_of_memory is not None and not report.out_of_memory.failure.caught:
+            yield f"{name} snapshot: memory ran out, so its peak is what was reached"
         yield from (f"{name} snapshot: {note}" for note in report.notes)
     named = any(block.module for report in (before, after) for block in report.blocks)
     if named and not with_modules:
