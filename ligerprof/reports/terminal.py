@@ -11,7 +11,6 @@ from ligerprof.units import MIB, format_mib
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
 PLAIN_WIDTH = 100
 _HEADING_WIDTH = 21
@@ -96,13 +95,6 @@ def groups_table(
     if who is not None:
         table.add_column(who, overflow="fold")
     return table
-
-
-def file_text(text: str) -> "Text":
-    """Text from a file for a table: neither markup nor control characters have an effect."""
-    from rich.text import Text
-
-    return Text("".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text))
 
 
 def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:

@@ -13,6 +13,7 @@ from ligerprof.snapshots.events import unknown_actions
 from ligerprof.snapshots.packed import read_bytes
 from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.pickles.plain import HOW_TO_RECORD
+from ligerprof.snapshots.saved import SavedTensor, saved_tensors_of
 from ligerprof.snapshots.trace import DeviceTrace, Event
 from ligerprof.text import short_repr
 
@@ -31,6 +32,7 @@ class Snapshot:
         device_traces: events of each device, in order.
         settings: `allocator_settings`, {} if the file has none.
         annotations: `external_annotations`, named ranges of time.
+        saved_tensors: what autograd saved, if a recorder of ligerprof noted it.
     """
 
     source: str
@@ -38,6 +40,7 @@ class Snapshot:
     device_traces: Sequence[DeviceTrace]
     settings: Mapping[str, Any] = field(default_factory=dict)
     annotations: Sequence[Mapping[str, Any]] = ()
+    saved_tensors: Sequence[SavedTensor] = ()
 
     def __post_init__(self) -> None:
         traces = [_trace(trace, device, self.source) for device, trace in enumerate(self.device_traces)]
@@ -67,6 +70,7 @@ class Snapshot:
             device_traces=traces,
             settings=settings if isinstance(settings, dict) else {},
             annotations=[note for note in notes if isinstance(note, dict)],
+            saved_tensors=saved_tensors_of(values, source),
         )
 
     @property

@@ -51,6 +51,11 @@ def build_snapshot(
     }
 
 
+def event_time_us(index: int) -> int:
+    """The time of an event of a simulation."""
+    return _FIRST_MICROSECOND + index
+
+
 def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
     return {
         "action": event.action,
@@ -58,7 +63,7 @@ def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
         ("device_free" if event.action == "oom" else "addr"): event.address,
         "size": event.size_bytes,
         "stream": 0,
-        "time_us": _FIRST_MICROSECOND + index,
+        "time_us": event_time_us(index),
         "compile_context": "N/A",
         "user_metadata": event.context.stamp,
         "frames": event.context.frames,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.attribution.features import FeatureExtractor
-from ligerprof.analyzers.attribution.keepers import CHECKPOINT, Keeper, Keepers
+from ligerprof.analyzers.attribution.keepers import Keeper, Keepers
 from ligerprof.analyzers.attribution.layers import NO_LAYER, layers_by_weights
 from ligerprof.analyzers.attribution.phases import find_phases
 from ligerprof.analyzers.attribution.program import Program
@@ -14,6 +14,7 @@ from ligerprof.analyzers.attribution.rules import role_of
 from ligerprof.analyzers.attribution.user_rules import UserRule
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.saved import SavedTensor
 from ligerprof.snapshots.trace import Int64s
 
 
@@ -48,16 +49,21 @@ class Attribution:
     Args:
         annotations: the snapshot's `external_annotations`.
         user_rules: take precedence over the built-in rules.
+        saved_tensors: the snapshot's.
     """
 
     def __init__(
-        self, replayed: Replay, annotations: Sequence[Mapping[str, Any]] = (), user_rules: Sequence[UserRule] = ()
+        self,
+        replayed: Replay,
+        annotations: Sequence[Mapping[str, Any]] = (),
+        user_rules: Sequence[UserRule] = (),
+        saved_tensors: Sequence[SavedTensor] = (),
     ) -> None:
         self.replayed = replayed
         self.call_sites = CallSites(replayed)
         self.phases = find_phases(replayed, self.call_sites, annotations)
-        self._keepers = Keepers(replayed, self.call_sites, self.phases)
-        self._annotations = annotations
+        self._keepers = Keepers(replayed, self.call_sites, self.phases, saved_tensors)
+        self._annotations, self._saved_tensors = annotations, saved_tensors
         self._user_rules = user_rules
         self._at_moment: dict[int, _RoleFinder] = {}
         self._cut: dict[int, Attribution] = {}
@@ -68,7 +74,9 @@ class Attribution:
         if not ((replayed.allocated_by >= moment).any() or (replayed.freed_by >= moment).any()):
             return self
         if moment not in self._cut:
-            self._cut[moment] = Attribution(replayed.until(moment), self._annotations, self._user_rules)
+            self._cut[moment] = Attribution(
+                replayed.until(moment), self._annotations, self._user_rules, self._saved_tensors
+            )
         return self._cut[moment]
 
     def owners_at(self, moment: int) -> list[Owner]:
@@ -90,7 +98,7 @@ class Attribution:
             site_of,
             finder.extractor.phases(blocks),
             layers[blocks].tolist(),
-            self._keepers.of(blocks),
+            self._keepers.of(blocks, moment),
         )
         named = {site: (sites.sites[site].module, sites.sites[site].description) for site in set(site_of)}
         operations = {site: sites.sites[site].operation for site in named}
@@ -104,8 +112,8 @@ class Attribution:
                 phase or Phase.OUTSIDE,
                 _layer(layer, role),
                 site,
-                operations[site],
-                CHECKPOINT if role is Role.CHECKPOINTS else keeper,
+                keeper.operation or operations[site],
+                keeper.of_checkpoint() if role is Role.CHECKPOINTS else keeper,
             )
             for block, size, role, site, phase, layer, keeper in zip(*columns, strict=True)
         ]

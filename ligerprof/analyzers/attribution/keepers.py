@@ -1,7 +1,10 @@
-"""Find what keeps blocks of the forward pass alive: the autograd node, or the Python code, that released them."""
+"""Find what keeps blocks of the forward pass alive: an autograd node, a checkpoint, or a variable of the program."""
 
-from collections.abc import Iterator
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +14,13 @@ from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.saved import SavedTensor
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.snapshots.trace import Int64s
 
 # what releases a block when its last reference is a variable of the program
 PYTHON = "Python"
+CHECKPOINT = "checkpoint"
 # blocks of earlier steps that are compared with one that the recording does not release
 _MOST_ALIKE = 64
 
@@ -24,59 +29,126 @@ class Keeper(NamedTuple):
     """What keeps a block alive.
 
     Attributes:
-        name: the autograd node that saved it, `checkpoint` for the input of a checkpointed layer, `Python` for a
-            variable of the program, "" if not known.
-        place: the node's module, or `file:line function` of the Python code that released the block, or "".
+        name: the autograd node that saved it, several if they have different names, `checkpoint` for the input of a
+            checkpointed layer, `Python` for a variable of the program, "" if not known.
+        place: the module of the nodes, or `file:line function` of the Python code that released the block, or "".
+        operation: what computed the block, if a recorder noted it.
     """
 
     name: str
     place: str
+    operation: str = ""
+
+    def of_checkpoint(self) -> "Keeper":
+        """The keeper of a checkpoint; the node that releases it only ran last."""
+        return self._replace(name=CHECKPOINT, place="")
 
 
 NOT_KNOWN = Keeper("", "")
-CHECKPOINT = Keeper("checkpoint", "")
 
 
 class Keepers:
     """The keepers of a device's blocks.
 
-    The evidence is the event that frees a block: its stamp, or its stack, which torch records with
-    `context="all"`, the default. A node releases its saved tensors when it has run, and the last node to do so
-    frees the block. For a block that outlives the recording, blocks of the same place and size in
-    earlier steps are the evidence, if they agree.
+    Our recorders note the nodes that saved a block. Otherwise, the evidence is the event that frees the block: its
+    stamp, or its stack, which torch records with `context="all"`, the default. A node releases its saved tensors
+    when it has run, and the last node to do so frees the block. For a block that outlives the recording, blocks of
+    the same place and size in earlier steps are the evidence, if they agree.
     """
 
-    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
+    def __init__(
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, saved: Sequence[SavedTensor] = ()
+    ) -> None:
         self._replayed = replayed
         self._call_sites = call_sites
         self._phases = phases
+        self._saved = saved
         self._reader = StackReader()
         self._borrowed: dict[tuple[int, int, int], Keeper] = {}
 
-    def of(self, blocks: Int64s) -> list[Keeper]:
-        """The keeper of each block that forward or its recomputation allocated; not known for others."""
+    def of(self, blocks: Int64s, moment: int) -> list[Keeper]:
+        """What keeps each block at a moment, if forward or its recomputation allocated it; not known for others."""
         replayed, forward = self._replayed, phase_code(Phase.FORWARD)
         codes = self._phases.codes_of(replayed.allocated_by[blocks]).tolist()
         freed = replayed.freed_by[blocks].tolist()
+        in_backward = self._phases.phase_at(moment - 1) is Phase.BACKWARD
         return [
-            self._keeper(block, event) if code == forward or self._call_sites.of(block).recomputes else NOT_KNOWN
+            self._keeper(block, event, in_backward=in_backward)
+            if code == forward or self._call_sites.of(block).recomputes
+            else NOT_KNOWN
             for block, code, event in zip(blocks.tolist(), codes, freed, strict=True)
         ]
 
-    def _keeper(self, block: int, freed_by: int) -> Keeper:
-        return self._releaser(block, freed_by) if freed_by >= 0 else self._of_earlier_steps(block)
+    def _keeper(self, block: int, freed_by: int, *, in_backward: bool) -> Keeper:
+        noted = self._noted(block)
+        if noted.name and not in_backward:
+            return noted
+        found = self._releaser(block, freed_by) if freed_by >= 0 else NOT_KNOWN
+        # in backward, some of the nodes may have run already, and the last one certainly has not
+        if noted.name and found.name in ("", PYTHON):
+            return noted
+        kept = found if freed_by >= 0 else self._of_earlier_steps(block)
+        return kept._replace(operation=noted.operation)
+
+    def _noted(self, block: int) -> Keeper:
+        """The nodes that a recorder saw saving the block."""
+        event = int(self._replayed.allocated_by[block])
+        if event < 0 or not self._saved_at:
+            return NOT_KNOWN
+        freed, size = int(self._replayed.freed_by[block]), int(self._replayed.requested_bytes[block])
+        start, end = self._times[event], self._times[freed] if freed >= 0 else math.inf
+        rows = [
+            row
+            for row in self._saved_at.get(self._replayed.trace[event]["addr"], ())
+            if row.size_bytes == size and start <= row.time_us <= end
+        ]
+        if not self._call_sites.of(block).recomputes:
+            # what recomputation saves again was held by the checkpoint until then
+            rows = [row for row in rows if not self._is_in_backward(row.time_us)]
+        operation = next((row.operation for row in rows if row.operation), "")
+        return Keeper(", ".join(dict.fromkeys(row.node for row in rows)), _common(rows), operation)
+
+    @cached_property
+    def _saved_at(self) -> Mapping[int, Sequence[SavedTensor]]:
+        """The saved tensors of this device by address."""
+        found: dict[int, list[SavedTensor]] = defaultdict(list)
+        for row in self._saved:
+            if row.device == self._replayed.device:
+                found[row.address].append(row)
+        return found
+
+    def _is_in_backward(self, time_us: int) -> bool:
+        return self._phases.phase_at(int(np.searchsorted(self._times, time_us)) - 1) is Phase.BACKWARD
+
+    @cached_property
+    def _recomputed_modules(self) -> frozenset[str]:
+        """The modules that backward ran again."""
+        return frozenset(site.module for site in self._call_sites.sites if site.stamp and site.recomputes)
+
+    @cached_property
+    def _checkpointing(self) -> bool:
+        return any(site.recomputes for site in self._call_sites.sites)
+
+    @cached_property
+    def _times(self) -> Int64s:
+        return self._replayed.trace.numbers("time_us")
 
     def _releaser(self, block: int, freed_by: int) -> Keeper:
         event = self._replayed.trace[freed_by]
         text = event.get("user_metadata")
         stamp = Stamp.parse(text) if isinstance(text, str) else None
         if stamp is not None and stamp.node:
-            return Keeper(stamp.node, stamp.module)
+            # nodes of a checkpointed module save nothing; the last one drops the checkpoint
+            from_forward = not self._call_sites.of(block).recomputes
+            is_checkpoint = from_forward and stamp.module in self._recomputed_modules
+            return Keeper(CHECKPOINT, "") if is_checkpoint else Keeper(stamp.node, stamp.module)
         released = self._reader.read(event.get("frames"))
         allocated = self._call_sites.of(block).stack
         # with context="alloc", torch repeats the stack of the allocation; in the same call it is a temporary
         if released.lines == allocated.lines:
             return NOT_KNOWN
+        if released.releases_packed:
+            return Keeper(CHECKPOINT, "") if self._checkpointing else NOT_KNOWN
         node = released.releasing_node or released.node
         if node:
             return Keeper(node, "")
@@ -105,6 +177,13 @@ class Keepers:
         in_backward = self._phases.codes == phase_code(Phase.BACKWARD)
         ends = np.flatnonzero(in_backward[:-1] & ~in_backward[1:])
         return int(ends[-1]) if len(ends) else -1
+
+
+def _common(rows: Sequence[SavedTensor]) -> str:
+    """The innermost module that contains the modules of all rows."""
+    paths = [row.module.split(".") for row in rows]
+    levels = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    return ".".join(names[0] for names in levels)
 
 
 def _drops_a_variable(released: Stack, allocated: Stack) -> bool:

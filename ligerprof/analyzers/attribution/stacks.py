@@ -112,6 +112,12 @@ class Stack:
         return match.group(1) if match else ""
 
     @property
+    def releases_packed(self) -> bool:
+        """Whether the node dropped what a hook had packed in place of a saved tensor; of the stack of a free."""
+        inner = takewhile(lambda name: not _RELEASE.search(name), self.native)
+        return any("PySavedVariableHooks" in name for name in inner)
+
+    @property
     def deallocates(self) -> bool:
         """Whether a tensor object was deallocated; assumed without C++ functions. Of the stack of a free."""
         return not self.native or any("THPVariable_" in name for name in self._native_of_call)

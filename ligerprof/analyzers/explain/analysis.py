@@ -225,7 +225,7 @@ def analyze(
         if recipe is None and not isinstance(source, Snapshot):
             recipe = read_run_recipe(Path(source))
         replayed, notes = _choose_device(snapshot, device_index)
-        attribution = Attribution(replayed, snapshot.annotations, rules)
+        attribution = Attribution(replayed, snapshot.annotations, rules, snapshot.saved_tensors)
         notes += snapshot.notes_of(replayed.device)
         return SnapshotAnalysis(replayed, attribution, step=step, stacks=stacks, notes=notes, recipe=recipe)
 

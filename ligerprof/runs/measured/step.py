@@ -16,9 +16,11 @@ from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend, Phase
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
+from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.training import Training, make_batch, torch_trainer, train_step
 from ligerprof.runs.versions import package_versions
+from ligerprof.snapshots.saved import with_saved_tensors
 
 # builds the training under the recipe's engine; calls back with the model before anything wraps it
 Build = Callable[[TrainingRecipe, torch.device, Callable[[nn.Module], None]], AbstractContextManager[Training]]
@@ -124,14 +126,15 @@ class _Session:
         memory: Any = torch.cuda.memory
         # context="all" would break non-reentrant checkpointing around Python autograd Functions
         memory._record_memory_history(max_entries=2_000_000, stacks="python", context="alloc")
-        self._stamper = Stamper(memory._set_memory_metadata)
+        saved = SavedTensors(locate=locate_on_cuda, clock=unix_time_us)
+        self._stamper = Stamper(memory._set_memory_metadata, saved)
         try:
             yield
         finally:
             self._stamper.detach()
             self._stamper = None
             torch.cuda.synchronize()
-            self._snapshot = memory._snapshot()
+            self._snapshot = with_saved_tensors(memory._snapshot(), saved.rows)
             memory._record_memory_history(enabled=None)
             memory._set_memory_metadata("")
 

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
+from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
 
 
@@ -23,8 +24,8 @@ class LoopPhases:
     The first forward after an optimizer step begins the next step.
     """
 
-    def __init__(self, emit: Callable[[str], None]) -> None:
-        self._stamper = Stamper(emit)
+    def __init__(self, emit: Callable[[str], None], saved: SavedTensors | None = None) -> None:
+        self._stamper = Stamper(emit, saved)
         self._step, self._phase = 0, Phase.BUILD
         self._phase_before_step = Phase.OUTSIDE
         self._ended = True

@@ -14,6 +14,8 @@ from ligerprof.files import require_absent
 from ligerprof.roles import Phase
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.phases import LoopPhases
+from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
+from ligerprof.snapshots.saved import with_saved_tensors
 
 Stacks = Literal["python", "all"]
 MAX_ENTRIES = 1_000_000
@@ -55,6 +57,14 @@ class CudaHistory:
         taken: dict[str, Any] = self._memory._snapshot()
         return taken
 
+    def locate(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int] | None:
+        """Device and address of a tensor's storage; None if it is not in CUDA memory."""
+        return locate_on_cuda(tensor, storage)
+
+    def now_us(self) -> int:
+        """The time by the clock of the events."""
+        return unix_time_us()
+
     def observe_out_of_memory(self, observer: Callable[[], None]) -> None:
         """Call `observer` when an allocation fails, before the exception is raised."""
         bindings: Any = torch._C
@@ -79,6 +89,7 @@ class Recorder:
         self._run = RunDirectory(path=Path(directory))
         self._history, self._stacks, self._max_entries, self._force = history, stacks, max_entries, force
         self._phases: LoopPhases | None = None
+        self._saved = SavedTensors(locate=history.locate, clock=history.now_us)
         self._ran_out = False
         try:
             self._run.path.mkdir(parents=True, exist_ok=True)
@@ -101,7 +112,7 @@ class Recorder:
     def open(self) -> "Recorder":
         """Start recording."""
         self._history.start(max_entries=self._max_entries, stacks=self._stacks)
-        self._phases = LoopPhases(self._history.stamp)
+        self._phases = LoopPhases(self._history.stamp, self._saved)
         self._phases.open()
         self._history.observe_out_of_memory(self._save_out_of_memory)
         return self
@@ -156,7 +167,8 @@ class Recorder:
 
     def _write(self) -> None:
         # if memory ran out before, this recorder wrote the existing snapshot
-        self._run.write_snapshot(self._history.snapshot(), force=self._force or self._ran_out)
+        snapshot = with_saved_tensors(self._history.snapshot(), self._saved.rows)
+        self._run.write_snapshot(snapshot, force=self._force or self._ran_out)
 
     def _save_out_of_memory(self) -> None:
         """Write the snapshot while the memory is in use; torch cannot remove observers, so later calls return."""

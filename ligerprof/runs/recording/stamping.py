@@ -8,6 +8,7 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
+from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.snapshots.stamp import Stamp
 
 _LABEL = "ligerprof.module"
@@ -22,10 +23,11 @@ class Stamper:
 
     Args:
         emit: callback that receives the stamp's text, on the thread that allocates next.
+        saved: notes the tensors that the nodes have saved; None: they are not noted.
     """
 
-    def __init__(self, emit: Callable[[str], None]) -> None:
-        self._emit = emit
+    def __init__(self, emit: Callable[[str], None], saved: SavedTensors | None = None) -> None:
+        self._emit, self._saved = emit, saved
         self._step = 0
         self._phase = Phase.BUILD
         self._handles: list[RemovableHandle] = []
@@ -58,9 +60,8 @@ class Stamper:
         def hook(_module: nn.Module, inputs: Any, named_inputs: Any) -> None:
             recompute = self._phase is Phase.BACKWARD
             # the enclosing module created the nodes without a label
-            if not recompute:
-                for tensor in _tensors((inputs, named_inputs)):
-                    self._label(tensor.grad_fn, parent)
+            for tensor in _tensors((inputs, named_inputs)):
+                self._label(tensor.grad_fn, parent, runs=not recompute)
             self._stamp(name, recompute=recompute)
 
         return hook
@@ -70,10 +71,8 @@ class Stamper:
 
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             recompute = self._phase is Phase.BACKWARD
-            # the nodes of a recomputation never run: backward walks the first forward's graph
-            if not recompute:
-                for tensor in _tensors(output):
-                    self._label(tensor.grad_fn, name)
+            for tensor in _tensors(output):
+                self._label(tensor.grad_fn, name, runs=not recompute)
             self._stamp(parent, recompute=recompute)
 
         return hook
@@ -82,7 +81,11 @@ class Stamper:
         """Label the nodes of the loss function: those between the model's modules and the loss."""
         self._label(loss.grad_fn, "loss")
 
-    def _label(self, root: Node | None, name: str) -> None:
+    def _label(self, root: Node | None, name: str, *, runs: bool = True) -> None:
+        """Label the nodes that have no label yet; those of a recomputation do not run.
+
+        Backward walks the graph of the first forward pass.
+        """
         pending = [root]
         while pending:
             node: Any = pending.pop()
@@ -90,7 +93,10 @@ class Stamper:
             if node is None or _LABEL in node.metadata:
                 continue
             node.metadata[_LABEL] = name
-            node.register_prehook(self._on_node(name, node.name()))
+            if runs:
+                node.register_prehook(self._on_node(name, node.name()))
+            if self._saved is not None:
+                self._saved.note(node, name)
             pending.extend(following for following, _ in node.next_functions)
 
     def _on_node(self, module: str, node: str) -> Callable[..., None]:

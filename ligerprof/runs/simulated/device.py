@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot
+from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot, event_time_us
 from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
@@ -60,6 +60,10 @@ class SimulatedDevice:
             limit_bytes=limits.limit_bytes,
             observe=self._keep if record else None,
         )
+
+    def now_us(self) -> int:
+        """The time of the next event."""
+        return event_time_us(len(self.events))
 
     def stamp(self, text: str) -> None:
         """Stamp the following events."""

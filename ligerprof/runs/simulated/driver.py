@@ -15,6 +15,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
+from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
@@ -22,6 +23,7 @@ from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simula
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.training import built_model, make_batch, make_trainer, train_step
 from ligerprof.runs.versions import package_versions
+from ligerprof.snapshots.saved import with_saved_tensors
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
@@ -52,16 +54,17 @@ class _Simulation:
     """One run of simulate_step."""
 
     def __init__(self, recipe: TrainingRecipe, *, record: bool, progress: Progress) -> None:
-        self._recipe, self._record, self._progress = recipe, record, progress
+        self._recipe, self._progress = recipe, progress
         settings = parse_allocator_settings(recipe.alloc_conf)
         self._device = SimulatedDevice(recipe.gpu_spec, _limits(recipe), settings, record=record)
-        self._meter = PhaseMeter(self._device)
+        self._recorder = StorageRecorder(self._device)
+        self._saved = SavedTensors(locate=self._recorder.locate, clock=self._device.now_us) if record else None
+        self._meter = PhaseMeter(self._device, self._saved)
         self._attention: set[str] = set()
         self._snapshot: dict[str, Any] = {}
 
     def run(self) -> StepOutcome:
-        recorder = StorageRecorder(self._device)
-        oom = None
+        oom, recorder = None, self._recorder
         with (
             _no_collections(),
             simulated_process(self._recipe.gpu_spec, recorder, self._attention),
@@ -97,8 +100,8 @@ class _Simulation:
         self._take_snapshot()
 
     def _take_snapshot(self) -> None:
-        if self._record:
-            self._snapshot = self._device.snapshot()
+        if self._saved is not None:
+            self._snapshot = with_saved_tensors(self._device.snapshot(), self._saved.rows)
 
     def _out_of_memory(self, error: AllocatorFullError) -> OutOfMemory:
         return OutOfMemory(

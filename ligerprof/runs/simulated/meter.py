@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ligerprof.roles import STEP_PHASES, Phase
+from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.device import SimulatedDevice
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
@@ -31,9 +32,9 @@ class PhaseMeter:
         steps: figures of all steps so far.
     """
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    def __init__(self, device: SimulatedDevice, saved: SavedTensors | None) -> None:
         self._device = device
-        self.stamper = Stamper(device.stamp)
+        self.stamper = Stamper(device.stamp, saved)
         self.step = 0
         self.phase_now = Phase.BUILD
         self.steps: list[StepFigures] = []

@@ -59,6 +59,11 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         return call.run_untracked() if func is _ON_HOST or func.is_view else call.run()
 
+    def locate(self, _tensor: Tensor, storage: torch.UntypedStorage) -> tuple[int, int] | None:
+        """Device and address of a storage's block, None if it has none."""
+        held = self._held.get(storage._cdata)
+        return None if held is None else (0, held[0].address)
+
     @contextmanager
     def answering(self, *, truth: bool) -> Iterator[None]:
         """Return `truth` when code reads the value of a fake bool."""

@@ -1,5 +1,6 @@
 """Recording a training loop on the CPU: a mode that logs each operation replaces the history of the CUDA allocator."""
 
+import contextlib
 import gc
 import pickle
 import subprocess
@@ -20,6 +21,7 @@ from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.errors import LigerprofError, MissingDependencyError, OutputError
 from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.recording.record import CudaHistory, Recorder, running
+from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.stamp import Stamp
 from tests.torch_memory.allocator.programs import SlowAllocator
 
@@ -48,6 +50,12 @@ class OperationHistory(TorchDispatchMode):
     def snapshot(self) -> dict[str, Any]:
         assert self.started is not None, "no snapshot once the history is off"
         return self.program.snapshot()
+
+    def locate(self, _tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
+        return 0, storage.data_ptr()
+
+    def now_us(self) -> int:
+        return len(self.operations)
 
     def observe_out_of_memory(self, observer: Any) -> None:
         self.observers.append(observer)
@@ -155,6 +163,17 @@ def test_what_is_recorded_is_explained(tmp_path: Path, model: Model, history: Op
     assert report.peak_bytes == max(history.program.allocated)
     assert list(report.phases) == list(STEP_PHASES)
     assert history.started is None
+
+
+def test_saved_tensors_are_recorded_until_the_end_and_when_memory_runs_out(tmp_path: Path, model: Model) -> None:
+    # the loss is the only node outside of the checkpoints
+    for name, fails_at, steps in (("end", None, 2), ("failure", 40, 1)):
+        history = OperationHistory(fails_at=fails_at)
+        with contextlib.suppress(torch.OutOfMemoryError), history, running(Recorder(tmp_path / name, history=history)):
+            train(model)
+        saved = read_snapshot(tmp_path / name).saved_tensors
+        kept = [(row.node, row.module) for row in saved if row.node == "CoshBackward0"]
+        assert kept == [("CoshBackward0", "loss")] * steps
 
 
 def test_micro_batches_belong_to_one_step(tmp_path: Path, model: Model, history: OperationHistory) -> None:
