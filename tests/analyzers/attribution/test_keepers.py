@@ -15,6 +15,7 @@ from ligerprof.snapshots.reader import Snapshot
 from tests.paths import RECORDINGS
 
 MIB = 2**20
+START = 2**30
 SMALL_RECORDINGS = sorted(path.name for path in RECORDINGS.glob("s*.pickle.xz"))
 
 
@@ -101,7 +102,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = [
-            {"action": "segment_alloc", "addr": 0, "size": 64 * MIB, "frames": FORWARD, "stream": 0}
+            {"action": "segment_alloc", "addr": START, "size": 64 * MIB, "frames": FORWARD, "stream": 0}
         ]
 
     def allocate(self, place: int, frames: Sequence[Any] = FORWARD) -> "Recording":
@@ -112,7 +113,7 @@ class Recording:
 
     def _add(self, action: str, place: int, frames: Sequence[Any]) -> "Recording":
         self.events.append(
-            {"action": action, "addr": place * 2 * MIB, "size": 2 * MIB, "frames": list(frames), "stream": 0}
+            {"action": action, "addr": START + place * 2 * MIB, "size": 2 * MIB, "frames": list(frames), "stream": 0}
         )
         return self
 

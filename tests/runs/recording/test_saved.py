@@ -16,7 +16,6 @@ from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.snapshots.saved import SavedTensor
 
-
 SCALAR_BYTES = 8
 
 
