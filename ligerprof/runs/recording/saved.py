@@ -4,6 +4,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -118,9 +119,11 @@ def _origin(base: Tensor) -> Node | None:
 
 def _operation(node: Node | None) -> str:
     """What a node is the derivative of: `silu` for SiluBackward0, and a Python function's own name."""
-    if node is None:
-        return ""
-    name = _END.sub("", node.name())
     # of the type: on the node, it would unpack what hooks packed
-    is_python = hasattr(type(node), "saved_tensors")
-    return name if is_python else _WORD.sub("_", name).lower()
+    return "" if node is None else _operation_of(node.name(), is_python=hasattr(type(node), "saved_tensors"))
+
+
+@cache
+def _operation_of(name: str, *, is_python: bool) -> str:
+    operation = _END.sub("", name)
+    return operation if is_python else _WORD.sub("_", operation).lower()

@@ -2,7 +2,9 @@
 
 import gc
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,12 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import ligerprof
+from ligerprof.analyzers.explain.analysis import explain
+from ligerprof.roles import Phase, Role
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
+from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.saved import SavedTensor
 
 SCALAR_BYTES = 8
@@ -188,3 +194,63 @@ def test_stamper_notes_each_module_with_its_name_and_recomputation_too() -> None
     assert {row.module for row in saved.rows if row.node == "MmBackward0"} == {
         f"layers.{number}.{part}" for number in range(2) for part in ("gate", "down")
     }
+
+
+@pytest.mark.gpu
+def test_notes_change_no_gpu_memory_and_fit_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the first run creates cuBLAS's workspaces
+    alone = [_peak_on_gpu() for _ in range(2)][-1]
+    with ligerprof.record(tmp_path / "noted"):
+        noted = _peak_on_gpu()
+    monkeypatch.setattr(SavedTensors, "note", lambda *_arguments: None)
+    with ligerprof.record(tmp_path / "silent"):
+        silent = _peak_on_gpu()
+    assert noted == silent == alone
+
+    snapshot = read_snapshot(tmp_path / "noted")
+    rows, trace = snapshot.saved_tensors, snapshot.trace_of(0)
+    allocated: dict[tuple[int, int], list[int]] = defaultdict(list)
+    freed: dict[int, list[int]] = defaultdict(list)
+    for event in trace:
+        if event["action"] == "alloc":
+            allocated[event["addr"], event["size"]].append(event["time_us"])
+        elif event["action"] == "free_requested":
+            freed[event["addr"]].append(event["time_us"])
+
+    def fits(row: SavedTensor) -> bool:
+        """Whether the block was live when the note was taken, by the clock of the events."""
+        starts = [time for time in allocated[row.address, row.size_bytes] if time <= row.time_us]
+        return bool(starts) and not any(max(starts) < time < row.time_us for time in freed[row.address])
+
+    assert len(rows) > GPU_STEPS * 8 * 4
+    assert sum(map(fits, rows)) == len(rows)
+
+    kept = [row for row in explain(snapshot).rows if row.role is Role.ACTIVATIONS and row.phase is Phase.FORWARD]
+    assert sum(row.size_bytes for row in kept if row.kept_by) >= 0.95 * sum(row.size_bytes for row in kept) > 0
+    assert ("layers.*", "silu", "MulBackward0") in {(row.module, row.operation, row.kept_by) for row in kept}
+
+
+GPU_STEPS = 3
+
+
+class WideMlp(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.down = nn.Linear(1024, 4096, bias=False), nn.Linear(4096, 1024, bias=False)
+
+
+def _peak_on_gpu() -> int:
+    """Peak bytes of a few steps beyond what was allocated before them; the last of them includes activations."""
+    torch.manual_seed(0)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model = Model()
+    model.layers = nn.ModuleList([WideMlp() for _ in range(8)])
+    model.to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(GPU_STEPS):
+        model(torch.ones(8192, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cuda.max_memory_allocated() - before
