@@ -152,7 +152,7 @@ def _unknown_keepers(report: PeakReport | FailedAllocation) -> Iterator[str]:
     unknown_bytes = sum(block.size_bytes for block in forward if not block.kept_by)
     if unknown_bytes < _VISIBLE_SHARE * report.roles.total_bytes:
         return
-    hint = "" if any(block.kept_by for block in forward) else '; torch records it with context="all" and stacks="all"'
+    hint = "" if any(block.kept_by for block in forward) else "; a recording of ligerprof.record contains it"
     yield f"What keeps {format_bytes(unknown_bytes)} of the forward pass alive is not known{hint}."
 
 

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
@@ -53,7 +54,7 @@ class Keepers:
     Our recorders note the nodes that saved a block. Otherwise, the evidence is the event that frees the block: its
     stamp, or its stack, which torch records with `context="all"`, the default. A node releases its saved tensors
     when it has run, and the last node to do so frees the block. For a block that outlives the recording, blocks of
-    the same place and size in earlier steps are the evidence, if they agree.
+    the same place in earlier steps are the evidence, if they agree: those of the same size, if there are any.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Keepers:
         self._phases = phases
         self._saved = saved
         self._reader = StackReader()
-        self._borrowed: dict[tuple[int, int, int], Keeper] = {}
+        self._borrowed: dict[tuple[int, int], Keeper] = {}
 
     def of(self, blocks: Int64s, moment: int) -> list[Keeper]:
         """What keeps each block at a moment, if forward or its recomputation allocated it; not known for others."""
@@ -87,7 +88,7 @@ class Keepers:
         # in backward, some of the nodes may have run already, and the last one certainly has not
         if noted.name and found.name in ("", PYTHON):
             return noted
-        kept = found if freed_by >= 0 else self._of_earlier_steps(block)
+        kept = found if found.name else self._of_earlier_steps(block)
         return kept._replace(operation=noted.operation)
 
     def _noted(self, block: int) -> Keeper:
@@ -147,7 +148,7 @@ class Keepers:
         # with context="alloc", torch repeats the stack of the allocation; in the same call it is a temporary
         if released.lines == allocated.lines:
             return NOT_KNOWN
-        if released.releases_packed:
+        if released.releases_packed and not self._call_sites.of(block).recomputes:
             return Keeper(CHECKPOINT, "") if self._checkpointing else NOT_KNOWN
         node = released.releasing_node or released.node
         if node:
@@ -158,18 +159,38 @@ class Keepers:
         if self._replayed.allocated_by[block] <= self._last_backward_end:
             # its own backward has ended without releasing it
             return NOT_KNOWN
-        sites = self._call_sites
-        key = int(sites.place_of[block]), int(sites.index_in_call[block]), int(self._replayed.requested_bytes[block])
+        size = int(self._replayed.requested_bytes[block])
+        key = int(self._surroundings[block]), size
         if key not in self._borrowed:
-            found = set(self._alike(*key))
+            alike = (self._surroundings == key[0]) & self._released
+            same_size = alike & (self._replayed.requested_bytes == size)
+            # sequences of another length have other sizes
+            found = set(self._releasers(same_size)) or set(self._releasers(alike))
             self._borrowed[key] = found.pop() if len(found) == 1 else NOT_KNOWN
         return self._borrowed[key]
 
-    def _alike(self, place: int, index: int, size: int) -> Iterator[Keeper]:
-        replayed, sites = self._replayed, self._call_sites
-        alike = (sites.place_of == place) & (sites.index_in_call == index) & (replayed.requested_bytes == size)
-        for block in np.flatnonzero(alike & (replayed.freed_by >= 0))[-_MOST_ALIKE:].tolist():
-            yield self._releaser(block, int(replayed.freed_by[block]))
+    def _releasers(self, chosen: npt.NDArray[np.bool_]) -> Iterator[Keeper]:
+        for block in np.flatnonzero(chosen)[-_MOST_ALIKE:].tolist():
+            yield self._releaser(block, int(self._replayed.freed_by[block]))
+
+    @cached_property
+    def _released(self) -> npt.NDArray[np.bool_]:
+        """The blocks of steps whose backward has ended, and that are freed."""
+        replayed = self._replayed
+        return (replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end)
+
+    @cached_property
+    def _surroundings(self) -> Int64s:
+        """A number for each block: its place, its index in the call, and the place of the block before the call.
+
+        Lines with several calls, such as `down(act(gate(x)) * up(x))`, are one place with several surroundings.
+        """
+        sites = self._call_sites
+        before = np.arange(len(sites.place_of)) - sites.index_in_call - 1
+        places = np.append(sites.place_of, -1)
+        columns = np.stack([sites.place_of, sites.index_in_call, places[before]])
+        numbers: Int64s = np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
+        return numbers
 
     @cached_property
     def _last_backward_end(self) -> int:

@@ -18,7 +18,7 @@ _RELEASE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::release_variable
 # C++ frames of one call end where the interpreter or autograd's engine called it
 _CALLER = re.compile(r"_PyEval_EvalFrameDefault|torch::autograd::Node::operator\(\)")
 _OPERATOR = re.compile(r"at::_ops::(\w+)::(?:call|redispatch)\(")
-_OVERLOAD = re.compile(r"_(?:dim_IntList|dtype_layout|memory_format|dtype|device|layout|int|out|nd|low|[A-Z]\w*)$")
+_OVERLOAD = re.compile(r"_(?:dim_IntList|dim|dtype_layout|memory_format|dtype|device|layout|int|out|nd|low|[A-Z]\w*)$")
 _CAST_ARGUMENT = re.compile(r"at::autocast::\w*cast\(")
 _CREATES = re.compile(r"(?:new_)?(?:empty|zeros|ones|full)(?:_like|_strided)?$|resize_$")
 _OPERATOR_PREFIX = "at::_ops::"
@@ -42,6 +42,7 @@ _MODULE_CALL = re.compile(_TORCH + r"nn/modules/module\.py$")
 _DIRECT_CALL = re.compile(_TORCH + r"nn/modules/(?:(linear)\.py:forward|(conv)\.py:_conv_forward)$")
 _FUNCTIONAL = re.compile(_TORCH + r"(?:nn/functional|_tensor|functional)\.py$")
 _GENERIC_NAMES = frozenset({"forward", "backward", "inner", "wrapper", "__call__", "__init__"})
+_DISPATCHERS = frozenset({"__torch_dispatch__", "__torch_function__"})
 _COMMON_NAMES = frozenset({"__init__.py", "triton.py", "reference.py", "ops.py", "utils.py", "layer.py", "main.py"})
 _OPTIMIZER_FILE = re.compile(
     r"/optim/|/optim_|optimizer|galore|deepspeed/(?:ops|runtime)/|/clip_grad\.py|/grad_scaler\.py"
@@ -114,8 +115,7 @@ class Stack:
     @property
     def releases_packed(self) -> bool:
         """Whether the node dropped what a hook had packed in place of a saved tensor; of the stack of a free."""
-        inner = takewhile(lambda name: not _RELEASE.search(name), self.native)
-        return any("PySavedVariableHooks" in name for name in inner)
+        return "torch::autograd::PySavedVariableHooks" in self.native_text
 
     @property
     def deallocates(self) -> bool:
@@ -141,11 +141,12 @@ class Stack:
     def operation(self) -> str:
         """The torch operator that the innermost Python call or autograd node ran, else the Python function, or "".
 
-        An allocation inside autocast's cast of an argument belongs to the cast.
+        An allocation inside autocast's cast of an argument belongs to the cast, one in Python code that an
+        operator calls (`__torch_dispatch__`) to the operator.
         """
         operator = ""
-        for name in self._native_of_call:
-            if operator and _CAST_ARGUMENT.search(name):
+        for name in self.native:
+            if operator and (_CALLER.search(name) or _CAST_ARGUMENT.search(name)):
                 break
             match = _OPERATOR.search(name)
             operator = _OVERLOAD.sub("", match.group(1)) if match else operator
@@ -222,7 +223,7 @@ class Stack:
     @cached_property
     def description(self) -> str:
         """`file:line function` of the most informative call, else the autograd node, else ""."""
-        call = next((call for call in self.calls if not _PLUMBING.search(call.file)), None)
+        call = next((call for call in self.calls if not _forwards(call)), None)
         in_autograd = bool(self.node) and self.calls[-1:] and self.calls[-1].function not in _MAIN_ROOTS
         if call is None or (in_autograd and not self.recomputes):
             return self.node or (_describe(self.calls[0]) if self.calls else "")
@@ -310,6 +311,11 @@ def _is_model_forward(call: PythonCall) -> bool:
 
 def _is_not_module_call(call: PythonCall) -> bool:
     return not (call.function in _MODULE_CALLS and call.file.endswith("nn/modules/module.py"))
+
+
+def _forwards(call: PythonCall) -> bool:
+    """Whether a call only forwards to others."""
+    return call.function in _DISPATCHERS or _PLUMBING.search(call.file) is not None
 
 
 def _describe(call: PythonCall) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.attribution.keepers import PYTHON
+from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.analyzers.explain.analysis import analyze, explain
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.peak import PeakReport
@@ -105,15 +106,15 @@ class Recording:
             {"action": "segment_alloc", "addr": START, "size": 64 * MIB, "frames": FORWARD, "stream": 0}
         ]
 
-    def allocate(self, place: int, frames: Sequence[Any] = FORWARD) -> "Recording":
-        return self._add("alloc", place, frames)
+    def allocate(self, place: int, frames: Sequence[Any] = FORWARD, *, size_bytes: int = 2 * MIB) -> "Recording":
+        return self._add("alloc", place, frames, size_bytes)
 
     def free(self, place: int, frames: Sequence[Any]) -> "Recording":
         return self._add("free_requested", place, frames)._add("free_completed", place, frames)
 
-    def _add(self, action: str, place: int, frames: Sequence[Any]) -> "Recording":
+    def _add(self, action: str, place: int, frames: Sequence[Any], size_bytes: int = 2 * MIB) -> "Recording":
         self.events.append(
-            {"action": action, "addr": START + place * 2 * MIB, "size": 2 * MIB, "frames": list(frames), "stream": 0}
+            {"action": action, "addr": START + place * 2 * MIB, "size": size_bytes, "frames": list(frames), "stream": 0}
         )
         return self
 
@@ -160,8 +161,74 @@ def test_block_that_outlives_the_recording_takes_the_evidence_of_earlier_steps()
 
 def test_blocks_of_earlier_steps_that_disagree_or_were_allocated_elsewhere_are_no_evidence() -> None:
     elsewhere = [frame("model.py", 8, "forward"), *MAIN]
-    assert set(steps(SILU, MUL).allocate(0).allocate(1).kept_by()) == {("", "")}
+    assert set(steps(SILU, SILU, MUL).allocate(0).allocate(1).kept_by()) == {("", "")}
     assert set(steps(SILU, SILU).allocate(0, elsewhere).allocate(1, elsewhere).kept_by()) == {("", "")}
+
+
+def test_blocks_of_another_size_are_evidence_where_none_has_the_same() -> None:
+    longer = steps(SILU, SILU).allocate(0, size_bytes=2 * MIB - 512).allocate(1)
+    assert ("SiluBackward0", "") in longer.kept_by()
+
+
+def test_two_calls_of_one_line_are_told_apart_by_the_call_before() -> None:
+    made, between = Recording(), [frame("act.py", 3, "forward"), *FORWARD]
+    for step in range(3):
+        # down(act(gate(x)) * up(x)): the products of gate and up have the same stack
+        made.allocate(0).allocate(1, between).allocate(2)
+        if step < 2:
+            made.allocate(3, IN_BACKWARD).free(3, MUL).free(2, MUL).free(1, MUL).free(0, SILU)
+            made.allocate(4 + step, IN_OPTIMIZER)
+    snapshot = Snapshot.from_dict({"device_traces": [made.events], "segments": []})
+    kept = [owner.keeper.name for owner in analyze(snapshot).attribution.owners_at(len(made.events))]
+    assert kept == ["", "", "SiluBackward0", "MulBackward0", "MulBackward0"]
+
+
+def test_what_a_hook_packed_is_kept_by_the_checkpoint_if_there_is_one() -> None:
+    hook = frame("??", 0, "torch::autograd::PySavedVariableHooks::~PySavedVariableHooks()")
+    recomputed = [frame("model.py", 5, "forward"), frame("torch/utils/checkpoint.py", 9, "unpack_hook")]
+    packed = [hook, *released_by("PowBackward0")]
+    assert Recording().allocate(0).free(0, packed).kept_by() == [("", "")]
+    again = Recording().allocate(0).allocate(1, recomputed).free(0, packed).free(1, released_by("MmBackward0"))
+    assert sorted(again.kept_by()) == [("MmBackward0", ""), ("checkpoint", "")]
+
+
+@pytest.mark.parametrize(
+    ("functions", "calls", "operation"),
+    [
+        (["at::_ops::mm::call(a)", "at::_ops::linear::call(a)"], [("torch/nn/modules/linear.py", "forward")], "linear"),
+        (["at::_ops::mul_Tensor::call(a)"], [("model.py", "forward")], "mul"),
+        (["at::_ops::sum_dim_IntList::redispatch(a)"], [("model.py", "forward")], "sum"),
+        # the interpreter's frames of the caller are no part of the operator
+        (
+            ["at::_ops::silu::call(a)", "_PyEval_EvalFrameDefault", "at::_ops::mm::call(a)"],
+            [("m.py", "forward")],
+            "silu",
+        ),
+        # autocast's cast of an argument
+        (
+            ["at::_ops::to_dtype::call(a)", "at::autocast::cached_cast(a)", "at::_ops::linear::call(a)"],
+            [("torch/nn/modules/linear.py", "forward")],
+            "to",
+        ),
+        # a kernel's function says more than the creation of its output
+        (["at::_ops::empty_like::call(a)"], [("ops/rms_norm.py", "rms_norm_forward")], "rms_norm_forward"),
+        # a dispatch mode runs inside of the operator
+        (
+            ["invokeOperatorFromPython()", "_PyEval_EvalFrameDefault", "at::_ops::addmm::call(a)"],
+            [("torch/utils/checkpoint.py", "__torch_dispatch__"), ("model.py", "forward")],
+            "addmm",
+        ),
+        # Python frames alone
+        ([], [("torch/nn/functional.py", "silu")], "silu"),
+        ([], [("torch/nn/modules/linear.py", "forward")], "linear"),
+        ([], [("torch/nn/modules/conv.py", "_conv_forward")], "conv"),
+        ([], [("model.py", "apply_rotary_pos_emb")], "apply_rotary_pos_emb"),
+        ([], [("model.py", "forward")], ""),
+    ],
+)
+def test_operation_of_a_stack(functions: list[str], calls: list[tuple[str, str]], operation: str) -> None:
+    frames = [frame("??", 0, function) for function in functions] + [frame(file, 1, name) for file, name in calls]
+    assert StackReader().read(frames).operation == operation
 
 
 def test_block_that_its_own_backward_did_not_release_is_not_kept_for_backward() -> None:
