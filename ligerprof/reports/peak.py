@@ -11,7 +11,7 @@ from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.reports.failure import failure_lines, growth_sentence
 from ligerprof.reports.suggestions import suggestion_lines
-from ligerprof.reports.terminal import FiguresColumn, groups_table, percent_share, roles_table
+from ligerprof.reports.terminal import FiguresColumn, file_text, groups_table, percent_share, roles_table
 from ligerprof.roles import Phase, Role, View
 from ligerprof.units import format_bytes, format_mib
 
@@ -51,11 +51,9 @@ def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "
 
 def _details(moment: PeakReport | FailedAllocation, title: str, by: View, top: int) -> "Iterator[RenderableType]":
     """Roles and largest blocks of one moment."""
-    from rich.text import Text
-
     yield roles_table([FiguresColumn(title=title, roles=moment.roles)]) if by is View.ROLE else _view(moment, by)
     yield blocks_table(moment.blocks, top)
-    yield from (Text(line) for line in (*_stack_lines(moment.blocks, top), *_unknown_keepers(moment)))
+    yield from (file_text(line) for line in (*_stack_lines(moment.blocks, top), *_unknown_keepers(moment)))
 
 
 def sentence(report: PeakReport) -> str:
@@ -101,12 +99,10 @@ def blocks_table(groups: Iterable[BlockGroup], top: int, *, more: str = "--top s
     Args:
         more: how to see the other rows.
     """
-    from rich.text import Text
-
     rows = join_layers(groups)
     table = groups_table("role", "MiB", "blocks", who="allocated by, and kept by", figure_width=0, heading_width=0)
     for row in rows[:top]:
-        table.add_row(row.role.value, format_mib(row.size_bytes), str(row.count), Text("\n".join(_who(row))))
+        table.add_row(row.role.value, format_mib(row.size_bytes), str(row.count), file_text("\n".join(_who(row))))
     if rest := rows[top:]:
         size_bytes, count = sum(row.size_bytes for row in rest), sum(row.count for row in rest)
         table.add_section()
@@ -126,7 +122,9 @@ def _who(row: BlockGroup) -> Iterator[str]:
     if row.kept_by == PYTHON:
         kept = f"kept by Python until {row.kept_in}"
     elif row.kept_in and row.kept_in != row.module:
-        kept += f" of {row.kept_in}"
+        # in the same layer, the rest of the name is enough
+        layer = row.module[: row.module.rfind(".*.") + len(".*.")] if ".*." in row.module else ""
+        kept += f" of {row.kept_in.removeprefix(layer)}"
     if detail := ", ".join(filter(None, (_layers(row.layers), kept))):
         yield detail
 

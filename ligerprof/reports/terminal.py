@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from ligerprof.roles import STEP_PHASES, MemoryBreakdown, Phase, Role
+from ligerprof.text import printable
 from ligerprof.units import MIB, format_mib
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 PLAIN_WIDTH = 100
 _HEADING_WIDTH = 21
@@ -95,6 +97,13 @@ def groups_table(
     if who is not None:
         table.add_column(who, overflow="fold")
     return table
+
+
+def file_text(text: str) -> "Text":
+    """Text from a file for a table: neither markup nor control characters have an effect."""
+    from rich.text import Text
+
+    return Text(printable(text, keep="\n"))
 
 
 def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:

@@ -37,7 +37,7 @@ _PLUMBING = re.compile(
 )
 # frames that only wrap torch's operators
 _WRAPPERS = re.compile(_TORCH + r"(?:_ops|_jit_internal|_compile|utils/_device|utils/_contextlib|overrides)\.py$")
-_MODULE_CALL = re.compile(_TORCH + r"nn/modules/module\.py$")
+_MODULE_CALL = re.compile(_TORCH + r"nn/modules/(?:module|container)\.py$")
 # modules that call an operator without a Python function in between
 _DIRECT_CALL = re.compile(_TORCH + r"nn/modules/(?:(linear)\.py:forward|(conv)\.py:_conv_forward)$")
 _FUNCTIONAL = re.compile(_TORCH + r"(?:nn/functional|_tensor|functional)\.py$")
