@@ -101,10 +101,13 @@ def test_times_are_those_of_the_events_before_each_column_or_missing() -> None:
         assert timeline.times_us[column] == events[event]["time_us"]
     assert timeline.times_us[-1] == events[-1]["time_us"]
 
-    without = Snapshot(
-        source="no time",
-        segments=snapshot.segments,
-        device_traces=[[{**event, "time_us": 0} for event in events]],  # type: ignore[list-item]
-        settings=snapshot.settings,
-    )
-    assert analyze(without).timeline.times_us is None
+    # no times, times that go back, and a simulation's count
+    last = len(events) - 1
+    for times in ([0] * len(events), [*range(100, 100 + last), 5], list(range(7, 8 + last))):
+        without = Snapshot(
+            source="no time",
+            segments=snapshot.segments,
+            device_traces=[[{**event, "time_us": time} for event, time in zip(events, times, strict=True)]],
+            settings=snapshot.settings,
+        )
+        assert analyze(without).timeline.times_us is None

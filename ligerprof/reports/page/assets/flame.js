@@ -6,7 +6,10 @@
   // calls that only forward to others
   const LIBRARY = /^(?:torch|accelerate|deepspeed|transformers\/utils)\/|(?:^|\/)(?:contextlib|functools|threading|runpy)\.py$|^</;
 
-  // what a frame of the graph is called, outermost first
+  // the file without its folders; the whole path is in the label
+  const shortFrame = (text) => text.replace(/^.*\/(?=[^/]*$)/, "");
+
+  // what the frames of the graph are called, outermost first
   const pathOf = (recording, block, by, all) => {
     const site = recording.sites[recording.blocks.site[block]];
     if (by === "module") return site.module ? site.module.split(".") : [site.node || site.frame || "no module recorded"];
@@ -20,14 +23,14 @@
   // The tree of a moment; what is not listed block by block is in it, so that it adds up to the allocated bytes.
   const flameTree = (recording, column, by, all = false) => {
     const moment = recording.moments[column];
-    const root = { name: "allocated", value: 0, children: new Map(), roles: new Map() };
+    const root = { name: "allocated", full: "allocated", value: 0, children: new Map(), roles: new Map() };
     const add = (path, role, bytes) => {
       let node = root;
       for (const name of [null, ...path, role]) {
         if (name !== null) {
           const leaf = name === role && node.depth === path.length;
           const key = leaf ? `\n${name}` : name;
-          if (!node.children.has(key)) node.children.set(key, { name, value: 0, children: new Map(), roles: new Map(), depth: (node.depth || 0) + 1, role: leaf ? role : "" });
+          if (!node.children.has(key)) node.children.set(key, { name: by === "stack" ? shortFrame(name) : name, full: name, value: 0, children: new Map(), roles: new Map(), depth: (node.depth || 0) + 1, role: leaf ? role : "" });
           node = node.children.get(key);
         } else node.depth = 0;
         node.value += bytes;
@@ -43,7 +46,7 @@
     for (const [role, bytes] of left) {
       if (bytes > 0) add([role === "allocator_rounding" ? "allocator rounding" : "smaller blocks"], role, bytes);
     }
-    const plain = (node) => ({ name: node.name, value: node.value, role: node.role, roles: node.roles, children: [...node.children.values()].sort((a, b) => b.value - a.value).map(plain) });
+    const plain = (node) => ({ name: node.name, full: node.full, value: node.value, role: node.role, roles: node.roles, children: [...node.children.values()].sort((a, b) => b.value - a.value).map(plain) });
     return plain(root);
   };
 
@@ -91,7 +94,7 @@
         .sort((a, b) => b.value - a.value)
         .setColorMapper((node) => this.color(node))
         .setLabelHandler((node) => this.label(node))
-        .setSearchMatch((node, term) => Boolean(term) && node.data.name.toLowerCase().includes(term.toLowerCase()))
+        .setSearchMatch((node, term) => Boolean(term) && node.data.full.toLowerCase().includes(term.toLowerCase()))
         .setSearchHandler(() => {})
         .setDetailsHandler((text) => (this.details.textContent = text || this.hint()))
         .onClick((node) => {
@@ -118,7 +121,7 @@
     label(node) {
       const roles = [...node.data.roles].sort((a, b) => b[1] - a[1]);
       const held = roles.length === 1 && node.data.role ? "" : `: ${roles.slice(0, 4).map(([role, bytes]) => `${role} ${formatBytes(bytes)}`).join(", ")}`;
-      return `${node.data.name}, ${formatBytes(node.data.value)} (${formatShare(node.data.value, this.total)})${held}`;
+      return `${node.data.full}, ${formatBytes(node.data.value)} (${formatShare(node.data.value, this.total)})${held}`;
     }
     describe(node) {
       if (node && node.data) this.details.textContent = this.label(node);

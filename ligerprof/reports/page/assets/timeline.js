@@ -5,6 +5,9 @@
   const SMALLEST_SPAN = 8;
   const OVERVIEW_BINS = 500;
   const STRIP = 14;
+  // room for the labels of the axes
+  const LEFT = 74;
+  const RIGHT = 22;
   const higher = (a, b) => a > b;
   const lower = (a, b) => a < b;
 
@@ -93,6 +96,7 @@
       }
       this.legend.append(
         element("span", { class: "key" }, element("i", { class: "line reserved" }), "reserved"),
+        (this.recording.marks.earlier || []).length ? element("span", { class: "key" }, element("i", { class: "line earlier" }), "earlier failures, caught") : "",
         element("span", { class: "key" }, element("i", { class: "line lowest" }), "lowest in each part"),
         (this.changeKey = element("span", { class: "key", hidden: true }, element("i", { class: "line change" }), "with the change")),
       );
@@ -195,12 +199,12 @@
         {
           width,
           height: this.plotHeight(width),
-          padding: [STRIP + 6, 8, 0, 0],
+          padding: [STRIP + 6, RIGHT, 0, 0],
           legend: { show: false },
           scales: { x: { time: false, range: () => this.view }, y: { range: () => [0, this.shownHeight()] } },
           axes: [
             { ...text, size: 30, space: 80, values: (u, splits) => this.placeLabels(splits), incrs: this.increments() },
-            { ...text, size: 74, splits: byteSplits, values: byteLabels },
+            { ...text, size: LEFT, splits: byteSplits, values: byteLabels },
           ],
           series: this.series(),
           cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false }, bind: { dblclick: () => () => this.setView(0, this.end) } },
@@ -218,7 +222,7 @@
         {
           width,
           height: 56,
-          padding: [2, 8, 2, 74],
+          padding: [2, RIGHT, 2, LEFT],
           legend: { show: false },
           scales: { x: { time: false, range: () => [0, this.end] }, y: { range: () => [0, this.height] } },
           axes: [{ show: false }, { show: false }],
@@ -547,7 +551,8 @@
       ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
       ctx.clip();
       if (this.change) this.drawVeil(u, ctx);
-      const { peak, failure } = this.recording.marks;
+      const { peak, failure, earlier = [] } = this.recording.marks;
+      for (const moment of earlier) this.drawMark(u, moment, "", styleOf("--failure"), 2);
       this.drawMark(u, peak.moment, `peak ${formatBytes(peak.bytes)}`, styleOf("--ink"), 0);
       if (failure) this.drawMark(u, failure.moment, `out of memory: ${formatBytes(failure.requested)} requested`, styleOf("--failure"), 1);
       if (this.change) {
