@@ -23,7 +23,8 @@ _OTHER_CACHE = re.compile(r"rope|rotary|freq|sincos|mask|position")
 _FEWEST_PASSES = 3
 # keys and values of two layers
 _FEWEST_NAMED = 4
-_LATEST_REPLACEMENT = 3
+# keys may be freed only once the values have been replaced too
+_LATEST_REPLACEMENT = 2
 
 
 def find_cached(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> Mask:
@@ -99,7 +100,7 @@ def _grows(replayed: Replay, call_sites: CallSites, chain: Int64s) -> bool:
     # a concatenation replaces its input by definition; of others, the replaced block is freed soon
     if "cat" in call_sites.of(int(chain[0])).stack.operators:
         return True
-    latest = np.arange(len(replaced)) + layers + _LATEST_REPLACEMENT
+    latest = np.arange(len(replaced)) + layers + min(_LATEST_REPLACEMENT, layers - 1)
     known = latest < len(chain)
     return bool((freed[known] < replayed.allocated_by[chain[latest[known]]]).all())
 
