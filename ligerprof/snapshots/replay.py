@@ -18,6 +18,7 @@ from ligerprof.snapshots.events import (
     SEGMENT_UNMAP,
     EventColumns,
 )
+from ligerprof.snapshots.fitting import replay_fitting
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.repetition import MOST_TURNS_COMPARED, Repetition, find_repetition
 from ligerprof.snapshots.rewind import rewind
@@ -29,6 +30,8 @@ _MISSING = -1
 # a free_requested and the free_completed right after it
 _FREE = -1
 _EVENTS_AT_ONCE = 2**16
+# shorter traces are replayed event by event in less time
+_LEAST_EVENTS_IN_COLUMNS = 20_000
 _GROWS = (SEGMENT_ALLOC, SEGMENT_MAP)
 # by action: 1 if its size is added to the reserved bytes, -1 if it is subtracted
 _RESERVES = np.zeros(len(ACTIONS) + 1, dtype=np.int64)
@@ -118,8 +121,25 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     """
     trace, where = snapshot.trace_of(device), f"{snapshot.source}: device {device}"
     columns = EventColumns.of(trace, where)
-    final = DeviceState.from_segments(snapshot.segments_of(device), where)
+    segments = snapshot.segments_of(device)
+    final = DeviceState.from_segments(segments, where)
     rules = SizeRules.from_settings(snapshot.settings)
+    found = replay_fitting(trace, columns, final, segments, rules) if len(trace) >= _LEAST_EVENTS_IN_COLUMNS else None
+    if found is not None:
+        run = _Run(columns, found.before, rules)
+        run.held, run.freed, verified = found.held.tolist(), found.freed.tolist(), True
+        complete = not found.before.blocks and not found.before.reserved_bytes
+    else:
+        run, complete, verified = _replay_event_by_event(snapshot, trace, columns, final, rules)
+    result = run.result(snapshot.source, device, trace, complete=complete, verified=verified)
+    failures = np.flatnonzero(columns.actions == OUT_OF_MEMORY).tolist()
+    return replace(result, segments=segments, rules=rules, failures=tuple(failures))
+
+
+def _replay_event_by_event(
+    snapshot: Snapshot, trace: DeviceTrace, columns: EventColumns, final: DeviceState, rules: SizeRules
+) -> tuple["_Run", bool, bool]:
+    """The replay of any trace, whether it is complete, and whether it is verified."""
     repetition = find_repetition(columns)
     run = _Run(columns, DeviceState(), rules)
     run.play(repetition, stop_at_mismatch=True)
@@ -129,9 +149,7 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
         run = _Run(columns, rewind(trace, columns, final, rules, repetition), rules)
         run.play(repetition)
         verified = run.ends_in(final)
-    result = run.result(snapshot.source, device, trace, complete=complete, verified=verified)
-    failures = np.flatnonzero(columns.actions == OUT_OF_MEMORY).tolist()
-    return replace(result, segments=snapshot.segments_of(device), rules=rules, failures=tuple(failures))
+    return run, complete, verified
 
 
 class _Run:
@@ -151,7 +169,7 @@ class _Run:
         # the block of each free_requested event
         self.freed: list[int] = []
         self.mismatches = 0
-        self.rounded = self._round_requests()
+        self.rounded: dict[int, tuple[int, int]] = {}
 
     def play(self, repetition: Repetition | None = None, *, stop_at_mismatch: bool = False) -> None:
         """Replay every event, or up to the first that does not fit those before it.
@@ -159,6 +177,7 @@ class _Run:
         Args:
             repetition: once a turn of it leaves the state that it began in, further turns are not replayed.
         """
+        self.rounded = self._round_requests()
         first, last = (0, 0) if repetition is None else (repetition.start, repetition.end)
         if (
             self._play(range(first), stop_at_mismatch=stop_at_mismatch)

@@ -45,7 +45,7 @@ def rewind(
     if repetition is not None:
         undo.turns(repetition)
     undo.events(range(first))
-    if _frees_carry_the_owners_stack(trace, columns):
+    if frees_carry_the_owners_stack(trace, columns):
         for address, index in undo.freed_by.items():
             undo.held[address] = undo.held[address]._replace(frames=trace[index].get("frames", ()))
     return DeviceState(space=undo.space, blocks=undo.held, reserved_bytes=undo.reserved_bytes)
@@ -149,7 +149,7 @@ class _Undo:
         self.reserved_bytes += size
 
 
-def _frees_carry_the_owners_stack(trace: DeviceTrace, columns: EventColumns) -> bool:
+def frees_carry_the_owners_stack(trace: DeviceTrace, columns: EventColumns) -> bool:
     """Whether free events repeat the stack of the allocation, as with context="alloc"."""
     made: dict[int, int] = {}
     for start in range(0, len(trace), _EVENTS_AT_ONCE):
