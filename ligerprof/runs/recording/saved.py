@@ -41,7 +41,8 @@ class SavedTensors:
     """The storages that autograd nodes saved, as numbers and names; only the newest are kept.
 
     Reading the saved tensors of a node allocates nothing and calls no hooks: what a hook packed, as checkpointing
-    and offloading do, is not a tensor of this node, and is skipped.
+    and offloading do, is not a tensor of this node, and is skipped. Older versions of torch cannot show a saved tensor
+    without unpacking it; there, nothing is noted.
 
     Args:
         locate: the device and address of a tensor's storage, None for tensors that are not recorded.
