@@ -18,6 +18,15 @@ WordT = TypeVar("WordT", bound=Word)
 INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+markdown_option = click.option(
+    "--format",
+    "as_markdown",
+    type=click.Choice(("text", "markdown")),
+    default="text",
+    show_default=True,
+    callback=lambda _ctx, _param, word: word == "markdown",
+    help="Print text for a terminal, or Markdown for a pull request.",
+)
 force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
 timeout_option = click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time limit per cell."

@@ -11,11 +11,12 @@ from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.saved import report_from_json
-from ligerprof.cli.common_options import INPUT, force_option, json_option, or_usage_error, top_option
+from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError, ResultFormatError
 from ligerprof.files import FileKind, read_json, require_absent, starts_as_json, write_new_file
 from ligerprof.reports.diff import difference_sentence, render_diff
+from ligerprof.reports.markdown import diff_markdown
 from ligerprof.reports.page.diff import render_diff_page
 from ligerprof.units import parse_bytes
 
@@ -70,6 +71,7 @@ def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None
     help="Also write an HTML page with both recordings side by side.",
 )
 @force_option
+@markdown_option
 @json_option
 def command(  # noqa: PLR0913 - one argument per option
     *,
@@ -80,6 +82,7 @@ def command(  # noqa: PLR0913 - one argument per option
     top: int,
     html_path: Path | None,
     force: bool,
+    as_markdown: bool,
     as_json: bool,
 ) -> None:
     """Show what grew and shrank between the peaks of two snapshots; the changes sum to their difference.
@@ -99,7 +102,10 @@ def command(  # noqa: PLR0913 - one argument per option
         write_new_file(html_path, page, force=force)
         say(f"wrote {html_path}")
     diff = diff_peaks(*(source.peak if isinstance(source, SnapshotAnalysis) else source for source in sources))
-    show(diff.to_json, lambda: render_diff(diff, top=top), as_json=as_json)
+    if as_markdown and not as_json:
+        click.echo(diff_markdown(diff, top=top))
+    else:
+        show(diff.to_json, lambda: render_diff(diff, top=top), as_json=as_json)
     failure = diff.after.out_of_memory
     if max_growth is not None and failure is not None and not failure.failure.caught:
         raise DoesNotFitError(f"memory ran out in {after}, which --max-growth {max_growth.text} does not allow.")

@@ -7,10 +7,19 @@ import click
 from ligerprof.analyzers.attribution.user_rules import read_rules
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.analyzers.explain.ranks import explain_ranks
-from ligerprof.cli.common_options import INPUT, force_option, json_option, size_option, top_option, word_option
+from ligerprof.cli.common_options import (
+    INPUT,
+    force_option,
+    json_option,
+    markdown_option,
+    size_option,
+    top_option,
+    word_option,
+)
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
+from ligerprof.reports.markdown import peak_markdown
 from ligerprof.reports.peak import render_peak
 from ligerprof.reports.ranks import render_ranks
 from ligerprof.roles import View
@@ -33,6 +42,7 @@ from ligerprof.units import format_bytes
 @click.option("--stacks", is_flag=True, help="Group blocks by stack too, and show each stack.")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
 @force_option
+@markdown_option
 @json_option
 def command(  # noqa: PLR0913 - one argument per option
     *,
@@ -45,6 +55,7 @@ def command(  # noqa: PLR0913 - one argument per option
     stacks: bool,
     html_path: Path | None,
     force: bool,
+    as_markdown: bool,
     as_json: bool,
 ) -> None:
     """Show what the memory at the peak belongs to: roles, then blocks with module or frame.
@@ -57,8 +68,8 @@ def command(  # noqa: PLR0913 - one argument per option
     rules = () if rules_path is None else read_rules(rules_path)
     sources = rank_snapshots(snapshot) if snapshot.is_dir() else {}
     if sources:
-        if html_path is not None or stacks or by is not View.ROLE:
-            raise click.UsageError("--html, --stacks and --by need one rank: give its file.")
+        if html_path is not None or stacks or as_markdown or by is not View.ROLE:
+            raise click.UsageError("--html, --stacks, --format and --by need one rank: give its file.")
         ranks = explain_ranks(sources, device_index=device_index, rules=rules)
         show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
         _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
@@ -72,7 +83,10 @@ def command(  # noqa: PLR0913 - one argument per option
         write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
         say(f"wrote {html_path}")
     report = analysis.peak
-    show(report.to_json, lambda: render_peak(report, by=by, top=top), as_json=as_json)
+    if as_markdown and not as_json:
+        click.echo(peak_markdown(report, top=top))
+    else:
+        show(report.to_json, lambda: render_peak(report, by=by, top=top), as_json=as_json)
     _check_peak(report.peak_bytes, max_peak_bytes)
 
 
