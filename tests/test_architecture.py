@@ -27,7 +27,7 @@ LAYERS = (
     ("analyzers",),
     ("runs",),
     ("reports",),
-    ("cli", "__main__"),
+    ("cli", "__main__", "pytest_plugin"),
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 MAX_LINES = 400

@@ -1,0 +1,80 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = """
+import ligerprof.pytest_plugin as plugin
+from tests.torch_memory.allocator.programs import MIB, SlowAllocator
+
+class Recorded(plugin.GpuMemory):
+    @staticmethod
+    def missing_reason():
+        return None
+
+    def start(self):
+        self.program = program = SlowAllocator()
+        program.alloc(1, 30 * MIB)
+        program.events[-1]["frames"] = [{"filename": "train.py", "line": 7, "name": "<module>"}]
+
+    def stop(self):
+        return max(self.program.allocated), self.program.snapshot()
+
+plugin.GpuMemory = Recorded
+"""
+
+
+def run(folder: Path, test: str, *, conftest: str = "") -> str:
+    """What pytest prints for a file with one test."""
+    (folder / "conftest.py").write_text(conftest, encoding="utf-8")
+    (folder / "test_it.py").write_text(f"import pytest\n\n{test}\n", encoding="utf-8")
+    # an installed package registers the plug-in itself
+    plugins = ("-p", "no:ligerprof", "-p", "ligerprof.pytest_plugin", "-p", "no:cacheprovider", "--strict-markers")
+    command = [sys.executable, "-m", "pytest", "-rs", *plugins, "--rootdir", str(folder), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def marked(size: str, body: str = "pass") -> str:
+    return f"@pytest.mark.limit_gpu_memory({size})\ndef test_step():\n    {body}"
+
+
+def test_a_test_under_the_limit_passes(tmp_path: Path) -> None:
+    assert "1 passed" in run(tmp_path, marked("'30MiB'"), conftest=CONFTEST)
+
+
+def test_a_test_over_the_limit_fails_and_lists_who_held_the_memory(tmp_path: Path) -> None:
+    printed = run(tmp_path, marked("'29MiB'"), conftest=CONFTEST)
+
+    assert "1 failed" in printed
+    assert "30.0 MiB allocated, over the limit of 29.0 MiB" in printed
+    assert "Peak 30.0 MiB" in printed
+    assert "train.py:7 <module>" in printed
+
+
+def test_a_failing_test_keeps_its_own_error(tmp_path: Path) -> None:
+    printed = run(tmp_path, marked("'1MiB'", "assert 1 == 2"), conftest=CONFTEST)
+
+    assert "assert 1 == 2" in printed
+    assert "over the limit" not in printed
+
+
+@pytest.mark.parametrize("size", ["", "'lots'", "'1GiB', 2", "1.5"])
+def test_a_wrong_size_is_an_error_even_without_a_gpu(size: str, tmp_path: Path) -> None:
+    printed = run(tmp_path, marked(size))
+
+    assert "limit_gpu_memory" in printed
+    assert "1 error" in printed
+
+
+def test_without_a_gpu_the_test_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    conftest = "import torch\ntorch.cuda.is_available = lambda: False\n"
+
+    printed = run(tmp_path, marked("'1GiB'"), conftest=conftest)
+
+    assert "1 skipped" in printed
+    assert "limit_gpu_memory: no CUDA device" in printed
+
+
+def test_other_tests_are_left_alone(tmp_path: Path) -> None:
+    assert "1 passed" in run(tmp_path, "def test_step():\n    pass", conftest=CONFTEST.replace("30 * MIB", "1 / 0"))
