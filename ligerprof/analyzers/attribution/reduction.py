@@ -36,6 +36,7 @@ BUCKET = r"\A\S*nn/parallel/distributed\.py:(?:_ddp_init_helper|_pre_forward|_re
 _BUCKET = re.compile(BUCKET, re.MULTILINE)
 # FSDP1's gathered flat parameters; their gradients have the same sizes
 _FLAT = re.compile(r"fsdp/_flat_param\.py:_alloc_padded_unsharded_flat_param$", re.MULTILINE)
+_FSDP2_GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$", re.MULTILINE)
 _GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$|runtime/zero/partition_parameters\.py:", re.MULTILINE)
 _ZERO3_BUFFERS = re.compile(r"\A\S*zero/stage3\.py:_setup_for_real_optimizer$", re.MULTILINE)
 _ZERO3_COPIES = re.compile(r"zero/stage3\.py:_create_fp32_partitions$", re.MULTILINE)
@@ -68,7 +69,7 @@ class Reductions:
     @cached_property
     def gradients(self) -> Bools:
         """Blocks that autograd computed and the wrapper reduced, and the blocks that were added or joined into them."""
-        reduced = self._freed_in_reduction | self._freed_by_wrapper | self._flat
+        reduced = self._freed_in_reduction | self._freed_before_reshard | self._freed_by_wrapper | self._flat
         return reduced | self._terms(reduced | (self._by_autograd & self._outlives_backward))
 
     @cached_property
@@ -157,6 +158,25 @@ class Reductions:
             # Python's loop variable holds the last gradient until the function returns
             if stop < limit and _completes(int(sizes[first]), int(sizes[dropped].sum()), int(sizes[candidates[stop]])):
                 found[candidates[stop]] = True
+        return found
+
+    @cached_property
+    def _freed_before_reshard(self) -> Bools:
+        """Blocks of autograd that were freed right before as many gathered weights of their sizes.
+
+        FSDP2 adds a later micro-batch's gradients to the accumulated ones before it frees the gathered weights.
+        """
+        found = np.zeros_like(self._by_autograd)
+        freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
+        order = np.flatnonzero(freed >= 0)
+        order = order[np.argsort(freed[order])]
+        gathered = self._blocks_at(_FSDP2_GATHERED)[order]
+        edges = np.flatnonzero(np.diff(gathered, prepend=False, append=False))
+        for start, end in edges.reshape(-1, 2).tolist():
+            weights, before = order[start:end], order[max(2 * start - end, 0) : start]
+            if len(before) == len(weights) and self._by_autograd[before].all():
+                padding = sizes[weights] - sizes[before]
+                found[before] = ((padding >= 0) & (padding * _PADDING_SHARE <= sizes[weights])).all()
         return found
 
     @cached_property

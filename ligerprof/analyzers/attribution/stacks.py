@@ -35,6 +35,8 @@ _PLUMBING = re.compile(
     _TORCH + r"(?!optim/|utils/checkpoint|distributed|autograd)|deepspeed/utils/|/contextlib\.py|transformers/utils/"
     r"|ligerprof/kernels/\w+\.py|ligerprof/runs/simulated/"
 )
+# functions of FSDP that allocate whatever their callers need
+_ALLOCATORS = frozenset({"allocate", "alloc_storage", "_alloc_storage", "alloc_all_gather_outputs"})
 # frames that only wrap torch's operators
 _WRAPPERS = re.compile(_TORCH + r"(?:_ops|_jit_internal|_compile|utils/_device|utils/_contextlib|overrides)\.py$")
 _MODULE_CALL = re.compile(_TORCH + r"nn/modules/(?:module|container)\.py$")
@@ -315,7 +317,8 @@ def _is_not_module_call(call: PythonCall) -> bool:
 
 def _forwards(call: PythonCall) -> bool:
     """Whether a call only forwards to others."""
-    return call.function in _DISPATCHERS or _PLUMBING.search(call.file) is not None
+    allocates = call.function in _ALLOCATORS and "torch/distributed/" in call.file
+    return allocates or call.function in _DISPATCHERS or _PLUMBING.search(call.file) is not None
 
 
 def _describe(call: PythonCall) -> str:
