@@ -21,6 +21,9 @@ SMALL_LAYER = (1024 * 1024, 256 * 1024, 256 * 1024, 1024 * 1024, *(3 * [2816 * 1
 SMALL_HEAD = 32000 * 1024
 SMALL_WEIGHTS = 6 * sum(SMALL_LAYER) + 2 * SMALL_HEAD + 1024
 COMPILED_WEIGHTS = 3 * sum(SMALL_LAYER) + 2 * SMALL_HEAD + 1024
+# the Llama of benchmarks/sharded_recordings.py
+SIMULATED_LAYER = (128 * 128, 64 * 128, 64 * 128, 128 * 128, *(3 * [352 * 128]), 128, 128)
+SIMULATED_WEIGHTS = (*(3 * SIMULATED_LAYER), 2000 * 128, 2000 * 128, 128)
 # Llama-3.2-1B, whose head is the embedding
 LAYER, EMBEDDING, LAYERS = 60_821_504, 128256 * 2048, 16
 WEIGHTS = LAYERS * LAYER + EMBEDDING + 2048
@@ -179,6 +182,44 @@ def test_fsdp1_joins_gradients_into_flat_ones() -> None:
     assert computed_gradients(recording("fsdp1")) == Counter(
         {2 * size: 3 * count for size, count in (weights + flat).items()}
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    # two micro-batches per step, the first without synchronization
+    [("simulated-fsdp2-nosync", 6), ("simulated-hsdp2", 3)],
+)
+def test_each_gradient_of_a_rank_of_four_is_found(name: str, passes: int) -> None:
+    expected = {2 * size: passes * count for size, count in Counter(SIMULATED_WEIGHTS).items()}
+
+    assert computed_gradients(recording(name)) == expected
+
+
+def test_each_gradient_of_a_flat_parameter_is_found() -> None:
+    flat = (*(3 * [sum(SIMULATED_LAYER)]), 2 * 2000 * 128 + 128)
+    expected = {2 * size: 3 * count for size, count in Counter([*SIMULATED_WEIGHTS, *flat]).items()}
+
+    assert computed_gradients(recording("simulated-fsdp1-flat")) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "shards", "accumulated_bytes"),
+    # gradients that wait for their synchronization are unsharded and in the dtype of the reduction
+    [
+        ("simulated-fsdp2-nosync", 4, 4 * sum(SIMULATED_WEIGHTS)),
+        ("simulated-hsdp2", 2, 0),
+        ("simulated-fsdp1-flat", 4, 0),
+    ],
+)
+def test_a_rank_holds_its_shards_and_what_it_has_gathered(name: str, shards: int, accumulated_bytes: int) -> None:
+    roles = recording(name).peak.roles
+
+    # the loss is computed while the root's weights and the last layer's are gathered
+    gathered = 2 * (2 * 2000 * 128 + 128 + sum(SIMULATED_LAYER))
+    # rotary frequencies are parameters or other
+    assert abs(roles[Role.PARAMETERS] - 4 * sum(SIMULATED_WEIGHTS) // shards) <= 128
+    assert roles[Role.GRADIENTS] == accumulated_bytes
+    assert roles[Role.COMMUNICATION] == gathered
 
 
 @pytest.mark.parametrize("name", sorted(name for name in PEAKS if name.startswith("fsdp")))
