@@ -189,7 +189,11 @@ def write_new_file(path: Path, content: bytes | str, *, force: bool = False, fla
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        with partial.open("wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            # a full disk may only show itself here, before the old file is replaced
+            os.fsync(file.fileno())
         if force:
             partial.replace(path)
         else:

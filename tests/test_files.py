@@ -1,6 +1,8 @@
 """Files within bounds, and new files whole or not at all."""
 
 import os
+import resource
+import signal
 import stat
 from pathlib import Path
 
@@ -88,6 +90,23 @@ def test_a_failed_write_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="cannot be written"):
             write_new_file(path, "content", force=True)
     assert names_in(tmp_path) == ["file", "folder"]
+
+
+def test_a_full_disk_leaves_the_old_file_although_it_is_forced(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old", encoding="utf-8")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # a write beyond the limit fails as on a full disk
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OutputError, match="cannot be written"):
+            write_new_file(path, "n" * 5000, force=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert path.read_text(encoding="utf-8") == "old"
+    assert names_in(tmp_path) == ["page.html"]
 
 
 def test_nothing_is_overwritten_on_a_file_system_without_hard_links(

@@ -1,10 +1,16 @@
 """Output of commands: results to stdout, everything else to stderr."""
 
-from collections.abc import Callable, Mapping
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ligerprof.errors import OutputError
 from ligerprof.reports.terminal import console
 from ligerprof.serialization import to_text
 from ligerprof.text import printable
@@ -16,16 +22,37 @@ if TYPE_CHECKING:
 def show(
     to_json: Callable[[], Mapping[str, Any]], render: "Callable[[], str | RenderableType]", *, as_json: bool
 ) -> None:
-    """Print a result to stdout, as one JSON object or as text for the terminal."""
+    """Print a result to stdout, as one JSON object or as text for the terminal; raises OutputError if that fails."""
     if as_json:
         print_json(to_json())
     else:
-        console().print(render())
+        text = render()
+        with _written():
+            console().print(text)
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """Print one JSON object to stdout."""
-    click.echo(to_text(result))
+    """Print one JSON object to stdout; raises OutputError if that fails."""
+    text = to_text(result)
+    with _written():
+        click.echo(text)
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """Turn a full or closed stdout into an OutputError; click ends the command if a pipe's reader is gone."""
+    if sys.stdout is None:
+        raise OutputError("standard output is closed. Redirect it to a file.")
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        # what is still buffered would fail again at exit
+        with suppress(OSError), Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise OutputError(f"standard output: cannot be written ({error.strerror}). Redirect it elsewhere.") from None
 
 
 def say(text: str) -> None:

@@ -26,8 +26,9 @@ def command(run: Path, port: int | None, host: str, as_json: bool) -> None:
 
     RUN is a directory that `ligerprof step` wrote, or a folder of them.
     """
-    # SIGTERM stops the server like Ctrl-C
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
+    # a terminal that closes and SIGTERM stop the server like Ctrl-C
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda _signal, _frame: sys.exit(0))
     try:
         with serve(run, host=host, port=port) as serving:
             say(f"serving {run} at {serving.address} (Ctrl-C ends it)")

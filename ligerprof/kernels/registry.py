@@ -1,7 +1,9 @@
 """The kernel registry: built-in kernels, plus plug-ins discovered through entry points."""
 
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +19,7 @@ from ligerprof.kernels.providers.liger.spec import SPECS as LIGER_SPECS
 from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
 from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
 from ligerprof.kernels.spec import KernelSpec
+from ligerprof.text import printable
 
 ENTRY_POINT_GROUP = "ligerprof.kernels"
 
@@ -54,26 +57,30 @@ def load_registry() -> KernelRegistry:
 
 
 def build_registry(plugins: Iterable[EntryPoint]) -> KernelRegistry:
-    """The built-in kernels and those of `plugins`.
-
-    Raises:
-        KernelUnavailableError: two kernels of one name and provider.
-    """
+    """The built-in kernels and those of `plugins`; a plug-in that fails or repeats a kernel is left out and listed."""
     kernels, broken = list(BUILT_IN), []
     for plugin in plugins:
         try:
-            kernels.extend(_load_plugin(plugin))
-        except Exception as error:  # a plug-in may fail in any way, and the other kernels must still load
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            broken.append(BrokenPlugin(entry_point=f"{plugin.name} = {plugin.value}", reason=reason))
-    counts = Counter((kernel.name, kernel.provider) for kernel in kernels)
-    for (name, provider), count in counts.items():
-        if count > 1:
-            raise KernelUnavailableError(
-                f"provider {provider!r} has two kernels named {name!r}. Uninstall one of the packages."
-            )
+            # what a plug-in prints does not belong to the command's output
+            with redirect_stdout(sys.stderr):
+                added = _load_plugin(plugin)
+            _require_new(added, kernels)
+            kernels.extend(added)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plug-in may fail in any way, and the other kernels must still load
+            reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+            broken.append(BrokenPlugin(entry_point=printable(f"{plugin.name} = {plugin.value}"), reason=reason))
     ordered = sorted(kernels, key=lambda kernel: KERNEL_NAMES.index(kernel.slot))
     return KernelRegistry(kernels=tuple(ordered), broken=tuple(broken))
+
+
+def _require_new(added: Sequence[KernelSpec], kernels: Sequence[KernelSpec]) -> None:
+    """Raise if a provider would have two kernels of one name."""
+    counts = Counter((kernel.name, kernel.provider) for kernel in (*kernels, *added))
+    for (name, provider), count in counts.items():
+        if count > 1:
+            raise ValueError(f"provider {provider!r} has two kernels named {name!r}; uninstall one of the packages")
 
 
 def list_kernels() -> tuple[KernelSpec, ...]:

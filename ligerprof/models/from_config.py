@@ -8,8 +8,14 @@ from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Feature, Linear, Softcap, Width
 from ligerprof.models.architectures import ARCHITECTURES, find_architecture
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
+from ligerprof.text import short_repr
 
 Config = Mapping[str, Any]
+
+_LAYER_KEYS = ("num_hidden_layers", "n_layer")
+# several times the largest models'
+_MOST_LAYERS = 2**12
+_LARGEST_SIZE = 2**31
 
 
 def spec_from_config(config: Config, *, name: str, weights_path: str | None = None) -> ModelSpec:
@@ -29,6 +35,8 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     row = find_architecture(model_type)
     hidden = _size(config, name, "hidden_size", "n_embd", "d_model")
     heads = _size(config, name, "num_attention_heads", "n_head")
+    if heads > hidden:
+        raise UnknownModelError(f"{name}: {heads} attention heads are more than {hidden} hidden units. Fix the config.")
     spec = ModelSpec(
         name=name,
         model_type=model_type,
@@ -36,7 +44,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         weights_path=weights_path,
         hidden_size=hidden,
         intermediate_size=_size(config, name, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
-        layers=_size(config, name, "num_hidden_layers", "n_layer"),
+        layers=_size(config, name, *_LAYER_KEYS),
         heads=heads,
         kv_heads=_size(config, name, "num_key_value_heads", default=heads),
         head_dim=_size(config, name, "head_dim", default=hidden // heads),
@@ -64,7 +72,9 @@ def _size(config: Config, name: str, *keys: str, default: int | None = None) -> 
         if value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise UnknownModelError(f"{name}: {key!r} is {value!r}, not a positive integer. Fix the config.")
+            raise UnknownModelError(f"{name}: {key!r} is {short_repr(value)}, not a positive integer. Fix the config.")
+        if value > (most := _MOST_LAYERS if key in _LAYER_KEYS else _LARGEST_SIZE):
+            raise UnknownModelError(f"{name}: {key!r} is {short_repr(value)}, more than {most}. Fix the config.")
         return value
     if default is None:
         raise UnknownModelError(f"{name}: the config has no {keys[0]!r}. Give a transformers config.json.")

@@ -8,6 +8,7 @@ from ligerprof.errors import RecipeError
 from ligerprof.files import FileKind, read_json
 from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.training_options import TrainingOptions
+from ligerprof.text import short_repr
 
 Config = Mapping[str, Any]
 
@@ -25,6 +26,7 @@ ZERO_SETTINGS: Config = {
 # 2**8: a scale that random weights do not overflow, so that the measured steps are taken and not skipped
 _INITIAL_SCALE_POWER = 8
 _NEVER = 2**31
+_LARGEST_NUMBER = 2**63
 _FILE = FileKind(error=RecipeError, hint="--deepspeed-config names a JSON file of DeepSpeed's.", max_bytes=2**20)
 # what the recipe decides, by the option that decides it
 _OPTIONS: Mapping[str, str] = {
@@ -121,7 +123,8 @@ def _require_agreement(ours: Config, theirs: Config) -> None:
     for key, value in _leaves(theirs):
         if key in _OPTIONS and value != ours.get(key, value):
             raise RecipeError(
-                f"--deepspeed-config: {key} is {value!r}, {_OPTIONS[key]} says {ours[key]!r}. Make them agree."
+                f"--deepspeed-config: {key} is {short_repr(value)}, {_OPTIONS[key]} says {ours[key]!r}."
+                " Make them agree."
             )
 
 
@@ -132,10 +135,12 @@ def _require_kinds(ours: Config, theirs: Config, path: str = "") -> None:
         if isinstance(own, Mapping) and isinstance(value, Mapping):
             _require_kinds(own, value, f"{path}{key}.")
         elif _kind(own) != _kind(value):
-            raise RecipeError(f"--deepspeed-config: {path}{key} is {value!r}. Give it {_kind(own)}.")
+            raise RecipeError(f"--deepspeed-config: {path}{key} is {short_repr(value)}. Give it {_kind(own)}.")
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, (int, float)) and not abs(value) < _LARGEST_NUMBER:
+        return "a finite number"
     kinds = ((Mapping, "an object"), (bool, "true or false"), ((int, float), "a number"), (str, "a text"))
     return next((kind for types, kind in kinds if isinstance(value, types)), "something else")
 

@@ -8,11 +8,14 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ligerprof.errors import RecipeError
+from ligerprof.text import short_repr
 from ligerprof.units import parse_bytes, size_text
 from ligerprof.words import Word
 
 _SWITCH_WORDS = {"on": True, "off": False}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
+# sums and products of such numbers stay within what floats and 64 bits hold
+_INTEGER_LIMIT = 2**53
 _KIND_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
 
@@ -92,10 +95,12 @@ class Option:
                 return self.kind(value)
             except ValueError:
                 raise self._unknown(value) from None
+        if type(value) is int and abs(value) >= _INTEGER_LIMIT:
+            raise RecipeError(f"{self.name.replace('_', ' ')} is {short_repr(value)}. It must be below 2**53.")
         if self.kind is float and type(value) is int:
             value = float(value)
         if not isinstance(value, self.kind) or (isinstance(value, bool) and self.kind is not bool):
-            raise RecipeError(f"{self.name} is {value!r}. It must be {_KIND_NAMES[self.kind]}.")
+            raise RecipeError(f"{self.name} is {short_repr(value)}. It must be {_KIND_NAMES[self.kind]}.")
         if self.words and value not in self.words:
             raise self._unknown(value)
         return self._in_range(value)
@@ -126,7 +131,7 @@ class Option:
     def _unknown(self, value: object) -> RecipeError:
         words = tuple(self.kind.choices()) if issubclass(self.kind, Word) else self.words
         known = ", ".join(words) + (", or bytes" if self.is_size else "")
-        return RecipeError(f"unknown {self.name.replace('_', ' ')} {value!r}. Known: {known}.")
+        return RecipeError(f"unknown {self.name.replace('_', ' ')} {short_repr(value)}. Known: {known}.")
 
     def _in_range(self, value: Any) -> Any:
         if isinstance(value, (int, float)) and (

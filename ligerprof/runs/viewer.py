@@ -89,11 +89,13 @@ def _require_address(host: str, port: int | None) -> None:
 @contextmanager
 def _started(folder: Path, host: str, port: int | None, log: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
     arguments = ["--logdir", str(folder), "--host", host, *([] if port is None else ["--port", str(port)])]
-    process = subprocess.Popen([sys.executable, "-m", "tensorboard.main", *arguments], stdout=log, stderr=log)
+    command = [sys.executable, "-m", "ligerprof.runs.sweep.guard", sys.executable, "-m", "tensorboard.main", *arguments]
+    # the guard ends the server when its stdin is closed, also if this process is killed
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
     try:
         yield process
     finally:
-        process.terminate()
+        process.stdin.close()  # type: ignore[union-attr]
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:

@@ -107,6 +107,16 @@ def test_standard_input_of_json_is_compared(tmp_path: Path) -> None:
     assert run("compare", "-", str(path), input=report).exit_code == 0
 
 
+@pytest.mark.parametrize("arguments", [("models",), ("models", "--json")])
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
+def test_a_full_or_closed_output_is_one_line(arguments: tuple[str, ...], redirection: str) -> None:
+    command = f"'{sys.executable}' -m ligerprof {' '.join(arguments)} {redirection}"
+    finished = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("Error: standard output")
+    assert finished.stderr.count("\n") == 1
+
+
 def test_a_closed_pipe_is_read_from_a_real_process() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "ligerprof", "explain", "-"],

@@ -149,7 +149,9 @@ def test_json_contains_the_address_while_it_serves(run_with_trace: Path) -> None
     assert process.wait(PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=lambda stop: stop.name)
+@pytest.mark.parametrize(
+    "stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda stop: stop.name
+)
 def test_the_server_ends_with_the_command(stop: signal.Signals, run_with_trace: Path) -> None:
     process, line = start(run_with_trace.parent, "--port", 0)
     assert line.startswith(f"{SERVING}{run_with_trace.parent} at http://127.0.0.1:")
@@ -158,7 +160,7 @@ def test_the_server_ends_with_the_command(stop: signal.Signals, run_with_trace: 
 
     process.send_signal(stop)
 
-    assert process.wait(PATIENCE_SECONDS) == 0
+    assert process.wait(PATIENCE_SECONDS) == (-stop if stop is signal.SIGKILL else 0)
     wait_for_end(int(server))
 
 

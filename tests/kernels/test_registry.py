@@ -35,6 +35,19 @@ def fail() -> KernelSpec:
     raise RuntimeError("no driver\nof that kind")
 
 
+def leave() -> KernelSpec:
+    sys.exit(3)
+
+
+def interrupt() -> KernelSpec:
+    raise KeyboardInterrupt
+
+
+def print_and_make() -> KernelSpec:
+    print("hello")
+    return GOOD
+
+
 def plugin(name: str) -> EntryPoint:
     return EntryPoint(name="plug-in", value=f"{__name__}:{name}", group=ENTRY_POINT_GROUP)
 
@@ -79,6 +92,8 @@ def test_a_plugin_is_a_kernel_or_a_callable_that_returns_some(name: str, added: 
         ("WORDS", "provides str, not KernelSpec"),
         ("WRONG_SLOT", "fills the slot 'attention'"),
         ("fail", "RuntimeError: no driver of that kind"),
+        ("leave", "SystemExit: 3"),
+        ("TWIN", "provider 'ligerprof' has two kernels named 'flce'"),
         ("missing", "AttributeError"),
     ],
 )
@@ -90,9 +105,15 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_the_others_load(name: str
     assert "\n" not in registry.broken[0].reason
 
 
-def test_two_kernels_of_the_same_name_and_provider_are_refused() -> None:
-    with pytest.raises(KernelUnavailableError, match="provider 'ligerprof' has two kernels named 'flce'"):
-        build_registry([plugin("TWIN")])
+def test_what_a_plugin_prints_is_not_output(capsys: pytest.CaptureFixture[str]) -> None:
+    registry = build_registry([plugin("print_and_make")])
+    assert len(registry.kernels) == len(BUILT_IN) + 1
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_ctrl_c_while_a_plugin_loads_ends_the_command() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build_registry([plugin("interrupt")])
 
 
 def test_a_missing_kernel_lists_the_providers_that_have_it() -> None:

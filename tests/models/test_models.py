@@ -133,6 +133,9 @@ def test_an_architecture_without_a_row_still_has_sizes(tmp_path: Path) -> None:
         ({"vocab_size": "many"}, "'vocab_size' is 'many'"),
         ({"num_hidden_layers": True}, "'num_hidden_layers' is True"),
         ({"num_attention_heads": 2.5}, "'num_attention_heads' is 2.5"),
+        ({"num_hidden_layers": 10**5}, "'num_hidden_layers' is 100000, more than 4096"),
+        ({"vocab_size": 10**4000}, "'vocab_size' is an integer of 13288 bits"),
+        ({"num_attention_heads": 10**4, "head_dim": None}, "10000 attention heads are more than"),
     ],
 )
 def test_a_wrong_config_gets_one_line(changed: dict[str, Any], says: str) -> None:

@@ -85,6 +85,14 @@ def test_what_is_not_a_count_is_one_line(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("size", [2**53, 10**30, 10**400, 10**5000, -(10**400)], ids=lambda size: size.bit_length())
+def test_a_number_beyond_what_floats_hold_is_one_line(size: int) -> None:
+    for name in ("batch", "seq", "padding", "gpus"):
+        with pytest.raises(RecipeError) as caught:
+            RECIPE_OPTIONS[name].check(size)
+        assert len(str(caught.value)) < 200
+
+
 def test_run_options_are_apart_from_what_is_trained() -> None:
     assert set(options_of(RunOptions)) == {"device", "warmup", "repeats"}
     assert {**options_of(TrainingOptions), **options_of(RunOptions)} == dict(RECIPE_OPTIONS)

@@ -36,6 +36,7 @@ def trace_events(source: str, chunks: Iterator[str]) -> Iterator[Any]:
         yield from _events_of_object(scanner)
     else:
         raise TraceFormatError(f"{source}: not a trace: it begins with {first!r}. {_WRITE_ONE}")
+    scanner.require_end()
 
 
 def _events_of_object(scanner: "_Scanner") -> Iterator[Any]:
@@ -75,6 +76,15 @@ class _Scanner:
         """Consume one character, which must be `wanted`."""
         if (found := self.next_character()) != wanted:
             raise self._invalid(f"expected {wanted!r}, found {found!r}")
+
+    def require_end(self) -> None:
+        """Raise if anything but white space is left."""
+        while True:
+            self._at = _WHITESPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                raise self._invalid(f"{self._text[self._at]!r} after the end")
+            if not self._read_on():
+                return
 
     def members(self) -> Iterator[str]:
         """Yield the keys after an object's opening brace; the caller consumes each value before the next key."""
@@ -144,12 +154,16 @@ class _Scanner:
         held = self._text[self._at :]
         if len(held) > _LARGEST_VALUE_CHARACTERS:
             raise self._invalid(f"a value is longer than {format_bytes(_LARGEST_VALUE_CHARACTERS)}")
-        chunk = next(self._chunks, None)
-        if chunk is None:
+        # as much as is held, so that a long value is decoded anew only when it has doubled
+        pieces, length = [held], 0
+        while length <= len(held) and (chunk := next(self._chunks, None)) is not None:
+            pieces.append(chunk)
+            length += len(chunk)
+        if not length:
             self._ended = True
             return False
         self._before += self._at
-        self._text, self._at = held + chunk, 0
+        self._text, self._at = "".join(pieces), 0
         return True
 
     def _read_on_or_raise(self, error: json.JSONDecodeError) -> None:

@@ -45,7 +45,10 @@ class SweepFolder:
         with disk_errors_in_a_line(self.path):
             found = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
             # rows alone suffice: a sweep can continue from those of another machine
-            if found and not found & {GRIDS, RESULTS_NAME}:
+            is_ours = bool(found & {GRIDS, RESULTS_NAME, LOCK})
+            # a sweep that was stopped right after this method
+            is_ours = is_ours or (found == {self.runs.name} and next(self.runs.iterdir(), None) is None)
+            if found and not is_ours:
                 raise RunDirectoryError(f"{self.path}: not empty, and not a sweep's folder. Choose another -o.")
             self.runs.mkdir(parents=True, exist_ok=True)
 

@@ -77,13 +77,29 @@ def test_any_text_gives_events_or_a_trace_format_error(text: str) -> None:
         ('{"traceEvents": [{"name": nothing, "ts": 12345678}]}', "not valid JSON at character 26: Expecting value"),
         ('{1: 2, "traceEvents": []}', "a key is not a string"),
         ("[" * 100_000 + " " * 100, "values are nested too deeply"),
+        ('{"traceEvents": []} {"traceEvents": []}', "not valid JSON at character 20: '{' after the end"),
+        ('{"traceEvents": [' + "9" * 5000 + "]}", "an integer has thousands of digits"),
     ],
-    ids=["empty", "text", "object", "no events", "no comma", "word", "key", "deep"],
+    ids=["empty", "text", "object", "no events", "no comma", "word", "key", "deep", "rest", "digits"],
 )
 def test_errors_name_the_problem_and_its_position(text: str, message: str) -> None:
     with pytest.raises(TraceFormatError) as raised:
         read(text)
     assert message in str(raised.value)
+
+
+def test_a_long_value_is_not_decoded_anew_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decode = json.JSONDecoder.raw_decode
+
+    def counted(self: json.JSONDecoder, s: str, idx: int = 0) -> Any:
+        decoded.append(len(s) - idx)
+        return decode(self, s, idx)
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counted)
+    text = json.dumps([{"name": "x" * 200_000}])
+    assert read(*[text[start : start + 1000] for start in range(0, len(text), 1000)]) == json.loads(text)
+    assert sum(decoded) < 4 * len(text)
 
 
 def test_an_endless_value_is_refused() -> None:

@@ -81,6 +81,20 @@ def test_a_sweep_continues_from_rows_of_another_machine(tmp_path: Path) -> None:
     assert len(folder.read()) == 2
 
 
+def test_a_sweep_stopped_before_its_first_file_is_resumed(tmp_path: Path) -> None:
+    folder = SweepFolder(path=tmp_path / "sweep")
+    folder.make()
+    folder.make()
+    with folder.locked():
+        pass
+    assert not (folder.path / GRIDS).exists()
+    folder.make()
+    (folder.path / LOCK).unlink()
+    (folder.runs / "somebody's run").mkdir()
+    with pytest.raises(RunDirectoryError, match="not a sweep's folder"):
+        folder.make()
+
+
 def test_grids_add_up(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "sweep")
     for grid in ({"batch": [1]}, {"batch": [2]}, {"batch": [1]}):
