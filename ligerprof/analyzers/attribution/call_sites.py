@@ -1,6 +1,6 @@
 """Find the call site of each block, its stack and stamp, and group consecutive blocks of one call."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,6 +10,9 @@ from ligerprof.models.module_names import layer_index
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.snapshots.trace import Int64s
+
+# a program of thousands of modules has about as many; each takes time
+_MOST_SITES = 30_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +62,8 @@ class CallSites:
     """The call site of each of a device's blocks, and the calls that allocated consecutive blocks.
 
     Attributes:
-        sites: the distinct call sites.
+        sites: the distinct call sites, each with its first stamp less the step.
+        is_cut: whether there are more call sites than any program has; blocks of the others share an unknown one.
         site_of: index into `sites` of each block.
         index_in_call: number of blocks that the same call had allocated before each block.
         blocks_in_call: number of blocks that the call allocated in all.
@@ -68,6 +72,7 @@ class CallSites:
 
     def __init__(self, replayed: Replay) -> None:
         self.sites: list[CallSite] = []
+        self.is_cut = False
         self.site_of = self._find_sites(replayed)
         self._site_by_block: list[int] = self.site_of.tolist()
         self.index_in_call, self.blocks_in_call, self.next_call = self._group_calls(replayed)
@@ -94,16 +99,21 @@ class CallSites:
         text_of = np.append(np.full(len(older), len(texts)), text_codes[allocated])
         frames, texts = [*frames, *older], [*texts, None]
         _, first, site_of_pair = np.unique(frame_of * len(texts) + text_of, return_index=True, return_inverse=True)
-        reader = StackReader()
-        known: dict[tuple[int, str | None], int] = {}
+        reader, unknown = StackReader(), Stack(calls=(), native=())
+        known: dict[tuple[int, Stamp | None], int] = {}
         sites = np.zeros(len(first), dtype=np.int64)
         for pair in np.argsort(first).tolist():
             # frames and stacks outlive this loop, so that each id stays unique
             stack, text = reader.read(frames[frame_of[first[pair]]]), texts[text_of[first[pair]]]
-            key = (id(stack), text if isinstance(text, str) else None)
+            stamp = Stamp.parse(text) if isinstance(text, str) and text else None
+            # the same call in another step
+            key = (id(stack), replace(stamp, step=0) if stamp else None)
+            if key not in known and len(known) >= _MOST_SITES:
+                self.is_cut = True
+                key = (id(unknown), None)
             if key not in known:
                 known[key] = len(self.sites)
-                self.sites.append(CallSite(stack=stack, stamp=Stamp.parse(key[1]) if key[1] else None))
+                self.sites.append(CallSite(stack=stack if key[0] == id(stack) else unknown, stamp=key[1]))
             sites[pair] = known[key]
         return sites[site_of_pair]
 

@@ -80,6 +80,8 @@ def _chains(replayed: Replay, call_sites: CallSites, blocks: Int64s) -> Iterator
     sites = call_sites.site_of[blocks]
     order = np.argsort(sites, kind="stable")
     for of_site in np.split(blocks[order], np.flatnonzero(np.diff(sites[order])) + 1):
+        if len(of_site) < _FEWEST_PASSES:
+            continue
         growth = np.diff(replayed.requested_bytes[of_site])
         # a smaller block starts another generation
         for chain in np.split(of_site, np.flatnonzero(growth < 0) + 1):

@@ -191,6 +191,9 @@ class SnapshotAnalysis:
                 f" event; record from the start, with a max_entries of more than {least}"
                 + (f" ({int(lengths.max())} for each further step)" if len(lengths) else "")
             )
+        if self.attribution.call_sites.is_cut:
+            count = len(self.attribution.call_sites.sites)
+            notes.append(f"more than {count - 1} call sites; blocks of the others are unattributed")
         if replayed.complete and not replayed.verified and not replayed.mismatches:
             notes.append("the file has no segments that the replay could be checked against")
         elif not replayed.verified:

@@ -1,5 +1,7 @@
 """The effect of changes on the allocated bytes: which blocks they remove, shrink, or free earlier."""
 
+from bisect import bisect_right
+
 import numpy as np
 
 from ligerprof.analyzers.attribution.phases import phase_code
@@ -120,8 +122,9 @@ def with_half_the_batch(case: Case) -> Edit | None:
         edit.request_divisor = 2
     gradients = case.gradients
     forwards = case.spans_of_phase(Phase.FORWARD)
+    stops = [stop for _, stop in forwards]
     for start, end in case.backwards:
-        before = [first for first, stop in forwards if stop <= start]
+        before = [first for first, _ in forwards[: bisect_right(stops, start)][-1:]]
         made = case.allocated_within(gradients, before[-1] if before else start, end)
         made = made[(replayed.freed_by[made] < 0) | (replayed.freed_by[made] >= end)]
         if not before or not len(made):

@@ -1,0 +1,155 @@
+"""The files that the commands read, small and undamaged, and the command that reads each of them."""
+
+import itertools
+import json
+import lzma
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from ligerprof.analyzers.attribution.user_rules import read_rules
+from ligerprof.cli.main import main
+from ligerprof.models.catalog import CONFIGS
+from ligerprof.runs.bench.records import read_lines
+from ligerprof.runs.study.file import load_study
+from ligerprof.runs.sweep.cells import read_cells
+from tests.paths import DATA, RESULTS
+from tests.snapshots.mutations import originals
+
+Read = Callable[[Path], object]
+TRACE = DATA / "traces" / "llama3.2-1b-step.pt.trace.json.xz"
+RULES = {"rule": [{"role": "kv_cache", "frame": "*cache.py:update", "phase": "forward"}]}
+STUDY = Path("ligerprof/studies")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """One kind of file.
+
+    Attributes:
+        kind: of the table's row.
+        suffix: of the file's name.
+        values: what the file holds, for damage to its values; None if only its bytes are damaged.
+        content: the file's bytes.
+        read: reads the file; raises a LigerprofError or returns.
+    """
+
+    kind: str
+    suffix: str
+    content: bytes
+    values: Any = None
+    read: Read
+
+
+class UnexpectedEndError(Exception):
+    """A command that ended in a way that its contract does not know."""
+
+
+def by_command(*arguments: str, twice: bool = False) -> Read:
+    """Run a command on the file: it must end in 0 with one JSON object or printable text, or in 1 or 2 with errors."""
+
+    def run(path: Path) -> bool:
+        result = CliRunner().invoke(main, [*arguments, *[str(path)] * (1 + twice)])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        if result.exit_code not in (0, 1, 2, 3):
+            raise UnexpectedEndError(f"exit code {result.exit_code}")
+        if not all(line.isprintable() for line in result.output.split("\n")):
+            raise UnexpectedEndError("unprintable output")
+        if result.exit_code == 1 and result.stderr.count("\n") != 1:
+            raise UnexpectedEndError(f"more than a line of error: {result.stderr[:500]}")
+        if result.exit_code == 0 and "--json" in arguments:
+            require_sums(json.loads(result.stdout))
+        return result.exit_code == 0
+
+    return run
+
+
+def require_sums(report: dict[str, Any]) -> None:
+    """Roles add up to the peak, and those of a failure to what was allocated then."""
+    if report["kind"] != "peak":
+        return
+    if sum(report["roles"].values()) != report["peak_bytes"]:
+        raise UnexpectedEndError("roles do not add up to the peak")
+    oom = report["oom"]
+    if oom is not None and sum(oom["roles"].values()) != oom["allocated_bytes"]:
+        raise UnexpectedEndError("roles do not add up to what was allocated at the failure")
+
+
+def by_function(read: Read) -> Read:
+    """Call a function on the file; it must raise a LigerprofError or return."""
+
+    def run(path: Path) -> bool:
+        read(path)
+        return True
+
+    return run
+
+
+def subjects() -> list[Subject]:
+    """Every kind, the cheap ones several times with other commands."""
+    return [*_snapshots(), *_traces(), *_results(), *_configs()]
+
+
+def _snapshots() -> list[Subject]:
+    found = []
+    reads = itertools.cycle([by_command("explain", "--json"), by_command("explain"), by_command("diff", twice=True)])
+    for values in originals().values():
+        # pickled and loaded again, so that equal values share an object only if they do in a file
+        whole = pickle.dumps(pickle.loads(pickle.dumps(values)))
+        found.append(
+            Subject(kind="snapshot", suffix=".pickle", values=pickle.loads(whole), content=whole, read=next(reads))
+        )
+        found.append(
+            Subject(kind="packed snapshot", suffix=".xz", content=lzma.compress(whole, preset=1), read=next(reads))
+        )
+    return found
+
+
+def _json(kind: str, values: Any, read: Read) -> Subject:
+    return Subject(kind=kind, suffix=".json", values=values, content=json.dumps(values).encode(), read=read)
+
+
+def _traces() -> list[Subject]:
+    trace = json.loads(lzma.decompress(TRACE.read_bytes()))
+    # metadata, and events of all categories
+    events = trace["traceEvents"]
+    trace["traceEvents"] = [*events[:20], *events[20 :: max(1, len(events) // 150)]]
+    return [
+        _json("trace", trace, by_command("trace")),
+        _json("trace", trace, by_command("trace", "--json")),
+        _json("trace", trace["traceEvents"], by_command("trace", twice=True)),
+    ]
+
+
+def _results() -> list[Subject]:
+    estimate = json.loads(CliRunner().invoke(main, ["estimate", "--model", "tiny", "--json"]).stdout)
+    rows = (RESULTS / "steps-h200.jsonl").read_text(encoding="utf-8").splitlines()[:3]
+    records = (RESULTS / "kernels-h200.jsonl").read_text(encoding="utf-8").splitlines()[:3]
+    return [
+        _json("result", estimate, by_command("compare", twice=True)),
+        _json("result", json.loads(rows[0]), by_function(lambda path: read_cells([path]))),
+        _lines(rows, by_function(lambda path: read_cells([path]))),
+        _lines(records, by_function(read_lines)),
+    ]
+
+
+def _lines(lines: Sequence[str], read: Read) -> Subject:
+    return Subject(kind="result", suffix=".jsonl", content="\n".join([*lines, ""]).encode(), read=read)
+
+
+def _configs() -> list[Subject]:
+    deepspeed = {"zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8}, "fp16": {"enabled": True}}
+    estimate = ("estimate", "--engine", "deepspeed", "--zero", "3", "--precision", "mixed-fp16", "--model", "tiny")
+    study = next(Path(__file__).resolve().parents[2].joinpath(STUDY).glob("*.toml"))
+    return [
+        _json("config", {**CONFIGS["tiny"]}, by_command("estimate", "--model")),
+        _json("config", {**CONFIGS["gpt2-xl"], "n_layer": 2}, by_command("estimate", "--json", "--model")),
+        _json("config", deepspeed, by_command(*estimate, "--deepspeed-config")),
+        _json("config", RULES, by_function(read_rules)),
+        Subject(kind="config", suffix=".toml", content=study.read_bytes(), read=by_function(load_study)),
+    ]
