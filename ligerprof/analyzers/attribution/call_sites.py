@@ -63,7 +63,7 @@ class CallSites:
 
     Attributes:
         sites: the distinct call sites, each with its first stamp less the step.
-        is_cut: whether there are more call sites than any program has; blocks of the others share an unknown one.
+        is_cut: whether there are more call sites than any program has; blocks of the others share one without a stack.
         site_of: index into `sites` of each block.
         index_in_call: number of blocks that the same call had allocated before each block.
         blocks_in_call: number of blocks that the call allocated in all.

@@ -193,7 +193,7 @@ class SnapshotAnalysis:
             )
         if self.attribution.call_sites.is_cut:
             count = len(self.attribution.call_sites.sites)
-            notes.append(f"more than {count - 1} call sites; blocks of the others are unattributed")
+            notes.append(f"more than {count - 1} call sites; the stacks and modules of the others are left out")
         if replayed.complete and not replayed.verified and not replayed.mismatches:
             notes.append("the file has no segments that the replay could be checked against")
         elif not replayed.verified:
