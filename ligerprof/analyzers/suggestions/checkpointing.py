@@ -12,6 +12,8 @@ Flags = NDArray[np.bool_]
 
 # a layer that is the only one of its kind is not worth a checkpoint
 _LEAST_LAYERS = 2
+# first allocated within a layer, but not for its backward
+_STAYING_ROLES = (Role.LIBRARY_WORKSPACE, Role.COMMUNICATION, Role.PARAMETERS, Role.GRADIENTS, Role.KV_CACHE)
 
 
 def with_checkpointing(case: Case) -> Edit | None:
@@ -23,7 +25,7 @@ def with_checkpointing(case: Case) -> Edit | None:
     if np.count_nonzero(chosen) < _LEAST_LAYERS or not len(passes.saved):
         return None
     edit, sizes = case.edit(), case.replayed.block_bytes
-    kept = chosen[passes.saved_by]
+    kept = chosen[passes.saved_by] & ~np.isin(passes.saved, case.book.blocks(*_STAYING_ROLES))
     saved, saved_by = passes.saved[kept], passes.saved_by[kept]
     stops = edit.stops(saved)
     # autocast's copies stay in its cache until the end of the forward pass

@@ -263,7 +263,7 @@ ROWS: tuple[Row, ...] = (
         applies=lambda case: case.program.engine is Framework.DEEPSPEED and _has(Role.OPTIMIZER_STATES)(case),
         edit=with_optimizer_on_host,
         how={
-            Framework.LIGERPROF: ("--offload optimizer",),
+            Framework.LIGERPROF: ("--offload optimizer  # next to --engine deepspeed",),
             Framework.DEEPSPEED: (
                 '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}',
                 '"zero_force_ds_cpu_optimizer": false  # only if the script passes an optimizer of its own',
@@ -354,7 +354,7 @@ ROWS: tuple[Row, ...] = (
             ),
             Framework.LIGHTNING: ("DataLoader(..., batch_size=half), Trainer(accumulate_grad_batches=2 * now)",),
             Framework.DEEPSPEED: ('"train_micro_batch_size_per_gpu": half, "gradient_accumulation_steps": twice',),
-            Framework.LIGERPROF: ("--batch (half) --grad-accum (twice)",),
+            Framework.LIGERPROF: ("--grad-accum 2  # and half of --batch; twice as many as now",),
             Framework.TORCH: (
                 "for part in batch.chunk(2):  # then optimizer.step() once",
                 "    (loss_of(part) / 2).backward()",
