@@ -122,9 +122,9 @@ ROWS: tuple[Row, ...] = (
             **_for_each(
                 _TRAINERS,
                 "use_liger_kernel=True,",
-                'liger_kernel_config={"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False,'
-                ' "rms_norm": False, "swiglu": False},',
-                "# without liger_kernel_config, norms and MLPs are fused too, which saves more",
+                'liger_kernel_config={"fused_linear_cross_entropy": True, "rope": False,',
+                '    "cross_entropy": False, "rms_norm": False, "swiglu": False},',
+                "# without liger_kernel_config, norms and MLPs are fused too: saves more",
             ),
             Framework.AXOLOTL: (
                 "plugins: [axolotl.integrations.liger.LigerPlugin]",
@@ -132,10 +132,11 @@ ROWS: tuple[Row, ...] = (
             ),
             Framework.LLAMA_FACTORY: ("enable_liger_kernel: true",),
             Framework.LIGERPROF: ("--liger flce",),
-            Framework.MODEL: ('ligerprof.kernels.apply(model, "flce")  # before the first step',),
+            Framework.MODEL: ('ligerprof.kernels.apply(model, "flce")  # once it is on the GPU',),
             Framework.TORCH: (
-                "from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy",
-                "loss = fused_linear_cross_entropy(hidden_states, head.weight, labels)  # in place of head and loss",
+                "from ligerprof.kernels.linear_cross_entropy import triton",
+                "# in place of the head and the loss:",
+                "loss = triton.fused_linear_cross_entropy(hidden, head.weight, labels)",
             ),
         },
         skips=lambda case: () if _knows_model(case) else (Framework.MODEL,),
@@ -154,7 +155,7 @@ ROWS: tuple[Row, ...] = (
             **_for_each(_YAML, "optim: adamw_torch_fused"),
             Framework.AXOLOTL: ("optimizer: adamw_torch_fused",),
             Framework.LIGERPROF: ("--optimizer adamw-fused",),
-            Framework.TORCH: ("optimizer = torch.optim.AdamW(..., fused=True)  # or Adam, SGD: as it is now",),
+            Framework.TORCH: ("optimizer = torch.optim.AdamW(..., fused=True)  # or Adam, SGD",),
         },
         recipe=lambda recipe: dataclasses.replace(recipe, optimizer=Optimizer("adamw-fused")),
     ),
@@ -182,7 +183,7 @@ ROWS: tuple[Row, ...] = (
         how={
             Framework.TORCH: (
                 "loss.backward()",
-                "del outputs, logits, loss  # every name that refers to the model's output; keep loss.item()",
+                "del outputs, logits, loss  # each name of an output; keep loss.item()",
             ),
         },
     ),
@@ -224,7 +225,8 @@ ROWS: tuple[Row, ...] = (
         how={
             Framework.ACCELERATE: (
                 "from accelerate import DistributedDataParallelKwargs",
-                "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])",
+                "views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)",
+                "Accelerator(..., kwargs_handlers=[views])",
             ),
             Framework.LIGHTNING: ("Trainer(strategy=DDPStrategy(gradient_as_bucket_view=True))",),
             Framework.DDP: ("DistributedDataParallel(model, ..., gradient_as_bucket_view=True)",),
@@ -238,7 +240,12 @@ ROWS: tuple[Row, ...] = (
         without=(Role.COMMUNICATION,),
         applies=lambda case: case.program.engine is Framework.FSDP2 and case.trains_model,
         edit=with_resharding,
-        how={Framework.FSDP2: ("fully_shard(layer, ..., reshard_after_forward=True)  # for each layer, not the root",)},
+        how={
+            Framework.FSDP2: (
+                "# for each layer, not the root:",
+                "fully_shard(layer, ..., reshard_after_forward=True)",
+            )
+        },
     ),
     Row(
         name="small-buckets",
@@ -249,9 +256,7 @@ ROWS: tuple[Row, ...] = (
         applies=lambda case: case.program.engine is Framework.DEEPSPEED,
         edit=with_smaller_buckets,
         how={
-            Framework.DEEPSPEED: (
-                '"zero_optimization": {"reduce_bucket_size": 50000000}  # a tenth of now; the default is 500000000',
-            ),
+            Framework.DEEPSPEED: ('"zero_optimization": {"reduce_bucket_size": 50000000}  # the default / 10',),
         },
     ),
     Row(
@@ -266,7 +271,7 @@ ROWS: tuple[Row, ...] = (
             Framework.LIGERPROF: ("--offload optimizer  # next to --engine deepspeed",),
             Framework.DEEPSPEED: (
                 '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}',
-                '"zero_force_ds_cpu_optimizer": false  # only if the script passes an optimizer of its own',
+                '"zero_force_ds_cpu_optimizer": false  # if the script makes the optimizer',
             ),
         },
         recipe=lambda recipe: dataclasses.replace(recipe, offload=Offload.OPTIMIZER, optimizer=Optimizer.DEFAULT),
@@ -275,14 +280,15 @@ ROWS: tuple[Row, ...] = (
         name="cpu-offload",
         change="sharded weights, gradients and optimizer states in main memory",
         cost=Cost.TIME,
-        cost_reason="weights and gradients cross PCIe in every pass, and the optimizer runs on the CPU",
+        cost_reason="weights and gradients cross PCIe, Adam runs on the CPU",
         without=(Role.PARAMETERS, Role.OPTIMIZER_STATES),
         applies=lambda case: case.program.engine is Framework.FSDP2 and _has(Role.OPTIMIZER_STATES)(case),
         edit=with_sharded_states_on_host,
         how={
             Framework.FSDP2: (
                 "from torch.distributed.fsdp import CPUOffloadPolicy",
-                "fully_shard(module, ..., offload_policy=CPUOffloadPolicy())  # each call; build the model on the CPU",
+                "# in each call, with the model built on the CPU:",
+                "fully_shard(module, ..., offload_policy=CPUOffloadPolicy())",
             ),
         },
     ),
@@ -295,7 +301,7 @@ ROWS: tuple[Row, ...] = (
         applies=lambda case: case.program.evaluates,
         edit=with_half_the_evaluation,
         how={
-            **_for_each(_TRAINERS, "per_device_eval_batch_size=half of now,"),
+            **_for_each(_TRAINERS, "per_device_eval_batch_size=... // 2,"),
             Framework.AXOLOTL: ("eval_batch_size: half of now",),
             Framework.LLAMA_FACTORY: ("per_device_eval_batch_size: half of now",),
             Framework.LIGHTNING: ("DataLoader(..., batch_size=half)  # in val_dataloader",),
@@ -315,22 +321,23 @@ ROWS: tuple[Row, ...] = (
         name="checkpointing",
         change="gradient checkpointing, which keeps only the inputs of layers",
         cost=Cost.TIME,
-        cost_reason="each layer's forward pass runs twice, up to a third more compute",
+        cost_reason="layers run forward twice, up to a third more compute",
         without=(Role.ACTIVATIONS,),
         # a compiler decides itself what to keep and what to compute again
         applies=lambda case: case.trains_model and not case.program.checkpoints and not case.program.is_compiled,
         edit=with_checkpointing,
         how={
             **_for_each(
-                _TRAINERS, 'gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False},'
+                _TRAINERS, "gradient_checkpointing=True,", 'gradient_checkpointing_kwargs={"use_reentrant": False},'
             ),
             Framework.AXOLOTL: ("gradient_checkpointing: true",),
             Framework.LLAMA_FACTORY: ("disable_gradient_checkpointing: false",),
             Framework.LIGERPROF: ("--checkpointing",),
-            Framework.MODEL: ('model.gradient_checkpointing_enable({"use_reentrant": False})  # and model.train()',),
+            Framework.MODEL: ('model.gradient_checkpointing_enable({"use_reentrant": False})',),
             Framework.TORCH: (
                 "from torch.utils.checkpoint import checkpoint",
-                "x = checkpoint(layer, x, use_reentrant=False)  # in the loop over the layers, for layer(x)",
+                "# in the loop over the layers, for x = layer(x):",
+                "x = checkpoint(layer, x, use_reentrant=False)",
             ),
         },
         recipe=lambda recipe: dataclasses.replace(recipe, checkpointing=True),
@@ -339,21 +346,25 @@ ROWS: tuple[Row, ...] = (
         name="half-batch",
         change="half the micro-batch, and twice as many of them per step",
         cost=Cost.TIME,
-        cost_reason="smaller kernels; a few percent while they still fill the GPU",
+        cost_reason="smaller kernels; a few percent if they still fill the GPU",
         without=(Role.ACTIVATIONS, Role.CHECKPOINTS, *LOSS_ROLES),
         applies=lambda case: case.trains_model,
         edit=with_half_the_batch,
         how={
-            **_for_each(
-                _TRAINERS, "per_device_train_batch_size=half of now, gradient_accumulation_steps=twice as many,"
-            ),
+            **_for_each(_TRAINERS, "per_device_train_batch_size=... // 2, gradient_accumulation_steps=... * 2,"),
             Framework.AXOLOTL: ("micro_batch_size: half of now", "gradient_accumulation_steps: twice as many"),
             Framework.LLAMA_FACTORY: (
                 "per_device_train_batch_size: half of now",
                 "gradient_accumulation_steps: twice as many",
             ),
-            Framework.LIGHTNING: ("DataLoader(..., batch_size=half), Trainer(accumulate_grad_batches=2 * now)",),
-            Framework.DEEPSPEED: ('"train_micro_batch_size_per_gpu": half, "gradient_accumulation_steps": twice',),
+            Framework.LIGHTNING: (
+                "DataLoader(..., batch_size=... // 2)",
+                "Trainer(..., accumulate_grad_batches=... * 2)",
+            ),
+            Framework.DEEPSPEED: (
+                '"train_micro_batch_size_per_gpu": half of now,',
+                '"gradient_accumulation_steps": twice as many',
+            ),
             Framework.LIGERPROF: ("--grad-accum 2  # and half of --batch; twice as many as now",),
             Framework.TORCH: (
                 "for part in batch.chunk(2):  # then optimizer.step() once",

@@ -43,6 +43,8 @@ def test_model_types_are_read_off_the_modeling_files() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_lines_are_what_the_framework_reads(row: object) -> None:
     how = row.how  # type: ignore[attr-defined]
+    # indented by four, in a terminal of 80 columns
+    assert [line for lines in how.values() for line in lines if len(line) > 76] == []
     # the arguments of a trainer end in a comma, so that they can be pasted into the call
     for framework in (Framework.TRL, Framework.TRAINER):
         for line in how.get(framework, ()):
