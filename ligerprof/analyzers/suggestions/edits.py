@@ -23,6 +23,7 @@ _OUTPUT_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES, Role.ACTIV
 # by how much the suggested buckets of DeepSpeed are smaller
 BUCKET_DIVISOR = 10
 _ENGINE = r"deepspeed/runtime/zero/"
+_MASTER_COPY = r"\A\S*zero/stage_1_and_2\.py:__init__$"
 _BUCKETS = r"zero/(?:stage_1_and_2|stage3)\.py:(?:setup_buckets|_setup_for_real_optimizer)$"
 _STAGE_1_OR_2 = r"deepspeed/runtime/zero/stage_1_and_2\.py$"
 # passes that leave something behind, in a program that keeps outputs
@@ -228,7 +229,7 @@ def with_resharding(case: Case) -> Edit | None:
 
 def with_smaller_buckets(case: Case) -> Edit | None:
     """Divide DeepSpeed's flat buffers for the reduction of gradients by ten."""
-    buckets = case.blocks_from(_BUCKETS)
+    buckets = np.intersect1d(case.blocks_from(_BUCKETS), case.book.blocks(Role.COMMUNICATION))
     if not len(buckets):
         return None
     edit = case.edit()
@@ -240,12 +241,17 @@ def with_optimizer_on_host(case: Case) -> Edit:
     """Remove optimizer states and DeepSpeed's partition of the gradients; add the buffer that moves a gradient."""
     replayed = case.replayed
     edit = case.without(Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
+    # its constructor makes the fp32 copy of the weights
+    edit.remove(np.setdiff1d(case.blocks_from(_MASTER_COPY), case.in_training(Role.OPTIMIZER_STATES)))
     gradients = case.gradients
     by_engine = np.intersect1d(gradients, case.blocks_from(_ENGINE))
     edit.remove(by_engine)
-    made = np.setdiff1d(gradients, by_engine)
-    if case.program.has_file(_STAGE_1_OR_2) and len(made):
-        first = case.spans_of_phase(Phase.FORWARD)[:1]
-        start = first[0][0] if first else 0
-        edit.hold(int(replayed.block_bytes[made].max()), np.array([start]), np.array([replayed.last_moment + 1]))
+    if case.program.has_file(_STAGE_1_OR_2):
+        # temp_grad_buffer_for_gpu_offload, as large as the largest weight
+        codes = case.attribution.phases.codes_of(replayed.allocated_by)
+        built = np.flatnonzero((codes == phase_code(Phase.BUILD)) & (replayed.allocated_by >= 0)).astype(np.int64)
+        weights = np.setdiff1d(built, case.blocks_from(_ENGINE))
+        if len(weights):
+            largest = weights[[np.argmax(replayed.block_bytes[weights])]]
+            edit.hold(replayed.block_bytes[largest], edit.starts(largest), np.array([replayed.last_moment + 1]))
     return edit

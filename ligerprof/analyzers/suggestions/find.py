@@ -13,7 +13,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.snapshots.trace import Int64s
 
 # a smaller share of the peak is not worth a change
-_LEAST_SHARE = 0.01
+_LEAST_SHARE = 0.02
 
 
 def find_suggestions(case: Case, recipe: TrainingRecipe | None = None) -> tuple[Suggestion, ...]:
