@@ -12,6 +12,8 @@ from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.snapshots.stamp import Stamp
 
 _LABEL = "ligerprof.module"
+# noting costs a tenth of a short step; in later steps, the node that frees a block shows what kept it
+_NOTED_STEPS = 2
 
 
 class Stamper:
@@ -23,7 +25,7 @@ class Stamper:
 
     Args:
         emit: callback that receives the stamp's text, on the thread that allocates next.
-        saved: notes the tensors that the nodes have saved; None: they are not noted.
+        saved: notes the tensors that the nodes of the first two steps have saved; None: they are not noted.
     """
 
     def __init__(self, emit: Callable[[str], None], saved: SavedTensors | None = None) -> None:
@@ -95,7 +97,7 @@ class Stamper:
             node.metadata[_LABEL] = name
             if runs:
                 node.register_prehook(self._on_node(name, node.name()))
-            if self._saved is not None:
+            if self._saved is not None and self._step <= _NOTED_STEPS:
                 self._saved.note(node, name)
             pending.extend(following for following, _ in node.next_functions)
 
