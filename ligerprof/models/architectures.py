@@ -196,3 +196,8 @@ _UNLISTED = replace(
 def find_architecture(model_type: str) -> Architecture:
     """The row of a `model_type`; one without a row gets Llama's, and can be simulated and measured only."""
     return ARCHITECTURES.get(model_type) or replace(_UNLISTED, model_type=model_type)
+
+
+def has_row(model_type: str) -> bool:
+    """Whether the architecture has a row of its own."""
+    return model_type in ARCHITECTURES

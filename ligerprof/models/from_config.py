@@ -6,7 +6,7 @@ from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Feature, Linear, Softcap, Width
-from ligerprof.models.architectures import ARCHITECTURES, find_architecture
+from ligerprof.models.architectures import ARCHITECTURES, find_architecture, has_row
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 from ligerprof.text import short_repr
 
@@ -54,7 +54,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         final_softcap=_softcap(config, row.final_softcap),
         attention_softcap=_softcap(config, row.attention.softcap),
     )
-    if model_type in ARCHITECTURES:
+    if has_row(model_type):
         return replace(spec, parameters=tuple(_parameters(row, spec, config)))
     known = ", ".join(ARCHITECTURES)
     gap = f"no analytic estimate for model_type {model_type!r} (there is one for {known})"

@@ -126,6 +126,8 @@ def test_flags_in_texts_exist() -> None:
     wrong = {
         (path.relative_to(REPOSITORY).as_posix(), flag)
         for path in (REPOSITORY / "ligerprof").rglob("*.py")
+        # the palette spells CSS variables
+        if path.name != "palette.py"
         for flag in spelled_flags.findall(path.read_text(encoding="utf-8"))
         if flag not in known
     }

@@ -70,7 +70,9 @@ def compare(path: Path) -> bool:
     """Whether pickle loads the file; the fast path must then give the same events."""
     whole = path.read_bytes()
     try:
-        plain = Snapshot.from_dict(load_snapshot_data(lambda: np.frombuffer(whole, dtype=np.uint8), fast=False))
+        plain = Snapshot.from_dict(
+            load_snapshot_data(lambda: np.frombuffer(bytearray(whole), dtype=np.uint8), fast=False)
+        )
     except SnapshotFormatError:
         return False
     if not is_ordinary(plain, whole):

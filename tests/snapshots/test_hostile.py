@@ -129,7 +129,7 @@ def attacks(canary: Path) -> dict[str, tuple[Attack, ...]]:
             Attack(content=START + b"}K\x01" + b"2\x86" * 60 + b"K\x01s.", says="not supported"),
         ),
         "deep nesting": (
-            Attack(content=START + b"]" * DEEP + b"a" * (DEEP - 1) + b".", says="neither"),
+            Attack(content=START + b"]" * DEEP + b"a" * (DEEP - 1) + b".", says="not a list of dicts"),
             Attack(content=START + b"}" + b"K\x01}" * DEEP + b"s" * DEEP + b".", says="neither"),
             Attack(content=START + b"(" * (4 * MIB) + b".", says="damaged"),
             Attack(content=pickle.dumps({"device_traces": [[{"action": "alloc", "frames": nested(300)}]]})),

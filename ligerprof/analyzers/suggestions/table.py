@@ -23,6 +23,7 @@ from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES, without_logit
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.analyzers.suggestions.suggestion import Cost
+from ligerprof.kernels.providers.liger.model_types import LIGER_MODEL_TYPES
 from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
@@ -33,16 +34,6 @@ _LIGER_USERS = (*_TRAINERS, Framework.AXOLOTL, Framework.LLAMA_FACTORY)
 _YAML = (Framework.AXOLOTL, Framework.LLAMA_FACTORY)
 
 Lines = tuple[str, ...]
-
-# what liger-kernel 0.8.5 can patch (transformers/monkey_patch.py) with a fused loss
-# fmt: off
-LIGER_MODEL_TYPES = frozenset({
-    "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3", "glm4", "glm4v", "glm4v_moe", "gpt_oss", "granite",
-    "internvl", "llama", "llama4", "llava", "ministral", "mistral", "mixtral", "mllama", "nemotron", "olmo2",
-    "olmo3", "paligemma", "phi3", "qwen2", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl",
-    "qwen3_vl_moe", "smollm3", "smolvlm",
-})
-# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.kernels.spec import KernelSpec, load_entry
 from ligerprof.models import ARCHITECTURES, spec_from_config
+from ligerprof.models.architectures import has_row
 
 __all__ = ["Patch", "apply", "require_available"]
 
@@ -80,7 +81,7 @@ def _apply_to_class(
 
 
 def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str) -> Request:
-    if config.model_type not in ARCHITECTURES:
+    if not has_row(config.model_type):
         known = ", ".join(ARCHITECTURES)
         raise KernelUnavailableError(f"models of type {config.model_type!r} cannot be patched. Known: {known}.")
     names = select_kernels(kernels, spec_from_config(config.to_dict(), name=config.model_type))
