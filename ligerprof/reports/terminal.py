@@ -43,7 +43,7 @@ class FiguresColumn:
 def console(file: IO[str] | None = None) -> "Console":
     """The console for results, on stdout by default; 100 columns wide if that is not a terminal.
 
-    It prints text as it is: brackets are no markup, and what a terminal would obey or hide is escaped.
+    It prints text literally: it ignores markup in brackets and escapes control characters.
     """
     from ligerprof.reports.console import PlainConsole
 

@@ -147,9 +147,8 @@ def _replay_event_by_event(
     complete = verified or (run.mismatches == 0 and not snapshot.segments)
     if not complete:
         run = _Run(columns, rewind(trace, columns, final, rules, repetition), rules)
-        run.play(repetition)
+        run.play(repetition, stop_at_mismatch=repetition is not None)
         if run.mismatches and repetition is not None:
-            # turns of a repetition are alike only where every event fits
             run = _Run(columns, rewind(trace, columns, final, rules), rules)
             run.play()
         verified = run.ends_in(final)
@@ -179,7 +178,8 @@ class _Run:
         """Replay every event, or up to the first that does not fit those before it.
 
         Args:
-            repetition: once a turn of it leaves the state that it began in, further turns are not replayed.
+            repetition: once a turn of it leaves the state that it began in, further turns are not replayed. Only where
+                every event fits are turns alike, so that a run with mismatches is to be discarded.
         """
         self.rounded = self._round_requests()
         first, last = (0, 0) if repetition is None else (repetition.start, repetition.end)
@@ -193,7 +193,7 @@ class _Run:
         """Replay a repetition; False if it stopped at a mismatch."""
         before, returned = self._state(), False
         for turn, events in enumerate(repetition.turns):
-            done = _Done(blocks=len(self.held), freed=len(self.freed), mismatches=self.mismatches)
+            done = _Done(blocks=len(self.held), freed=len(self.freed))
             if not self._play(events, stop_at_mismatch=stop_at_mismatch):
                 return False
             if returned:
@@ -215,8 +215,7 @@ class _Run:
         sizes, freed = self.held[done.blocks :], np.array(self.freed[done.freed :], dtype=np.int64)
         shifts = np.arange(1, times + 1)[:, np.newaxis] * len(sizes)
         self.held += sizes * times
-        self.freed += np.where(freed >= 0, freed + shifts, _MISSING).ravel().tolist()
-        self.mismatches += (self.mismatches - done.mismatches) * times
+        self.freed += (freed + shifts).ravel().tolist()
         for blocks in (self.used, self.waiting):
             for address, block in blocks.items():
                 if block >= done.blocks:
@@ -351,7 +350,6 @@ class _Done(NamedTuple):
 
     blocks: int
     freed: int
-    mismatches: int
 
 
 def _steps(columns: EventColumns, events: range) -> Iterator[tuple[int, int, int]]:

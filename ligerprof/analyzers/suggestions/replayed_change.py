@@ -28,7 +28,7 @@ class Edit:
     """Changes to the allocated bytes of a recording.
 
     Attributes:
-        request_divisor: by how much the allocation that failed is smaller; 0 if it is no longer made.
+        request_divisor: the change divides the failed request by this number; 0 if it avoids the request.
     """
 
     def __init__(self, replayed: Replay) -> None:
