@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
-from ligerprof.analyzers.attribution.features import FeatureExtractor
+from ligerprof.analyzers.attribution.extraction import FeatureExtractor
 from ligerprof.analyzers.attribution.keepers import Keeper, Keepers
 from ligerprof.analyzers.attribution.layers import NO_LAYER, layers_by_weights
 from ligerprof.analyzers.attribution.phases import find_phases

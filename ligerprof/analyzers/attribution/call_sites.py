@@ -1,15 +1,20 @@
 """Find the call site of each block, its stack and stamp, and group consecutive blocks of one call."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.models.module_names import layer_index
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.snapshots.trace import Int64s
+
+Mask = npt.NDArray[np.bool_]
 
 # a program of thousands of modules has about as many; each takes time
 _MOST_SITES = 30_000
@@ -88,6 +93,25 @@ class CallSites:
     def of(self, block: int) -> CallSite:
         """The call site of one block."""
         return self.sites[self._site_by_block[block]]
+
+    def at(self, chosen: Callable[[CallSite], bool]) -> Mask:
+        """Whether each block was allocated at a chosen site."""
+        of_sites: Mask = np.array([chosen(site) for site in self.sites], dtype=bool)
+        return of_sites[self.site_of]
+
+    def matching(self, pattern: re.Pattern[str]) -> Mask:
+        """Whether a pattern occurs in the Python calls of each block."""
+        return self._of_stacks(pattern, lambda stack: stack.text)
+
+    def matching_inner(self, pattern: re.Pattern[str]) -> Mask:
+        """Whether a pattern occurs in the Python calls of each block below the innermost call of a module."""
+        return self._of_stacks(pattern, lambda stack: stack.inner_text)
+
+    def _of_stacks(self, pattern: re.Pattern[str], text_of: Callable[[Stack], str]) -> Mask:
+        # sites that differ in their stamps share a stack
+        found = {id(site.stack): site.stack for site in self.sites}
+        matches = {key: pattern.search(text_of(stack)) is not None for key, stack in found.items()}
+        return self.at(lambda site: matches[id(site.stack)])
 
     def _find_sites(self, replayed: Replay) -> Int64s:
         """The site of each block; thousands of events share stacks and stamps, which are compared by `id` first."""

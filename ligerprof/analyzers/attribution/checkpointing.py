@@ -3,17 +3,14 @@
 import re
 
 import numpy as np
-import numpy.typing as npt
 
-from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
-Mask = npt.NDArray[np.bool_]
-
-_CHECKPOINT_CALL = "torch/utils/checkpoint.py:"
+CHECKPOINT_CALL = re.compile(r"torch/utils/checkpoint\.py:")
 _SELECTED = re.compile(r"torch/utils/checkpoint\.py:__torch_dispatch__$", re.MULTILINE)
 
 
@@ -34,9 +31,8 @@ class Regions:
         spans = phases.spans_of(replayed.allocated_by)
         kept = (replayed.freed_by < 0) | (phases.spans_of(replayed.freed_by) > spans)
         kept &= codes == phase_code(Phase.FORWARD)
-        stacks = [site.stack.text for site in call_sites.sites]
-        in_region = np.array([_CHECKPOINT_CALL in stack for stack in stacks], dtype=bool)[call_sites.site_of]
-        by_policy = np.array([_SELECTED.search(stack) is not None for stack in stacks], dtype=bool)[call_sites.site_of]
+        in_region = call_sites.matching(CHECKPOINT_CALL)
+        by_policy = call_sites.matching(_SELECTED)
         blocks = np.flatnonzero(kept & in_region)
         outputs = _last_of_groups(blocks, np.stack([spans[blocks], layers[blocks]]))
         self.selected: Mask = kept & by_policy

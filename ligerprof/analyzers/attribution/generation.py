@@ -1,18 +1,15 @@
 """Find keys and values that a generation keeps between forward passes."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
+from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
-
-Mask = npt.NDArray[np.bool_]
 
 _CACHE_LIBRARY = re.compile(r"^transformers/cache_utils\.py:", re.MULTILINE)
 _STATIC_CACHE = re.compile(r"^transformers/cache_utils\.py:lazy_initialization$", re.MULTILINE)
@@ -44,10 +41,10 @@ def find_cached(replayed: Replay, call_sites: CallSites, phases: EventPhases) ->
     inferred = (codes == phase_code(Phase.FORWARD)) & ~_trains(replayed, call_sites, phases, codes, spans)
     kept = (replayed.freed_by < 0) | (phases.spans_of(replayed.freed_by) != spans)
     cached = np.zeros(len(codes), dtype=bool)
-    in_library = _of_sites(call_sites, lambda site: _CACHE_LIBRARY.search(site.stack.text) is not None)
+    in_library = call_sites.matching(_CACHE_LIBRARY)
     if in_library.any():
-        generates = _of_sites(call_sites, lambda site: _GENERATE.search(site.stack.text) is not None)
-        in_place = _of_sites(call_sites, lambda site: _STATIC_CACHE.search(site.stack.text) is not None)
+        generates = call_sites.matching(_GENERATE)
+        in_place = call_sites.matching(_STATIC_CACHE)
         cached |= in_library & inferred & (generates | (in_place & kept))
     for group in _growing(replayed, call_sites, inferred & ~cached):
         cached[group] = True
@@ -144,9 +141,3 @@ def _cache_function(site: CallSite) -> str:
     names = [*(call.function for call in calls), *(file.rpartition("/")[2].removesuffix(".py") for file in files)]
     named = any(_CACHE_NAME.search(name) and not _OTHER_CACHE.search(name) for name in names)
     return ":".join(names) if named else ""
-
-
-def _of_sites(call_sites: CallSites, chosen: Callable[[CallSite], bool]) -> Mask:
-    """Whether each block was allocated at a chosen site."""
-    of_sites: Mask = np.array([chosen(site) for site in call_sites.sites], dtype=bool)[call_sites.site_of]
-    return of_sites

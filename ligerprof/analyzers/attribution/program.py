@@ -1,17 +1,12 @@
 """Determine what holds for the whole recording: layers, the loss over a vocabulary, caches of a generation."""
 
-import numpy as np
-import numpy.typing as npt
-
-from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.checkpointing import Regions
 from ligerprof.analyzers.attribution.generation import find_cached
 from ligerprof.analyzers.attribution.layers import layers_in_passes
 from ligerprof.analyzers.attribution.phases import EventPhases
 from ligerprof.analyzers.attribution.vocabulary import Vocabulary
 from ligerprof.snapshots.replay import Replay
-
-Mask = npt.NDArray[np.bool_]
 
 
 class Program:

@@ -4,16 +4,14 @@ import re
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
+from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
 _NONE = np.empty(0, dtype=np.int64)
-Bools = npt.NDArray[np.bool_]
 
 FSDP = re.compile(r"distributed/(?:fsdp|_composable)/")
 # functions that copy gradients into the buffer that is reduced, and then drop them
@@ -38,8 +36,6 @@ _BUCKET = re.compile(BUCKET, re.MULTILINE)
 _FLAT = re.compile(r"fsdp/_flat_param\.py:_alloc_padded_unsharded_flat_param$", re.MULTILINE)
 _FSDP2_GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$", re.MULTILINE)
 _GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$|runtime/zero/partition_parameters\.py:", re.MULTILINE)
-_ZERO3_BUFFERS = re.compile(r"\A\S*zero/stage3\.py:_setup_for_real_optimizer$", re.MULTILINE)
-_ZERO3_COPIES = re.compile(r"zero/stage3\.py:_create_fp32_partitions$", re.MULTILINE)
 # padding to a multiple of the ranks is at most this share of a buffer
 _PADDING_SHARE = 64
 
@@ -58,39 +54,24 @@ class Reductions:
         self._codes = codes
 
     @cached_property
-    def inputs(self) -> Bools:
+    def inputs(self) -> Mask:
         """The blocks into which FSDP2 copies gradients before it reduces them; each reduction then makes an output."""
-        found = (np.flatnonzero(self._blocks_at(pattern)) for pattern in _REDUCTION_BUFFERS)
+        found = (np.flatnonzero(self._call_sites.matching_inner(pattern)) for pattern in _REDUCTION_BUFFERS)
         buffers = next((blocks for blocks in found if len(blocks)), _NONE)
         runs = np.cumsum(self._run_starts)[buffers]
         place_in_run = np.arange(len(buffers)) - np.searchsorted(runs, runs)
         return _mask(buffers[place_in_run % 2 == 0], len(self._reducing))
 
     @cached_property
-    def gradients(self) -> Bools:
+    def gradients(self) -> Mask:
         """Blocks that autograd computed and the wrapper reduced, and the blocks that were added or joined into them."""
         reduced = self._freed_in_reduction | self._freed_before_reshard | self._freed_by_wrapper | self._flat
         return reduced | self._terms(reduced | (self._by_autograd & self._outlives_backward))
 
     @cached_property
-    def partitions(self) -> Bools:
-        """ZeRO-3's buffer for a rank's gradients: as many elements as the fp32 copies, in 16 or 32 bit.
-
-        The bucket that the same function allocates has a size of its own.
-        """
-        found = self._blocks_at(_ZERO3_BUFFERS)
-        copies = self._blocks_at(_ZERO3_COPIES)
-        sizes = self._replayed.requested_bytes
-        for block in np.flatnonzero(found).tolist():
-            live = self._replayed.live_at(int(self._replayed.allocated_by[block]))
-            copied = int(sizes[live[copies[live]]].sum())
-            found[block] = sizes[block] in (copied, copied // 2)
-        return found
-
-    @cached_property
     def gathered_sizes(self) -> frozenset[int]:
         """Sizes of gathered weights, which are those of their gradients."""
-        return frozenset(self._replayed.requested_bytes[self._blocks_at(_GATHERED)].tolist())
+        return frozenset(self._replayed.requested_bytes[self._call_sites.matching_inner(_GATHERED)].tolist())
 
     @cached_property
     def buckets_hold_gradients(self) -> bool:
@@ -98,7 +79,7 @@ class Reductions:
 
         When the optimizer starts, gradients exist: if no other block can hold them, the buckets do.
         """
-        buckets = np.flatnonzero(self._blocks_at(_BUCKET))
+        buckets = np.flatnonzero(self._call_sites.matching_inner(_BUCKET))
         step = self._first_step_after_backward
         if not len(buckets) or step is None:
             return False
@@ -119,26 +100,26 @@ class Reductions:
         return int(after[0]) if len(after) else None
 
     @cached_property
-    def _built(self) -> Bools:
+    def _built(self) -> Mask:
         return np.asarray(self._codes == phase_code(Phase.BUILD))
 
     @cached_property
-    def _by_autograd(self) -> Bools:
+    def _by_autograd(self) -> Mask:
         """Blocks of backward, except those of recomputed forward passes and of the wrappers."""
-        computed = [not site.recomputes and not _is_wrapper(site) for site in self._call_sites.sites]
-        return np.asarray(self._of_sites(computed) & (self._codes == phase_code(Phase.BACKWARD)))
+        computed = self._call_sites.at(lambda site: not site.recomputes) & ~self._call_sites.matching_inner(FSDP)
+        return np.asarray(computed & (self._codes == phase_code(Phase.BACKWARD)))
 
     @cached_property
-    def _reducing(self) -> Bools:
-        return self._blocks_at(_REDUCTION)
+    def _reducing(self) -> Mask:
+        return self._call_sites.matching_inner(_REDUCTION)
 
     @cached_property
-    def _run_starts(self) -> Bools:
+    def _run_starts(self) -> Mask:
         """The first of consecutive blocks that reductions allocate."""
         return np.asarray(self._reducing & ~np.append(False, self._reducing[:-1]))
 
     @cached_property
-    def _freed_in_reduction(self) -> Bools:
+    def _freed_in_reduction(self) -> Mask:
         """Blocks of autograd that were freed between the allocations of one reduction, and the last one after them."""
         found = np.zeros_like(self._by_autograd)
         if not self._reducing.any():
@@ -146,7 +127,7 @@ class Reductions:
         freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
         candidates = np.flatnonzero(self._by_autograd & (freed >= 0))
         candidates = candidates[np.argsort(freed[candidates])]
-        begins = self._run_starts | self.inputs | self._blocks_at(_ACCUMULATION)
+        begins = self._run_starts | self.inputs | self._call_sites.matching_inner(_ACCUMULATION)
         starts = np.flatnonzero(begins)
         ends = np.flatnonzero(self._reducing & ~np.append((self._reducing & ~begins)[1:], False))
         allocated = np.append(self._replayed.allocated_by, len(self._replayed.trace))
@@ -161,7 +142,7 @@ class Reductions:
         return found
 
     @cached_property
-    def _freed_before_reshard(self) -> Bools:
+    def _freed_before_reshard(self) -> Mask:
         """Blocks of autograd that were freed right before as many gathered weights of their sizes.
 
         FSDP2 adds a later micro-batch's gradients to the accumulated ones before it frees the gathered weights.
@@ -170,7 +151,7 @@ class Reductions:
         freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
         order = np.flatnonzero(freed >= 0)
         order = order[np.argsort(freed[order])]
-        gathered = self._blocks_at(_FSDP2_GATHERED)[order]
+        gathered = self._call_sites.matching_inner(_FSDP2_GATHERED)[order]
         edges = np.flatnonzero(np.diff(gathered, prepend=False, append=False))
         for start, end in edges.reshape(-1, 2).tolist():
             weights, before = order[start:end], order[max(2 * start - end, 0) : start]
@@ -180,7 +161,7 @@ class Reductions:
         return found
 
     @cached_property
-    def _freed_by_wrapper(self) -> Bools:
+    def _freed_by_wrapper(self) -> Mask:
         """Blocks of autograd whose release has the wrapper's frames, as recordings with `context="all"` contain."""
         chosen = np.flatnonzero(self._by_autograd & (self._replayed.freed_by >= 0) & self._reducing.any())
         codes, frames = self._replayed.trace.objects("frames")
@@ -191,18 +172,18 @@ class Reductions:
         return found
 
     @cached_property
-    def _flat(self) -> Bools:
+    def _flat(self) -> Mask:
         """Blocks without Python frames that have the size of FSDP1's gathered flat parameters."""
         sizes = self._replayed.requested_bytes
-        silent = self._of_sites([not site.stack.calls for site in self._call_sites.sites])
-        return np.asarray(silent & np.isin(sizes, sizes[self._blocks_at(_FLAT)]))
+        silent = self._call_sites.at(lambda site: not site.stack.calls)
+        return np.asarray(silent & np.isin(sizes, sizes[self._call_sites.matching_inner(_FLAT)]))
 
     @cached_property
-    def _outlives_backward(self) -> Bools:
+    def _outlives_backward(self) -> Mask:
         freed, spans = self._replayed.freed_by, self._phases.spans_of(self._replayed.allocated_by)
         return np.asarray(np.where(freed < 0, self._phases.last_span, self._phases.spans_of(freed)) > spans)
 
-    def _terms(self, results: Bools) -> Bools:
+    def _terms(self, results: Mask) -> Mask:
         """Blocks that were added or joined into these: freed before anything else was allocated, and of fitting size.
 
         Gradients of a weight that the model uses twice are added. FSDP1 joins the gradients of a flat parameter.
@@ -214,21 +195,11 @@ class Reductions:
         joined = (total <= sizes[latest]) & (total * _PADDING_SHARE > sizes[latest] * (_PADDING_SHARE - 1))
         return np.asarray(candidates & (joined | (sizes == sizes[latest])))
 
-    def _blocks_at(self, pattern: re.Pattern[str]) -> Bools:
-        return self._of_sites([pattern.search(site.stack.inner_text) is not None for site in self._call_sites.sites])
 
-    def _of_sites(self, chosen: list[bool]) -> Bools:
-        return np.array([*chosen, False], dtype=bool)[self._call_sites.site_of]
-
-
-def _mask(blocks: Int64s, count: int) -> Bools:
+def _mask(blocks: Int64s, count: int) -> Mask:
     mask = np.zeros(count, dtype=bool)
     mask[blocks] = True
     return mask
-
-
-def _is_wrapper(site: CallSite) -> bool:
-    return FSDP.search(site.stack.inner_text) is not None
 
 
 def _completes(sent_bytes: int, known_bytes: int, last_bytes: int) -> bool:

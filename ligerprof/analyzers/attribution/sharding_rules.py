@@ -49,8 +49,8 @@ STATE_RULES: tuple[Rule, ...] = (
         inner=r"deepspeed/runtime/.*:(?:_create_fp32_partitions|initialize_optimizer_states)$"
         r"|\A\S*fp16/(?:un)?fused_optimizer\.py:__init__$",
     ),
-    # the other block of this constructor is a buffer that moves the largest gradient to host memory
-    Rule(Role.OPTIMIZER_STATES, inner=r"\A\S*zero/stage_1_and_2\.py:__init__$", lacks=(Feature.HEAD_WEIGHT_SIZED,)),
+    Rule(Role.PARAMETERS, has=(Feature.FLAT_WEIGHTS,)),
+    Rule(Role.OPTIMIZER_STATES, has=(Feature.MASTER_COPY,)),
     Rule(
         Role.GRADIENTS,
         inner=r"zero/stage_1_and_2\.py:(?:copy_grads_in_partition|_build_compact_grad_partition_buffer"

@@ -7,17 +7,14 @@ from functools import cached_property
 from itertools import islice, product
 
 import numpy as np
-import numpy.typing as npt
 
-from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
+from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.models.module_names import is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
-
-Mask = npt.NDArray[np.bool_]
 
 # losses of language models, by what their libraries document
 _LIBRARY_LOSS = re.compile(

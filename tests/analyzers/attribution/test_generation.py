@@ -1,50 +1,13 @@
 """Caches of a generation in programs that no recording covers."""
 
-from typing import Any
-
-import numpy as np
 import pytest
 
-from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.roles import Role
-from ligerprof.snapshots.reader import Snapshot
+from tests.analyzers.attribution.recording import KIB, Recording
 
-KIB = 2**10
 LAYERS, PASSES = 3, 4
 MAIN = [("serve.py", 90, "main"), ("serve.py", 99, "<module>")]
 LAYER = [("model.py", 20, "forward"), ("model.py", 50, "forward"), *MAIN]
-
-
-class Recording:
-    """Allocations one after another, each at its own address in one segment."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        self._frames: dict[tuple[tuple[str, int, str], ...], list[dict[str, Any]]] = {}
-        self._address = 2**40
-        self._add("segment_alloc", self._address, 1024 * 1024 * KIB, MAIN)
-
-    def alloc(self, size: int, calls: list[tuple[str, int, str]]) -> tuple[int, int]:
-        block = self._address, size
-        self._address += 64 * KIB
-        self._add("alloc", *block, calls)
-        return block
-
-    def free(self, block: tuple[int, int]) -> None:
-        for action in ("free_requested", "free_completed"):
-            self._add(action, *block, [])
-
-    def roles(self) -> list[Role]:
-        """The role of each allocated block."""
-        found = analyze(Snapshot.from_dict({"device_traces": [self.events], "segments": []}))
-        return found.attribution.roles_of(np.arange(len(found.replayed.requested_bytes)), found.peak_moment)
-
-    def _add(self, action: str, address: int, size: int, calls: list[tuple[str, int, str]]) -> None:
-        # as torch writes them, events of one place share their frames
-        frames = self._frames.setdefault(
-            tuple(calls), [{"filename": file, "line": line, "name": name} for file, line, name in calls]
-        )
-        self.events.append({"action": action, "addr": address, "size": size, "frames": frames, "stream": 0})
 
 
 def generate(*, at_once: bool) -> list[Role]:

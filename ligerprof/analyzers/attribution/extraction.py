@@ -1,0 +1,304 @@
+"""Derive the features of blocks: from their lifetime, their size, and the place that allocated them."""
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+
+from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
+from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL
+from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
+from ligerprof.analyzers.attribution.partitions import Partitions
+from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
+from ligerprof.analyzers.attribution.program import Program
+from ligerprof.analyzers.attribution.reduction import Reductions
+from ligerprof.analyzers.attribution.weights import Weights
+from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
+from ligerprof.roles import Phase
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import Int64s
+from ligerprof.units import MIB
+
+# cuBLAS's default workspace: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)
+_WORKSPACE_SIZES = frozenset({32 * MIB, 8519680})
+_SMALL_SHARE = 10_000
+# inputs of a linear layer, and bytes of a bias in 16 bit
+_LEAST_INPUTS = 64
+_LARGEST_BIAS = 2**17
+_EAGER_CALL = "eager_attention_forward"
+_SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{_EAGER_CALL}$", re.MULTILINE)
+_SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
+
+
+class FeatureExtractor:
+    """Features of a device's blocks, as seen from the blocks that are live at one moment.
+
+    Args:
+        program: what holds for the whole recording.
+        moment: its live blocks determine the sizes of weights, and its allocated bytes the limit of small blocks.
+    """
+
+    def __init__(
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, program: Program, moment: int
+    ) -> None:
+        self._replayed = replayed
+        self._call_sites = call_sites
+        self._phases = phases
+        self._program = program
+        self._layers = program.layers
+        self._peak_bytes = int(replayed.allocated_bytes[moment])
+        self._sizes = replayed.requested_bytes
+        self._allocated_by = replayed.allocated_by
+        self._spans = phases.spans_of(replayed.allocated_by)
+        self._codes = phases.codes_of(replayed.allocated_by)
+        for block in range(len(replayed.older_blocks)):
+            self._codes[block] = phase_code(self._older_phase(block))
+        # code without Python calls that is not backward: events of one phase may follow those of another
+        unknown = [
+            site.stamp is None and site.stack.phase is None and bool(site.stack.native) for site in call_sites.sites
+        ]
+        self._codes[np.array(unknown, dtype=bool)[call_sites.site_of]] = phase_code(None)
+        self._in_forward = self._codes == phase_code(Phase.FORWARD)
+        self._weights = Weights(replayed, call_sites, self._codes, moment)
+        self._reductions = Reductions(replayed, call_sites, phases, self._codes)
+        self._partitions = Partitions(replayed, call_sites)
+        # a matrix after its bias: a small vector, which divides the matrix into the inputs of a layer
+        before = np.concatenate([[1], self._sizes[:-1]]).clip(1)
+        self._follows_bias = (self._sizes % before == 0) & (self._sizes // before >= _LEAST_INPUTS)
+        self._follows_bias &= before <= _LARGEST_BIAS
+        self._site_features: dict[int, frozenset[Feature]] = {}
+
+    def _older_phase(self, block: int) -> Phase | None:
+        """The phase of a block older than the recording; None for weights if the recording starts with a build.
+
+        Those weights are of a program that ran before and kept its model, such as one that ran out of memory.
+        """
+        phase = self._call_sites.of(block).stack.phase
+        recorded = len(self._replayed.older_blocks)
+        starts_with_build = recorded < len(self._codes) and self._codes[recorded] == phase_code(Phase.BUILD)
+        return None if phase is Phase.BUILD and starts_with_build else phase
+
+    def features(self, block: int) -> BlockFeatures:
+        """The features of one block."""
+        site, phase = self._call_sites.of(block), phase_of_code(int(self._codes[block]))
+        features = {feature for feature, holds in self._of_block(block, site, phase) if holds}
+        return BlockFeatures(
+            phase=phase,
+            stack=site.stack.text,
+            inner_stack=site.stack.inner_text,
+            native=site.stack.native_text,
+            node=site.node,
+            module=site.module,
+            features=self._of_site(block, site) | features,
+        )
+
+    def signatures(self, blocks: Int64s) -> Iterator[tuple[int, ...]]:
+        """A key for each block; blocks with equal keys have equal features."""
+        freed = self._replayed.freed_by[blocks]
+        kept = freed < 0
+        freed_span = np.where(kept, self._phases.last_span, self._phases.spans_of(freed))
+        spans, allocated = self._spans[blocks], self._allocated_by[blocks]
+        columns = (
+            self._call_sites.site_of[blocks],
+            self._sizes[blocks],
+            self._codes[blocks],
+            kept,
+            np.sign(freed_span - spans),
+            allocated < self._phases.last_between_steps,
+            ~kept & (freed < self._call_sites.next_call[blocks]),
+            self._call_sites.index_in_call[blocks],
+            self._call_sites.blocks_in_call[blocks],
+            self._follows_bias[blocks],
+            np.isin(blocks, list(self._first_workspaces)),
+            self._layers[blocks] < self._deepest_layer[spans],
+            self._last_checkpointed[spans] <= blocks,
+            self._reductions.gradients[blocks],
+            self._reductions.inputs[blocks],
+            self._partitions.gradients[blocks],
+            self._partitions.flat_weights[blocks],
+            self._partitions.master_copies[blocks],
+            self._program.vocabulary.follows_head[blocks],
+            self._program.vocabulary.first_of_size[blocks],
+            self._program.cached[blocks],
+            self._program.regions.selected[blocks],
+            self._program.regions.inputs[blocks],
+            self._program.feeds_pass[blocks],
+            self._program.follows_pass[blocks],
+        )
+        return zip(*(column.tolist() for column in columns), strict=True)
+
+    def phases(self, blocks: Int64s) -> list[Phase | None]:
+        """The phase in which each block was allocated; the stack's phase for blocks older than the recording."""
+        return [phase_of_code(code) for code in self._codes[blocks].tolist()]
+
+    def _of_block(self, block: int, site: CallSite, phase: Phase | None) -> Iterator[tuple[Feature, bool]]:
+        yield from self._lifetime(block)
+        yield from self._size(block)
+        yield from self._call(block, site)
+        yield Feature.REDUCED, bool(self._reductions.gradients[block])
+        yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
+        yield Feature.GRADIENT_PARTITION, bool(self._partitions.gradients[block])
+        yield Feature.FLAT_WEIGHTS, bool(self._partitions.flat_weights[block])
+        yield Feature.MASTER_COPY, bool(self._partitions.master_copies[block])
+        yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
+        yield Feature.SELECTED, bool(self._program.regions.selected[block])
+        yield Feature.REGION_INPUT, bool(self._program.regions.inputs[block])
+        yield Feature.IN_CACHE, bool(self._program.cached[block])
+        yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
+        yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
+        yield Feature.FIRST_COPY, bool(self._program.vocabulary.first_of_size[block])
+        size = int(self._sizes[block])
+        if size in self._score_sizes:
+            in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None
+            in_attention = not site.module or is_attention(site.module)
+            yield Feature.ATTENTION_SCORES, _EAGER_CALL in site.stack.text or (in_backward and in_attention)
+        if phase is not Phase.FORWARD and not self._has_modules(site):
+            return
+        if self._has_modules(site):
+            in_loss_area = bool(self._program.vocabulary) and site.module in self._loss_modules
+            yield Feature.IN_LOSS_AREA, in_loss_area
+            # V is unknown, but the names of modules delimit the loss
+            yield Feature.VOCABULARY_SIZED, in_loss_area and phase in (Phase.FORWARD, Phase.BACKWARD)
+        else:
+            yield Feature.IN_LOSS_AREA, bool(self._program.vocabulary.follows_head[block])
+            # without module names: after all layers if no checkpointed layer allocates later in the span
+            yield Feature.AFTER_LAYERS, bool(self._last_checkpointed[self._spans[block]] <= block)
+
+    def _lifetime(self, block: int) -> Iterator[tuple[Feature, bool]]:
+        freed, span = int(self._replayed.freed_by[block]), int(self._spans[block])
+        freed_span = int(self._phases.spans[freed]) if freed >= 0 else None
+        between_steps = bool(self._allocated_by[block] < self._phases.last_between_steps)
+        yield Feature.NEVER_FREED, freed_span is None
+        yield Feature.DIES_IN_PHASE, freed_span == span
+        outlives_phase = (self._phases.last_span if freed_span is None else freed_span) > span
+        yield Feature.OUTLIVES_PHASE, outlives_phase
+        yield Feature.OUTLIVES_STEP, freed_span is None and between_steps
+        # a recording can end within forward: the block then outlives its layer if a later layer has begun
+        in_later_layer = freed_span is None and bool(self._layers[block] < self._deepest_layer[span])
+        yield Feature.OUTLIVES_LAYER, outlives_phase or in_later_layer
+        yield Feature.DIES_IN_CALL, 0 <= freed < int(self._call_sites.next_call[block])
+
+    def _size(self, block: int) -> Iterator[tuple[Feature, bool]]:
+        size = int(self._sizes[block])
+        yield Feature.WEIGHT_SIZED, size in self._weights.sizes
+        yield Feature.GATHERED_SIZED, size in self._reductions.gathered_sizes
+        yield Feature.HALF_WEIGHT_SIZED, 2 * size in self._weights.sizes
+        yield Feature.HEAD_WEIGHT_SIZED, size in self._weights.head_sizes
+        yield Feature.WORKSPACE_SIZED, size in _WORKSPACE_SIZES
+        yield Feature.FIRST_WORKSPACE, block in self._first_workspaces
+        yield Feature.SMALL, size * _SMALL_SHARE < self._peak_bytes
+        vocabulary = self._program.vocabulary
+        yield Feature.LOGITS_SIZED, size in vocabulary.sizes
+        yield Feature.SHIFTED_LOGITS_SIZED, vocabulary.is_shifted(size)
+        yield Feature.VOCABULARY_SIZED, vocabulary.is_multiple(size)
+
+    def _call(self, block: int, site: CallSite) -> Iterator[tuple[Feature, bool]]:
+        """The block's place within its call: autocast casts arguments from the last to the first."""
+        if not site.is_known:
+            return
+        index, count = int(self._call_sites.index_in_call[block]), int(self._call_sites.blocks_in_call[block])
+        yield Feature.FIRST_OF_CALL, index == 0 and count > 1
+        yield Feature.LAST_OF_CALL, index == count - 1 and count > 1
+        yield Feature.ONLY_OF_CALL, count == 1
+        # the input is the first argument of linear, and the second of the three of Conv1D's addmm
+        cast_input = 1 if "pytorch_utils.py:forward" in site.stack.text else count - 2
+        follows_bias = bool(self._follows_bias[block]) and index > 0
+        yield Feature.CAST_ARGUMENT, index < count - 1 and (count == 2 or index != cast_input or follows_bias)
+
+    def _of_site(self, block: int, site: CallSite) -> frozenset[Feature]:
+        """Features that all blocks of a call site share."""
+        number = int(self._call_sites.site_of[block])
+        if number not in self._site_features:
+            self._site_features[number] = frozenset(feature for feature, holds in self._place(site) if holds)
+        return self._site_features[number]
+
+    def _place(self, site: CallSite) -> Iterator[tuple[Feature, bool]]:
+        stack, module = site.stack, site.module
+        yield Feature.CHECKPOINTING, self._checkpointing
+        yield Feature.RECOMPUTED, site.recomputes
+        yield Feature.CASTS_GRADIENTS, self._casts_gradients
+        yield Feature.VOCABULARY_LOSS, bool(self._program.vocabulary)
+        yield Feature.IN_EMBEDDING, is_token_embedding(module) or "nn/modules/sparse.py:forward" in stack.text
+        if self._has_modules(site):
+            yield Feature.IN_LAYER, site.layer is not None
+            yield Feature.AFTER_LAYERS, site.layer is not None and site.layer == self._last_layer
+            yield Feature.IN_MODEL_BODY, module in self._bodies
+            yield Feature.IN_HEAD, is_head(module)
+        else:
+            yield Feature.IN_LAYER, CHECKPOINT_CALL.search(stack.text) is not None
+            yield Feature.IN_MODEL_BODY, len(stack.model_calls) == 2 and not stack.below_model
+            yield Feature.IN_HEAD, stack.in_head
+
+    def _has_modules(self, site: CallSite) -> bool:
+        """Whether the stamps of this recording name modules."""
+        return site.stamp is not None and len(self._modules) > 1
+
+    @cached_property
+    def _first_workspaces(self) -> frozenset[int]:
+        """The first block of each phase that may be cuBLAS's: never freed, and allocated after a product's output."""
+        first: dict[int, int] = {}
+        backward = phase_code(Phase.BACKWARD)
+        kept = self._replayed.freed_by < 0
+        sized = np.isin(self._sizes, list(_WORKSPACE_SIZES))
+        for block in np.flatnonzero(sized & kept & (self._call_sites.index_in_call > 0)).tolist():
+            phase = int(self._codes[block])
+            in_product = self._call_sites.of(block).stack.in_linear or phase == backward
+            if in_product or self._allocated_by[block] < self._phases.last_between_steps:
+                first.setdefault(phase, block)
+        return frozenset(first.values())
+
+    @cached_property
+    def _deepest_layer(self) -> Int64s:
+        """The last layer that began in each span; the last entry covers the time before the recording."""
+        known = np.flatnonzero((self._layers >= 0) & (self._spans >= 0))
+        return self._highest_by_span(known, self._layers[known])
+
+    @cached_property
+    def _score_sizes(self) -> frozenset[int]:
+        """Sizes of eager attention's score matrices, in either precision."""
+        sizes = set(self._sizes[self._in_forward & self._call_sites.matching(_SOFTMAX)].tolist())
+        return frozenset(sizes | {2 * size for size in sizes} | {size // 2 for size in sizes})
+
+    @cached_property
+    def _last_checkpointed(self) -> Int64s:
+        """The last block that a checkpointed layer allocated in each span of forward, else -1."""
+        blocks = np.flatnonzero(self._in_forward & self._call_sites.matching(CHECKPOINT_CALL))
+        return self._highest_by_span(blocks, blocks)
+
+    def _highest_by_span(self, blocks: Int64s, values: Int64s) -> Int64s:
+        """The highest value of the blocks allocated in each span, else -1."""
+        highest = np.full(self._phases.last_span + 2, -1, dtype=np.int64)
+        np.maximum.at(highest, self._spans[blocks], values)
+        return highest
+
+    @cached_property
+    def _checkpointing(self) -> bool:
+        return any(
+            site.recomputes or CHECKPOINT_CALL.search(site.stack.text) is not None for site in self._call_sites.sites
+        )
+
+    @cached_property
+    def _casts_gradients(self) -> bool:
+        """Whether backward casts gradients, as autocast's casts of weights make it do."""
+        return any(site.node.startswith("ToCopyBackward") for site in self._call_sites.sites)
+
+    @cached_property
+    def _modules(self) -> frozenset[str]:
+        return frozenset(site.module for site in self._call_sites.sites if site.stamp)
+
+    @cached_property
+    def _last_layer(self) -> int:
+        return max((site.layer for site in self._call_sites.sites if site.layer is not None), default=-1)
+
+    @cached_property
+    def _bodies(self) -> frozenset[str]:
+        """Modules that hold the decoder layers."""
+        return frozenset(body for module in self._modules if (body := body_of_layer(module)) is not None)
+
+    @cached_property
+    def _loss_modules(self) -> frozenset[str]:
+        """The head, the modules around it, and the loss."""
+        heads = [module for module in self._modules if is_head(module)]
+        around = {".".join(head.split(".")[:depth]) for head in heads for depth in range(head.count(".") + 2)}
+        return frozenset({"", "loss"} | around) - self._bodies
