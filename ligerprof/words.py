@@ -1,9 +1,16 @@
-"""Base class of categories: enums whose value is the word in JSON and on the command line."""
+"""Base class of categories: enums whose value is the word in JSON and on the command line; misspelled names."""
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import TypeVar
 
 WordT = TypeVar("WordT", bound="Word")
+
+# of SequenceMatcher.ratio, 1 for equal texts; difflib.get_close_matches takes the same
+_LEAST_LIKENESS = 0.6
+# equal last parts are worth less than equal names
+_PART_PENALTY = 0.05
+_LONGEST_NAME = 200
 
 
 class Word(str, Enum):
@@ -34,3 +41,28 @@ class ExplainedWord(Word):
         member._value_ = word
         member.meaning = meaning
         return member
+
+
+def nearest_names(name: str, known: Iterable[str], *, most: int = 3) -> tuple[str, ...]:
+    """The known names most like a misspelled one, the best first; upper and lower case do not matter.
+
+    Names like `organization/model` are compared whole and by their last part.
+    """
+    from difflib import SequenceMatcher
+
+    matcher = SequenceMatcher(autojunk=False)
+
+    def likeness(one: str, other: str) -> float:
+        matcher.set_seqs(one, other)
+        return matcher.ratio() if matcher.quick_ratio() >= _LEAST_LIKENESS else 0.0
+
+    wanted = name[:_LONGEST_NAME].casefold()
+    scores = {}
+    for each in dict.fromkeys(known):
+        candidate = each.casefold()
+        score = likeness(wanted, candidate)
+        if "/" in wanted or "/" in candidate:
+            score = max(score, likeness(wanted.rpartition("/")[2], candidate.rpartition("/")[2]) - _PART_PENALTY)
+        if score >= _LEAST_LIKENESS:
+            scores[each] = score
+    return tuple(sorted(scores, key=lambda each: (-scores[each], each))[:most])

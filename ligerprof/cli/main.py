@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
     "trace": ("ligerprof.cli.trace", "Show busy time, gaps and launches of a profiler trace."),
     "view": ("ligerprof.cli.view", "Open a run in TensorBoard with the profiler plugin."),
-    "models": ("ligerprof.cli.models", "List the built-in models."),
+    "models": ("ligerprof.cli.models", "List models by hub id, and show their figures."),
     "kernels": ("ligerprof.cli.kernels", "List the fused kernels and where they can run."),
     "env": ("ligerprof.cli.env", "Show package versions and GPUs."),
 }

@@ -1,19 +1,31 @@
-"""`ligerprof models`: the built-in models."""
+"""`ligerprof models`: the models of the catalog."""
 
 import click
 
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import show
-from ligerprof.models import CONFIGS, load_model
-from ligerprof.reports.models import models_json, models_table
+from ligerprof.errors import UnknownModelError
+from ligerprof.models import CATALOG
+from ligerprof.models.catalog import models_without_config
+from ligerprof.reports.models import find_models, models_json, render_figures, render_names
+from ligerprof.text import short_repr
 
 
 @click.command()
+@click.argument("text", nargs=-1)
 @json_option
-def command(as_json: bool) -> None:
-    """List the built-in models.
+def command(text: tuple[str, ...], as_json: bool) -> None:
+    """List the models of the catalog, or show the figures of those whose names contain TEXT.
 
-    Options that take a model name also accept the path of a config.json or of a model folder.
+    Options that take a model also accept the path of a config.json or of a model folder, and the hub id of a model in
+    the local Hugging Face cache.
     """
-    specs = [load_model(name) for name in CONFIGS]
-    show(lambda: models_json(specs), lambda: models_table(specs), as_json=as_json)
+    searched = " ".join(text)
+    found = find_models(CATALOG, models_without_config().values(), searched)
+    if not found.rows and not found.unsupported:
+        raise UnknownModelError(f"no model has {short_repr(searched)} in its name. Run `ligerprof models` for all.")
+    show(
+        lambda: models_json(found),
+        lambda: render_figures(found) if searched else render_names(found),
+        as_json=as_json,
+    )

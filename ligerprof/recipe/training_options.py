@@ -25,7 +25,7 @@ class TrainingOptions(Options):
 
     model: str | ModelSpec = option(
         Group.MODEL,
-        "A name from `ligerprof models`, a config.json, or a model folder.",
+        "A name or hub id from `ligerprof models` or the local Hugging Face cache, a config.json, or a model folder.",
         default=DEFAULT_MODEL,
         metavar="NAME|PATH",
     )

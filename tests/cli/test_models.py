@@ -1,27 +1,36 @@
 import json
+from typing import Any
 
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
-from ligerprof.models import CONFIGS, load_model
-from ligerprof.reports.terminal import PLAIN_WIDTH
+from ligerprof.models import CATALOG, load_model
 from tests.paths import REPOSITORY
 
 
-def test_every_known_model_has_a_row_that_fits_the_page() -> None:
-    result = CliRunner().invoke(main, ["models"])
+def models(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["models", *arguments])
     assert result.exit_code == 0
-    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
-    assert set(CONFIGS) <= set(rows)
-    assert rows["llama3.2-1b"] == ["llama3.2-1b", "llama", "1,235,814,400", "16", "2048", "32/8", "128256", "yes"]
-    assert max(map(len, result.stdout.splitlines())) <= PLAIN_WIDTH
+    return result.stdout
+
+
+def found(*arguments: str) -> dict[str, Any]:
+    printed: dict[str, Any] = json.loads(models("--json", *arguments))
+    assert (printed["schema"], printed["kind"]) == (1, "models")
+    return printed
+
+
+def test_every_model_has_a_row_in_80_columns() -> None:
+    printed = models()
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["meta-llama/Llama-3.1-405B", "llama3.1-405b", "405.85", "B"] in rows
+    assert [row.title for row in CATALOG] == [line[0] for line in rows if line and line[-1] in ("B", "M")]
+    assert max(map(len, printed.splitlines())) <= 79
 
 
 def test_json_holds_what_the_estimate_starts_from() -> None:
-    result = CliRunner().invoke(main, ["models", "--json"])
-    printed = json.loads(result.stdout)
-    assert (printed["schema"], printed["kind"]) == (1, "models")
-    assert [model["name"] for model in printed["models"]] == list(CONFIGS)
+    printed = found()
+    assert [model["name"] for model in printed["models"]] == [row.name for row in CATALOG]
     for model in printed["models"]:
         spec = load_model(model["name"])
         assert model["parameters"] == spec.parameter_count
@@ -31,10 +40,36 @@ def test_json_holds_what_the_estimate_starts_from() -> None:
             spec.kv_heads,
         )
         assert model["tied_embeddings"] is spec.tied_embeddings
+        assert all(load_model(name).parameter_count == model["parameters"] for name in model["hub_ids"])
+
+
+def test_a_search_takes_every_word_in_any_case() -> None:
+    names = [model["name"] for model in found("QWEN3", "4b")["models"]]
+    assert names == ["qwen3-4b", "qwen3-14b"]
+    assert [model["name"] for model in found("unsloth/qwen3-4b")["models"]] == ["qwen3-4b"]
+    assert found("mixtral") == {
+        "schema": 1,
+        "kind": "models",
+        "models": [],
+        "unsupported": {
+            "mistralai/Mixtral-8x7B-v0.1": "mixtral",
+            "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral",
+            "mistralai/Mixtral-8x22B-v0.1": "mixtral",
+            "mistralai/Mixtral-8x22B-Instruct-v0.1": "mixtral",
+        },
+    }
+
+
+def test_a_search_without_a_match_is_a_usage_error() -> None:
+    result = CliRunner().invoke(main, ["models", "zzz"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "Error: no model has 'zzz' in its name. Run `ligerprof models` for all.\n"
 
 
 def test_the_page_shows_what_is_printed() -> None:
     page = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
-    shown = page.split("$ ligerprof models\n")[1].split("\n```")[0]
-    printed = CliRunner().invoke(main, ["models"]).stdout.splitlines()
+    shown = page.split("$ ligerprof models qwen3-4b\n")[1].split("\n```")[0]
+    printed = models("qwen3-4b").splitlines()
     assert shown.splitlines() == [line.rstrip() for line in printed if line.strip()]
+    start = page.split("$ ligerprof models\n")[1].split("\n …")[0].splitlines()
+    assert start == [line.rstrip() for line in models().splitlines() if line.strip()][: len(start)]

@@ -1,0 +1,108 @@
+"""Load a ModelSpec by the name that people use: short name, path, or hub id from the local cache or the catalog."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from ligerprof.errors import UnknownModelError
+from ligerprof.files import FileKind, read_json
+from ligerprof.models.architectures import ARCHITECTURES, has_row
+from ligerprof.models.catalog import hub_names, models_without_config, short_names
+from ligerprof.models.from_config import spec_from_config
+from ligerprof.models.hub_cache import cached_ids, find_cached_config
+from ligerprof.models.spec import ModelSpec
+from ligerprof.text import short_repr
+from ligerprof.words import nearest_names
+
+_CONFIG = FileKind(error=UnknownModelError, hint="Give a transformers config.json.", max_bytes=4 * 2**20)
+_WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+# repositories whose weights are stored in few bits have the figures of the model without the suffix
+_PACKED_SUFFIXES = ("-unsloth-bnb-4bit", "-bnb-4bit")
+
+
+def load_model(model: str) -> ModelSpec:
+    """Describe a model by name, hub id, config.json or folder.
+
+    The first that exists decides: a short name of the catalog, a file or folder, a model in the local Hugging Face
+    cache, a model in the catalog. Upper and lower case of names do not matter. Weights are loaded from a folder only.
+
+    Raises:
+        UnknownModelError: nothing has this name, or its architecture has no row; the message has the nearest names.
+    """
+    return (
+        _from_catalog(model.casefold(), short=True)
+        or _from_path(model)
+        or _from_cache(model)
+        or _from_catalog(model.casefold(), short=False)
+        or _unknown(model)
+    )
+
+
+@cache
+def _from_catalog(name: str, *, short: bool) -> ModelSpec | None:
+    found = (short_names() if short else hub_names()).get(name)
+    return None if found is None else spec_from_config(found[1], name=found[0])
+
+
+def _from_path(model: str) -> ModelSpec | None:
+    path = Path(model)
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    # OSError: longer than the file system allows; ValueError: a null character
+    except (OSError, ValueError):
+        return None
+    if is_folder:
+        has_weights = any(any(path.glob(pattern)) for pattern in _WEIGHT_PATTERNS)
+        config = read_json(path / "config.json", _CONFIG)
+        return spec_from_config(config, name=path.name or model, weights_path=str(path) if has_weights else None)
+    if is_file:
+        return spec_from_config(read_json(path, _CONFIG), name=path.parent.name or path.stem)
+    return None
+
+
+def _from_cache(model: str) -> ModelSpec | None:
+    found = find_cached_config(model)
+    if found is None:
+        return None
+    hub_id, path = found
+    config = read_json(path, _CONFIG)
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and not has_row(model_type):
+        raise _without_row(hub_id, model_type, str(path))
+    return spec_from_config(config, name=hub_id)
+
+
+def _unknown(model: str) -> ModelSpec:
+    """Raise the error about a name that nothing has."""
+    if found := models_without_config().get(model.casefold()):
+        raise _without_row(*found, "the model's config.json")
+    for suffix in _PACKED_SUFFIXES:
+        packed = hub_names().get(model.casefold().removesuffix(suffix))
+        if packed is not None and model.casefold().endswith(suffix):
+            raise UnknownModelError(
+                f"{short_repr(model)} has 4-bit weights of {packed[0]}. Give that name, and --qlora R to train over"
+                " 4-bit weights."
+            )
+    nearest = nearest_names(model, _names_like(model))
+    meant = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+    raise UnknownModelError(
+        f"unknown model {short_repr(model)}: not a path, not in the local Hugging Face cache, not in `ligerprof"
+        f" models`.{meant} For another model give its config.json or folder."
+    )
+
+
+def _without_row(hub_id: str, model_type: str, config: str) -> UnknownModelError:
+    if has_row(model_type):
+        return UnknownModelError(f"{hub_id}: the catalog has no figures of this {model_type} model. Give {config}.")
+    shown = short_repr(model_type)
+    return UnknownModelError(f"{hub_id}: model_type {shown} is not supported. Supported: {', '.join(ARCHITECTURES)}.")
+
+
+def _names_like(model: str) -> Iterator[str]:
+    """The names to compare with an unknown one: hub ids if it has an organization, else names without one."""
+    if "/" in model:
+        yield from dict.fromkeys(hub_id for hub_id, _ in hub_names().values())
+    else:
+        yield from short_names()
+        yield from (name for name in hub_names() if "/" not in name)
+    yield from cached_ids()
