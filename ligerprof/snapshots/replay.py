@@ -147,10 +147,7 @@ def _replay_event_by_event(
     complete = verified or (run.mismatches == 0 and not snapshot.segments)
     if not complete:
         run = _Run(columns, rewind(trace, columns, final, rules, repetition), rules)
-        run.play(repetition, stop_at_mismatch=repetition is not None)
-        if run.mismatches and repetition is not None:
-            run = _Run(columns, rewind(trace, columns, final, rules), rules)
-            run.play()
+        run.play(repetition)
         verified = run.ends_in(final)
     return run, complete, verified
 
@@ -178,8 +175,7 @@ class _Run:
         """Replay every event, or up to the first that does not fit those before it.
 
         Args:
-            repetition: once a turn of it leaves the state that it began in, further turns are not replayed. Only where
-                every event fits are turns alike, so that a run with mismatches is to be discarded.
+            repetition: once a turn of it leaves the state that it began in, further turns are not replayed.
         """
         self.rounded = self._round_requests()
         first, last = (0, 0) if repetition is None else (repetition.start, repetition.end)
@@ -193,7 +189,7 @@ class _Run:
         """Replay a repetition; False if it stopped at a mismatch."""
         before, returned = self._state(), False
         for turn, events in enumerate(repetition.turns):
-            done = _Done(blocks=len(self.held), freed=len(self.freed))
+            done = _Done(blocks=len(self.held), freed=len(self.freed), mismatches=self.mismatches)
             if not self._play(events, stop_at_mismatch=stop_at_mismatch):
                 return False
             if returned:
@@ -215,7 +211,8 @@ class _Run:
         sizes, freed = self.held[done.blocks :], np.array(self.freed[done.freed :], dtype=np.int64)
         shifts = np.arange(1, times + 1)[:, np.newaxis] * len(sizes)
         self.held += sizes * times
-        self.freed += (freed + shifts).ravel().tolist()
+        self.freed += np.where(freed >= 0, freed + shifts, _MISSING).ravel().tolist()
+        self.mismatches += (self.mismatches - done.mismatches) * times
         for blocks in (self.used, self.waiting):
             for address, block in blocks.items():
                 if block >= done.blocks:
@@ -224,10 +221,10 @@ class _Run:
     def _play(self, events: range, *, stop_at_mismatch: bool) -> bool:  # noqa: C901 - see below
         """Replay some events; False if it stopped at a mismatch."""
         used, held, starts, ends, borders = self.used, self.held, self.starts, self.ends, self.space.borders
-        rounded = self.rounded
+        rounded, waiting = self.rounded, self.waiting
         # the most frequent events, and FreeSpace.give, are inlined: a trace has a million of them
         for action, address, size in _steps(self.columns, events):
-            if action == _FREE and address in used:
+            if action == _FREE and address in used and address not in waiting:
                 block = used.pop(address)
                 self.freed.append(block)
                 low, high = address, address + held[block]
@@ -350,6 +347,7 @@ class _Done(NamedTuple):
 
     blocks: int
     freed: int
+    mismatches: int
 
 
 def _steps(columns: EventColumns, events: range) -> Iterator[tuple[int, int, int]]:
