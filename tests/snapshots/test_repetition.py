@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from ligerprof.snapshots import repetition as module
 from ligerprof.snapshots import replay as replaying
-from ligerprof.snapshots.events import EventColumns
+from ligerprof.snapshots.events import ACTIONS, EventColumns
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.repetition import Repetition, find_repetition
 from ligerprof.snapshots.replay import Replay, replay
 from ligerprof.snapshots.trace import DeviceTrace
 from tests.paths import RECORDINGS
 from tests.torch_memory.allocator.programs import random_program
+
+BASE = 2**40
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +86,42 @@ def test_a_repetition_gives_what_the_whole_trace_gives(
     assert_equal(replay(snapshot, 0), in_full(snapshot))
 
 
+@settings(max_examples=150, deadline=None)
+@given(draw=st.randoms(use_true_random=False))
+def test_events_that_do_not_fit_give_what_the_whole_trace_gives(draw: random.Random) -> None:
+    """Any events in any order, also a release whose two events are in two turns."""
+    actions = draw.choice([ACTIONS[:3] * 5 + ACTIONS, ACTIONS[:3] * 3 + ACTIONS[:5], ACTIONS[:3]])
+    addresses = [BASE + 512 * index for index in range(draw.choice([2, 4, 8]))] + [BASE + 2**21]
+
+    def some(count: int) -> list[dict[str, Any]]:
+        events = []
+        for _ in range(count):
+            size = draw.choice([512, 1024, 2048, 2**20 + 512, 2**21])
+            events.append({"action": draw.choice(actions), "addr": draw.choice(addresses), "size": size})
+            if events[-1]["action"] == "free_requested" and draw.random() < 0.6:
+                events.append({**events[-1], "action": "free_completed"})
+        return events
+
+    turn = some(draw.randrange(5, 20))
+    cut = draw.randrange(len(turn))
+    trace = some(draw.randrange(6)) + (turn[cut:] + turn[:cut]) * draw.randrange(5, 12) + some(draw.randrange(6))
+    states = ["active_allocated", "inactive", "active_pending_free"]
+    segments = [
+        {
+            "address": address,
+            "total_size": 2048,
+            "is_expandable": draw.random() < 0.5,
+            "blocks": [{"size": 512, "requested_size": 500, "state": draw.choice(states)} for _ in range(4)],
+        }
+        for address in draw.sample([BASE, BASE + 2**22, BASE + 2**23], draw.randrange(3))
+    ]
+    snapshot = Snapshot.from_dict({"segments": segments, "device_traces": [trace]})
+
+    assert_equal(replay(snapshot, 0), in_full(snapshot))
+
+
 @settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 2**32), before=st.integers(0, 40), period=st.integers(9, 60), after=st.integers(0, 40))
+@given(seed=st.integers(0, 2**32), before=st.integers(0, 40), period=st.integers(9, 60), after=st.integers(0, 35))
 def test_the_repetition_around_the_middle_is_found(seed: int, before: int, period: int, after: int) -> None:
     draw = random.Random(seed)
     numbers = [np.array([draw.randrange(2**40) for _ in range(length)]) for length in (before, period, after)]
