@@ -1,13 +1,14 @@
 """`ligerprof estimate`: the analytic estimate of a training step's memory, optionally with the simulated step."""
 
+import dataclasses
 from typing import Any
 
 import click
 
-from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.estimate import MemoryEstimate, estimate
 from ligerprof.cli.common_options import json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import say, show
+from ligerprof.cli.output import config_report, say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
@@ -35,7 +36,7 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     if simulated:
         simulated["error_ratio"] = estimated.peak_bytes / simulated["simulated"]["peak_bytes"] - 1
     show(
-        lambda: {**estimated.to_json(), **simulated},
+        lambda: {**_with_config(estimated).to_json(), **simulated},
         lambda: render_estimate(recipe, estimated, column),
         as_json=as_json,
     )
@@ -45,6 +46,18 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
         needed = format_bytes(max(estimated.peak_bytes, estimated.first_step_peak_bytes))
         limit = format_bytes(recipe.memory_limit_bytes or 0)
         raise DoesNotFitError(f"the estimate of {needed} is over --memory-limit {limit}.")
+
+
+def _with_config(estimated: MemoryEstimate) -> MemoryEstimate:
+    """The estimate with what --config files made it assume and leave out."""
+    report = config_report()
+    if report is None:
+        return estimated
+    return dataclasses.replace(
+        estimated,
+        assumed=(*estimated.assumed, *report.assumed),
+        left_out=(*estimated.left_out, *report.omissions),
+    )
 
 
 def _simulate(recipe: TrainingRecipe) -> tuple[dict[str, Any], FiguresColumn]:

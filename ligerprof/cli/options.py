@@ -1,14 +1,17 @@
 """The options of a recipe as click options, generated from the recipe's fields: one value each, or several."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from ligerprof.cli.common_options import Command, or_usage_error
-from ligerprof.recipe.options import Option
+from ligerprof.cli.output import keep_config_report, say
+from ligerprof.errors import RecipeError
+from ligerprof.recipe.options import Group, Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.runs.sweep.grid import Grid
 
@@ -18,11 +21,13 @@ class RecipeCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one section per group."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        # --config belongs to the options of a recipe, which it sets
+        sections: dict[str, list[tuple[str, str]]] = {"Options": [], str(Group.MODEL): []}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 declared = RECIPE_OPTIONS.get((parameter.name or "").removeprefix("no_"))
-                sections.setdefault(str(declared.group) if declared else "Options", []).append(record)
+                group = declared.group if declared else Group.MODEL if parameter.name == _CONFIG else "Options"
+                sections.setdefault(str(group), []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -48,18 +53,43 @@ class OptionType(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(str(word)) for word in self._declared.choices if word.startswith(incomplete)]
 
 
+# the argument of --config
+_CONFIG = "configs"
+_CONFIG_HELP = (
+    "Take the recipe from a configuration file: recipe.json or result.json of a run, TrainingArguments, accelerate,"
+    " DeepSpeed. Repeatable: later files win, and options on this line win over all."
+    " NAME=FILE names the framework; `env` reads the environment of a process that accelerate launched."
+)
+_config_option = click.option("--config", _CONFIG, multiple=True, metavar="FILE", help=_CONFIG_HELP)
+
+
+def _from_files(sources: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of recipe options from --config files and the command line; the report goes to stderr."""
+    from ligerprof.recipe.configs.load import load_options
+
+    options, report = load_options(sources, given)
+    keep_config_report(report)
+    for line in report.lines():
+        say(line)
+    return options
+
+
 def recipe_options(function: Command) -> Command:
     """Add every option of a recipe; the command gets one argument `recipe: TrainingRecipe`."""
 
     @functools.wraps(function)
     def with_recipe(**arguments: Any) -> Any:
-        values = {name: arguments.pop(name) for name in RECIPE_OPTIONS}
+        values, sources = {name: arguments.pop(name) for name in RECIPE_OPTIONS}, arguments.pop(_CONFIG)
         given = {name: value for name, value in values.items() if value is not None}
+        if sources:
+            context = click.get_current_context()
+            typed = {name for name in given if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+            given = _from_files(sources, {name: given[name] for name in typed})
         return function(recipe=TrainingRecipe(**given), **arguments)
 
     for declared in reversed(tuple(RECIPE_OPTIONS.values())):
         with_recipe = _single(declared)(with_recipe)
-    return with_recipe  # type: ignore[return-value]
+    return _config_option(with_recipe)  # type: ignore[return-value]
 
 
 def _single(declared: Option) -> Callable[[Any], Any]:
@@ -89,12 +119,18 @@ def grid_options(function: Command) -> Command:
         for name, declared in RECIPE_OPTIONS.items():
             if declared.off_flag and arguments.pop(f"no_{name}"):
                 options[name] = (False,)
-        return function(grid=Grid(options={name: values for name, values in options.items() if values}), **arguments)
+        given = {name: values for name, values in options.items() if values}
+        if sources := arguments.pop(_CONFIG):
+            if len(given.get("model", ())) > 1:
+                raise RecipeError("--config describes the training of one model. Choose one with --model.")
+            fixed = _from_files(sources, {name: values[0] for name, values in given.items()})
+            given = {**{name: (value,) for name, value in fixed.items()}, **given}
+        return function(grid=Grid(options=given), **arguments)
 
     for declared in reversed(tuple(RECIPE_OPTIONS.values())):
         for option in _several(declared):
             with_grid = option(with_grid)
-    return with_grid  # type: ignore[return-value]
+    return _config_option(with_grid)  # type: ignore[return-value]
 
 
 def _several(declared: Option) -> Iterator[Callable[[Any], Any]]:

@@ -18,17 +18,33 @@ from ligerprof.text import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ligerprof.recipe.configs.report import ConfigReport
+
+_CONFIG = "ligerprof.config"
+
 
 def show(
     to_json: Callable[[], Mapping[str, Any]], render: "Callable[[], str | RenderableType]", *, as_json: bool
 ) -> None:
     """Print a result to stdout, as one JSON object or as text for the terminal; raises OutputError if that fails."""
     if as_json:
-        print_json(to_json())
+        report = config_report()
+        print_json({**to_json(), **({} if report is None else {"config": report.to_json()})})
     else:
         text = render()
         with _written():
             console().print(text)
+
+
+def keep_config_report(report: "ConfigReport") -> None:
+    """Keep what became of the keys of --config files, for the JSON of the running command."""
+    click.get_current_context().meta[_CONFIG] = report
+
+
+def config_report() -> "ConfigReport | None":
+    """What became of the keys of the running command's --config files; None without --config."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(_CONFIG)
 
 
 def print_json(result: Mapping[str, Any]) -> None:

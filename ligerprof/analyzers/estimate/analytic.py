@@ -96,7 +96,7 @@ def _terms(recipe: TrainingRecipe, logits_bytes: int) -> Iterator[Term]:
 
 def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     yield "gradients are None when a step begins (zero_grad's default)"
-    if recipe.engine is Engine.DEEPSPEED:
+    if recipe.engine is Engine.DEEPSPEED and recipe.deepspeed_config is None:
         yield "DeepSpeed's default sizes of buckets and live parameters, overlap_comm off, even shares"
     gpu = recipe.gpu_spec
     if is_eager(recipe):

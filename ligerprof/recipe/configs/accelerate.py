@@ -1,0 +1,176 @@
+"""accelerate's YAML of `accelerate config`, and the environment that its launcher gives to processes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ligerprof.recipe.configs.deepspeed import set_offload
+from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.rows import (
+    Row,
+    count,
+    file_name,
+    ignored,
+    is_off,
+    lacking,
+    number,
+    part_of,
+    section,
+    words,
+)
+from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Reading, Reason, Setting
+from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
+
+_OFF = Ignored(reason=Reason.UNSET)
+_SINGLE = {"": "torch", "no": "torch", "false": "torch", "single_gpu": "torch"}
+_DEEPSPEED = {
+    "zero_stage": count(Setting.ZERO, least=0),
+    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
+    "gradient_clipping": number(Setting.CLIP, auto=True),
+    "deepspeed_config_file": Row(read=file_name("deepspeed")),
+    **part_of(
+        "offload",
+        "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path",
+    ),
+    **ignored(Reason.LOADING, "zero3_init_flag deepspeed_moe_layer_cls_names"),
+    **ignored(Reason.SAVING, "zero3_save_16bit_model"),
+    **ignored(
+        Reason.LAUNCH,
+        "deepspeed_multinode_launcher deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter",
+    ),
+    **lacking("sequence parallelism", "seq_parallel_communication_data_type"),
+}
+_PARALLELISM = {
+    "dp_replicate_size": count(Setting.REPLICATE),
+    **part_of("data parallelism", "dp_shard_size"),
+    **lacking("tensor parallelism", "tp_size", harmless=(1, "1")),
+    **lacking("context parallelism", "cp_size", harmless=(1, "1")),
+    **lacking("sequence parallelism", "sp_size", harmless=(1, "1")),
+    **lacking("expert parallelism", "ep_size", harmless=(1, "1")),
+    **ignored(
+        Reason.OTHER_METHOD,
+        "cp_comm_strategy cp_backend sp_backend sp_seq_length sp_seq_length_is_variable sp_attn_implementation"
+        " sp_handler tp_handler cp_handler",
+    ),
+}
+_DYNAMO = {
+    "dynamo_backend": words(
+        Setting.COMPILE, {"no": _OFF, "inductor": True, "eager": True, "aot_eager": True}, what="torch.compile with"
+    ),
+    **ignored(
+        Reason.OTHER_METHOD, "dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph dynamo_use_regional_compilation"
+    ),
+}
+_ROWS: Mapping[str, Row] = {
+    "distributed_type": words(
+        Setting.ENGINE,
+        {**_SINGLE, "multi_gpu": "ddp", "deepspeed": "deepspeed", "fsdp": "fsdp1"},
+        what="distributed_type",
+    ),
+    "mixed_precision": words(
+        Setting.AUTOCAST,
+        {"no": _OFF, "false": _OFF, "bf16": "bf16", "fp16": "fp16"},
+        what="mixed precision in",
+    ),
+    "num_processes": count(Setting.GPUS),
+    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
+    "deepspeed_config": section(_DEEPSPEED),
+    "fsdp_config": section(FSDP_ROWS),
+    "parallelism_config": section(
+        {**_PARALLELISM, **{f"parallelism_config_{name}": row for name, row in _PARALLELISM.items()}}
+    ),
+    "dynamo_config": section({**_DYNAMO, **{name.removeprefix("dynamo_"): row for name, row in _DYNAMO.items()}}),
+    **_DYNAMO,
+    "fp8_config": ignored(Reason.OTHER_METHOD, "x")["x"],
+    **lacking("Megatron-LM", "megatron_lm_config"),
+    **lacking("training on a CPU", "use_cpu"),
+    **lacking("KTransformers, which trains experts on the CPU", "kt_config"),
+    **lacking("bfloat16 in place of float32", "downcast_bf16"),
+    **ignored(Reason.OTHER_METHOD, "ipex_config mpirun_config"),
+    **ignored(
+        Reason.LAUNCH,
+        "compute_environment machine_rank num_machines gpu_ids main_process_ip main_process_port rdzv_backend"
+        " same_network main_training_function enable_cpu_affinity tpu_name tpu_zone tpu_use_cluster tpu_use_sudo"
+        " command_file commands tpu_vm tpu_env",
+    ),
+    **ignored(Reason.CHECKS, "debug"),
+}
+
+
+def finish_accelerate(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Read what depends on several keys: FSDP's version, and DeepSpeed's offload and sizes."""
+    kind = str(values.get("distributed_type", "")).lower()
+    if kind == "fsdp":
+        set_fsdp(reading, "distributed_type", values.get("fsdp_config"), version=1)
+    section_ = values.get("deepspeed_config")
+    if kind == "deepspeed" and isinstance(section_, Mapping):
+        _finish_deepspeed(reading, section_)
+    if kind in _SINGLE and "distributed_type" in values:
+        # accelerate starts one process, whatever num_processes says
+        reading.settings.pop(Setting.GPUS, None)
+    if str(values.get("mixed_precision")).lower() == "fp8":
+        reading.lack("mixed_precision", Lacking(what="fp8 training"), "fp8")
+        reading.settings.pop(Setting.AUTOCAST, None)
+
+
+def _finish_deepspeed(reading: Reading, section_: Mapping[str, Any]) -> None:
+    if "deepspeed_config_file" in section_:
+        return
+    places = {part: section_.get(f"offload_{part}_device") for part in ("optimizer", "param")}
+    words_ = {part: "none" if is_off(place) else str(place).lower() for part, place in places.items()}
+    set_offload(reading, "deepspeed_config.offload", **words_)
+    path = section_.get("offload_param_nvme_path") or section_.get("offload_optimizer_nvme_path")
+    if "nvme" in words_.values() and isinstance(path, str):
+        reading.set("deepspeed_config.offload_param_nvme_path", {Setting.NVME_PATH: path})
+    # accelerate leaves the rest to DeepSpeed, whose default depends on the stage
+    reading.settings[Setting.DEEPSPEED] = Found(
+        value={"zero_optimization": {"overlap_comm": str(section_.get("zero_stage")) == "3"}},
+        key="deepspeed_config",
+        file=reading.file,
+    )
+
+
+ACCELERATE = Framework(
+    name="accelerate",
+    title="a configuration of accelerate",
+    rows=_ROWS,
+    signature=frozenset(
+        {"distributed_type", "compute_environment", "num_processes", "mixed_precision", "machine_rank", "fsdp_config"}
+    ),
+    defaults={Setting.AUTOCAST: "no"},
+    is_complete=False,
+    finish=finish_accelerate,
+)
+
+_SECTIONS = (
+    ("ACCELERATE_DEEPSPEED_", "deepspeed_config", ""),
+    ("FSDP_", "fsdp_config", "fsdp_"),
+    ("PARALLELISM_CONFIG_", "parallelism_config", ""),
+    ("ACCELERATE_DYNAMO_", "dynamo_config", "dynamo_"),
+)
+_TYPES = {"ACCELERATE_USE_DEEPSPEED": "DEEPSPEED", "ACCELERATE_USE_FSDP": "FSDP"}
+_TOP = {
+    "ACCELERATE_MIXED_PRECISION": "mixed_precision",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "WORLD_SIZE": "num_processes",
+}
+_ENVIRONMENT_NAMES = {
+    "config_file": "deepspeed_config_file",
+    "fsdp_transformer_cls_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
+}
+
+
+def values_of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of accelerate's YAML that the environment of a launched process stands for."""
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if variable in _TOP:
+            values[_TOP[variable]] = text
+        for start, name, prefix in _SECTIONS:
+            if variable.startswith(start):
+                key = prefix + variable.removeprefix(start).lower()
+                values.setdefault(name, {})[_ENVIRONMENT_NAMES.get(key, key)] = text
+    types = [kind for variable, kind in _TYPES.items() if not is_off(environment.get(variable))]
+    several = not is_off(environment.get("WORLD_SIZE")) and environment["WORLD_SIZE"] != "1"
+    if values:
+        values["distributed_type"] = types[0] if types else "MULTI_GPU" if several else "NO"
+    return values

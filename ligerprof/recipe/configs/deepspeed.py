@@ -1,0 +1,247 @@
+"""DeepSpeed's JSON, a file of its own or a section of another file; `auto` leaves a value to the other files."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ligerprof.recipe.configs.framework import Framework, leaves
+from ligerprof.recipe.configs.optimizers import DEEPSPEED_OPTIMIZERS
+from ligerprof.recipe.configs.rows import (
+    BadValueError,
+    Row,
+    count,
+    ignored,
+    is_off,
+    lacking,
+    number,
+    part_of,
+    section,
+    truth,
+    whole_number,
+    words,
+)
+from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.deepspeed import ZERO_SETTINGS
+
+# what HF fills with sizes that follow from the model, where the file says `auto`
+HIDDEN_SIZE_KEYS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+# names of the sizes in older versions
+_FORMER_NAMES = {
+    "max_live_parameters": "stage3_max_live_parameters",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+}
+_PLACES = ("none", "cpu", "nvme")
+
+
+def _enabled(dtype: str) -> Row:
+    def read(value: Any) -> Outcome:
+        if value == "auto" or not truth(value):
+            return Ignored(reason=Reason.UNSET)
+        return Sets(values={Setting.AUTOCAST: dtype})
+
+    return Row(read=read)
+
+
+def _size(value: Any) -> Outcome:
+    if value == "auto":
+        return Sets(values={}, words="filled from the model")
+    return Sets(values={}, words=f"{whole_number(value):,} elements")
+
+
+def _place(value: Any) -> Outcome:
+    if value not in _PLACES:
+        raise BadValueError("not one of none, cpu and nvme")
+    return Sets(values={}, words="offload")
+
+
+_OFFLOAD = {
+    "device": Row(read=_place),
+    **part_of("the folder of the offload", "nvme_path"),
+    **part_of("host memory of the offload", "pin_memory buffer_count buffer_size max_in_cpu"),
+    **ignored(Reason.SPEED, "pipeline_read pipeline_write fast_init"),
+    **lacking("an optimizer offloaded in part", "ratio", harmless=(1, 1.0)),
+}
+_ZERO = {
+    "stage": count(Setting.ZERO, least=0),
+    "offload_optimizer": section(_OFFLOAD),
+    "offload_param": section(_OFFLOAD),
+    "overlap_comm": Row(read=lambda value: Sets(values={}, words=f"overlap {'on' if truth(value) else 'off'}")),
+    **{
+        name: Row(read=_size)
+        for name in (*ZERO_SETTINGS, *_FORMER_NAMES)
+        if name not in ("overlap_comm", "contiguous_gradients")
+    },
+    "contiguous_gradients": Row(read=lambda value: Sets(values={}, words="on" if truth(value) else "off")),
+    **ignored(
+        Reason.SPEED,
+        "reduce_scatter round_robin_gradients allgather_partitions stage3_max_reuse_distance max_reuse_distance"
+        " stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params allgather_sequential"
+        " use_multi_rank_bucket_allreduce",
+    ),
+    **ignored(
+        Reason.SAVING,
+        "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save"
+        " gather_16bit_weights_on_model_save load_from_fp32_weights elastic_checkpoint",
+    ),
+    **ignored(Reason.CHECKS, "ignore_unused_parameters log_trace_cache_warnings"),
+    **lacking("secondary partitions of ZeRO++", "zero_hpz_partition_size", harmless=(1,)),
+    **lacking(
+        "quantized communication of ZeRO++",
+        "zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
+    ),
+    **lacking("MiCS", "mics_shard_size mics_hierarchical_params_gather", harmless=(-1,)),
+    **lacking("ZenFlow", "zenflow"),
+    **lacking("leaf modules of ZeRO-3", "leaf_module"),
+    **lacking("hybrid gradient buckets", "memory_efficient_linear", harmless=(True,)),
+}
+_FP16 = {
+    "enabled": _enabled("fp16"),
+    **ignored(
+        Reason.NUMBER,
+        "loss_scale loss_scale_window initial_scale_power hysteresis consecutive_hysteresis min_loss_scale",
+    ),
+    **ignored(Reason.SPEED, "auto_cast"),
+    **lacking("master weights in 16 bits", "fp16_master_weights_and_grads"),
+    **ignored(Reason.OTHER_METHOD, "opt_level"),
+}
+_BF16 = {
+    "enabled": _enabled("bf16"),
+    **lacking("master weights in 16 bits", "bf16_master_weights_and_grads bf16_optimizer_states"),
+    **lacking("gradients accumulated in another dtype", "immediate_grad_update", harmless=(True,)),
+    **ignored(Reason.CHECKS, "check_grad_overflow"),
+}
+DEEPSPEED_ROWS: Mapping[str, Row] = {
+    "train_micro_batch_size_per_gpu": count(Setting.BATCH, auto=True),
+    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
+    "train_batch_size": count(Setting.TRAIN_BATCH, auto=True),
+    "gradient_clipping": number(Setting.CLIP, auto=True),
+    "zero_optimization": section(_ZERO),
+    "fp16": section(_FP16),
+    "bf16": section(_BF16),
+    "bfloat16": section(_BF16),
+    "optimizer": section(
+        {
+            "type": words(Setting.OPTIMIZER, DEEPSPEED_OPTIMIZERS, what="optimizer"),
+            **ignored(Reason.NUMBER, "params legacy_fusion"),
+        }
+    ),
+    **ignored(Reason.SCHEDULE, "scheduler"),
+    **ignored(
+        Reason.OUTPUT, "steps_per_print wall_clock_breakdown dump_state tensorboard wandb csv_monitor monitor_config"
+    ),
+    **ignored(Reason.OUTPUT, "comms_logger flops_profiler memory_breakdown comms_config _comment"),
+    **ignored(Reason.CHECKS, "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer disable_allgather"),
+    **ignored(Reason.SPEED, "prescale_gradients gradient_predivide_factor aio communication_data_type_warning"),
+    **ignored(Reason.SAVING, "checkpoint use_node_local_storage load_universal_checkpoint"),
+    **ignored(Reason.DATA, "dataloader_drop_last"),
+    **ignored(Reason.LAUNCH, "cuda_visible_devices"),
+    "compile": section(
+        {**lacking("torch.compile", "deepcompile"), **ignored(Reason.OTHER_METHOD, "backend disable passes")}
+    ),
+    "data_types": section(lacking("gradients accumulated in another dtype", "grad_accum_dtype", harmless=("auto",))),
+    "torch_autocast": section(
+        {
+            **lacking("torch's autocast under DeepSpeed", "enabled"),
+            **ignored(Reason.OTHER_METHOD, "dtype lower_precision_safe_modules"),
+        }
+    ),
+    "autotuning": section(
+        {
+            **lacking("DeepSpeed's autotuner, which chooses batch and stage", "enabled"),
+            **ignored(
+                Reason.OTHER_METHOD,
+                "fast overwrite arg_mappings max_train_batch_size start_profile_step end_profile_step metric"
+                " results_dir exps_dir tuner_type tuner_num_trials tuner_early_stopping model_info mp_size"
+                " min_train_batch_size max_train_micro_batch_size_per_gpu num_tuning_micro_batch_sizes",
+            ),
+        }
+    ),
+    "tensor_parallel": section(lacking("tensor parallelism", "autotp_size tp_size tp", harmless=(1,))),
+    **lacking("sequence parallelism", "sequence_parallel_size", harmless=(1,)),
+    **lacking(
+        "communication in another dtype", "communication_data_type seq_parallel_communication_data_type fp32_allreduce"
+    ),
+    **lacking("sparse gradients", "sparse_gradients"),
+    **lacking("sparse attention", "sparse_attention"),
+    **lacking("compressed training", "compression_training quantize_training"),
+    **lacking("data efficiency (random layer-token dropping)", "data_efficiency curriculum_learning"),
+    **lacking("progressive layer dropping", "progressive_layer_drop eigenvalue"),
+    **lacking("activation checkpointing by DeepSpeed", "activation_checkpointing"),
+    **lacking("NVIDIA's apex", "amp"),
+    **lacking("pipeline parallelism", "pipeline"),
+    **lacking("the hybrid engine", "hybrid_engine"),
+    **lacking("elastic training", "elasticity"),
+    **lacking("DeepSpeed's inference engine", "tensor_parallel_inference kernel_inject"),
+}
+
+
+def finish_deepspeed(reading: Reading, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Read what depends on several keys: the engine, offload, sizes and the kind of Adam.
+
+    Args:
+        values: the content of DeepSpeed's JSON.
+        prefix: where it is in a larger file, such as `deepspeed.`.
+    """
+    zero = values.get("zero_optimization")
+    zero = zero if isinstance(zero, Mapping) else {}
+    reading.set(f"{prefix}zero_optimization", {Setting.ENGINE: "deepspeed"})
+    _set_offload(reading, zero, f"{prefix}zero_optimization.offload")
+    reading.settings[Setting.DEEPSPEED] = Found(
+        value={"zero_optimization": _sizes(zero)}, key=f"{prefix}zero_optimization", file=reading.file
+    )
+    optimizer = dict(leaves(values)).get("optimizer.params.torch_adam")
+    if optimizer is True and reading.value(Setting.OPTIMIZER) == "default":
+        reading.set(f"{prefix}optimizer.params.torch_adam", {Setting.OPTIMIZER: "adamw-foreach"})
+
+
+def _sizes(zero: Mapping[str, Any]) -> dict[str, Any]:
+    """ZeRO's settings that the recipe passes on, those of the model's size still as `auto`."""
+    named = {_FORMER_NAMES.get(name, name): value for name, value in zero.items()}
+    kept = {name: value for name, value in named.items() if name in ZERO_SETTINGS and value is not None}
+    # DeepSpeed's own default depends on the stage
+    kept.setdefault("overlap_comm", str(zero.get("stage", 0)) == "3")
+    return {
+        name: truth(value)
+        if isinstance(ZERO_SETTINGS[name], bool)
+        else value
+        if value == "auto"
+        else whole_number(value)
+        for name, value in kept.items()
+        if value != "auto" or name in HIDDEN_SIZE_KEYS
+    }
+
+
+def _set_offload(reading: Reading, zero: Mapping[str, Any], key: str) -> None:
+    places = {}
+    for part in ("optimizer", "param"):
+        inner = zero.get(f"offload_{part}")
+        inner = inner if isinstance(inner, Mapping) else {}
+        places[part] = "none" if is_off(inner.get("device")) else str(inner["device"])
+        if places[part] == "nvme" and isinstance(inner.get("nvme_path"), str):
+            reading.set(f"{key}_{part}.nvme_path", {Setting.NVME_PATH: inner["nvme_path"]})
+    set_offload(reading, key, optimizer=places["optimizer"], param=places["param"])
+
+
+def set_offload(reading: Reading, key: str, *, optimizer: str, param: str) -> None:
+    """Set the offload from the places of optimizer and parameters, each `none`, `cpu` or `nvme`.
+
+    Args:
+        key: the key without `_optimizer` and `_param`.
+    """
+    known = {("none", "none"): None, ("cpu", "none"): "optimizer", ("cpu", "cpu"): "all", ("nvme", "nvme"): "nvme"}
+    word = known.get((optimizer, param), "lacking")
+    if word == "lacking":
+        what = f"an offload of the optimizer to {optimizer} and of parameters to {param}"
+        reading.lack(f"{key}_param", Lacking(what=what, setting=Setting.OFFLOAD))
+    elif word is not None:
+        reading.set(f"{key}_{'optimizer' if param == 'none' else 'param'}", {Setting.OFFLOAD: word})
+
+
+DEEPSPEED = Framework(
+    name="deepspeed",
+    title="a DeepSpeed configuration",
+    rows=DEEPSPEED_ROWS,
+    signature=frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "steps_per_print"}),
+    defaults={Setting.CLIP: 0.0, Setting.GRAD_ACCUM: 1},
+    is_complete=False,
+    finish=finish_deepspeed,
+)

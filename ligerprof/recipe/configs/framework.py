@@ -1,0 +1,93 @@
+"""A framework whose configuration files can be read: its table, its defaults, and how a file of it is recognized."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ligerprof.errors import RecipeError
+from ligerprof.recipe.configs.rows import BadValueError, Row, Table, explain_bad
+from ligerprof.recipe.configs.settings import Reading, Setting
+
+Finish = Callable[[Reading, Mapping[str, Any]], None]
+
+
+def _nothing_more(_reading: Reading, _values: Mapping[str, Any]) -> None:
+    """A framework whose keys can be read one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A kind of configuration file.
+
+    Attributes:
+        name: the word that names it in `NAME=FILE` and in JSON.
+        title: what messages call it.
+        rows: one row per key.
+        signature: keys that other frameworks do not have; at least one is in each file of this framework.
+        defaults: the framework's values of settings that a file does not mention.
+        is_complete: whether the file describes a whole training run. Defaults of others, such as DeepSpeed's, count
+            only where no file is complete.
+        finish: reads what depends on several keys; called after all rows.
+    """
+
+    name: str
+    title: str
+    rows: Table
+    signature: frozenset[str]
+    defaults: Mapping[Setting, Any] = field(default_factory=dict)
+    is_complete: bool = True
+    finish: Finish = _nothing_more
+
+    def read(self, values: Mapping[str, Any], file: str) -> Reading:
+        """Read every key of a file.
+
+        Raises:
+            RecipeError: a value that its key does not take.
+        """
+        reading = Reading(file=file, framework=self.name, is_complete=self.is_complete, defaults=dict(self.defaults))
+        _apply(self.rows, values, reading, "")
+        self.finish(reading, values)
+        return reading
+
+    def unknown_keys(self, values: Mapping[str, Any]) -> list[str]:
+        """The file's keys that the table lacks, at the top level only."""
+        return [key for key in values if key not in self.rows]
+
+
+def _apply(rows: Table, values: Mapping[str, Any], reading: Reading, prefix: str) -> None:
+    for name, value in values.items():
+        key, row = f"{prefix}{name}", rows.get(name)
+        if row is None:
+            reading.unknown.append(key)
+        elif row.children is not None and (inner := _object(value)) is not None:
+            _apply(row.children, inner, reading, f"{key}.")
+        else:
+            _apply_row(row, key, value, reading)
+
+
+def _object(value: Any) -> Mapping[str, Any] | None:
+    """An object, also one that is written as JSON in a text, as HF's arguments may be."""
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, Mapping) else None
+
+
+def _apply_row(row: Row, key: str, value: Any, reading: Reading) -> None:
+    try:
+        outcome = row.null if value is None else row.read(value)
+    except BadValueError as problem:
+        raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
+    reading.note(key, value, outcome)
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is not an object, with its dotted key."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,85 @@
+"""What became of every key of the configuration files: the `config` key of JSON results, and lines for the terminal."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ligerprof.recipe.configs.settings import Reading
+from ligerprof.text import printable
+
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigReport:
+    """The keys of all files.
+
+    Attributes:
+        files: each file and whose it is.
+        read: what each key set, in words.
+        ignored: keys without effect on the memory of a training step.
+        unknown: keys that were not understood.
+        left_out: keys whose effect the figures do not include, each with what that is.
+        assumed: what reading the files assumed, one sentence each.
+    """
+
+    files: tuple[tuple[str, str], ...]
+    read: Mapping[str, str]
+    ignored: tuple[str, ...]
+    unknown: tuple[str, ...]
+    left_out: Mapping[str, str]
+    assumed: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The value of `config` in JSON results."""
+        return {
+            "files": [{"file": file, "framework": framework} for file, framework in self.files],
+            "read": dict(self.read),
+            "ignored": list(self.ignored),
+            "unknown": list(self.unknown),
+            "left_out": dict(self.left_out),
+            "assumed": list(self.assumed),
+        }
+
+    @property
+    def omissions(self) -> tuple[str, ...]:
+        """What the figures do not include, one entry per subject, as an estimate's `left_out` lists it."""
+        keys: dict[str, list[str]] = {}
+        for key, what in self.left_out.items():
+            keys.setdefault(what, []).append(printable(key))
+        return tuple(f"{what} ({_listed(names)})" for what, names in keys.items())
+
+    def lines(self) -> Iterator[str]:
+        """The report for a terminal: files, keys that were not understood, and what the figures leave out."""
+        for file, framework in self.files:
+            yield f"read {file} as {framework}"
+        yield f"{len(self.read)} keys read, {len(self.ignored)} without effect on memory, {len(self.unknown)} unknown"
+        if self.unknown:
+            yield f"unknown keys: {_listed(self.unknown)}"
+        yield from (f"assumed: {sentence}" for sentence in self.assumed)
+        yield from (f"left out: {omission}" for omission in self.omissions)
+
+
+def report_of(readings: Iterable[Reading], assumed: Iterable[str]) -> ConfigReport:
+    """Collect the keys of all readings; a key that two files have carries the name of the second."""
+    readings = tuple(readings)
+    read: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    for reading in readings:
+        for target, source in ((read, reading.read), (left_out, reading.left_out)):
+            for key, words in source.items():
+                target[f"{reading.file}: {key}" if key in target else key] = words
+    return ConfigReport(
+        files=tuple((reading.file, reading.framework) for reading in readings),
+        read=read,
+        ignored=tuple(dict.fromkeys(key for reading in readings for key in reading.ignored if key not in read)),
+        unknown=tuple(dict.fromkeys(key for reading in readings for key in reading.unknown)),
+        left_out=left_out,
+        assumed=(*(sentence for reading in readings for sentence in reading.assumed), *assumed),
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [printable(name)[:60] for name in names]
+    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+    return ", ".join(shown[:_MOST_SHOWN]) + more

@@ -1,0 +1,295 @@
+"""Turn what configuration files set into the options of a recipe, or name what recipes cannot express."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ligerprof.errors import UnknownModelError, UnsupportedError
+from ligerprof.kernels.selection import inapplicable_reason
+from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
+from ligerprof.recipe.categories import Engine, Offload
+from ligerprof.recipe.configs.deepspeed import HIDDEN_SIZE_KEYS
+from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
+from ligerprof.recipe.configs.settings import Found, Lacking, Reading, Setting
+from ligerprof.recipe.training import RECIPE_OPTIONS
+from ligerprof.words import Word
+
+S = Setting
+_FEATURES: Mapping[Setting, str] = {
+    S.PACKING: "packed sequences",
+    S.COMPILE: "torch.compile",
+    S.ACTIVATION_OFFLOAD: "activations in host memory",
+    S.DORA: "DoRA",
+    S.MODULES_TO_SAVE: "modules trained in full beside adapters",
+}
+# settings that a recipe takes as they are, if it has the option
+_DIRECT = (
+    *(S.SEQ, S.GRAD_ACCUM, S.CLIP, S.CHECKPOINTING, S.REENTRANT, S.ATTENTION, S.LOSS, S.GALORE_RANK),
+    *(S.COMPILE, S.ACTIVATION_OFFLOAD, S.DORA, S.MODULES_TO_SAVE),
+)
+_ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA)
+_OF_DEEPSPEED = (S.ZERO, S.OFFLOAD, S.NVME_PATH, S.DEEPSPEED)
+# the setting's option on the command line, where it has another name
+_OPTIONS: Mapping[Setting, str] = {
+    S.WEIGHTS: "precision",
+    S.AUTOCAST: "precision",
+    S.RANK: "lora",
+    S.BITS: "lora",
+    S.LORA_TARGETS: "lora",
+}
+
+
+class Resolver:
+    """One set of files on the way to a recipe.
+
+    Args:
+        readings: the files, in order; later ones win.
+        given: recipe options of the command line, which win over all files.
+
+    Attributes:
+        assumed: what the recipe assumes, one sentence each.
+    """
+
+    def __init__(self, readings: Sequence[Reading], given: Mapping[str, Any]) -> None:
+        self.assumed: list[str] = []
+        self._given = given
+        self._options: dict[str, Any] = {}
+        self._settings = _defaults(readings)
+        self._lacking = [found for reading in readings for found in reading.lacking]
+        for reading in readings:
+            self._settings.update(reading.settings)
+            self._options.update(reading.options)
+        for name, value in given.items():
+            if name in tuple(S):
+                self._settings[S(name)] = Found(value=value, key=RECIPE_OPTIONS[name].flag, file="")
+        self._drop_replaced()
+
+    def options(self) -> dict[str, Any]:
+        """Values of recipe options, those of the command line included.
+
+        Raises:
+            UnsupportedError: the files ask for something that recipes cannot express.
+            RecipeError: values that do not go together.
+        """
+        for found in self._lacking:
+            raise _refusal(found, found.value)
+        for found in self._settings.values():
+            if isinstance(found.value, Lacking):
+                raise _refusal(found, found.value)
+        spec = self._model()
+        engine = self._engine()
+        chosen = {
+            **self._options,
+            **self._batch(),
+            **engine,
+            **self._deepspeed(engine["engine"], spec),
+            **self._precision(engine["engine"], spec),
+            **self._kernels(spec),
+            **self._adapter(spec),
+            **self._optimizer(),
+            **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
+        }
+        self._check_packing(chosen)
+        if not chosen.get("checkpointing", True):
+            chosen["reentrant"] = False
+        return {**{name: value for name, value in chosen.items() if value is not None}, **self._given, "model": spec}
+
+    def _drop_replaced(self) -> None:
+        """Settings whose meaning an option of the command line takes over."""
+        if "precision" in self._given:
+            self._drop(S.WEIGHTS, S.AUTOCAST)
+        if "lora" in self._given or "qlora" in self._given:
+            self._drop(*_ADAPTER)
+        if "liger" in self._given:
+            self._drop(S.PROVIDER)
+
+    def _drop(self, *settings: Setting) -> None:
+        for setting in settings:
+            if setting.value not in self._given:
+                self._settings.pop(setting, None)
+
+    def _value(self, setting: Setting) -> Any:
+        found = self._settings.get(setting)
+        return None if found is None else found.value
+
+    def _refuse(self, what: str, *settings: Setting) -> UnsupportedError:
+        """The error about something that the first of these settings asks for."""
+        for setting in settings:
+            if (found := self._settings.get(setting)) is not None:
+                return _refusal(found, Lacking(what=what, setting=setting))
+        return UnsupportedError(f"{what}: not supported yet.")
+
+    def _model(self) -> ModelSpec:
+        found = self._settings.get(S.MODEL)
+        if found is None:
+            self.assumed.append(f"no file names a model: {DEFAULT_MODEL} (--model chooses another)")
+            return load_model(DEFAULT_MODEL)
+        if isinstance(found.value, ModelSpec):
+            return found.value
+        try:
+            return load_model(found.value)
+        except UnknownModelError as error:
+            raise UnknownModelError(f"{found.place}: {error}" if found.file else str(error)) from None
+
+    def _batch(self) -> dict[str, Any]:
+        """Batch and accumulation, also from the size of the whole batch over all GPUs."""
+        batch, total = self._value(S.BATCH), self._value(S.TRAIN_BATCH)
+        if S.SEQ not in self._settings:
+            default = RECIPE_OPTIONS["seq"].default
+            self.assumed.append(f"no file sets the sequence length: {default} tokens (--seq chooses another)")
+        if total is None:
+            return {"batch": batch}
+        gpus = self._value(S.GPUS) or 1
+        if batch is None:
+            accumulated = self._value(S.GRAD_ACCUM) or 1
+            return {"batch": self._share(total, accumulated * gpus)}
+        self._settings[S.GRAD_ACCUM] = Found(
+            value=self._share(total, batch * gpus), key="train_batch_size", file=self._settings[S.TRAIN_BATCH].file
+        )
+        return {"batch": batch}
+
+    def _share(self, total: int, parts: int) -> int:
+        if total % parts:
+            found = self._settings[S.TRAIN_BATCH]
+            raise UnsupportedError(
+                f"{found.place} of {total} is not a multiple of {parts}. Give --batch, --grad-accum or --gpus."
+            )
+        return total // parts
+
+    def _engine(self) -> dict[str, Any]:
+        gpus = self._value(S.GPUS) or 1
+        word = str(self._value(S.ENGINE) or ("torch" if gpus == 1 else "ddp"))
+        if gpus == 1 and word == "ddp":
+            word = "torch"
+        if word == "torch" and gpus > 1:
+            word = "ddp"
+        if word not in tuple(Engine):
+            several = f" on {gpus} GPUs" if gpus > 1 else ""
+            what = {"fsdp1": "FSDP version 1", "fsdp2": "FSDP version 2", "ddp": "DistributedDataParallel"}.get(
+                word, word
+            )
+            raise self._refuse(f"{what}{several}", S.ENGINE, S.GPUS)
+        return {"engine": word, "gpus": gpus}
+
+    def _deepspeed(self, engine: str, spec: ModelSpec) -> dict[str, Any]:
+        if engine != Engine.DEEPSPEED:
+            return {}
+        values = {name.value: self._value(name) for name in (S.ZERO, S.OFFLOAD, S.NVME_PATH)}
+        return {**values, "deepspeed_config": _filled(self._value(S.DEEPSPEED) or {}, spec) or None}
+
+    def _precision(self, engine: str, spec: ModelSpec) -> dict[str, Any]:
+        if "precision" in self._given:
+            return {}
+        autocast = self._value(S.AUTOCAST) or "no"
+        if engine == Engine.DEEPSPEED:
+            if autocast not in MIXED_PRECISIONS:
+                raise self._refuse("DeepSpeed in fp32", S.AUTOCAST, S.ENGINE)
+            return {"precision": MIXED_PRECISIONS[autocast]}
+        if S.WEIGHTS not in self._settings and S.AUTOCAST not in self._settings:
+            return {}
+        weights = self._value(S.WEIGHTS) or "float32"
+        if weights == "checkpoint":
+            weights = self._checkpoint_dtype(spec)
+        word = PRECISIONS.get((weights, autocast))
+        if word not in RECIPE_OPTIONS["precision"].choices:
+            raise self._refuse(f"weights in {weights} under autocast to {autocast}", S.WEIGHTS, S.AUTOCAST)
+        return {"precision": word}
+
+    def _checkpoint_dtype(self, spec: ModelSpec) -> str:
+        found = spec.config.get("dtype") or spec.config.get("torch_dtype")
+        if found in ("float32", "bfloat16", "float16"):
+            return str(found)
+        self.assumed.append(f"{spec.name}'s config names no dtype: bfloat16, as published checkpoints have")
+        return "bfloat16"
+
+    def _kernels(self, spec: ModelSpec) -> dict[str, Any]:
+        chosen, provider = self._value(S.LIGER), self._value(S.PROVIDER)
+        if not isinstance(chosen, frozenset):
+            return {"liger": chosen, "provider": provider}
+        wanted = {"swiglu", "geglu"} | chosen if "glu" in chosen else chosen
+        # liger-kernel skips what a model does not have
+        names = sorted(name for name in wanted - {"glu"} if inapplicable_reason(name, spec) is None)
+        return {"liger": "+".join(names) or "none", "provider": provider}
+
+    def _adapter(self, spec: ModelSpec) -> dict[str, Any]:
+        rank, bits = self._value(S.RANK), self._value(S.BITS)
+        if bits not in (None, 4) or (bits and rank is None):
+            raise self._refuse(f"{bits}-bit weights" + (" without LoRA" if rank is None else ""), S.BITS)
+        if rank is None:
+            return {}
+        return {"qlora" if bits else "lora": rank, **self._targets(spec)}
+
+    def _targets(self, spec: ModelSpec) -> dict[str, Any]:
+        targets = self._value(S.LORA_TARGETS)
+        known = set(spec.architecture.lora_targets)
+        names = {name.rpartition(".")[2] for name in targets} if isinstance(targets, list) else set()
+        if targets in (None, "all-linear") or names == known:
+            return {}
+        if "lora_targets" in RECIPE_OPTIONS and names:
+            return {"lora_targets": "+".join(targets)}
+        shown = ", ".join(targets) if isinstance(targets, list) else str(targets)
+        raise self._refuse(f"LoRA on some layers only ({shown[:80]})", S.LORA_TARGETS)
+
+    def _optimizer(self) -> dict[str, Any]:
+        word = self._value(S.OPTIMIZER)
+        if word is None:
+            return {}
+        offloaded = self._value(S.OFFLOAD) not in (None, Offload.NONE)
+        # accelerate replaces AdamW by DeepSpeed's own where the optimizer is offloaded
+        if word == "default" or (offloaded and str(word).startswith("adamw") and "optimizer" not in self._given):
+            return {}
+        if word not in RECIPE_OPTIONS["optimizer"].choices:
+            raise self._refuse(f"optimizer {word}", S.OPTIMIZER)
+        return {"optimizer": word}
+
+    def _direct(self, setting: Setting) -> dict[str, Any]:
+        value, name = self._value(setting), setting.value
+        if name not in RECIPE_OPTIONS:
+            if value:
+                raise self._refuse(_FEATURES[setting], setting)
+            return {}
+        declared = RECIPE_OPTIONS[name]
+        if isinstance(value, str) and issubclass(declared.kind, Word) and value not in declared.choices:
+            raise self._refuse(f"{name.replace('_', ' ')} {value}", setting)
+        return {name: value}
+
+    def _check_packing(self, chosen: dict[str, Any]) -> None:
+        """Packed sequences are full ones, unless a mask has to keep the documents apart."""
+        if not self._value(S.PACKING):
+            return
+        if "packing" in RECIPE_OPTIONS:
+            chosen["packing"] = True
+        elif self._value(S.PACKING) == "masked" and chosen.get("attention") != "flash":
+            raise self._refuse("packed sequences that a mask keeps apart", S.PACKING)
+        else:
+            self.assumed.append("packed micro-batches are full, and attention keeps documents apart without a mask")
+
+
+def _defaults(readings: Sequence[Reading]) -> dict[Setting, Found]:
+    """Values of settings that no file mentions: those of the last complete file, else of all others."""
+    complete = [reading for reading in readings if reading.is_complete]
+    found = {}
+    for reading in complete[-1:] or readings:
+        place = f"{reading.file}: {reading.framework}'s default"
+        found.update(
+            {setting: Found(value=value, key=setting, file=place) for setting, value in reading.defaults.items()}
+        )
+    return found
+
+
+def _filled(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    """DeepSpeed's settings with `auto` replaced as transformers replaces it (integrations/deepspeed.py)."""
+    squared = spec.hidden_size * spec.hidden_size
+    automatic = dict(zip(HIDDEN_SIZE_KEYS, (squared, int(0.9 * squared), 10 * spec.hidden_size), strict=True))
+    sizes = config.get("zero_optimization", {})
+    filled = {name: automatic[name] if value == "auto" else value for name, value in sizes.items()}
+    return {**config, "zero_optimization": filled} if filled else dict(config)
+
+
+def _refusal(found: Found, lacking: Lacking) -> UnsupportedError:
+    """The error about something that recipes cannot express: where, what, and what to do."""
+    name = None if lacking.setting is None else _OPTIONS.get(lacking.setting, lacking.setting.value)
+    declared = RECIPE_OPTIONS.get(name or "")
+    remedy = lacking.remedy or (
+        f"Choose another with {declared.flag}." if declared else "Take the key out to leave it out of the figures."
+    )
+    return UnsupportedError(f"{found.place}: {lacking.what} is not supported yet. {remedy}")

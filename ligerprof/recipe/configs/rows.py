@@ -1,0 +1,198 @@
+"""Build the rows of a framework's table: for each key, how its value is read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Names, Outcome, Reason, Sets, Setting
+from ligerprof.text import printable, short_repr
+
+Read = Callable[[Any], Outcome]
+Table = Mapping[str, "Row"]
+_TRUE = frozenset({"true", "yes", "on", "1", "y"})
+_FALSE = frozenset({"false", "no", "off", "0", "n", "none", "null", ""})
+
+
+class BadValueError(ValueError):
+    """A value that the key does not take; the message continues `FILE: KEY is VALUE, `."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """How a key is read.
+
+    Attributes:
+        read: what a value that is not null and not an object comes to.
+        children: rows of the keys of an object.
+        null: what null comes to.
+        any_key: an object below this key may have any keys; `read` gets the whole object.
+    """
+
+    read: Read = field(default=lambda _: Ignored(reason=Reason.UNSET))
+    children: Table | None = None
+    null: Outcome = field(default=Ignored(reason=Reason.UNSET))
+    any_key: bool = False
+
+
+def ignored(reason: Reason, names: str) -> dict[str, Row]:
+    """Rows of keys without effect on memory, whatever their values; `names` are separated by spaces."""
+    row = Row(read=lambda _: Ignored(reason=reason), any_key=True)
+    return dict.fromkeys(names.split(), row)
+
+
+def left_out(what: str, names: str, *, harmless: tuple[Any, ...] = ()) -> dict[str, Row]:
+    """Rows of keys whose effect the figures do not include; an empty or false value has none."""
+    row = Row(read=lambda value: _off(value, harmless) or LeftOut(what=what), any_key=True)
+    return dict.fromkeys(names.split(), row)
+
+
+def lacking(
+    what: str, names: str, *, harmless: tuple[Any, ...] = (), setting: Setting | None = None, remedy: str = ""
+) -> dict[str, Row]:
+    """Rows of keys for something that recipes cannot express; an empty or false value, or a harmless one, is off."""
+    lack = Lacking(what=what, setting=setting, remedy=remedy)
+    row = Row(read=lambda value: _off(value, harmless) or lack, any_key=True)
+    return dict.fromkeys(names.split(), row)
+
+
+def _off(value: Any, harmless: tuple[Any, ...]) -> Ignored | None:
+    """The outcome of a value that switches a feature off, else None."""
+    is_harmless = any(type(value) is type(each) and value == each for each in harmless)
+    if is_harmless or is_off(value):
+        return Ignored(reason=Reason.UNSET)
+    return None
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value switches a feature off: empty, zero or false, also as text."""
+    if isinstance(value, str):
+        return value.strip().lower() in _FALSE
+    return value in (None, False, 0) or value in ([], {}, ())
+
+
+def count(setting: Setting, *, least: int = 1, auto: bool = False) -> Row:
+    """A whole number; with `auto`, the word `auto` leaves the setting to other files."""
+
+    def read(value: Any) -> Outcome:
+        if auto and value == "auto":
+            return Ignored(reason=Reason.UNSET)
+        return Sets(values={setting: whole_number(value, least)})
+
+    return Row(read=read)
+
+
+def whole_number(value: Any, least: int = 0) -> int:
+    """A whole number from a number or text; raises BadValueError for anything else."""
+    number = real_number(value)
+    if not number.is_integer() or number < least:
+        raise BadValueError(f"not a whole number of at least {least}")
+    return int(number)
+
+
+def real_number(value: Any) -> float:
+    """A number from a number or text such as `2e-5`; raises BadValueError for anything else."""
+    try:
+        number = float("nan" if isinstance(value, bool) or not isinstance(value, (int, float, str)) else value)
+    except (ValueError, OverflowError):
+        number = float("nan")
+    if not abs(number) < 2**53:
+        raise BadValueError("not a number")
+    return number
+
+
+def number(setting: Setting, *, auto: bool = False) -> Row:
+    """A number; with `auto`, the word `auto` leaves the setting to other files."""
+
+    def read(value: Any) -> Outcome:
+        if auto and value == "auto":
+            return Ignored(reason=Reason.UNSET)
+        return Sets(values={setting: real_number(value)})
+
+    return Row(read=read)
+
+
+def truth(value: Any) -> bool:
+    """A switch from a boolean, 0 or 1, or text such as `yes`; raises BadValueError for anything else."""
+    word = str(value).strip().lower() if isinstance(value, (bool, int, str)) else ""
+    if word in _TRUE:
+        return True
+    if isinstance(value, (bool, int, str)) and word in _FALSE:
+        return False
+    raise BadValueError("neither true nor false")
+
+
+def switch(setting: Setting, *, invert: bool = False) -> Row:
+    """A switch."""
+    return Row(read=lambda value: Sets(values={setting: truth(value) is not invert}))
+
+
+def turned_on(values: Mapping[Setting, Any]) -> Row:
+    """A switch that sets values where it is on, and nothing where it is off."""
+    return Row(read=lambda value: Sets(values=values) if truth(value) else Ignored(reason=Reason.UNSET))
+
+
+def text(setting: Setting) -> Row:
+    """Any text."""
+
+    def read(value: Any) -> Outcome:
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            raise BadValueError("not a text")
+        return Sets(values={setting: value.strip()})
+
+    return Row(read=read)
+
+
+def words(setting: Setting, known: Mapping[str, Any], *, what: str, remedy: str = "") -> Row:
+    """A word, upper or lower case.
+
+    Args:
+        known: the setting's value per word, or an Outcome.
+        what: the kind of thing that words name, for words that are not known: `optimizer`.
+    """
+
+    def read(value: Any) -> Outcome:
+        if not isinstance(value, (str, bool)):
+            raise BadValueError("not a word")
+        word = str(value).strip().lower()
+        if word not in known:
+            return Lacking(what=f"{what} {printable(str(value))[:60]}", setting=setting, remedy=remedy)
+        meaning = known[word]
+        is_outcome = isinstance(meaning, (Sets, Names, Ignored, LeftOut, Lacking))
+        return meaning if is_outcome else Sets(values={setting: meaning})
+
+    return Row(read=read)
+
+
+def part_of(what: str, names: str) -> dict[str, Row]:
+    """Rows of keys whose meaning depends on other keys, which `finish` of the framework reads together."""
+    row = Row(read=lambda _: Sets(values={}, words=what), any_key=True)
+    return dict.fromkeys(names.split(), row)
+
+
+def file_name(framework: str) -> Read:
+    """Read the name of another configuration file, of the given framework."""
+
+    def read(value: Any) -> Outcome:
+        if is_off(value):
+            return Ignored(reason=Reason.UNSET)
+        if not isinstance(value, str) or not value.isprintable():
+            raise BadValueError("not a file name")
+        return Names(file=value, framework=framework)
+
+    return read
+
+
+def section(children: Table, *, read: Read | None = None) -> Row:
+    """An object with a table of its own; `read` takes values that are not objects."""
+
+    def refuse(value: Any) -> Outcome:
+        if is_off(value):
+            return Ignored(reason=Reason.UNSET)
+        raise BadValueError("not an object")
+
+    return Row(children=children, read=read or refuse)
+
+
+def explain_bad(file: str, key: str, value: Any, problem: BadValueError) -> str:
+    """The message about a value that a key does not take."""
+    return f"{file}: {key} is {short_repr(value)}, {problem}. Fix the file."

@@ -1,0 +1,220 @@
+"""What configuration files set, in words that all frameworks share, and what became of each of their keys."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ligerprof.text import short_repr
+from ligerprof.words import ExplainedWord, Word
+
+
+class Setting(Word):
+    """What a key can set. A setting with the name of a recipe option sets that option."""
+
+    MODEL = "model"
+    BATCH = "batch"
+    SEQ = "seq"
+    GRAD_ACCUM = "grad_accum"
+    LIGER = "liger"
+    PROVIDER = "provider"
+    CHECKPOINTING = "checkpointing"
+    REENTRANT = "reentrant"
+    OPTIMIZER = "optimizer"
+    GALORE_RANK = "galore_rank"
+    CLIP = "clip"
+    ATTENTION = "attention"
+    LOSS = "loss"
+    ENGINE = "engine"
+    ZERO = "zero"
+    OFFLOAD = "offload"
+    NVME_PATH = "nvme_path"
+    GPUS = "gpus"
+    # options that recipes may not have yet
+    PACKING = "packing"
+    COMPILE = "compile"
+    ACTIVATION_OFFLOAD = "activation_offload"
+    DORA = "dora"
+    LORA_TARGETS = "lora_targets"
+    MODULES_TO_SAVE = "modules_to_save"
+    RESHARD = "reshard"
+    REPLICATE = "replicate"
+    # from which options are derived
+    WEIGHTS = "weights"
+    AUTOCAST = "autocast"
+    RANK = "rank"
+    BITS = "bits"
+    DEEPSPEED = "deepspeed"
+    TRAIN_BATCH = "train_batch"
+
+
+class Reason(ExplainedWord):
+    """Why a key has no effect on the memory of a training step."""
+
+    UNSET = "unset", "null, or a value that switches the feature off"
+    DATA = "data", "which data is read and how it is prepared on the CPU"
+    SCHEDULE = "schedule", "learning rate, and how long training runs"
+    NUMBER = "number", "a factor in the formula of the loss, the optimizer or the adapter"
+    LOADING = "loading", "how weights and code are fetched before the first step"
+    OUTPUT = "output", "logs, trackers, reports and the hub"
+    SAVING = "saving", "when and how checkpoints are written"
+    LAUNCH = "launch", "how processes start and find each other"
+    RANDOM = "random", "seeds and determinism"
+    GENERATION = "generation", "text generation and inference"
+    CHECKS = "checks", "checks and debugging"
+    SPEED = "speed", "speed, with the same tensors in memory"
+    EVALUATION = "evaluation", "evaluation, which is not part of a training step"
+    OTHER_METHOD = "other method", "a number of a method that this file does not use"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sets:
+    """The key sets these settings.
+
+    Attributes:
+        words: what it sets in words, for a key whose meaning depends on others.
+    """
+
+    values: Mapping[Setting, Any]
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Names:
+    """The key names another configuration file, of the framework `framework`."""
+
+    file: str
+    framework: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ignored:
+    """The key has no effect on the memory of a training step."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """The key has an effect that the figures do not include: `what`, as in `evaluation`."""
+
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lacking:
+    """The key asks for something that recipes cannot express.
+
+    Attributes:
+        what: the missing feature, such as `tensor parallelism`.
+        setting: the setting whose option on the command line replaces the key, or None.
+        remedy: what to do instead, if there is more to say than to remove the key.
+    """
+
+    what: str
+    setting: Setting | None = None
+    remedy: str = ""
+
+
+Outcome = Sets | Names | Ignored | LeftOut | Lacking
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A value of a setting and where it comes from.
+
+    Attributes:
+        value: the value, or a `Lacking`.
+        key: the key as written in the file, `defaults` for a framework's default, or a flag of the command line.
+        file: the file, as the user named it.
+    """
+
+    value: Any
+    key: str
+    file: str
+
+    @property
+    def place(self) -> str:
+        """File and key, for messages."""
+        return f"{self.file}: {self.key}" if self.file else self.key
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """One file, read: what its keys set, and what became of each.
+
+    Attributes:
+        file: the file, as the user named it.
+        framework: whose file it is, such as `axolotl`.
+        settings: what keys set.
+        options: values of recipe options, by name, from a recipe of ours; of those that are not settings.
+        defaults: the framework's own values of settings that no file mentions.
+        read: what each key set, in words.
+        ignored: keys without effect on memory, each with the reason.
+        left_out: keys whose effect the figures do not include, each with what that is.
+        unknown: keys that the framework's table does not contain.
+        lacking: features that recipes cannot express and no option replaces.
+        assumed: what reading the file assumed, one sentence each.
+        files: other configuration files that the file names, by key.
+        is_complete: see `Framework`.
+    """
+
+    file: str
+    framework: str
+    is_complete: bool = True
+    settings: dict[Setting, Found] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[Setting, Any] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, Reason] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    lacking: list[Found] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    files: dict[str, Names] = field(default_factory=dict)
+
+    def note(self, key: str, value: Any, outcome: Outcome) -> None:
+        """File the outcome of a key."""
+        if isinstance(outcome, Ignored):
+            self.ignored[key] = outcome.reason
+        elif isinstance(outcome, LeftOut):
+            self.left_out[key] = outcome.what
+        elif isinstance(outcome, Lacking):
+            self.lack(key, outcome, value)
+        elif isinstance(outcome, Names):
+            self.files[key] = outcome
+            self.read[key] = f"the file {outcome.file}"
+        else:
+            self.set(key, outcome.values, words=outcome.words)
+
+    def set(self, key: str, values: Mapping[Setting, Any], *, words: str = "") -> None:
+        """Record what a key sets."""
+        for setting, value in values.items():
+            self.settings[setting] = Found(value=value, key=key, file=self.file)
+        shown = words or ", ".join(f"{setting} {_shown(value)}" for setting, value in values.items())
+        self.read[key] = shown
+
+    def lack(self, key: str, outcome: Lacking, value: Any = None) -> None:
+        """Record that a key asks for something that recipes cannot express."""
+        place = key if value is None or isinstance(value, (dict, list)) else f"{key}: {short_repr(value)}"
+        found = Found(value=outcome, key=place, file=self.file)
+        if outcome.setting is None:
+            self.lacking.append(found)
+        else:
+            self.settings[outcome.setting] = found
+        self.read[key] = f"{outcome.what}: not supported"
+
+    def value(self, setting: Setting) -> Any:
+        """The value of a setting in this file, else the framework's default, else None; None if lacking."""
+        found = self.settings.get(setting)
+        value = found.value if found is not None else self.defaults.get(setting)
+        return None if isinstance(value, Lacking) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, Mapping):
+        return f"of {len(value)} keys"
+    if isinstance(value, (list, frozenset)):
+        return "+".join(sorted(map(str, value)))[:60]
+    return str(value)[:60]

@@ -1,0 +1,55 @@
+"""FSDP's settings, as TrainingArguments, accelerate and axolotl write them: with or without the prefix `fsdp_`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ligerprof.recipe.configs.rows import Row, ignored, lacking, part_of, truth, turned_on, whole_number
+from ligerprof.recipe.configs.settings import Outcome, Reading, Reason, Sets, Setting
+
+_RESHARDS = {"full_shard": True, "hybrid_shard": True, "shard_grad_op": False, "hybrid_shard_zero2": False}
+
+
+def _read_reshard(value: Any) -> Outcome:
+    word = str(value).strip().lower()
+    return Sets(values={Setting.RESHARD: _RESHARDS[word] if word in _RESHARDS else truth(value)})
+
+
+def _read_version(value: Any) -> Outcome:
+    return Sets(values={}, words=f"version {whole_number(value, 1)} of FSDP")
+
+
+_KEYS: Mapping[str, Row] = {
+    "version": Row(read=_read_version),
+    "reshard_after_forward": Row(read=_read_reshard),
+    "offload_params": turned_on({Setting.OFFLOAD: "all"}),
+    "cpu_offload": turned_on({Setting.OFFLOAD: "all"}),
+    "activation_checkpointing": turned_on({Setting.CHECKPOINTING: True, Setting.REENTRANT: False}),
+    **part_of(
+        "part of FSDP",
+        "auto_wrap_policy transformer_layer_cls_to_wrap sharding_strategy backward_prefetch forward_prefetch"
+        " limit_all_gathers use_orig_params",
+    ),
+    **lacking("FSDP's wrapping of modules by size", "min_num_params"),
+    **lacking("FSDP with ignored modules", "ignored_modules"),
+    **lacking("a mixed-precision policy for FSDP", "mixed_precision_policy"),
+    **lacking("checkpoints in host memory", "activation_checkpointing_offload activation_cpu_offload"),
+    **lacking("torch_xla", "xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt"),
+    **ignored(Reason.SPEED, "cpu_offload_pin_memory"),
+    **ignored(Reason.SAVING, "state_dict_type final_state_dict_type"),
+    **ignored(Reason.LOADING, "sync_module_states cpu_ram_efficient_loading"),
+}
+FSDP_ROWS: Mapping[str, Row] = {**_KEYS, **{f"fsdp_{name}": row for name, row in _KEYS.items()}}
+
+
+def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: Any = None) -> None:
+    """Choose FSDP as the engine of a file.
+
+    Args:
+        key: the key that switches FSDP on.
+        section: the value of `fsdp_config`.
+        version: the framework's default version.
+        outer: a version that the file has outside the section.
+    """
+    inner = section if isinstance(section, Mapping) else {}
+    number = inner.get("fsdp_version") or inner.get("version") or outer or version
+    reading.set(key, {Setting.ENGINE: "fsdp2" if str(number) == "2" else "fsdp1"})

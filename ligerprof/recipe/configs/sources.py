@@ -1,0 +1,111 @@
+"""Find out whose configuration a file is, and read it with the files that it names."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ligerprof.errors import RecipeError
+from ligerprof.recipe.configs.accelerate import ACCELERATE, values_of_environment
+from ligerprof.recipe.configs.deepspeed import DEEPSPEED
+from ligerprof.recipe.configs.documents import read_document
+from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.own import read_recipe, recipe_values
+from ligerprof.recipe.configs.settings import Names, Reading
+from ligerprof.recipe.configs.trainer import TRANSFORMERS
+from ligerprof.text import printable, short_repr
+
+# in the order of preference where files fit several equally well
+FRAMEWORKS: tuple[Framework, ...] = (TRANSFORMERS, ACCELERATE, DEEPSPEED)
+ENVIRONMENT = "env"
+_BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_MOST_FOLDERS = 8
+
+
+def read_sources(sources: Sequence[str]) -> list[Reading]:
+    """Read configuration files in order, each followed by the files that it names.
+
+    Args:
+        sources: each a file, `NAME=FILE` with the name of a framework, `module:function` of torchtitan, or `env`
+            for the environment of a process that accelerate launched.
+
+    Raises:
+        RecipeError: not readable, of no known framework, or with a value that its key does not take.
+    """
+    readings = [_read_source(source) for source in sources]
+    given = {reading.framework for reading in readings}
+    return list(_with_named_files(readings, given))
+
+
+def _with_named_files(readings: Iterable[Reading], given: set[str]) -> Iterator[Reading]:
+    for reading in readings:
+        yield reading
+        for key, named in reading.files.items():
+            # a file of that kind on the command line takes its place
+            if named.framework not in given:
+                path = _find(reading, key, named)
+                yield _BY_NAME[named.framework].read(read_document(path), str(path))
+
+
+def _find(reading: Reading, key: str, named: Names) -> Path:
+    """The file that another one names: seen from this folder, from the file's own, or from one above it."""
+    above = Path(reading.file).resolve().parents[:_MOST_FOLDERS]
+    for folder in (Path(), *above):
+        path = folder / named.file
+        if path.is_file():
+            return path
+    raise RecipeError(
+        f"{reading.file}: {key} names {printable(named.file)}, which is not in this folder or in one above the file."
+        " Give it with another --config."
+    )
+
+
+def _read_source(source: str) -> Reading:
+    name, _, rest = source.partition("=")
+    if name in _BY_NAME and rest:
+        return _BY_NAME[name].read(read_document(Path(rest)), rest)
+    path = Path(source)
+    if source == ENVIRONMENT and not path.exists():
+        return _read_environment()
+    values = read_document(path / "recipe.json" if path.is_dir() else path)
+    if (recipe := recipe_values(values)) is not None:
+        return read_recipe(recipe, source)
+    return recognize(values, source).read(values, source)
+
+
+def _read_environment() -> Reading:
+    values = values_of_environment(os.environ)
+    if not values:
+        raise RecipeError(
+            "--config env: no variable of accelerate is set. Run it in a process that accelerate launched."
+        )
+    return ACCELERATE.read(values, ENVIRONMENT)
+
+
+def recognize(values: Mapping[str, Any], source: str) -> Framework:
+    """The framework whose table knows most of a file's keys, and more of them as its own than any other.
+
+    Raises:
+        RecipeError: no framework's, or two that fit equally well.
+    """
+
+    def misfit(framework: Framework) -> tuple[int, int]:
+        return len(framework.unknown_keys(values)), -len(framework.signature & values.keys())
+
+    known = [framework for framework in FRAMEWORKS if framework.signature & values.keys()]
+    best = sorted(known, key=misfit)
+    shown = ", ".join(printable(key)[:40] for key in list(values)[:5])
+    names = ", ".join(_BY_NAME)
+    if not best or len(best[0].unknown_keys(values)) > len(values) / 2:
+        raise RecipeError(
+            f"{source}: not the configuration of a training run that ligerprof knows (its first keys: {shown})."
+            f" Name the framework, as in NAME={short_repr(source)[1:-1]}; names: {names}."
+        )
+    if len(best) > 1 and misfit(best[0]) == misfit(best[1]):
+        raise RecipeError(
+            f"{source}: could be {best[0].title} or {best[1].title} (its first keys: {shown})."
+            f" Choose one: --config {best[0].name}=FILE or --config {best[1].name}=FILE."
+        )
+    return best[0]

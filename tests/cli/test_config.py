@@ -1,0 +1,146 @@
+"""`--config` on the command line: what the files set, what wins, and what is printed where."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ligerprof.cli.main import COMMANDS, main
+from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.training import TrainingRecipe
+
+ARGUMENTS = {
+    "model_name_or_path": "tiny",
+    "per_device_train_batch_size": 2,
+    "max_seq_length": 128,
+    "bf16": True,
+    "learning_rate": 1e-5,
+    "eval_strategy": "epoch",
+    "frobnicate": 1,
+    "output_dir": "out",
+}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def arguments_file(tmp_path: Path) -> str:
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps(ARGUMENTS), encoding="utf-8")
+    return str(path)
+
+
+def estimated(*arguments: str) -> dict[str, Any]:
+    done = run("estimate", "--json", *arguments)
+    assert done.exit_code == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_a_file_and_the_same_options_give_the_same_estimate(arguments_file: str) -> None:
+    typed = "--model tiny --batch 2 --seq 128 --precision amp --no-checkpointing --optimizer adamw-fused --clip 1"
+    plain, read = estimated(*typed.split()), estimated("--config", arguments_file)
+    assert read["peak_bytes"] == plain["peak_bytes"]
+    assert "config" not in plain
+    assert read["config"]["files"] == [{"file": arguments_file, "framework": "transformers"}]
+    assert read["config"]["read"]["bf16"] == "autocast bf16"
+    assert read["config"]["ignored"] == ["learning_rate", "output_dir"]
+    assert read["config"]["unknown"] == ["frobnicate"]
+    assert "evaluation (eval_strategy)" in read["left_out"]
+
+
+def test_options_on_the_line_win_even_at_their_defaults(arguments_file: str) -> None:
+    # 4 is the default of --batch
+    given = estimated("--config", arguments_file, "--batch", "4", "--checkpointing")
+    typed = "--model tiny --batch 4 --seq 128 --precision amp --optimizer adamw-fused --clip 1"
+    assert given["peak_bytes"] == estimated(*typed.split())["peak_bytes"]
+
+
+def test_the_report_goes_to_stderr(arguments_file: str) -> None:
+    done = run("estimate", "--config", arguments_file)
+    assert done.stderr.splitlines() == [
+        f"read {arguments_file} as transformers",
+        "4 keys read, 2 without effect on memory, 1 unknown",
+        "unknown keys: frobnicate",
+        "left out: evaluation (eval_strategy)",
+    ]
+    assert "frobnicate" not in done.stdout
+
+
+@pytest.mark.parametrize("model", ["tiny", "gpt2-xl"])
+def test_a_recipe_of_ours_reads_back(model: str, tmp_path: Path) -> None:
+    recipes = [
+        TrainingRecipe(
+            model=model, seq=256, batch=3, liger="rms" if model == "tiny" else "none", memory_limit_bytes=2**34
+        ),
+        TrainingRecipe(model=model, seq=256, precision="bf16", lora=4 if model == "tiny" else None, reentrant=True),
+        TrainingRecipe(
+            model=model, seq=64, precision="fp32", optimizer="sgd", clip=0.5, checkpointing=False, gpu="l40s"
+        ),
+        TrainingRecipe(model=model, seq=64, engine="deepspeed", precision="mixed-fp16", zero=3, offload="all", gpus=4),
+        TrainingRecipe(
+            model=model,
+            seq=64,
+            engine="deepspeed",
+            precision="mixed",
+            zero=2,
+            deepspeed_config={"zero_optimization": {"reduce_bucket_size": 1000}},
+        ),
+    ]
+    for number, recipe in enumerate(recipes):
+        path = tmp_path / f"{number}.json"
+        document = {"schema": 1, "kind": "step", "recipe": recipe.to_json()} if number % 2 else recipe.to_json()
+        path.write_text(json.dumps(document), encoding="utf-8")
+        again, report = load_recipe([str(path)], {})
+        assert again.to_json() == recipe.to_json()
+        assert report.assumed == ()
+
+
+def test_a_run_directory_is_its_recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text(json.dumps(TrainingRecipe(model="tiny", seq=32).to_json()), encoding="utf-8")
+    assert estimated("--config", str(tmp_path))["config"]["files"][0]["framework"] == "ligerprof"
+
+
+def test_a_sweep_varies_what_is_typed_and_takes_the_rest_from_files(arguments_file: str, tmp_path: Path) -> None:
+    done = run("sweep", "--config", arguments_file, "--batch", "1,3", "--dry-run", "--json", "-o", str(tmp_path / "s"))
+    assert done.exit_code == 0, done.stderr
+    recipes = [cell["recipe"] for cell in json.loads(done.stdout)["cells"]]
+    assert [(recipe["batch"], recipe["seq"], recipe["precision"]) for recipe in recipes] == [
+        (1, 128, "amp"),
+        (3, 128, "amp"),
+    ]
+    assert run("sweep", "--config", arguments_file, "--model", "tiny,gpt2-xl", "--dry-run").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "exit_code", "says"),
+    [
+        ({**ARGUMENTS, "neftune_noise_alpha": 5}, 1, "neftune_noise_alpha: 5: NEFTune"),
+        ({**ARGUMENTS, "per_device_train_batch_size": -1}, 2, "not a whole number"),
+        ({**ARGUMENTS, "model_name_or_path": "nobody/nothing"}, 2, "model_name_or_path: unknown model"),
+        ({"a": 1, "b": 2}, 2, "its first keys: a, b"),
+        ({}, 2, "holds no keys"),
+        ({"\x1b[31m": 1, "output_dir": "x"}, 0, "\\x1b[31m"),
+    ],
+    ids=str,
+)
+def test_errors_are_one_line(content: dict[str, Any], exit_code: int, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    done = run("estimate", "--config", str(path), "--seq", "32")
+    assert done.exit_code == exit_code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+    if exit_code:
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["step", "estimate", "fit", "advise", "sweep"])
+def test_every_command_that_takes_a_recipe_has_the_option(command: str) -> None:
+    assert command in COMMANDS
+    assert "--config FILE" in run(command, "--help").stdout
