@@ -1,20 +1,25 @@
 """The table of GPUs: memory capacity, multiprocessors and library workspaces."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 
 from ligerprof.errors import RecipeError
-from ligerprof.units import MIB
-from ligerprof.words import Word
+from ligerprof.text import short_repr
+from ligerprof.units import MIB, format_bytes, parse_bytes, size_text
+from ligerprof.words import Word, nearest_names
 
 # torch's parseChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp):
-# in KiB, ":4096:2:16:8" before compute capability 9.0, ":32768:1" from 9.0
+# in KiB, ":4096:2:16:8" before compute capability 9.0, ":32768:1" from 9.0 (9, 10 and 12)
 _CUBLAS_BEFORE_HOPPER_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
 _CUBLAS_HOPPER_BYTES = 32 * MIB
-# the same function on ROCm, for gfx94x
+# the same function on ROCm, for gfx94x and gfx95x
 _HIPBLAS_GFX94_BYTES = 128 * MIB
 
 # measured on an H200 with CUDA 13 after torch's first call; used for all GPUs
 _CONTEXT_BYTES = 552_402_944
+_LONGEST_NAME = 100
 
 
 class Vendor(Word):
@@ -36,6 +41,7 @@ class GpuSpec:
         compute_capability: (major, minor); determines the attention backend.
         max_threads_per_sm: maximum resident threads per multiprocessor.
         measured: whether this project measured the figures; the others come from data sheets and public reports.
+        aliases: other names, besides `name` and `title`.
     """
 
     name: str
@@ -47,6 +53,7 @@ class GpuSpec:
     max_threads_per_sm: int
     vendor: Vendor = Vendor.NVIDIA
     measured: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def cublas_workspace_bytes(self) -> int:
@@ -61,11 +68,25 @@ class GpuSpec:
         return self.memory_bytes - self.context_bytes
 
 
-# CUDA C++ programming guide, "technical specifications per compute capability"; 2048 for the others
-_MAX_THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536}
+# CUDA C++ programming guide, "technical specifications per compute capability"
+_MAX_THREADS_PER_SM: Mapping[tuple[int, int], int] = {
+    (7, 0): 2048,
+    (7, 5): 1024,
+    (8, 0): 2048,
+    (8, 6): 1536,
+    (8, 9): 1536,
+    (9, 0): 2048,
+    # torch reports gfx942 and gfx950 as (9, 4) and (9, 5)
+    (9, 4): 2048,
+    (9, 5): 2048,
+    (10, 0): 2048,
+    (12, 0): 1536,
+}
 
 
-def _gpu(name: str, title: str, memory_mib: float, sm_count: int, capability: tuple[int, int]) -> GpuSpec:
+def _gpu(
+    name: str, title: str, memory_mib: float, sm_count: int, capability: tuple[int, int], *aliases: str
+) -> GpuSpec:
     return GpuSpec(
         name=name,
         title=title,
@@ -73,35 +94,121 @@ def _gpu(name: str, title: str, memory_mib: float, sm_count: int, capability: tu
         context_bytes=_CONTEXT_BYTES,
         sm_count=sm_count,
         compute_capability=capability,
-        max_threads_per_sm=_MAX_THREADS_PER_SM.get(capability, 2048),
+        max_threads_per_sm=_MAX_THREADS_PER_SM[capability],
         vendor=Vendor.AMD if title.startswith("AMD") else Vendor.NVIDIA,
         measured=name == "h200",
+        aliases=aliases,
     )
 
 
+# memory as torch prints it: measured, in torch's environment reports and error messages, or in deviceQuery's output;
+# the smallest of several. Multiprocessors and compute units are those of data sheets
 GPUS: dict[str, GpuSpec] = {
     gpu.name: gpu
     for gpu in (
         _gpu("h200", "NVIDIA H200", 143155.9375, 132, (9, 0)),
-        _gpu("h100", "NVIDIA H100 80GB HBM3", 81082, 132, (9, 0)),
-        _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 81049, 108, (8, 0)),
-        _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 40339, 108, (8, 0)),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", 81082, 132, (9, 0), "h100-sxm", "h100-80g"),
+        _gpu("h100-pcie", "NVIDIA H100 PCIe", 81008, 114, (9, 0)),
+        # 95.00 GiB: github.com/modelscope/DiffSynth-Studio/issues/1238
+        _gpu("h20", "NVIDIA H20", 97280, 78, (9, 0)),
+        # 178.35 GiB: github.com/pytorch/ao/pull/4002
+        _gpu("b200", "NVIDIA B200", 182630, 148, (10, 0)),
+        _gpu("gb200", "NVIDIA GB200", 188733, 152, (10, 0)),
+        _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 81049, 108, (8, 0), "a100-80"),
+        _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 40339, 108, (8, 0), "a100-40"),
+        # 23.53 GiB: github.com/google/RB-Modulation/issues/5
+        _gpu("a30", "NVIDIA A30", 24094, 56, (8, 0)),
         _gpu("l40s", "NVIDIA L40S", 45466, 142, (8, 9)),
-        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24084, 128, (8, 9)),
-        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24136, 82, (8, 6)),
+        # 44.40 GiB: github.com/NVlabs/Eagle/issues/68
+        _gpu("l40", "NVIDIA L40", 45465, 142, (8, 9)),
+        # 23612293120 bytes in deviceQuery
+        _gpu("l4", "NVIDIA L4", 22518, 58, (8, 9)),
+        _gpu("a40", "NVIDIA A40", 45416, 84, (8, 6)),
+        # 23609475072 bytes in deviceQuery
+        _gpu("a10", "NVIDIA A10", 22515, 72, (8, 6)),
+        _gpu("a10g", "NVIDIA A10G", 22502, 80, (8, 6)),
         _gpu("t4", "Tesla T4", 14913, 40, (7, 5)),
-        # torch reports gfx942 as (9, 4); sm_count is the number of compute units
+        # 31.74 GiB: github.com/liucongg/ChatGLM-Finetuning/issues/73
+        _gpu("v100-32g", "Tesla V100-SXM2-32GB", 32501, 80, (7, 0), "v100-32"),
+        # 15.75 GiB: github.com/Morizeyao/GPT2-Chinese/issues/215
+        _gpu("v100-16g", "Tesla V100-SXM2-16GB", 16128, 80, (7, 0), "v100-16", "v100"),
+        _gpu("rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97249, 188, (12, 0)),
+        # 47.38 GiB; 44.43 GiB with error correction, which is off by default: github.com/DINGYANB/MTVCrafter/issues/21
+        _gpu("rtx-6000-ada", "NVIDIA RTX 6000 Ada Generation", 48517, 142, (8, 9), "6000-ada"),
+        _gpu("rtx-a6000", "NVIDIA RTX A6000", 48568, 84, (8, 6), "a6000"),
+        _gpu("rtx-a5000", "NVIDIA RTX A5000", 24136, 64, (8, 6), "a5000"),
+        # 31.36 GiB: github.com/TrajectoryCrafter/TrajectoryCrafter/issues/20
+        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 32112, 170, (12, 0), "5090"),
+        _gpu("rtx5080", "NVIDIA GeForce RTX 5080", 15841, 84, (12, 0), "5080"),
+        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24084, 128, (8, 9), "4090"),
+        _gpu("rtx4080", "NVIDIA GeForce RTX 4080", 16076, 76, (8, 9), "4080"),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24136, 82, (8, 6), "3090"),
+        _gpu("rtx3080", "NVIDIA GeForce RTX 3080", 10014, 68, (8, 6), "3080"),
+        # 11931 MB in torch.cuda.get_device_properties
+        _gpu("rtx3060", "NVIDIA GeForce RTX 3060", 11931, 28, (8, 6), "3060"),
+        # 10.73 GiB: github.com/Morizeyao/GPT2-Chinese/issues/104
+        _gpu("rtx2080ti", "NVIDIA GeForce RTX 2080 Ti", 10987, 68, (7, 5), "2080ti"),
         _gpu("mi300x", "AMD Instinct MI300X", 196292, 304, (9, 4)),
+        _gpu("mi325x", "AMD Instinct MI325X", 262123, 304, (9, 4)),
+        # 287.98 GiB: github.com/ROCm/TheRock/issues/2118
+        _gpu("mi355x", "AMD Instinct MI355X", 294891, 256, (9, 5)),
     )
 }
 
+DEFAULT_GPU = "h200"
+# makers, brands and words that people write or leave out, each as a word of its own
+_OPTIONAL_WORDS = frozenset({"nvidia", "amd", "geforce", "instinct", "tesla", "quadro", "generation", "gpu"})
+_OWN_SIZE = re.compile(r"(?P<size>[^:]+):\s*(?:sm_?)?(?P<major>[0-9]{1,2})\.?(?P<minor>[0-9])", flags=re.IGNORECASE)
+
 
 def find_gpu(name: str) -> GpuSpec:
-    """Look up a GPU by its name in `ligerprof env`.
+    """Look up a GPU by a name that people use, or describe one such as `24GiB:sm89`.
+
+    Upper and lower case, spaces and hyphens, and the maker's name do not matter: `4090` and `NVIDIA GeForce RTX 4090`
+    are rtx4090.
 
     Raises:
-        RecipeError: the table has no GPU of this name.
+        RecipeError: no GPU or several GPUs have this name, or the size or the compute capability is not known.
     """
-    if name not in GPUS:
-        raise RecipeError(f"unknown GPU {name!r}. Known: {', '.join(GPUS)}.")
-    return GPUS[name]
+    if name in GPUS:
+        return GPUS[name]
+    if ":" in name:
+        return _own_gpu(name)
+    if found := _gpus_by_name().get(_plain(name)):
+        return found
+    starting = [gpu.name for gpu in GPUS.values() if _plain(gpu.name).startswith(_plain(name) or "?")]
+    nearest = starting or nearest_names(_plain(name), _gpus_by_name())
+    meant = " or ".join(dict.fromkeys(_gpus_by_name()[_plain(each)].name for each in nearest))
+    raise RecipeError(
+        f"unknown GPU {short_repr(name)}.{f' Did you mean {meant}?' if meant else ''} `ligerprof env` lists the names;"
+        " 24GiB:sm89 is a GPU of that size and compute capability."
+    )
+
+
+def _plain(name: str) -> str:
+    """A name without what people vary: `RTX 6000 Ada Generation` is `rtx6000ada`, `A100 80GB` is `a10080g`."""
+    words = re.split(r"[\s_-]+", name[:_LONGEST_NAME].casefold())
+    joined = "".join(word for word in words if word not in _OPTIONAL_WORDS)
+    return re.sub(r"(?<=[0-9])gi?b", "g", joined)
+
+
+@cache
+def _gpus_by_name() -> Mapping[str, GpuSpec]:
+    return {_plain(name): gpu for gpu in GPUS.values() for name in (gpu.name, gpu.title, *gpu.aliases)}
+
+
+@cache
+def _own_gpu(text: str) -> GpuSpec:
+    """A GPU such as `24GiB:sm89`, with the multiprocessors of the table's largest GPU of that compute capability."""
+    match = _OWN_SIZE.fullmatch(text.strip())
+    known = sorted({gpu.compute_capability for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA})
+    capability = (int(match["major"]), int(match["minor"])) if match else None
+    if match is None or capability not in known:
+        words = ", ".join(f"sm{major}{minor}" for major, minor in known)
+        raise RecipeError(f"{short_repr(text)} is not a GPU. Write a size and one of {words}, such as 24GiB:sm89.")
+    size_bytes = parse_bytes(match["size"])
+    if size_bytes <= 2 * _CONTEXT_BYTES:
+        raise RecipeError(f"{short_repr(text)}: {format_bytes(size_bytes)} is too small. Is the unit missing?")
+    largest = max((gpu for gpu in GPUS.values() if gpu.compute_capability == capability), key=lambda gpu: gpu.sm_count)
+    name = f"{size_text(size_bytes)}:sm{capability[0]}{capability[1]}"
+    return replace(largest, name=name, title=f"a GPU {name}", memory_bytes=size_bytes, measured=False, aliases=())

@@ -9,22 +9,108 @@ def test_every_gpu_is_found_by_its_name() -> None:
     assert all(find_gpu(name) is gpu and gpu.name == name for name, gpu in GPUS.items())
 
 
-def test_an_unknown_gpu_is_a_usage_error_that_lists_the_known_gpus() -> None:
-    with pytest.raises(RecipeError, match="h200, h100") as caught:
-        find_gpu("h2000")
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("4090", "rtx4090"),
+        ("RTX 5090", "rtx5090"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("B200", "b200"),
+        ("GB200", "gb200"),
+        ("H20", "h20"),
+        ("L4", "l4"),
+        ("L40S", "l40s"),
+        ("A10G", "a10g"),
+        ("A6000", "rtx-a6000"),
+        ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("V100", "v100-16g"),
+        ("V100 32GB", "v100-32g"),
+        ("Tesla T4", "t4"),
+        ("A100 80GB", "a100-80g"),
+        ("a100_40g", "a100-40g"),
+        ("A100-SXM4-80GB", "a100-80g"),
+        ("H100 SXM", "h100"),
+        ("MI300X", "mi300x"),
+        ("AMD Instinct MI325X", "mi325x"),
+    ],
+)
+def test_gpus_are_found_by_the_names_that_people_use(typed: str, name: str) -> None:
+    assert find_gpu(typed) is GPUS[name]
+
+
+@pytest.mark.parametrize("name", sorted(GPUS))
+def test_titles_and_aliases_are_unique(name: str) -> None:
+    gpu = GPUS[name]
+    assert all(find_gpu(each) is gpu and find_gpu(each.upper()) is gpu for each in (gpu.title, *gpu.aliases))
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("h2000", "unknown GPU 'h2000'. Did you mean h200 or "),
+        ("a100", "Did you mean a100-80g or a100-40g?"),
+        ("rtx 4091", "Did you mean rtx4090 or "),
+        ("zzzz", "unknown GPU 'zzzz'. `ligerprof env` lists the names"),
+        ("", "unknown GPU ''. `ligerprof env`"),
+        ("24GiB:sm13", "'24GiB:sm13' is not a GPU. Write a size and one of sm70, sm75,"),
+        ("24GiB:", "is not a GPU. Write a size"),
+        ("24:sm89", "'24:sm89': 24 B is too small. Is the unit missing?"),
+        ("lots:sm89", "'lots' is not a size"),
+    ],
+)
+def test_an_unknown_gpu_is_a_usage_error_with_the_nearest_names(typed: str, says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        find_gpu(typed)
+    assert says in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("typed", ["24GiB:sm89", "24gib:SM_89", "24GiB:8.9", "24576 MiB : sm89"])
+def test_a_size_and_a_compute_capability_are_a_gpu(typed: str) -> None:
+    gpu = find_gpu(typed)
+    assert (gpu.name, gpu.memory_bytes, gpu.compute_capability) == ("24GiB:sm89", 24 * GIB, (8, 9))
+    assert (gpu.max_threads_per_sm, gpu.measured, gpu.aliases) == (1536, False, ())
+    # the largest of the table, so that no workspace is too small
+    assert gpu.sm_count == max(each.sm_count for each in GPUS.values() if each.compute_capability == (8, 9))
+    assert find_gpu(gpu.name) == gpu
+    assert find_gpu("96GiB:sm120").compute_capability == (12, 0)
 
 
 ADVERTISED_GIB = {
     "h200": 141,
     "h100": 80,
+    "h100-pcie": 80,
+    "h20": 96,
+    "b200": 180,
+    "gb200": 186,
     "a100-80g": 80,
     "a100-40g": 40,
+    "a30": 24,
     "l40s": 48,
-    "rtx4090": 24,
-    "rtx3090": 24,
+    "l40": 48,
+    "l4": 24,
+    "a40": 48,
+    "a10": 24,
+    "a10g": 24,
     "t4": 16,
+    "v100-32g": 32,
+    "v100-16g": 16,
+    "rtx-pro-6000": 96,
+    "rtx-6000-ada": 48,
+    "rtx-a6000": 48,
+    "rtx-a5000": 24,
+    "rtx5090": 32,
+    "rtx5080": 16,
+    "rtx4090": 24,
+    "rtx4080": 16,
+    "rtx3090": 24,
+    "rtx3080": 10,
+    "rtx3060": 12,
+    "rtx2080ti": 11,
     "mi300x": 192,
+    "mi325x": 256,
+    "mi355x": 288,
 }
 
 

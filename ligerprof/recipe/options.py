@@ -1,7 +1,7 @@
 """Declare an option: one dataclass field holds its words, range, default, unit, group and help."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType
@@ -39,6 +39,7 @@ class Option:
         flag: as typed on the command line; by default derived from the name.
         metavar: placeholder of the value in help; by default derived from `kind`.
         words: the allowed values of a `str`, if they are limited.
+        canonical: turns a `str` into the form that a recipe stores; raises RecipeError if it is not allowed.
         is_size: whether an int is a number of bytes, typed as 24GiB.
         below: exclusive upper bound of a number; `minimum` and `maximum` are inclusive.
         requirement: the range in words, if the limits alone do not explain it.
@@ -54,6 +55,7 @@ class Option:
     flag: str = ""
     metavar: str | None = None
     words: tuple[str, ...] = ()
+    canonical: Callable[[Any], str] | None = None
     is_size: bool = False
     minimum: float | None = None
     maximum: float | None = None
@@ -103,7 +105,7 @@ class Option:
             raise RecipeError(f"{self.name} is {short_repr(value)}. It must be {_KIND_NAMES[self.kind]}.")
         if self.words and value not in self.words:
             raise self._unknown(value)
-        return self._in_range(value)
+        return self.canonical(value) if self.canonical else self._in_range(value)
 
     def parse(self, text: str) -> Any:
         """Read a value as typed, with `on` and `off` for a switch; raises RecipeError if invalid."""

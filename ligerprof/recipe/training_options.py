@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ligerprof.gpus import GPUS, GpuSpec, find_gpu
+from ligerprof.gpus import DEFAULT_GPU, GpuSpec, find_gpu
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import Attention, Engine, FlceBudget, Loss, Offload, Optimizer, Precision
@@ -93,7 +93,13 @@ class TrainingOptions(Options):
         Group.SEVERAL_GPUS, "DeepSpeed's JSON, for what no option here decides.", metavar="FILE"
     )
     gpus: int = option(Group.SEVERAL_GPUS, "GPUs that train together.", default=1, minimum=1)
-    gpu: str = option(Group.MEMORY, "GPU that a simulation or an estimate is for.", default="h200", words=tuple(GPUS))
+    gpu: str = option(
+        Group.MEMORY,
+        "GPU that a simulation or an estimate is for: a name from `ligerprof env`, or 24GiB:sm89.",
+        default=DEFAULT_GPU,
+        metavar="NAME|SIZE:smNN",
+        canonical=lambda name: find_gpu(name).name,
+    )
     memory_limit_bytes: int | None = option(
         Group.MEMORY, "Limit on reserved bytes, such as 24GiB.", flag="--memory-limit", is_size=True, minimum=1
     )

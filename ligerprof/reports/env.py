@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from ligerprof import __version__
-from ligerprof.gpus import GPUS
+from ligerprof.gpus import GPUS, Vendor
 from ligerprof.reports.listing import listing_table
 from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PackageStatus = Literal["ok", "missing", "out of range"]
+_GPU_NOTE = (
+    "Figures that are not measured come from data sheets and public reports of torch's output.\n"
+    "--gpu 24GiB:sm89 is a GPU of that size and compute capability."
+)
 _STYLES: dict[PackageStatus, str] = {"ok": "green", "missing": "yellow", "out of range": "red"}
 # extras for the development of ligerprof itself
 _DEVELOPMENT_EXTRAS = ("test", "dev")
@@ -174,7 +178,7 @@ def render_environment(environment: Environment) -> "RenderableType":
         *map(Text, _gpu_lines(environment)),
         Text("\nKnown GPUs, for --gpu", style="bold"),
         _known_gpus_table(),
-        Text("Figures that are not measured come from data sheets and public reports of torch's output."),
+        Text(_GPU_NOTE),
     )
 
 
@@ -212,10 +216,9 @@ def _known_gpus_table() -> "Table":
             gpu.title,
             format_bytes(gpu.memory_bytes),
             str(gpu.sm_count),
-            ".".join(map(str, gpu.compute_capability)),
-            format_bytes(gpu.cublas_workspace_bytes),
+            "ROCm" if gpu.vendor is Vendor.AMD else "sm{}{}".format(*gpu.compute_capability),
             "yes" if gpu.measured else "no",
         )
         for gpu in GPUS.values()
     ]
-    return listing_table("name", "GPU", *right, "capability", "BLAS workspace", "measured", right=right, rows=rows)
+    return listing_table("name", "GPU", *right, "arch", "measured", right=right, folded=("GPU",), rows=rows)

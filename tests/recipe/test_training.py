@@ -35,7 +35,7 @@ def test_recipe_survives_json(model: str) -> None:
         ({"engine": "deepspeed", "precision": "mixed", "offload": "optimizer"}, "--zero 1, 2 or 3"),
         ({"optimizer": "deepspeed-cpu-adam"}, "offload"),
         ({"optimizer": "adam"}, "unknown optimizer"),
-        ({"gpu": "h2000"}, "unknown gpu"),
+        ({"gpu": "h2000"}, "unknown GPU"),
         ({"flce_budget": "huge"}, "flce budget"),
         ({"flce_budget": 0}, "flce budget"),
         ({"lora": 8, "qlora": 8}, "exclude"),

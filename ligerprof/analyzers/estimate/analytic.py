@@ -14,6 +14,7 @@ from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StepPeaks, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
 from ligerprof.errors import LigerprofError, UnknownModelError
+from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Engine, Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
@@ -107,7 +108,9 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         yield f"scaled_dot_product_attention uses {attention_kernel(recipe).label} kernel on {gpu.title}"
         if recipe.spec.mixes_windows and slides(recipe) and not recipe.padding:
             yield "every layer masks its scores, including layers whose window holds all tokens"
-    if not gpu.measured:
+    if gpu.vendor is Vendor.AMD:
+        yield f"{gpu.title}: which attention kernels ROCm runs is not known; they are counted as CUDA's"
+    elif not gpu.measured:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
     if recipe.memory_limit_bytes is not None:
         yield "the limit is compared with allocated bytes; reserved bytes are usually a few percent higher"

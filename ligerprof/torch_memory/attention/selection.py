@@ -18,6 +18,7 @@ _CUDNN_ALIGNMENT = 8
 _FLASH_LARGEST_HEAD = 256
 # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_sm120
 _FLASH_LARGEST_TRAINED_HEAD, _FLASH_WIDE_HEAD = 192, 224
+_SMALL_BLACKWELL = 12
 
 
 class AttentionKernel(str, Enum):
@@ -118,7 +119,7 @@ def _flash_takes(problem: AttentionProblem, gpu: GpuSpec) -> bool:
         return False
     width = problem.head_dim
     square = not problem.causal or problem.queries == problem.keys
-    small_chip = (8, 6) <= gpu.compute_capability <= (8, 9)
+    small_chip = (8, 6) <= gpu.compute_capability <= (8, 9) or gpu.compute_capability[0] == _SMALL_BLACKWELL
     trainable = width <= _FLASH_LARGEST_TRAINED_HEAD or (width > _FLASH_WIDE_HEAD and problem.dropout == 0.0)
     fits = width == problem.value_dim and width <= _FLASH_LARGEST_HEAD and square
     return (

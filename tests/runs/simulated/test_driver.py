@@ -220,9 +220,13 @@ def test_nothing_of_a_step_stays_when_it_ends(options: dict[str, Any]) -> None:
     assert third.after_phase == second.after_phase
 
 
-@pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA])
+# the last one of each compute capability
+CAPABILITIES = {gpu.compute_capability: gpu.name for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA}
+
+
+@pytest.mark.parametrize("gpu", ["h200", *CAPABILITIES.values()])
 def test_every_gpu_of_the_table_simulates(gpu: str) -> None:
-    precision = "fp16" if gpu == "t4" else "bf16"
+    precision = "fp16" if GPUS[gpu].compute_capability < (8, 0) else "bf16"
     outcome = simulate_step(tiny(gpu=gpu, precision=precision), record=False)
     assert outcome.oom is None
     assert outcome.gpu == GPUS[gpu].title
