@@ -34,9 +34,9 @@ _PLACES = ("none", "cpu", "nvme")
 
 def _enabled(dtype: str) -> Row:
     def read(value: Any) -> Outcome:
-        if value == "auto" or not truth(value):
-            return Ignored(reason=Reason.UNSET)
-        return Sets(values={Setting.AUTOCAST: dtype})
+        if value == "auto":
+            return Sets(values={}, words="left to the other files")
+        return Sets(values={Setting.AUTOCAST: dtype}) if truth(value) else Ignored(reason=Reason.UNSET)
 
     return Row(read=read)
 
@@ -188,8 +188,10 @@ def finish_deepspeed(reading: Reading, values: Mapping[str, Any], prefix: str = 
     reading.settings[Setting.DEEPSPEED] = Found(
         value={"zero_optimization": _sizes(zero)}, key=f"{prefix}zero_optimization", file=reading.file
     )
-    optimizer = dict(leaves(values)).get("optimizer.params.torch_adam")
-    if optimizer is True and reading.value(Setting.OPTIMIZER) == "default":
+    flat = dict(leaves(values))
+    if not reading.is_complete and "auto" in (flat.get("bf16.enabled"), flat.get("fp16.enabled")):
+        reading.defaults[Setting.AUTOCAST] = "auto"
+    if flat.get("optimizer.params.torch_adam") is True and reading.value(Setting.OPTIMIZER) == "default":
         reading.set(f"{prefix}optimizer.params.torch_adam", {Setting.OPTIMIZER: "adamw-foreach"})
 
 

@@ -24,7 +24,8 @@ class Framework:
         name: the word that names it in `NAME=FILE` and in JSON.
         title: what messages call it.
         rows: one row per key.
-        signature: keys that other frameworks do not have; at least one is in each file of this framework.
+        signature: keys that tell the framework from others; at least one is in each of its files.
+        family: frameworks that extend one another have the same; empty without any.
         defaults: the framework's values of settings that a file does not mention.
         is_complete: whether the file describes a whole training run. Defaults of others, such as DeepSpeed's, count
             only where no file is complete.
@@ -36,6 +37,7 @@ class Framework:
     rows: Table
     signature: frozenset[str]
     defaults: Mapping[Setting, Any] = field(default_factory=dict)
+    family: str = ""
     is_complete: bool = True
     finish: Finish = _nothing_more
 

@@ -19,15 +19,15 @@ _FEATURES: Mapping[Setting, str] = {
     S.COMPILE: "torch.compile",
     S.ACTIVATION_OFFLOAD: "activations in host memory",
     S.DORA: "DoRA",
-    S.MODULES_TO_SAVE: "modules trained in full beside adapters",
+    S.MODULES_TO_SAVE: "modules trained in full next to adapters",
 }
 # settings that a recipe takes as they are, if it has the option
 _DIRECT = (
     *(S.SEQ, S.GRAD_ACCUM, S.CLIP, S.CHECKPOINTING, S.REENTRANT, S.ATTENTION, S.LOSS, S.GALORE_RANK),
     *(S.COMPILE, S.ACTIVATION_OFFLOAD, S.DORA, S.MODULES_TO_SAVE),
 )
+_DDP, _FSDP = "ddp", "fsdp2"
 _ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA)
-_OF_DEEPSPEED = (S.ZERO, S.OFFLOAD, S.NVME_PATH, S.DEEPSPEED)
 # the setting's option on the command line, where it has another name
 _OPTIONS: Mapping[Setting, str] = {
     S.WEIGHTS: "precision",
@@ -81,10 +81,10 @@ class Resolver:
             **self._options,
             **self._batch(),
             **engine,
-            **self._deepspeed(engine["engine"], spec),
+            **self._sharding(engine["engine"], spec),
+            **self._adapter(spec),
             **self._precision(engine["engine"], spec),
             **self._kernels(spec),
-            **self._adapter(spec),
             **self._optimizer(),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
         }
@@ -157,30 +157,41 @@ class Resolver:
 
     def _engine(self) -> dict[str, Any]:
         gpus = self._value(S.GPUS) or 1
-        word = str(self._value(S.ENGINE) or ("torch" if gpus == 1 else "ddp"))
-        if gpus == 1 and word == "ddp":
+        word = str(self._value(S.ENGINE) or "torch")
+        if gpus == 1 and word == _DDP:
             word = "torch"
         if word == "torch" and gpus > 1:
-            word = "ddp"
-        if word not in tuple(Engine):
+            word = str(self._value(S.SEVERAL) or _DDP)
+        if word not in RECIPE_OPTIONS["engine"].choices:
             several = f" on {gpus} GPUs" if gpus > 1 else ""
             what = {"fsdp1": "FSDP version 1", "fsdp2": "FSDP version 2", "ddp": "DistributedDataParallel"}.get(
                 word, word
             )
             raise self._refuse(f"{what}{several}", S.ENGINE, S.GPUS)
+        if word != Engine.TORCH and S.GPUS not in self._settings:
+            self.assumed.append("no file says how many GPUs train: 1 (--gpus sets it)")
         return {"engine": word, "gpus": gpus}
 
-    def _deepspeed(self, engine: str, spec: ModelSpec) -> dict[str, Any]:
-        if engine != Engine.DEEPSPEED:
-            return {}
-        values = {name.value: self._value(name) for name in (S.ZERO, S.OFFLOAD, S.NVME_PATH)}
-        return {**values, "deepspeed_config": _filled(self._value(S.DEEPSPEED) or {}, spec) or None}
+    def _sharding(self, engine: str, spec: ModelSpec) -> dict[str, Any]:
+        """Options of the engine; those of another engine, which a file may have too, are left out."""
+        offload = {"offload": self._value(S.OFFLOAD)}
+        if engine == Engine.DEEPSPEED:
+            own = {name.value: self._value(name) for name in (S.ZERO, S.NVME_PATH)}
+            config = _filled(self._value(S.DEEPSPEED) or {}, spec)
+            return {**offload, **own, "deepspeed_config": config or None}
+        if engine == _FSDP:
+            known = (name for name in (S.RESHARD, S.REPLICATE, S.WRAP) if name.value in RECIPE_OPTIONS)
+            return {**offload, **{name.value: self._value(name) for name in known}}
+        return {}
 
     def _precision(self, engine: str, spec: ModelSpec) -> dict[str, Any]:
         if "precision" in self._given:
             return {}
         autocast = self._value(S.AUTOCAST) or "no"
         if engine == Engine.DEEPSPEED:
+            if autocast == "auto":
+                self.assumed.append("no file sets the precision that DeepSpeed's file leaves open: mixed")
+                return {"precision": "mixed"}
             if autocast not in MIXED_PRECISIONS:
                 raise self._refuse("DeepSpeed in fp32", S.AUTOCAST, S.ENGINE)
             return {"precision": MIXED_PRECISIONS[autocast]}
@@ -189,6 +200,8 @@ class Resolver:
         weights = self._value(S.WEIGHTS) or "float32"
         if weights == "checkpoint":
             weights = self._checkpoint_dtype(spec)
+        if engine == _FSDP and weights == "float32" and autocast in MIXED_PRECISIONS:
+            return {"precision": MIXED_PRECISIONS[autocast]}
         word = PRECISIONS.get((weights, autocast))
         if word not in RECIPE_OPTIONS["precision"].choices:
             raise self._refuse(f"weights in {weights} under autocast to {autocast}", S.WEIGHTS, S.AUTOCAST)

@@ -38,6 +38,7 @@ class Setting(Word):
     MODULES_TO_SAVE = "modules_to_save"
     RESHARD = "reshard"
     REPLICATE = "replicate"
+    WRAP = "wrap"
     # from which options are derived
     WEIGHTS = "weights"
     AUTOCAST = "autocast"
@@ -45,6 +46,8 @@ class Setting(Word):
     BITS = "bits"
     DEEPSPEED = "deepspeed"
     TRAIN_BATCH = "train_batch"
+    # the engine of several GPUs, in files that train on one as well
+    SEVERAL = "several"
 
 
 class Reason(ExplainedWord):

@@ -52,4 +52,4 @@ def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: A
     """
     inner = section if isinstance(section, Mapping) else {}
     number = inner.get("fsdp_version") or inner.get("version") or outer or version
-    reading.set(key, {Setting.ENGINE: "fsdp2" if str(number) == "2" else "fsdp1"})
+    reading.set(key, {Setting.ENGINE: "fsdp2" if str(number) == "2" else "fsdp1", Setting.WRAP: "accelerate"})

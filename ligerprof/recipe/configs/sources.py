@@ -8,16 +8,30 @@ from typing import Any
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.accelerate import ACCELERATE, values_of_environment
+from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED
 from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.own import read_recipe, recipe_values
 from ligerprof.recipe.configs.settings import Names, Reading
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
+from ligerprof.recipe.configs.trl import TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
 from ligerprof.text import printable, short_repr
 
 # in the order of preference where files fit several equally well
-FRAMEWORKS: tuple[Framework, ...] = (TRANSFORMERS, ACCELERATE, DEEPSPEED)
+FRAMEWORKS: tuple[Framework, ...] = (
+    TRANSFORMERS,
+    TRL_SFT,
+    TRL_DPO,
+    TRL_REWARD,
+    TRL_RL,
+    AXOLOTL,
+    LLAMA_FACTORY,
+    LLAMA_FACTORY_1,
+    ACCELERATE,
+    DEEPSPEED,
+)
 ENVIRONMENT = "env"
 _BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -103,7 +117,7 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
             f"{source}: not the configuration of a training run that ligerprof knows (its first keys: {shown})."
             f" Name the framework, as in NAME={short_repr(source)[1:-1]}; names: {names}."
         )
-    if len(best) > 1 and misfit(best[0]) == misfit(best[1]):
+    if len(best) > 1 and misfit(best[0]) == misfit(best[1]) and not (best[0].family == best[1].family != ""):
         raise RecipeError(
             f"{source}: could be {best[0].title} or {best[1].title} (its first keys: {shown})."
             f" Choose one: --config {best[0].name}=FILE or --config {best[1].name}=FILE."

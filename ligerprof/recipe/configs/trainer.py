@@ -34,6 +34,9 @@ from ligerprof.recipe.configs.shared import (
     liger_names,
 )
 
+# configurations that extend TrainingArguments; a file that fits several is read as the plainest
+FAMILY = "transformers"
+TRAINER_SIGNATURE = frozenset({"per_device_train_batch_size", "output_dir"})
 TRAINER_ROWS: Mapping[str, Row] = {
     "per_device_train_batch_size": count(Setting.BATCH),
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
@@ -177,8 +180,9 @@ def _set_optimizer_arguments(reading: Reading, arguments: str) -> None:
 TRANSFORMERS = Framework(
     name="transformers",
     title="transformers' TrainingArguments",
+    family=FAMILY,
     rows={**TRAINER_ROWS, **_SCRIPT_ROWS},
-    signature=frozenset({"per_device_train_batch_size", "block_size", "dataset_config_name", "do_train", "output_dir"}),
+    signature=TRAINER_SIGNATURE | {"block_size", "dataset_config_name", "do_train", "train_file", "tokenizer_name"},
     defaults=TRAINER_DEFAULTS,
     finish=finish_trainer,
 )

@@ -266,5 +266,5 @@ def test_the_environment_of_a_launched_process_says_what_the_yaml_says() -> None
     reading = ACCELERATE.read(values, "env")
     assert reading.unknown == []
     found = {setting: found.value for setting, found in reading.settings.items()}
-    assert found == {"autocast": "bf16", "engine": "fsdp2", "gpus": 8, "reshard": True}
+    assert found == {"autocast": "bf16", "engine": "fsdp2", "gpus": 8, "reshard": True, "wrap": "accelerate"}
     assert values_of_environment({"HOME": "/root"}) == {}

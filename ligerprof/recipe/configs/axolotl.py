@@ -1,0 +1,253 @@
+"""axolotl's YAML, of the schema of 2023 to 2026."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ligerprof.recipe.configs.axolotl_ignored import IGNORED_ROWS
+from ligerprof.recipe.configs.deepspeed import finish_deepspeed
+from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.rows import (
+    Row,
+    count,
+    ignored,
+    is_off,
+    lacking,
+    left_out,
+    number,
+    part_of,
+    section,
+    switch,
+    text,
+    truth,
+    turned_on,
+    words,
+)
+from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
+from ligerprof.recipe.configs.shared import (
+    ATTENTION,
+    CHECKPOINTING_KWARGS,
+    DEEPSPEED_SECTION,
+    DROPOUT_ROW,
+    EVALUATION,
+    EVALUATION_STRATEGY,
+    FSDP_SWITCH,
+    OPTIMIZER,
+    liger_names,
+    module_names,
+    modules,
+)
+
+_LIGER = "axolotl.integrations.liger.LigerPlugin"
+_CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+# plug-ins without tensors of their own in a training step
+_HARMLESS_PLUGINS = ("SwanLabPlugin", "LMEvalPlugin")
+_HOST_CHECKPOINTS = Lacking(what="checkpoints in host memory", setting=Setting.CHECKPOINTING)
+_ROWS: Mapping[str, Row] = {
+    **IGNORED_ROWS,
+    "base_model": text(Setting.MODEL),
+    "micro_batch_size": count(Setting.BATCH),
+    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
+    "sequence_len": count(Setting.SEQ),
+    "max_grad_norm": number(Setting.CLIP),
+    "optimizer": OPTIMIZER,
+    "gradient_checkpointing": words(
+        Setting.CHECKPOINTING,
+        {"true": True, "false": False, "offload": _HOST_CHECKPOINTS, "offload_disk": _HOST_CHECKPOINTS},
+        what="gradient_checkpointing",
+    ),
+    "gradient_checkpointing_kwargs": CHECKPOINTING_KWARGS,
+    "activation_offloading": Row(
+        read=lambda value: (
+            Ignored(reason=Reason.UNSET) if is_off(value) else Sets(values={Setting.ACTIVATION_OFFLOAD: True})
+        )
+    ),
+    "sample_packing": turned_on({Setting.PACKING: "masked"}),
+    "attn_implementation": ATTENTION,
+    "flash_attention": turned_on({Setting.ATTENTION: "flash"}),
+    "sdp_attention": turned_on({Setting.ATTENTION: "sdpa"}),
+    "eager_attention": turned_on({Setting.ATTENTION: "eager"}),
+    "torch_compile": Row(
+        read=lambda value: (
+            Ignored(reason=Reason.UNSET)
+            if value == "auto" or not truth(value)
+            else Sets(values={Setting.COMPILE: True})
+        )
+    ),
+    "deepspeed": DEEPSPEED_SECTION,
+    "fsdp": FSDP_SWITCH,
+    "fsdp_config": section(FSDP_ROWS),
+    "dp_replicate_size": count(Setting.REPLICATE),
+    **part_of("data parallelism", "dp_shard_size"),
+    **part_of("part of FSDP", "fsdp_version"),
+    **part_of("precision", "bf16 bfloat16 fp16 float16 float32"),
+    **part_of(
+        "adapter",
+        "adapter load_in_4bit load_in_8bit lora_r lora_target_linear lora_target_modules",
+    ),
+    "lora_modules_to_save": modules(Setting.MODULES_TO_SAVE),
+    "peft_use_dora": switch(Setting.DORA),
+    "lora_dropout": DROPOUT_ROW,
+    **part_of("plug-ins", "plugins"),
+    **part_of(
+        "liger-kernel",
+        "liger_rope liger_rms_norm liger_rms_norm_gated liger_layer_norm liger_swiglu liger_glu_activation"
+        " liger_cross_entropy liger_fused_linear_cross_entropy",
+    ),
+    **part_of("cut-cross-entropy", "cut_cross_entropy"),
+    # what recipes cannot express
+    **lacking("flex attention", "flex_attention"),
+    **lacking("attention of xformers", "xformers_attention"),
+    **lacking("another attention", "sage_attention s2_attention large_head_attention flash_attn_d512 sdpa_varlen"),
+    **lacking("another attention", "gemma4_hybrid_attn_impl fused_attn_kernel scaling_softmax"),
+    **lacking("fused operations of flash-attn", "flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_rms_norm"),
+    **lacking("optimum's BetterTransformer", "flash_optimum"),
+    **lacking("axolotl's fused LoRA kernels", "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel"),
+    **lacking("kernels from the hub", "use_kernels"),
+    **lacking("kernels of experts", "use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels"),
+    **lacking("kernels of experts", "experts_implementation expert_backend", harmless=("eager",)),
+    **lacking("quantized experts", "quantize_moe_experts llama4_linearized_experts"),
+    **lacking("a chunked loss", "chunked_cross_entropy", setting=Setting.LOSS),
+    **lacking("another loss", "use_eaft kd_trainer diffusion liger_use_token_scaling"),
+    **lacking("tiled MLP layers", "tiled_mlp"),
+    **lacking("layers in host memory", "layer_offloading"),
+    **lacking("selective checkpointing", "selective_checkpointing"),
+    **lacking("training of chosen parameters", "unfrozen_parameters lisa_n_layers"),
+    **lacking("LoRA on parameters of experts", "lora_target_parameters"),
+    **lacking("layers chosen for LoRA", "peft_layers_to_transform peft_layers_pattern peft_layer_replication"),
+    **lacking("ranks per layer", "lora_rank_pattern"),
+    **lacking("trained tokens of the embedding", "peft_trainable_token_indices"),
+    **lacking("adapters in another dtype", "peft_autocast_adapter_dtype", harmless=(True,)),
+    **lacking("ReLoRA", "relora"),
+    **lacking("MoRA", "mora"),
+    **lacking("adapters in main memory", "lora_on_cpu"),
+    **lacking("quantization-aware training", "qat use_onebitllms"),
+    **lacking("quantized checkpoints (GPTQ, AWQ, MXFP4, …)", "gptq model_quantization_config llmcompressor"),
+    **lacking("a changed configuration of bitsandbytes", "bnb_config_kwargs"),
+    **lacking(
+        "a changed configuration of the model", "overrides_of_model_config overrides_of_model_kwargs rope_scaling"
+    ),
+    **lacking("norms in fp32", "fp32_norms"),
+    **lacking("fp8 training", "fp8"),
+    **lacking("reinforcement learning and preference methods", "rl"),
+    **lacking("reward models", "reward_model process_reward_model center_rewards_coefficient"),
+    **lacking("sequence classification", "num_labels"),
+    **lacking("images and audio in the batches", "processor_type image_size"),
+    **lacking("NEFTune's noise on embeddings", "neftune_noise_alpha noisy_embedding_alpha"),
+    **lacking("Grokfast's averaged gradients", "grokfast_alpha"),
+    **lacking("a search for the batch size", "auto_find_batch_size"),
+    **lacking("tensor parallelism", "tensor_parallel_size", harmless=(1,)),
+    **lacking("context parallelism", "context_parallel_size sequence_parallel_degree", harmless=(1,)),
+    **lacking("expert parallelism", "expert_parallel_size", harmless=(1,)),
+    **lacking("DeepCompile", "deepcompile"),
+    **lacking("a model split over several GPUs", "max_memory"),
+    # what the figures leave out
+    "val_set_size": Row(
+        read=lambda value: (
+            Ignored(reason=Reason.UNSET) if is_off(value) or value in ("0", 0.0) else LeftOut(what=EVALUATION)
+        )
+    ),
+    "eval_strategy": EVALUATION_STRATEGY,
+    "evaluation_strategy": EVALUATION_STRATEGY,
+    **left_out(EVALUATION, "test_datasets do_bench_eval do_causal_lm_eval generate_samples"),
+    **left_out("added or resized embeddings", "resize_token_embeddings_to_32x tokens added_tokens_overrides"),
+    **left_out("options of DDP", "ddp_find_unused_parameters ddp_bucket_cap_mb"),
+    "model_config": section(
+        {
+            **ignored(Reason.NUMBER, "output_router_logits"),
+            **lacking("a changed configuration of the model", "rope_scaling"),
+        }
+    ),
+    "peft": section({**lacking("LoftQ", "loftq_config")}),
+}
+
+
+def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Read what depends on several keys: precision, adapter, kernels, FSDP and DeepSpeed."""
+    _set_precision(reading, values)
+    _set_adapter(reading, values)
+    _set_kernels(reading, values)
+    if not is_off(values.get("fsdp")) or isinstance(values.get("fsdp_config"), Mapping):
+        key = "fsdp" if "fsdp" in values else "fsdp_config"
+        set_fsdp(reading, key, values.get("fsdp_config"), version=1, outer=values.get("fsdp_version"))
+    if isinstance(values.get("deepspeed"), Mapping):
+        finish_deepspeed(reading, values["deepspeed"], "deepspeed.")
+
+
+def _set_precision(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Axolotl loads weights in the dtype it computes in (utils/config: resolve_dtype)."""
+    fp16, bf16 = not is_off(values.get("fp16")), values.get("bf16", "auto")
+    if bf16 == "full":
+        key, weights, autocast = "bf16", "bfloat16", "no"
+    elif (not is_off(bf16) and not (bf16 == "auto" and fp16)) or not is_off(values.get("bfloat16")):
+        key, weights, autocast = "bfloat16" if is_off(bf16) else "bf16", "bfloat16", "bf16"
+    elif fp16:
+        key, weights, autocast = "fp16", "float16", "fp16"
+    elif not is_off(values.get("float16")) or not is_off(values.get("load_in_8bit")):
+        key, weights, autocast = "float16", "float16", "no"
+    else:
+        key, weights, autocast = "bf16", "float32", "no"
+    reading.set(key, {Setting.WEIGHTS: weights, Setting.AUTOCAST: autocast})
+
+
+def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
+    adapter = values.get("adapter")
+    if is_off(adapter):
+        return
+    if adapter not in ("lora", "qlora"):
+        reading.lack("adapter", Lacking(what=f"adapter {adapter}"), adapter)
+        return
+    for bits in (4, 8):
+        if not is_off(values.get(f"load_in_{bits}bit")):
+            reading.set(f"load_in_{bits}bit", {Setting.BITS: bits})
+    reading.set("lora_r", {Setting.RANK: values.get("lora_r") or 8})
+    if values.get("lora_model_dir"):
+        reading.assumed.append("the adapter that lora_model_dir holds has the layers and rank of this file")
+    if not is_off(values.get("lora_target_linear")):
+        reading.set("lora_target_linear", {Setting.LORA_TARGETS: "all-linear"})
+    elif not is_off(targets := values.get("lora_target_modules")):
+        is_pattern = isinstance(targets, str) and targets != "all-linear"
+        named = targets if isinstance(targets, str) else module_names(targets)
+        reading.set("lora_target_modules", {Setting.LORA_TARGETS: f"pattern {named}" if is_pattern else named})
+
+
+def _set_kernels(reading: Reading, values: Mapping[str, Any]) -> None:
+    plugins = values.get("plugins") or []
+    plugins = [plugins] if isinstance(plugins, str) else plugins
+    chosen: dict[str, frozenset[str]] = {}
+    for plugin in plugins if isinstance(plugins, list) else ():
+        if plugin == _LIGER:
+            switches = {key.removeprefix("liger_"): value for key, value in values.items() if key.startswith("liger_")}
+            chosen["liger"] = liger_names(switches)
+        elif plugin == _CCE:
+            if values.get("cut_cross_entropy") is not False:
+                chosen["cce"] = frozenset({"flce"})
+        elif not str(plugin).endswith(_HARMLESS_PLUGINS):
+            reading.lack("plugins", Lacking(what=f"the plug-in {plugin}"))
+    if len(chosen) > 1:
+        reading.lack(
+            "plugins", Lacking(what="kernels of liger-kernel and cut-cross-entropy in one step", setting=Setting.LIGER)
+        )
+    for provider, names in chosen.items():
+        if len(chosen) == 1 and names:
+            reading.set("plugins", {Setting.LIGER: names, Setting.PROVIDER: provider})
+
+
+AXOLOTL = Framework(
+    name="axolotl",
+    title="a configuration of axolotl",
+    rows=_ROWS,
+    signature=frozenset(
+        {"base_model", "micro_batch_size", "sequence_len", "datasets", "sample_packing", "val_set_size", "adapter"}
+    ),
+    defaults={
+        Setting.BATCH: 1,
+        Setting.GRAD_ACCUM: 1,
+        Setting.SEQ: 512,
+        Setting.CHECKPOINTING: False,
+        Setting.REENTRANT: False,
+        Setting.OPTIMIZER: "adamw-fused",
+        Setting.CLIP: 1.0,
+    },
+    finish=finish_axolotl,
+)

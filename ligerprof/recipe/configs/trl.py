@@ -1,0 +1,204 @@
+"""TRL's configurations: SFT, and those of preference, reward and reinforcement methods, which recipes do not cover."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.rows import (
+    Row,
+    count,
+    file_name,
+    ignored,
+    is_off,
+    lacking,
+    part_of,
+    section,
+    switch,
+    text,
+    turned_on,
+    words,
+)
+from ligerprof.recipe.configs.settings import Lacking, Outcome, Reading, Reason, Setting
+from ligerprof.recipe.configs.shared import (
+    ATTENTION,
+    DROPOUT_ROW,
+    DTYPE,
+    module_names,
+    modules,
+    quantization_rows,
+)
+from ligerprof.recipe.configs.trainer import FAMILY, TRAINER_DEFAULTS, TRAINER_ROWS, TRAINER_SIGNATURE, finish_trainer
+
+_PRESETS = ("fsdp1", "fsdp2", "multi_gpu", "single_gpu", "zero1", "zero2", "zero3")
+_NO_LENGTH = Lacking(what="a sequence length of null", setting=Setting.SEQ)
+_LENGTH = Row(read=count(Setting.SEQ).read, null=_NO_LENGTH)
+
+
+def _read_accelerate_config(value: Any) -> Outcome:
+    if value in _PRESETS:
+        return Lacking(
+            what="a preset of TRL's", remedy="Give the file of accelerate with another --config, and take the key out."
+        )
+    return file_name("accelerate")(value)
+
+
+_INIT_KWARGS = {
+    "dtype": DTYPE,
+    "torch_dtype": DTYPE,
+    "attn_implementation": ATTENTION,
+    **lacking("another configuration of the model", "config rope_scaling"),
+    **lacking("a quantization configuration", "quantization_config"),
+    **lacking("a model split over several GPUs", "device_map max_memory", harmless=("auto",)),
+    **ignored(Reason.LOADING, "trust_remote_code revision low_cpu_mem_usage cache_dir token use_safetensors"),
+    **ignored(Reason.GENERATION, "use_cache"),
+}
+_COMMON: Mapping[str, Row] = {
+    **TRAINER_ROWS,
+    "max_length": _LENGTH,
+    "max_seq_length": _LENGTH,
+    "model_init_kwargs": section(_INIT_KWARGS),
+    "activation_offloading": switch(Setting.ACTIVATION_OFFLOAD),
+    "accelerate_config": Row(read=_read_accelerate_config),
+    # the model's arguments
+    "model_name_or_path": text(Setting.MODEL),
+    "dtype": DTYPE,
+    "torch_dtype": DTYPE,
+    "attn_implementation": ATTENTION,
+    **part_of("adapter", "use_peft lora_r lora_target_modules"),
+    "lora_dropout": DROPOUT_ROW,
+    "lora_modules_to_save": modules(Setting.MODULES_TO_SAVE),
+    "use_dora": switch(Setting.DORA),
+    **quantization_rows(),
+    **ignored(Reason.NUMBER, "lora_alpha use_rslora use_bnb_nested_quant router_aux_loss_coef"),
+    **ignored(Reason.LOADING, "trust_remote_code model_revision lora_task_type"),
+    **lacking("LoRA on parameters of experts", "lora_target_parameters"),
+    # the script's arguments
+    **ignored(
+        Reason.DATA,
+        "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming datasets streaming"
+        " test_split_size dataset_num_proc dataset_batch_size dataset_text_field dataset_kwargs shuffle_dataset"
+        " eos_token pad_token chat_template_path truncation_mode pad_to_multiple_of",
+    ),
+    **ignored(Reason.LAUNCH, "env gradient_checkpointing_use_reentrant"),
+    **ignored(Reason.CHECKS, "ignore_bias_buffers"),
+}
+_SFT: Mapping[str, Row] = {
+    **_COMMON,
+    "packing": turned_on({Setting.PACKING: "masked"}),
+    "padding_free": turned_on({Setting.PACKING: "masked"}),
+    **part_of("packing", "packing_strategy"),
+    "loss_type": words(
+        Setting.LOSS, {"nll": "hf", "chunked_nll": "chunked-nll"}, what="loss", remedy="Choose another with --loss."
+    ),
+    **ignored(Reason.DATA, "completion_only_loss assistant_only_loss formatting_func"),
+    **ignored(Reason.EVALUATION, "eval_packing"),
+    # of older versions
+    **ignored(Reason.DATA, "num_of_sequences chars_per_token use_liger"),
+    **part_of("liger-kernel", "use_liger"),
+}
+_DEFAULTS: Mapping[Setting, Any] = {
+    **TRAINER_DEFAULTS,
+    Setting.SEQ: 1024,
+    Setting.CHECKPOINTING: True,
+    Setting.AUTOCAST: "bf16",
+}
+
+
+def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
+    finish_trainer(reading, values)
+    if is_off(values.get("bf16", True)) or not is_off(values.get("fp16")):
+        reading.defaults[Setting.AUTOCAST] = "no"
+    if is_off(values.get("use_peft")):
+        for setting in (Setting.DORA, Setting.MODULES_TO_SAVE):
+            reading.settings.pop(setting, None)
+        return
+    reading.set("use_peft" if "lora_r" not in values else "lora_r", {Setting.RANK: values.get("lora_r") or 16})
+    targets = values.get("lora_target_modules")
+    named = targets if isinstance(targets, str) else module_names(targets) if targets else "peft's default"
+    # peft reads a list of one name as the name
+    single = named[0] if isinstance(named, list) and named == ["all-linear"] else named
+    reading.set("lora_target_modules" if targets else "use_peft", {Setting.LORA_TARGETS: single})
+
+
+def _finish_sft(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Read what depends on several keys: precision, adapter, packing and the loss."""
+    _finish_common(reading, values)
+    if (
+        reading.value(Setting.PACKING)
+        and values.get("packing_strategy") == "wrapped"
+        and is_off(values.get("padding_free"))
+    ):
+        reading.set("packing", {Setting.PACKING: "plain"})
+    uses_liger = not is_off(values.get("use_liger_kernel")) or not is_off(values.get("use_liger"))
+    reading.defaults[Setting.LOSS] = "hf" if uses_liger else "chunked-nll"
+
+
+TRL_SFT = Framework(
+    name="trl-sft",
+    title="TRL's SFTConfig",
+    family=FAMILY,
+    rows=_SFT,
+    signature=TRAINER_SIGNATURE
+    | {"dataset_name", "dataset_text_field", "max_length", "packing", "use_peft", "completion_only_loss"},
+    defaults=_DEFAULTS,
+    finish=_finish_sft,
+)
+
+
+def _other(name: str, title: str, method: str, own: str) -> Framework:
+    """A configuration of a method that recipes do not cover; its keys are still known, and read."""
+    keys = own.split()
+
+    def finish(reading: Reading, values: Mapping[str, Any]) -> None:
+        _finish_common(reading, values)
+        key = next((key for key in keys if key in values), keys[0])
+        reading.lack(key, Lacking(what=method, remedy="Only supervised fine-tuning is covered."))
+
+    return Framework(
+        name=name,
+        title=title,
+        family=FAMILY,
+        rows={**_COMMON, **part_of(method, own)},
+        signature=TRAINER_SIGNATURE | set(keys),
+        defaults=_DEFAULTS,
+        finish=finish,
+    )
+
+
+TRL_DPO = _other(
+    "trl-dpo",
+    "TRL's DPOConfig",
+    "DPO, with a reference model and pairs of sequences",
+    "beta precompute_ref_log_probs precompute_ref_batch_size loss_weights ld_alpha f_divergence_type"
+    " f_alpha_divergence_coef label_smoothing use_weighting discopop_tau sync_ref_model ref_model_mixup_alpha"
+    " ref_model_sync_steps max_prompt_length max_completion_length disable_dropout reference_free rpo_alpha"
+    " use_logits_to_keep ref_model_init_kwargs generate_during_eval model_adapter_name ref_adapter_name"
+    " force_use_ref_model padding_value label_pad_token_id is_encoder_decoder base_model_attribute_name tools"
+    " ref_adapter ref_model padding_free loss_type",
+)
+TRL_REWARD = _other(
+    "trl-reward",
+    "TRL's RewardConfig",
+    "reward modeling, with a classification head",
+    "center_rewards_coefficient disable_dropout",
+)
+TRL_RL = _other(
+    "trl-rl",
+    "TRL's configuration of a reinforcement method (GRPO, RLOO, KTO, …)",
+    "reinforcement learning",
+    "num_generations max_prompt_length max_completion_length temperature top_p top_k min_p repetition_penalty"
+    " use_vllm vllm_mode vllm_server_host vllm_server_port vllm_server_timeout vllm_gpu_memory_utilization"
+    " vllm_tensor_parallel_size vllm_enable_sleep_mode vllm_max_model_length vllm_model_impl vllm_server_base_url"
+    " vllm_guided_decoding_regex vllm_structured_outputs_regex vllm_importance_sampling_correction"
+    " vllm_importance_sampling_cap vllm_importance_sampling_mode vllm_group_port vllm_enable_prefix_caching"
+    " beta num_iterations epsilon epsilon_high delta importance_sampling_level reward_weights reward_funcs"
+    " scale_rewards loss_type mask_truncated_completions sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"
+    " use_liger_loss generation_batch_size steps_per_generation generation_kwargs cache_implementation"
+    " use_transformers_paged"
+    " ds3_gather_for_generation disable_dropout log_completions num_completions_to_print log_unique_prompts"
+    " top_entropy_quantile chat_template_kwargs shuffle_dataset normalize_advantages reward_clip_range rloo_k"
+    " desirable_weight undesirable_weight precompute_ref_log_probs reward_model_path judge missing_eos_penalty"
+    " use_bias_correction_kl off_policy_mask_threshold multi_objective_aggregation log_multimodal"
+    " max_tool_calling_iterations pad_to_multiple_of num_ppo_epochs num_mini_batches kl_coef cliprange vf_coef"
+    " gamma lam teacher_model_name_or_path lmbda seq_kd",
+)

@@ -1,0 +1,76 @@
+"""Configurations that frameworks ship as examples: what each means, or what a recipe lacks for it.
+
+`sample.json` says what each file means. Where a recipe does not have an option or a word yet, the file must be refused
+by the name of what is lacking; it becomes a recipe as soon as the option exists. `index.json` has the verdict on all
+examples of the repositories, by `benchmarks/read_configs.py`.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
+from ligerprof.recipe.configs.load import load_options
+from ligerprof.recipe.configs.sources import read_sources
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
+from tests.paths import DATA
+
+FILES = DATA / "configs" / "files"
+SAMPLE: list[dict[str, Any]] = json.loads((DATA / "configs" / "sample.json").read_text(encoding="utf-8"))
+INDEX: dict[str, Any] = json.loads((DATA / "configs" / "index.json").read_text(encoding="utf-8"))
+# shares that the documentation quotes
+KNOWN_KEYS = 0.95
+
+
+def path_of(row: dict[str, Any]) -> Path:
+    return FILES / row["repository"].replace("/", "+") / row["path"]
+
+
+def is_lacking(name: str, value: Any) -> bool:
+    declared = RECIPE_OPTIONS.get(name)
+    return declared is None or (isinstance(value, str) and bool(declared.choices) and value not in declared.choices)
+
+
+@pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row["path"])
+def test_each_file_means_what_the_sample_says(row: dict[str, Any]) -> None:
+    source = str(path_of(row))
+    given = {"model": "llama3.2-1b"} if row.get("unknown_model") else {}
+    if "error" in row:
+        with pytest.raises(LigerprofError) as caught:
+            load_options([source], given)
+        assert f"{row['path']}: {row['error']} is not supported yet" in str(caught.value)
+    elif any(is_lacking(name, value) for name, value in row["means"].items()):
+        with pytest.raises(UnsupportedError, match="is not supported yet"):
+            load_options([source], given)
+    else:
+        options, report = load_options([source], given)
+        recipe = TrainingRecipe(**options)
+        found = {name: getattr(recipe, name) for name in row["means"] if name not in ("model", "liger")}
+        assert found == {name: value for name, value in row["means"].items() if name not in ("model", "liger")}
+        assert "model" not in row["means"] or recipe.spec.name == row["means"]["model"]
+        assert set(recipe.kernels) == set(row["means"].get("liger", "").split("+")) - {""}
+        assert report.files[0][1] == row["framework"]
+    assert [key for reading in read_sources([source]) for key in reading.unknown] == row.get("unknown", [])
+
+
+@pytest.mark.parametrize("row", [row for row in SAMPLE if row.get("unknown_model")], ids=lambda row: row["path"])
+def test_a_model_that_is_not_in_the_catalog_is_named(row: dict[str, Any]) -> None:
+    with pytest.raises((UnknownModelError, UnsupportedError)) as caught:
+        load_options([str(path_of(row))], {})
+    assert str(path_of(row)) in str(caught.value)
+
+
+def test_the_sample_has_every_repository() -> None:
+    counts = Counter(row["repository"] for row in SAMPLE)
+    assert sum(counts.values()) >= 60
+    assert set(counts) == set(INDEX["repositories"]) - {"pytorch/torchtitan"}
+
+
+def test_the_examples_of_all_repositories_are_read_without_unknown_keys() -> None:
+    read = [row for row in INDEX["files"] if row["verdict"] != "not read"]
+    clean = [row for row in read if not row.get("unknown")]
+    assert len(clean) >= KNOWN_KEYS * len(read)
+    assert len(read) > 400
