@@ -13,7 +13,7 @@ from ligerprof.snapshots.trace import Int64s
 
 _CACHE_LIBRARY = re.compile(r"^transformers/cache_utils\.py:", re.MULTILINE)
 _STATIC_CACHE = re.compile(r"^transformers/cache_utils\.py:lazy_initialization$", re.MULTILINE)
-_GENERATE = re.compile(r"^transformers/generation/", re.MULTILINE)
+GENERATE = re.compile(r"^transformers/generation/", re.MULTILINE)
 # a program's own names for a buffer that it fills in place, such as `setup_caches` or `kv_cache.py`
 _CACHE_NAME = re.compile(r"(?:\b|_)(?:kv_?)?caches?(?:\b|_)", re.IGNORECASE)
 _OTHER_CACHE = re.compile(r"rope|rotary|freq|sincos|mask|position")
@@ -43,7 +43,7 @@ def find_cached(replayed: Replay, call_sites: CallSites, phases: EventPhases) ->
     cached = np.zeros(len(codes), dtype=bool)
     in_library = call_sites.matching(_CACHE_LIBRARY)
     if in_library.any():
-        generates = call_sites.matching(_GENERATE)
+        generates = call_sites.matching(GENERATE)
         in_place = call_sites.matching(_STATIC_CACHE)
         cached |= in_library & inferred & (generates | (in_place & kept))
     for group in _growing(replayed, call_sites, inferred & ~cached):

@@ -2,7 +2,7 @@
 
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.checkpointing import Regions
-from ligerprof.analyzers.attribution.generation import find_cached
+from ligerprof.analyzers.attribution.generation import GENERATE, find_cached
 from ligerprof.analyzers.attribution.layers import layers_in_passes
 from ligerprof.analyzers.attribution.phases import EventPhases
 from ligerprof.analyzers.attribution.vocabulary import Vocabulary
@@ -24,7 +24,8 @@ class Program:
     def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
         self.layers = layers_in_passes(replayed, call_sites, phases)
         self.regions = Regions(replayed, call_sites, phases, self.layers)
-        self.vocabulary = Vocabulary(replayed, call_sites, phases)
         self.cached: Mask = find_cached(replayed, call_sites, phases)
+        generates = bool(self.cached.any() or call_sites.matching(GENERATE).any())
+        self.vocabulary = Vocabulary(replayed, call_sites, phases, generates=generates)
         self.feeds_pass: Mask = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
         self.follows_pass: Mask = phases.follows_forward(replayed.allocated_by)

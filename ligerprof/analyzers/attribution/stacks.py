@@ -54,6 +54,7 @@ _OPTIMIZER_CALLS = frozenset({"step", "clip_grad_norm_", "clip_grad_value_", "un
 _STEP_WRAPPER = re.compile(_TORCH + r"optim/optimizer\.py")
 # generated code is called through functions named `forward` too
 _COMPILER = re.compile(_TORCH + r"_(?:functorch|dynamo|inductor)/")
+_INDUCTOR = re.compile(_TORCH + r"_inductor/")
 _BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", "_engine_run_backward"})
 _BUILD_CALLS = re.compile(
     r"__init__|from_pretrained|load_state_dict|_load_\w*(?:model|state|weight|param|checkpoint|pretrained|shard)\w*"
@@ -199,6 +200,16 @@ class Stack:
     def in_linear(self) -> bool:
         """Whether the model's innermost forward method called a linear layer."""
         return any(call.file.endswith("nn/modules/linear.py") for call in self.below_model)
+
+    @cached_property
+    def is_generated(self) -> bool:
+        """Whether code that inductor generated allocated, rather than inductor itself to measure kernels.
+
+        The function is named `call`. Between it and inductor's own calls, torch inserts the lines of the program that
+        the generated line computes.
+        """
+        generated = list(takewhile(lambda call: not _INDUCTOR.search(call.file), self.calls))
+        return len(generated) < len(self.calls) and any(call.function == "call" for call in generated)
 
     @cached_property
     def script_calls(self) -> tuple[PythonCall, ...]:

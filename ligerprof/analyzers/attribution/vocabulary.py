@@ -1,15 +1,16 @@
 """Find the loss over a vocabulary: the sizes of its [T, V] tensors, for T tokens and V words, and the head's calls."""
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cached_property
-from itertools import islice, product
+from itertools import islice
 
 import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
+from ligerprof.analyzers.attribution.compiled import CompiledPasses
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.analyzers.attribution.shapes import shapes_of
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.models.module_names import is_head, is_token_embedding
 from ligerprof.roles import Phase
@@ -31,13 +32,14 @@ _LOSS_NODE = re.compile(r"NllLoss|LogSoftmax|CrossEntropy|Logsumexp")
 _LOOK_UP = re.compile(r"nn/modules/sparse\.py:forward$|nn/functional\.py:embedding$", re.MULTILINE)
 _TABLE = re.compile(r"nn/modules/sparse\.py:__init__$", re.MULTILINE)
 _LINEAR = re.compile(r"nn/functional\.py:linear$|zero/linear\.py:", re.MULTILINE)
+_EINSUM = re.compile(r"torch/functional\.py:einsum$", re.MULTILINE)
+_PRODUCTS = frozenset({"matmul", "mm", "addmm", "einsum"})
 _LOSS_MODULE = "loss"
-_WIDTHS = (2, 4)
-_LEAST_HIDDEN_SIZE = 8
 # of a model and its reference model: the embedding and the head; weights of layers are more
 _MOST_TABLES = 4
 # all passes of a training loop have the same calls, and the first ones show them
 _PASSES_TO_SEARCH = 16
+_SIZES_TO_SEARCH = 64
 _NO_BLOCKS = np.empty(0, dtype=np.int64)
 
 
@@ -48,16 +50,22 @@ class Vocabulary:
     them. A loss over a vocabulary is known from one of:
 
     - the loss of a library for language models, which ran after a linear layer returned a tensor of the same size;
-    - sizes: a table [V, D], the tensor [T, D] of the tokens looked up in it, and a linear layer's output [T, V].
-      Their bytes determine D, which has to divide the first two and be the size of some weight, such as a
-      norm's. A loss then allocated multiples of V;
+    - sizes: a table [V, D], the tensor [T, D] of the tokens looked up in it, and a product [T, V]. Their bytes
+      determine D, which has to divide the first two and be the size of some weight, such as a norm's. A loss then
+      allocated multiples of V, if the recording has a loss; an evaluation may have none;
     - the names of modules, if the recording has them: an embedding of tokens, a head, and a loss.
 
     Attributes:
-        sizes: sizes of the head's outputs and of their upcast; empty without a loss over a vocabulary.
+        sizes: sizes of the head's outputs, of their upcast and of their gradients; empty without a head.
+
+    Args:
+        generates: whether the recording shows a generation, whose head is not part of a loss.
     """
 
-    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
+    def __init__(
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, generates: bool = False
+    ) -> None:
+        self._call_sites = call_sites
         self._sites = call_sites.sites
         self._site_of = call_sites.site_of
         self._sizes = replayed.requested_bytes
@@ -65,11 +73,17 @@ class Vocabulary:
         self._spans = phases.spans_of(replayed.allocated_by)
         self._calls = np.cumsum(call_sites.index_in_call == 0)
         self._is_last = call_sites.index_in_call == call_sites.blocks_in_call - 1
-        self._has_library_loss = any(_LIBRARY_LOSS.search(site.stack.text) for site in self._sites)
+        self._generates = generates
+        library_loss = call_sites.matching(_LIBRARY_LOSS)
+        self._has_library_loss = bool(library_loss.any())
         self._row_bytes = 0
-        self._heads = self._find_heads()
-        outputs = set(self._sizes[self._heads].tolist())
-        self.sizes = frozenset(outputs | {2 * size for size in outputs})
+        heads = self._find_heads(library_loss)
+        outputs = set(self._sizes[heads].tolist())
+        passes = CompiledPasses(replayed, call_sites, phases, tables=self._table_sizes, weights=self._weights)
+        compiled = passes.heads(library_loss)
+        self._heads = np.union1d(heads, compiled.outputs)
+        self._row_bytes = self._row_bytes or compiled.row_bytes
+        self.sizes = frozenset(outputs | {2 * size for size in outputs} | compiled.sizes)
 
     def __bool__(self) -> bool:
         return len(self._heads) > 0 or self._has_library_loss
@@ -109,53 +123,69 @@ class Vocabulary:
         last[self._heads] = self._heads
         return np.maximum.accumulate(last)
 
-    def _find_heads(self) -> Int64s:
+    def _find_heads(self, library_loss: Mask) -> Int64s:
         losses = self._blocks(_is_loss, Phase.FORWARD)
-        if not len(losses) and not any(_LOSS_NODE.search(site.node) for site in self._sites):
+        has_loss = len(losses) > 0 or any(_LOSS_NODE.search(site.node) for site in self._sites)
+        if self._generates and not has_loss:
             return _NO_BLOCKS
         modules = {site.module for site in self._sites if site.stamp}
-        if any(map(is_head, modules)) and any(map(is_token_embedding, modules)):
+        if has_loss and any(map(is_head, modules)) and any(map(is_token_embedding, modules)):
             return self._outputs(lambda site: is_head(site.module) and (not site.stack.calls or _is_linear(site)))
+        # evidence of one kind less needs a table that is as large as tables are
+        large = self._table_sizes[2 * self._table_sizes >= self._table_sizes.max(initial=0)]
         outputs = self._outputs(_is_linear)
-        heads = self._heads_by_sizes(outputs, losses)
+        heads = self._heads_by_sizes(outputs, losses, self._table_sizes if has_loss else large)
         if heads is None:
-            library = self._blocks(lambda site: _LIBRARY_LOSS.search(site.stack.text) is not None, Phase.FORWARD)
-            heads = self._heads_by_library(outputs, library)
+            in_library = np.flatnonzero(library_loss & (self._codes == phase_code(Phase.FORWARD)))
+            heads = self._heads_by_library(outputs, in_library)
+        if not len(heads):
+            outputs = self._outputs(_is_written_product)
+            heads = self._heads_by_sizes(outputs, losses, large)
+        if heads is None:
+            return _NO_BLOCKS
         calls = {_head_call(self._sites[site]) for site in self._site_of[heads].tolist()}
-        of_head = np.array([_head_call(site) in calls for site in self._sites], dtype=bool)[self._site_of[outputs]]
+        of_head = self._call_sites.at(lambda site: _head_call(site) in calls)[outputs]
         # layers of a Sequential share their call
         sized = self._sizes[outputs] % self._row_bytes == 0 if self._row_bytes else np.isin(outputs, heads)
         return outputs[of_head & sized]
 
-    def _heads_by_sizes(self, outputs: Int64s, losses: Int64s) -> Int64s | None:
+    def _heads_by_sizes(self, outputs: Int64s, losses: Int64s, tables: Int64s) -> Int64s | None:
         """The outputs [T, V] of a pass that looked T tokens up in a table of V rows; None if there are none."""
         looked_up = self._outputs(_is_look_up)
-        tables = self._table_sizes()
         loss_sizes = np.unique(self._sizes[losses])
         for span in islice(dict.fromkeys(self._spans[looked_up].tolist()), _PASSES_TO_SEARCH):
-            tokens = _distinct(self._sizes[looked_up[self._spans[looked_up] == span]])
+            tokens = self._sizes[looked_up[self._spans[looked_up] == span]]
             in_span = outputs[self._spans[outputs] == span]
-            for size in sorted(_distinct(self._sizes[in_span]), reverse=True):
-                rows = [2 * words for words, vector in _shapes(size, tables, tokens) if self._is_weight(vector)]
+            for size in np.unique(self._sizes[in_span])[::-1][:_SIZES_TO_SEARCH].tolist():
+                found = shapes_of(size, tables, tokens)
+                rows = [2 * shape.words for shape in found if self._is_weight(shape.hidden_bytes)]
                 rows = [row for row in rows if not len(losses) or (loss_sizes[loss_sizes >= row] % row == 0).any()]
                 if rows:
                     self._row_bytes = min(rows)
-                    heads: Int64s = in_span[self._sizes[in_span] == size]
-                    return heads
+                    return self._outermost(in_span[self._sizes[in_span] == size])
         return None
+
+    def _outermost(self, outputs: Int64s) -> Int64s:
+        """Those of the outputs that were called from furthest outside: layers can be as wide as the vocabulary."""
+        depths = np.array([len(site.stack.model_calls) for site in self._sites], dtype=np.int64)
+        depths = depths[self._site_of[outputs]]
+        outermost: Int64s = outputs[depths == depths.min()]
+        return outermost
 
     def _heads_by_library(self, outputs: Int64s, losses: Int64s) -> Int64s:
         """The output before each loss that is as large as the loss's largest tensor, or half of it in 16 bit."""
         heads: list[int] = []
-        for span in dict.fromkeys(self._spans[losses].tolist()):
-            of_loss = losses[self._spans[losses] == span]
+        bounds = np.flatnonzero(np.diff(self._spans[losses], prepend=-2))
+        for of_loss in np.split(losses, bounds[1:]) if len(losses) else ():
             largest = int(self._sizes[of_loss].max())
-            before = outputs[(self._spans[outputs] == span) & (outputs < of_loss[0])]
+            first = np.searchsorted(self._spans, self._spans[of_loss[0]])
+            before = outputs[slice(*np.searchsorted(outputs, (first, of_loss[0])))]
             sized = before[np.isin(self._sizes[before], (largest, largest // 2))]
             heads.extend(sized[-1:].tolist())
         return np.array(heads, dtype=np.int64)
 
-    def _table_sizes(self) -> set[int]:
+    @cached_property
+    def _table_sizes(self) -> Int64s:
         """Sizes that an embedding's table may have: of known tables, else of all weights and older blocks."""
         constructed = self._sizes[self._blocks(lambda site: _TABLE.search(site.stack.text) is not None, Phase.BUILD)]
         backward = self._blocks(lambda site: site.node.startswith("Embedding"), Phase.BACKWARD)
@@ -164,9 +194,9 @@ class Vocabulary:
             calls = np.flatnonzero(np.diff(self._calls[backward], prepend=-1))
             constructed = np.append(constructed, np.maximum.reduceat(self._sizes[backward], calls))
         if len(constructed):
-            return _distinct(constructed)
+            return np.unique(constructed)
         sizes, counts = np.unique(self._weights, return_counts=True)
-        return _distinct(sizes[counts <= _MOST_TABLES])
+        return sizes[counts <= _MOST_TABLES]
 
     @cached_property
     def _weights(self) -> Int64s:
@@ -208,23 +238,14 @@ def _is_linear(site: CallSite) -> bool:
     return stack.in_linear or _LINEAR.search(stack.text) is not None or "linear" in stack.operators
 
 
+def _is_written_product(site: CallSite) -> bool:
+    """Whether the model's own code may compute a product, such as `x @ weight.T`, which has no frame of its own."""
+    stack = site.stack
+    if stack.below_model or not stack.calls:
+        return _EINSUM.search(stack.text) is not None
+    return not stack.native or not stack.operators.isdisjoint(_PRODUCTS)
+
+
 def _head_call(site: CallSite) -> tuple[PythonCall, ...]:
     """The calls from the innermost method of the model on."""
     return site.stack.calls[: len(site.stack.below_model) + 1]
-
-
-def _distinct(sizes: Int64s) -> set[int]:
-    return set(sizes.tolist())
-
-
-def _shapes(output: int, tables: Iterable[int], looked_up: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Every V for which a table is [V, D], the looked-up tensor [T, D] and the output [T, V]; with the bytes of D."""
-    for table_bytes, tokens_bytes, widths in product(tables, looked_up, product(_WIDTHS, repeat=3)):
-        table, tokens, scores = (
-            size // width for size, width in zip((table_bytes, tokens_bytes, output), widths, strict=True)
-        )
-        hidden = math.isqrt(table * tokens // scores) if scores else 0
-        if hidden < _LEAST_HIDDEN_SIZE or table % hidden or tokens % hidden:
-            continue
-        if table // hidden * (tokens // hidden) == scores:
-            yield table // hidden, hidden * widths[0]

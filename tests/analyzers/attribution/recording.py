@@ -20,10 +20,15 @@ Block = tuple[int, int]
 
 
 class Recording:
-    """Allocations one after another, each at its own address in one segment."""
+    """Allocations one after another, each at its own address in one segment.
+
+    Attributes:
+        count: number of allocations.
+    """
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
+        self.count = 0
         self._frames: dict[tuple[Call, ...], list[dict[str, Any]]] = {}
         self._address = 2**40
         self._add("segment_alloc", self._address, 2**40, ())
@@ -31,6 +36,7 @@ class Recording:
     def alloc(self, size: int, calls: Sequence[Call]) -> Block:
         """Allocate a block; its stack ends in a call of a script."""
         block = self._address, size
+        self.count += 1
         self._address += -size % ALIGNMENT + size
         self._add("alloc", *block, calls)
         return block
