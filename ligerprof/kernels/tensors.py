@@ -1,8 +1,13 @@
-"""Views of a kernel's inputs as rows, and whether a kernel may overwrite its inputs."""
+"""What kernels ask of their input tensors: rows, memory that they may overwrite, one backward pass."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import is_simulated
 
 
@@ -30,3 +35,65 @@ def is_unshared(tensor: Tensor) -> bool:
     own = 1 if tensor._base is None else 2
     # torch's CUDA graphs use this count; the call itself holds one more reference
     return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == own + 1)
+
+
+def overlaps_itself(x: Tensor) -> bool:
+    """Whether two elements of `x` may share memory, as in an expanded tensor."""
+    span = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        # each axis must step over everything that the narrower axes cover
+        if size > 1 and stride < span:
+            return True
+        span += stride * (size - 1)
+    return False
+
+
+def rows_are_disjoint(first: Tensor, second: Tensor) -> bool:
+    """Whether no element of one tensor of dense rows lies in the memory of the other; False if that is not certain.
+
+    The two halves of one wider tensor are disjoint.
+    """
+    if first.untyped_storage()._cdata != second.untyped_storage()._cdata:
+        return True
+    columns, stride = int(first.shape[1]), first.stride(0)
+    if first.shape != second.shape or second.stride(0) != stride or stride < 2 * columns:
+        return False
+    apart = abs(int(first.storage_offset()) - int(second.storage_offset())) % stride
+    return columns <= apart <= stride - columns
+
+
+def refuse_dtensors(kernel: str, *tensors: Tensor | None) -> None:
+    """Raise an error for a distributed tensor: a kernel works on the memory of one device.
+
+    Raises:
+        KernelInputError: one of the tensors is a DTensor.
+    """
+    if any(hasattr(tensor, "to_local") for tensor in tensors):
+        raise KernelInputError(
+            f"{kernel}: a DTensor was given. Give its local tensor (.to_local()), or the whole one (.full_tensor())."
+        )
+
+
+def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a backward pass whose results cannot be differentiated again: an attempt raises an error.
+
+    torch's `once_differentiable` raises it only if the incoming gradient requires a gradient. A gradient penalty's
+    incoming gradient is often a constant; its second derivative would be zero without a word.
+    """
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *grads: Tensor | None) -> Any:
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return results
+        results = results if isinstance(results, tuple) else (results,)
+        fail = torch._C._functions.DelayedError(_SECOND_ORDER, len(results))
+        return fail(*(None if value is None else value.detach().requires_grad_() for value in results))  # type: ignore[arg-type]
+
+    return wrapper
+
+
+_SECOND_ORDER = (
+    b"this kernel of ligerprof has no second derivative. For a gradient penalty, use the provider torch (plain torch)."
+)

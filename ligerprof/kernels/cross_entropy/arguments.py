@@ -48,7 +48,7 @@ class LossArguments:
             "class_weight_sum_ptr": self.class_weight_sum,
             "seq_len": self.seq_len,
             "ignore_index": options.ignore_index,
-            "logit_scale": options.logit_scale,
+            "logit_scale": None if options.logit_scale == 1.0 else options.logit_scale,
             "softcap": options.softcap,
             "smoothing": options.label_smoothing or None,
             "z_weight": options.z_loss,

@@ -1,8 +1,8 @@
 """Losses as opaque operations of a compiled graph: no graph break, and each gradient in a tensor of its own.
 
 An operation takes its sources (tensors that may want a gradient), the six values of `pack_request`, the logits' dtype
-and `wanted` (which sources want a gradient). It returns the loss, a gradient per source, and the factor that the
-gradients still lack. An empty tensor replaces each result that does not exist.
+and `wanted` (which sources want a gradient). It returns the loss, a gradient per source, and the factors that the
+gradients still lack, one per source. An empty tensor replaces each result that does not exist.
 """
 
 from collections.abc import Sequence
@@ -47,11 +47,8 @@ def wanted_now(wanted: Sequence[bool], options: LossOptions, token_scale: Tensor
     return tuple(want and not waits for want in wanted)
 
 
-def fill_results(
-    loss: Tensor, grads: Sequence[Tensor | None], factor: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, ...]:
+def fill_results(loss: Tensor, grads: Sequence[Tensor | None], late: Tensor | None) -> tuple[Tensor, ...]:
     """An operation's results, with an empty tensor for each one that does not exist."""
-    late = factor if waits_for_loss_scale(dtype) else None
     return (loss, *(loss.new_empty(0) if value is None else value for value in (*grads, late)))
 
 
@@ -70,7 +67,8 @@ def fake_results(sources: Sequence[Tensor | None], *packed: Any) -> tuple[Tensor
         value.new_empty(value.shape) if value is not None and want else None
         for value, want in zip(sources, wanted_now(wanted, options, token_scale), strict=True)
     ]
-    return fill_results(loss, grads, loss.new_empty(1) if reduced else None, dtype)
+    late = loss.new_empty(len(sources)) if reduced and waits_for_loss_scale(dtype) else None
+    return fill_results(loss, grads, late)
 
 
 def register_backward(operation: Any, sources: int, *further: Any) -> None:
@@ -93,7 +91,7 @@ def register_backward(operation: Any, sources: int, *further: Any) -> None:
             grads = operation(*request, ctx.dtype, ctx.wanted, *further)[1 : sources + 1]
         else:
             *made, late = ctx.saved_tensors
-            grads = [scale(value, grad_loss, late) for value in made]
+            grads = [scale(value, grad_loss, late[place : place + 1]) for place, value in enumerate(made)]
         wanted = (grad if want else None for grad, want in zip(grads, ctx.wanted, strict=True))
         return (*wanted, *[None] * ctx.other_inputs)
 
@@ -128,7 +126,7 @@ def _loss(
     divisor: float | None,
     token_scale: Tensor | None,
     options: str,
-    dtype: torch.dtype,
+    dtype: torch.dtype,  # noqa: ARG001 - for fake_results
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, the gradient of the logits, and the factor that it lacks."""
@@ -136,8 +134,8 @@ def _loss(
     grad = None
     if all(wanted_now(wanted, request.options, token_scale)):
         grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    loss, factor = loss_of_logits(as_rows(logits), None if grad is None else as_rows(grad), request)
-    return fill_results(loss, [grad], factor, dtype)  # type: ignore[return-value]
+    loss, late = loss_of_logits(as_rows(logits), None if grad is None else as_rows(grad), request)
+    return fill_results(loss, [grad], late)  # type: ignore[return-value]
 
 
 @_loss.register_fake

@@ -18,6 +18,8 @@ _SUM_BLOCK = 1024
 _SCALE_BLOCK = 4096
 _SCALE_PROGRAMS_PER_SM = 8
 
+_FP16_SUM_SCALE = 256
+
 
 @triton.jit(do_not_specialize=["tokens", "seq_len", "vocab", "ignore_index"])
 def _reciprocal_count_kernel(
@@ -95,8 +97,10 @@ def loss_factor(arguments: LossArguments, num_items: Tensor | float | None) -> T
             )
         return factor
     if isinstance(num_items, Tensor) and options.reduction == "mean":
-        return num_items.to(device=labels_N.device, dtype=torch.float32).reshape(1).reciprocal()
-    divisor = 1.0 if options.reduction == "sum" or num_items is None else float(num_items)
+        items = num_items.to(device=labels_N.device, dtype=torch.float32).reshape(1)
+        # without items all labels are ignored, and the sum of losses is zero
+        return items.masked_fill(items == 0.0, 1.0).reciprocal()
+    divisor = 1.0 if options.reduction == "sum" or not num_items else float(num_items)
     return torch.full((1,), 1.0 / divisor, dtype=torch.float32, device=labels_N.device)
 
 
@@ -109,6 +113,18 @@ def reduce_losses(loss_N: Tensor, factor: Tensor, out: Tensor) -> None:
 def waits_for_loss_scale(dtype: torch.dtype) -> bool:
     """Whether gradients get the factor only in backward: in fp16, a probability over the token count underflows."""
     return dtype == torch.float16
+
+
+def sum_scale(dtype: torch.dtype, tokens: int) -> float:
+    """The factor on sums over the tokens' gradients (of head and bias) while those wait for the loss's factor.
+
+    A sum of as many fp16 values as there are tokens would overflow. A power of two, so that it rounds nothing, which
+    leaves a mean over the tokens of up to 255 in range, and as small a mean as eager fp16 training keeps at a loss
+    scale of 256.
+    """
+    if not waits_for_loss_scale(dtype):
+        return 1.0
+    return _FP16_SUM_SCALE / (1 << max(tokens - 1, 0).bit_length())
 
 
 def scale_by_device_factor(value: Tensor, factor: Tensor, late: Tensor | None, *, in_place: bool) -> Tensor:

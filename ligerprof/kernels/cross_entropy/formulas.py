@@ -1,9 +1,11 @@
 """The formulas of the row kernels of both losses: functions of one row's logits and its label.
 
-Logits are in base 2 inside, because exp2 is one instruction. An option or tensor that is None compiles its part away. A
-row holds `width` elements, of which the first `words` are logits; the rest is padding, which aligns rows for wide loads
-and may be overwritten. Some arguments come as tuples:
+Exponentials are powers of 2, because exp2 is one instruction, of differences from the row's highest logit: an offset
+that all logits share costs no accuracy. An option or tensor that is None compiles its part away. A row holds `width`
+elements, of which the first `words` are logits; the rest is padding, which aligns rows for wide loads and may be
+overwritten. Some arguments come as tuples:
 
+    norm       highest, log2_total: the highest logit, and log2 of the sum of exponentials relative to it
     span       first_word, words, width: which words of the vocabulary the row holds
     formula    bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing
     terms      weights in the token's loss: w_y of the label's class, own of the label's logit, all_words, each_word
@@ -17,7 +19,7 @@ import triton.language as tl
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 # instead of -inf, so that a lane that has seen only -inf does not compute inf - inf
-_LOWEST = tl.constexpr(-3.0e38)
+_LOWEST = tl.constexpr(-1.0e38)
 
 
 @triton.jit
@@ -30,21 +32,26 @@ def load_label(labels_ptr, token, seq_len, ignore_index, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _to_base_2(raw, words, mask, formula):
-    """Stored logits as the loss sees them: with bias, scale and softcap, in fp32 and base 2."""
+def _in_formula(raw, words, mask, formula):
+    """Stored logits as the loss sees them: with bias, scale and softcap, in fp32."""
     bias_ptr, _, logit_scale, softcap, _ = formula
     z = raw.to(tl.float32)
     if bias_ptr is not None:
         z += tl.load(bias_ptr + words, mask=mask, other=0.0).to(tl.float32)
     # the casts are for Triton's interpreter, where the host's numbers are Python's
-    logit_scale = tl.cast(logit_scale, tl.float32)
+    if logit_scale is not None:
+        z *= tl.cast(logit_scale, tl.float32)
     if softcap is not None:
         softcap = tl.cast(softcap, tl.float32)
         # tanh(u) = 1 - 2 / (1 + e^2u)
-        z = (softcap * _LOG2_E) * (1.0 - 2.0 / (1.0 + tl.exp2((2.0 * logit_scale / softcap * _LOG2_E) * z)))
-    else:
-        z *= logit_scale * _LOG2_E
+        z = softcap * (1.0 - 2.0 / (1.0 + tl.exp2((2.0 / softcap * _LOG2_E) * z)))
     return z
+
+
+@triton.jit
+def relative_exp(z, highest):
+    """e^(z - highest)."""
+    return tl.exp2((z - highest) * _LOG2_E)
 
 
 @triton.jit
@@ -61,11 +68,13 @@ def term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr):
 
 
 @triton.jit
-def token_loss(lse, z_y, z_sum, terms, z_weight):
-    """A token's loss in base e, from logits and their log-sum-exp in base 2."""
+def token_loss(norm, z_y, z_sum, terms, z_weight):
+    """A token's loss."""
     w_y, own, all_words, each_word = terms
-    loss = own * (lse - z_y) + all_words * lse - each_word * z_sum
-    return (loss + w_y * tl.cast(z_weight, tl.float32) * _LN_2 * lse * lse) * _LN_2
+    highest, log2_total = norm
+    lse = highest + log2_total * _LN_2
+    loss = own * (log2_total * _LN_2 - (z_y - highest)) + all_words * lse - each_word * z_sum
+    return loss + w_y * tl.cast(z_weight, tl.float32) * lse * lse
 
 
 @triton.jit
@@ -87,7 +96,7 @@ def reduce_words(
         mask = offsets < words
         # evict_last: keep the row in the L2 cache for the second reading, whose own traffic is evict_first
         raw = tl.load(logits_ptr + offsets, mask=offsets < width, other=float("-inf"), eviction_policy="evict_last")
-        z = _to_base_2(raw, first_word + offsets, mask, formula)
+        z = _in_formula(raw, first_word + offsets, mask, formula)
         if PADDED or softcap is not None:
             z = tl.where(mask, z, float("-inf"))
         if smoothing is not None:
@@ -99,32 +108,35 @@ def reduce_words(
             top, depth = tl.max(z, 0, return_indices=True)
             lane_place = tl.where(top > lane_highest, start + depth * LANES + lane, lane_place)
         new_highest = tl.maximum(lane_highest, tl.max(z, 0))
-        lane_total = lane_total * tl.exp2(lane_highest - new_highest)
-        lane_total += tl.sum(tl.exp2(z - new_highest[None, :]), 0)
+        lane_total = lane_total * relative_exp(lane_highest, new_highest)
+        lane_total += tl.sum(relative_exp(z, new_highest[None, :]), 0)
         lane_highest = new_highest
     highest = tl.max(lane_highest)
-    total = tl.sum(lane_total * tl.exp2(lane_highest - highest))
+    total = tl.sum(lane_total * relative_exp(lane_highest, highest))
     place = 0
     if prediction_ptr is not None:
         place = tl.min(tl.where(lane_highest == highest, lane_place, words))
+        # of a row of NaN no logit is the highest
+        place = tl.where(place < words, place, 0)
     return highest, total, tl.sum(lane_sum), place
 
 
 @triton.jit
 def label_logit(logits_ptr, label, place, in_block, formula):
-    """The label's logit in base 2; called after the row was read, when the cache holds it."""
+    """The label's logit; called after the row was read, when the cache holds it."""
     raw = tl.load(logits_ptr + place, mask=in_block, other=0.0)
-    return _to_base_2(raw, label, in_block, formula)
+    return _in_formula(raw, label, in_block, formula)
 
 
 @triton.jit
-def _gradient(z, lse, of_softmax, of_target, softcap):
-    """Gradient of stored logits, from logits in base 2: of_softmax * softmax(z) - of_target."""
-    grad = tl.exp2(z - lse) * of_softmax
+def _gradient(z, norm, of_softmax, of_target, softcap):
+    """Gradient of stored logits: of_softmax * softmax(z) - of_target."""
+    highest, log2_total = norm
+    grad = tl.exp2((z - highest) * _LOG2_E - log2_total) * of_softmax
     if of_target is not None:
         grad -= of_target
     if softcap is not None:
-        capped = z / (tl.cast(softcap, tl.float32) * _LOG2_E)
+        capped = z / tl.cast(softcap, tl.float32)
         grad *= 1.0 - capped * capped
     return grad
 
@@ -138,7 +150,7 @@ def store_gradient(
     terms,
     z_weight,
     scale,
-    lse,
+    norm,
     z_y,
     place,
     in_block,
@@ -151,14 +163,16 @@ def store_gradient(
     _, class_weight_ptr, _, softcap, smoothing = formula
     w_y, own, all_words, each_word = terms
     block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    of_softmax = scale * (own + all_words + 2.0 * w_y * tl.cast(z_weight, tl.float32) * _LN_2 * lse)
+    highest, log2_total = norm
+    lse = highest + log2_total * _LN_2
+    of_softmax = scale * (own + all_words + 2.0 * w_y * tl.cast(z_weight, tl.float32) * lse)
     each_word *= scale
     for start in range(0, width, DEPTH * LANES):
         offsets = start + block
         mask = offsets < words
         inside = offsets < width
         raw = tl.load(logits_ptr + offsets, mask=inside, other=float("-inf"), eviction_policy="evict_first")
-        z = _to_base_2(raw, first_word + offsets, mask, formula)
+        z = _in_formula(raw, first_word + offsets, mask, formula)
         if PADDED:
             z = tl.where(mask, z, float("-inf"))
         of_target = None
@@ -166,14 +180,14 @@ def store_gradient(
             of_target = each_word
             if class_weight_ptr is not None:
                 of_target *= tl.load(class_weight_ptr + first_word + offsets, mask=mask, other=0.0).to(tl.float32)
-        grad = _gradient(z, lse, of_softmax, of_target, softcap)
+        grad = _gradient(z, norm, of_softmax, of_target, softcap)
         tl.store(grad_ptr + offsets, grad.to(grad_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
     # the label's own word: writing one word twice is cheaper than comparing every word with the label
     tl.debug_barrier()
     of_label = own * scale
     if smoothing is not None:
         of_label += each_word * w_y
-    grad_y = _gradient(z_y, lse, of_softmax, of_label, softcap)
+    grad_y = _gradient(z_y, norm, of_softmax, of_label, softcap)
     tl.store(grad_ptr + place, grad_y.to(grad_ptr.dtype.element_ty), mask=in_block)
 
 

@@ -20,7 +20,7 @@ Launch = Callable[[LossArguments], None]
 
 
 def compute_loss(request: LossRequest, vocab: int, launch: Launch, like: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The loss, and the factor in it (None without reduction). If `waits_for_loss_scale`, gradients lack that factor.
+    """The loss, and the factor that its gradients still lack (one element), or None: see `waits_for_loss_scale`.
 
     Args:
         launch: writes losses and gradients.
@@ -36,9 +36,10 @@ def compute_loss(request: LossRequest, vocab: int, launch: Launch, like: Tensor)
         return arguments.loss_N.view(request.labels.shape), None
     factor = loss_factor(arguments, request.num_items)
     total = torch.empty((), dtype=torch.float32, device=like.device)
-    launch(dataclasses.replace(arguments, scale=None if waits_for_loss_scale(like.dtype) else factor))
+    waits = waits_for_loss_scale(like.dtype)
+    launch(dataclasses.replace(arguments, scale=None if waits else factor))
     reduce_losses(arguments.loss_N, factor, total)
-    return total, factor
+    return total, factor if waits else None
 
 
 def _arguments(request: LossRequest, vocab: int, device: torch.device) -> LossArguments:
@@ -50,7 +51,7 @@ def _arguments(request: LossRequest, vocab: int, device: torch.device) -> LossAr
                 " Give one weight per word."
             )
         weight_V = weight_V.detach().to(device).contiguous()
-        total = weight_V.sum() if request.options.label_smoothing > 0 else None
+        total = weight_V.sum(dtype=torch.float32) if request.options.label_smoothing > 0 else None
     return LossArguments(
         labels_N=request.labels.to(device).reshape(-1).contiguous(),
         loss_N=torch.empty(request.labels.numel(), dtype=torch.float32, device=device),

@@ -24,6 +24,7 @@ from ligerprof.kernels.cross_entropy.formulas import (
     label_logit,
     load_label,
     reduce_words,
+    relative_exp,
     store_gradient,
     store_zeros,
     term_weights,
@@ -115,7 +116,7 @@ def _cross_entropy_kernel(
     # a label outside the vocabulary makes its own row NaN and touches no other memory
     in_vocab = (label >= 0) & (label < words)
     # loaded here, needed only at the end
-    scale = tl.cast(logit_scale, tl.float32)
+    scale = 1.0 if logit_scale is None else tl.cast(logit_scale, tl.float32)
     if scale_ptr is not None:
         scale *= tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
     w_y = 1.0
@@ -128,9 +129,9 @@ def _cross_entropy_kernel(
     z_y = tl.where(in_vocab, label_logit(logits_ptr, label, label, in_vocab, formula), float("nan"))
     if prediction_ptr is not None:
         tl.store(prediction_ptr + token, place.to(tl.int64))
-    lse = highest + tl.log2(total)
+    norm = (highest, tl.log2(total))
     terms = term_weights(w_y, words, smoothing, class_weight_ptr, class_weight_sum_ptr)
-    tl.store(loss_ptr + token, token_loss(lse, z_y, z_sum, terms, z_weight))
+    tl.store(loss_ptr + token, token_loss(norm, z_y, z_sum, terms, z_weight))
     if grad_ptr is not None:
         # no thread may overwrite the label's logit before all have read it
         tl.debug_barrier()
@@ -143,7 +144,7 @@ def _cross_entropy_kernel(
             terms,
             z_weight,
             scale,
-            lse,
+            norm,
             z_y,
             label,
             in_vocab,
@@ -223,9 +224,11 @@ def _block_statistics_kernel(
     z_y += tl.where(in_block, label_logit(logits_ptr, label, label - first_word, in_block, formula), 0.0)
     z_sum += block_sum
     if prediction_ptr is not None:
-        tl.store(prediction_ptr + token, (first_word + place).to(tl.int64), mask=block_highest > highest)
+        is_higher = block_highest > highest
+        # the FIRST block writes in any case: later ones may hold no higher logit, or NaN
+        tl.store(prediction_ptr + token, (first_word + place).to(tl.int64), mask=is_higher | FIRST)
     new_highest = tl.maximum(highest, block_highest)
-    total = total * tl.exp2(highest - new_highest) + block_total * tl.exp2(block_highest - new_highest)
+    total = total * relative_exp(highest, new_highest) + block_total * relative_exp(block_highest, new_highest)
     tl.store(statistics_ptr, new_highest)
     tl.store(statistics_ptr + statistics_stride, total)
     tl.store(statistics_ptr + 2 * statistics_stride, z_y)
@@ -235,8 +238,8 @@ def _block_statistics_kernel(
         if class_weight_ptr is not None:
             w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
         terms = term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr)
-        lse = new_highest + tl.log2(total)
-        tl.store(loss_ptr + token, token_loss(lse, z_y, z_sum, terms, z_weight))
+        norm = (new_highest, tl.log2(total))
+        tl.store(loss_ptr + token, token_loss(norm, z_y, z_sum, terms, z_weight))
 
 
 @triton.heuristics(_tile(_BLOCK_LANES))
@@ -280,9 +283,9 @@ def _block_gradient_kernel(
 
     in_vocab = (label >= 0) & (label < vocab)
     in_block = in_vocab & (label >= first_word) & (label < first_word + words)
-    lse = tl.load(statistics_ptr) + tl.log2(tl.load(statistics_ptr + statistics_stride))
+    norm = (tl.load(statistics_ptr), tl.log2(tl.load(statistics_ptr + statistics_stride)))
     z_y = tl.load(statistics_ptr + 2 * statistics_stride)
-    scale = tl.cast(logit_scale, tl.float32)
+    scale = 1.0 if logit_scale is None else tl.cast(logit_scale, tl.float32)
     if scale_ptr is not None:
         scale *= tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
     scale = tl.where(in_vocab, scale, float("nan"))
@@ -300,7 +303,7 @@ def _block_gradient_kernel(
         terms,
         z_weight,
         scale,
-        lse,
+        norm,
         z_y,
         label - first_word,
         in_block,

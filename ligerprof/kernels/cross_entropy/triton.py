@@ -8,14 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.compiled import compiled_loss
-from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor, waits_for_loss_scale
+from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor
 from ligerprof.kernels.cross_entropy.loss import loss_of_logits
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
-from ligerprof.kernels.tensors import as_rows, graph_is_retained
+from ligerprof.kernels.tensors import (
+    as_rows,
+    first_order_only,
+    graph_is_retained,
+    overlaps_itself,
+    refuse_dtensors,
+)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -26,24 +31,28 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.request, ctx.shape = request, logits.shape
         grad_NV = None
         if track and options.reduction != "none":
-            grad_NV = logits_NV if options.in_place else torch.empty_like(logits_NV)
-        loss, factor = loss_of_logits(logits_NV, grad_NV, request)
+            in_place = options.in_place and not overlaps_itself(logits_NV)
+            grad_NV = logits_NV if in_place else torch.empty_like(logits_NV, memory_format=torch.contiguous_format)
+        loss, late = loss_of_logits(logits_NV, grad_NV, request)
         if grad_NV is logits_NV:
             # bump the version counter, so that autograd detects the overwritten logits
             torch.autograd.graph.increment_version(logits)
-        ctx.save_for_backward(logits_NV if options.reduction == "none" else grad_NV, factor)
+        ctx.save_for_backward(logits_NV if options.reduction == "none" else grad_NV, late)
         return loss
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         in_place, request = not graph_is_retained(), ctx.request
-        saved_NV, factor = ctx.saved_tensors
+        saved_NV, late = ctx.saved_tensors
         if request.options.reduction == "none":
-            grad_NV = saved_NV if in_place and request.options.in_place else torch.empty_like(saved_NV)
+            in_place = in_place and request.options.in_place and not overlaps_itself(saved_NV)
+            grad_NV = saved_NV if in_place else torch.empty_like(saved_NV, memory_format=torch.contiguous_format)
             loss_of_logits(saved_NV, grad_NV, dataclasses.replace(request, token_scale=grad_loss))
+            if in_place:
+                # the logits are overwritten only now; they share the counter of the view that was saved
+                torch.autograd.graph.increment_version(saved_NV)
         else:
-            late = factor if waits_for_loss_scale(saved_NV.dtype) else None
             grad_NV = scale_by_device_factor(saved_NV, grad_loss, late, in_place=in_place)
         return grad_NV.view(ctx.shape), None, None
 
@@ -66,6 +75,7 @@ def cross_entropy(
     Raises:
         KernelInputError: the shapes do not match.
     """
+    refuse_dtensors("ce", logits, labels, class_weight)
     if labels.shape != logits.shape[:-1]:
         raise KernelInputError(
             f"ce: labels of shape {tuple(labels.shape)} do not match logits of shape {tuple(logits.shape)}."

@@ -13,12 +13,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
-from ligerprof.kernels.tensors import as_rows, graph_is_retained
+from ligerprof.kernels.tensors import (
+    as_rows,
+    first_order_only,
+    graph_is_retained,
+    overlaps_itself,
+    refuse_dtensors,
+    rows_are_disjoint,
+)
 
 # launch config: one piece of one row per program; consecutive programs take neighboring memory
 _BLOCK = 1024
@@ -165,7 +171,7 @@ class _Gated(torch.autograd.Function):
         return _multiply_gates(gate, up, activation)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         gate_grad_NI, up_grad_NI, _ = _differentiate_gates(grad, gate, up, ctx.activation)
@@ -190,11 +196,12 @@ class _Keep(torch.autograd.Function):
         return gate.new_empty(1).expand(*gate.shape[:-1], weight.shape[0])
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, up, weight = ctx.saved_tensors
         grad_NH = as_rows(grad)
         overwrite = ctx.overwrite and not torch.compiler.is_compiling() and not graph_is_retained()
+        overwrite = overwrite and _can_be_overwritten(gate, up)
         wants_weight_grad, wants_bias_grad = ctx.needs_input_grad[2:4]
         gate_grad_NI, up_grad_NI, product_NI = _differentiate_gates(
             torch.mm(grad_NH, weight), gate, up, ctx.activation, with_product=wants_weight_grad, overwrite=overwrite
@@ -217,7 +224,7 @@ class _Compute(torch.autograd.Function):
         return functional.linear(_multiply_gates(gate, up, activation), weight, bias)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(_ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return grad, None, None, None, None, None, None
 
@@ -238,6 +245,7 @@ def gated_linear(
         KernelInputError: gate and up differ in shape or dtype, or the weight does not match them.
     """
     _check_gates(gate, up, activation)
+    refuse_dtensors(activation, weight, bias)
     if weight.ndim != 2 or weight.shape[1] != gate.shape[-1]:
         raise KernelInputError(
             f"{activation}: a weight of shape {tuple(weight.shape)} does not match gates of {gate.shape[-1]} columns."
@@ -256,7 +264,13 @@ def _gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     return _Gated.apply(gate, up, activation)  # type: ignore[no-any-return]
 
 
+def _can_be_overwritten(gate: Tensor, up: Tensor) -> bool:
+    """Whether gradients may be written over gate and up: every element has memory of its own."""
+    return not overlaps_itself(gate) and not overlaps_itself(up) and rows_are_disjoint(as_rows(gate), as_rows(up))
+
+
 def _check_gates(gate: Tensor, up: Tensor, activation: str) -> None:
+    refuse_dtensors(activation, gate, up)
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise KernelInputError(
             f"{activation}: gate {tuple(gate.shape)} {gate.dtype} and up {tuple(up.shape)} {up.dtype} differ."

@@ -29,11 +29,12 @@ class Operands:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Buffers for the gradients; None for one that is not wanted."""
+    """Buffers for the gradients; None for one that is not wanted. Those of the head are sums times `sum_scale`."""
 
     hidden_ND: Tensor | None
     weight_VD: Tensor | None
     bias_V: Tensor | None
+    sum_scale: float = 1.0
 
     @property
     def wanted(self) -> bool:
@@ -44,6 +45,11 @@ class Gradients:
 def run_chunks(op: Operands, grads: Gradients, arguments: LossArguments) -> None:
     """Write the losses, and the gradients times `arguments.scale`."""
     (tokens, hidden), dtype = op.hidden_ND.shape, op.hidden_ND.dtype
+    if tokens == 0:
+        for grad in (grads.weight_VD, grads.bias_V):
+            if grad is not None:
+                grad.zero_()
+        return
     plan = plan_chunks(
         tokens=tokens,
         hidden=hidden,
@@ -81,10 +87,10 @@ def _add_to_head(grads: Gradients, block: _Block, hidden_CD: Tensor, *, accumula
     """Write or accumulate the gradients of the head's weight rows and biases of a block, from that of its logits."""
     words, grad_CB = block
     if grads.weight_VD is not None:
-        _product_into(grads.weight_VD[words], grad_CB.t(), hidden_CD, accumulate=accumulate)
+        _product_into(grads.weight_VD[words], grad_CB.t(), hidden_CD, grads.sum_scale, accumulate=accumulate)
     if grads.bias_V is not None:
         ones_1C = grad_CB.new_ones(1, grad_CB.shape[0])
-        _product_into(grads.bias_V[words].view(1, -1), ones_1C, grad_CB, accumulate=accumulate)
+        _product_into(grads.bias_V[words].view(1, -1), ones_1C, grad_CB, grads.sum_scale, accumulate=accumulate)
 
 
 class _Scratch:
@@ -200,18 +206,13 @@ def _block(words: slice, chunk: slice, memory: Tensor) -> _Block:
     return words, rows[:, :width]
 
 
-def _product_into(out: Tensor, left: Tensor, right: Tensor, *, accumulate: bool) -> None:
-    """Write left @ right to `out`, or add it to `out`, which may be fp32 if the operands are not."""
-    if out.dtype == left.dtype:
-        if accumulate:
-            torch.addmm(out, left, right, out=out)
-        else:
-            torch.mm(left, right, out=out)
-    elif left.is_cuda or isinstance(left, FakeTensor):
-        if accumulate:
-            torch.addmm(out, left, right, out_dtype=out.dtype, out=out)
-        else:
-            torch.mm(left, right, out_dtype=out.dtype, out=out)
-    else:
+def _product_into(out: Tensor, left: Tensor, right: Tensor, factor: float = 1.0, *, accumulate: bool) -> None:
+    """Write left @ right * factor to `out`, or add it to `out`, which may be fp32 if the operands are not."""
+    if out.dtype != left.dtype and not (left.is_cuda or isinstance(left, FakeTensor)):
         # on the CPU, torch has no product with a wider result
-        _product_into(out, left.to(out.dtype), right.to(out.dtype), accumulate=accumulate)
+        left, right = left.to(out.dtype), right.to(out.dtype)
+    wider = {} if out.dtype == left.dtype else {"out_dtype": out.dtype}
+    if accumulate or factor != 1.0:
+        torch.addmm(out, left, right, **wider, beta=int(accumulate), alpha=factor, out=out)
+    else:
+        torch.mm(left, right, **wider, out=out)

@@ -44,13 +44,13 @@ def _loss(
     wanted: list[bool],
     predict: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The loss, the gradients of hidden states, weight and bias, the factor that they lack, and the predictions."""
+    """The loss, the gradients of hidden states, weight and bias, the factors that they lack, and the predictions."""
     predictions = torch.empty_like(labels, memory_format=torch.contiguous_format) if predict else None
     request = unpack_request((labels, class_weight, num_items, divisor, token_scale, options), predictions)
     now = wanted_now(wanted, request.options, token_scale)
-    loss, grads, factor = loss_and_gradients((hidden, weight, bias), dtype, request, now)
+    loss, grads, late = loss_and_gradients((hidden, weight, bias), dtype, request, now)
     hidden_grad = None if grads.hidden_ND is None else grads.hidden_ND.view(hidden.shape).to(hidden.dtype)
-    results = fill_results(loss, (hidden_grad, grads.weight_VD, grads.bias_V), factor, dtype)
+    results = fill_results(loss, (hidden_grad, grads.weight_VD, grads.bias_V), late)
     return (*results, labels.new_empty(0) if predictions is None else predictions)  # type: ignore[return-value]
 
 

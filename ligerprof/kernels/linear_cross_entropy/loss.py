@@ -8,6 +8,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from ligerprof.kernels.cross_entropy.factors import sum_scale
 from ligerprof.kernels.cross_entropy.loss import compute_loss
 from ligerprof.kernels.linear_cross_entropy.chunks import Gradients, Operands, run_chunks
 from ligerprof.kernels.options import LossOptions, LossRequest
@@ -19,7 +20,7 @@ Inputs = tuple[Tensor, Tensor, Tensor | None]
 def loss_and_gradients(
     inputs: Inputs, dtype: torch.dtype, request: LossRequest, wanted: tuple[bool, ...]
 ) -> tuple[Tensor, Gradients, Tensor | None]:
-    """The loss, its gradients, and the factor in it. If `waits_for_loss_scale`, the gradients lack that factor.
+    """The loss, its gradients, and the factor that each of the three still lacks, or None: see `waits_for_loss_scale`.
 
     Args:
         dtype: of the matrix products.
@@ -27,14 +28,18 @@ def loss_and_gradients(
     """
     hidden, weight_VD, bias_V = inputs
     op = Operands(hidden.reshape(-1, hidden.shape[-1]).to(dtype), weight_VD.to(dtype))
+    dense_bias_V = None if bias_V is None else bias_V.contiguous()
     grads = _empty_gradients(op, inputs, request.options, wanted)
-    loss, factor = compute_loss(
+    loss, late = compute_loss(
         request,
         weight_VD.shape[0],
-        lambda arguments: run_chunks(op, grads, dataclasses.replace(arguments, bias_V=bias_V)),
+        lambda arguments: run_chunks(op, grads, dataclasses.replace(arguments, bias_V=dense_bias_V)),
         op.hidden_ND,
     )
-    return loss, _in_parameter_dtypes(grads, inputs), factor
+    if late is not None:
+        of_sums = late / grads.sum_scale
+        late = torch.cat((late, of_sums, of_sums))
+    return loss, _in_parameter_dtypes(grads, inputs), late
 
 
 def _empty_gradients(op: Operands, inputs: Inputs, options: LossOptions, wanted: tuple[bool, ...]) -> Gradients:
@@ -45,6 +50,8 @@ def _empty_gradients(op: Operands, inputs: Inputs, options: LossOptions, wanted:
         hidden_ND=torch.empty_like(op.hidden_ND, memory_format=torch.contiguous_format) if wanted[0] else None,
         weight_VD=torch.empty(weight_VD.shape, dtype=dtype, device=weight_VD.device) if wanted[1] else None,
         bias_V=torch.empty_like(bias_V, dtype=dtype) if bias_V is not None and wanted[2] else None,
+        # without reduction the products' operands have their factors already
+        sum_scale=1.0 if options.reduction == "none" else sum_scale(op.hidden_ND.dtype, op.hidden_ND.shape[0]),
     )
 
 
@@ -55,4 +62,5 @@ def _in_parameter_dtypes(grads: Gradients, inputs: Inputs) -> Gradients:
         grads.hidden_ND,
         None if grads.weight_VD is None else grads.weight_VD.to(weight_VD.dtype),
         None if grads.bias_V is None or bias_V is None else grads.bias_V.to(bias_V.dtype),
+        grads.sum_scale,
     )

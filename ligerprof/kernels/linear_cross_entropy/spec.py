@@ -6,7 +6,10 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
-    """Both gradients are computed in forward; of the logits only the workspace exists."""
+    """Both gradients are computed in forward; of the logits only the workspace exists.
+
+    The losses' factor is gone after forward, except in fp16: backward multiplies the gradients by it.
+    """
     hidden_elements, product_bytes = shape.tokens * shape.hidden, shape.product_bytes
     plan = plan_chunks(
         tokens=shape.tokens,
@@ -19,8 +22,7 @@ def _memory(shape: KernelShape) -> KernelMemory:
     cast_hidden = shape.activation_bytes != product_bytes
     return KernelMemory(
         output_bytes=FP32_BYTES,
-        saved_bytes=FP32_BYTES,
-        forward_temporary_bytes=plan.workspace_bytes + shape.tokens * FP32_BYTES + shape.head_cast_bytes,
+        forward_temporary_bytes=plan.workspace_bytes + (shape.tokens + 1) * FP32_BYTES + shape.head_cast_bytes,
         forward_gradient_bytes=hidden_elements * product_bytes + shape.head_gradient_bytes,
         backward_gradient_bytes=hidden_elements * shape.activation_bytes if cast_hidden else 0,
     )

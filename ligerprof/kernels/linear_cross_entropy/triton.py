@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor, waits_for_loss_scale
+from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor
 from ligerprof.kernels.linear_cross_entropy.chunks import Gradients
 from ligerprof.kernels.linear_cross_entropy.compiled import compiled_loss
 from ligerprof.kernels.linear_cross_entropy.loss import loss_and_gradients
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
-from ligerprof.kernels.tensors import graph_is_retained
+from ligerprof.kernels.tensors import first_order_only, graph_is_retained, refuse_dtensors
 
 
 class _FusedLinearCrossEntropy(torch.autograd.Function):
@@ -34,17 +33,17 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         waits = request.options.reduction == "none"
         wanted = tuple(track and needed and not waits for needed in ctx.needs_input_grad[:3])
-        loss, grads, factor = loss_and_gradients((hidden, weight, bias), dtype, request, wanted)
+        loss, grads, late = loss_and_gradients((hidden, weight, bias), dtype, request, wanted)
         ctx.dtype, ctx.request = dtype, dataclasses.replace(request, predictions=None)
         ctx.hidden_shape, ctx.hidden_dtype = hidden.shape, hidden.dtype
         if waits:
             ctx.save_for_backward(hidden, weight, bias)
         else:
-            ctx.save_for_backward(grads.hidden_ND, grads.weight_VD, grads.bias_V, factor)
+            ctx.save_for_backward(grads.hidden_ND, grads.weight_VD, grads.bias_V, late)
         return loss
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.request.options.reduction == "none":
             # each token has its own factor, which must be known before the sum over tokens
@@ -59,12 +58,14 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def _scaled_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
-    *made, factor = ctx.saved_tensors
-    late = factor if waits_for_loss_scale(ctx.dtype) else None
+    *made, late = ctx.saved_tensors
+    factors = [None] * len(made) if late is None else late.split(1)
     in_place = not graph_is_retained()
-    return Gradients(
-        *(None if g is None else scale_by_device_factor(g, grad_loss, late, in_place=in_place) for g in made)
+    hidden_ND, weight_VD, bias_V = (
+        None if grad is None else scale_by_device_factor(grad, grad_loss, factor, in_place=in_place)
+        for grad, factor in zip(made, factors, strict=True)
     )
+    return Gradients(hidden_ND, weight_VD, bias_V)
 
 
 def fused_linear_cross_entropy(
@@ -94,6 +95,7 @@ def fused_linear_cross_entropy(
     Raises:
         KernelInputError: the shapes do not match.
     """
+    refuse_dtensors("flce", hidden, weight, labels, bias, class_weight)
     if labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[-1]:
         raise KernelInputError(
             f"flce: hidden states {tuple(hidden.shape)}, a head of {tuple(weight.shape)} and labels"

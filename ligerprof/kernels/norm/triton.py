@@ -17,13 +17,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device, shared_bytes, sm_count
 from ligerprof.kernels.norm.parameters import ParameterGradients
 from ligerprof.kernels.norm.plan import RowPlan, is_long, plan_backward, plan_forward
-from ligerprof.kernels.tensors import as_rows
+from ligerprof.kernels.tensors import as_rows, first_order_only, refuse_dtensors
 
 
 @triton.jit
@@ -244,6 +243,7 @@ class _Norm(torch.autograd.Function):
         norm: str,
     ) -> Tensor | tuple[Tensor, Tensor]:
         x_ND, residual_ND = as_rows(x), None if residual is None else as_rows(residual)
+        weight_D, bias_D = weight_D.contiguous(), None if bias_D is None else bias_D.contiguous()
         rows, columns = x_ND.shape
         dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
         total = None if residual is None else torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -276,7 +276,7 @@ class _Norm(torch.autograd.Function):
         return y if total is None else (y, total)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad: Tensor, sum_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
         normalized, weight_D, bias_D, mean_N, rstd_N = ctx.saved_tensors
         normalized_ND = as_rows(normalized)
@@ -339,6 +339,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
         KernelInputError: shapes or dtypes do not match, or the rows are too long.
     """
     _check_parameters("rms", x, weight)
+    refuse_dtensors("add_rms", residual)
     if x.shape != residual.shape or torch.promote_types(x.dtype, residual.dtype) not in (x.dtype, residual.dtype):
         raise KernelInputError(
             f"add_rms: {tuple(x.shape)} {x.dtype} and a residual of {tuple(residual.shape)} {residual.dtype}"
@@ -358,6 +359,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def _check_parameters(kernel: str, x: Tensor, *parameters: Tensor | None) -> None:
+    refuse_dtensors(kernel, x, *parameters)
     for parameter in parameters:
         if parameter is not None and parameter.shape != x.shape[-1:]:
             raise KernelInputError(

@@ -14,11 +14,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
-from ligerprof.kernels.tensors import is_unshared
+from ligerprof.kernels.tensors import first_order_only, is_unshared, overlaps_itself, refuse_dtensors
 
 # launch config: a program rotates a few heads of one token; consecutive programs take neighboring memory
 _TILE_PAIRS = 1024
@@ -150,15 +149,8 @@ def _unit_stride(value: Tensor) -> Tensor:
 
 def _can_be_overwritten(x: Tensor) -> bool:
     """Whether the kernel may write over x: no other tensor and no two of its elements share its memory."""
-    if x.stride(-1) != 1 or (x.is_leaf and x.requires_grad) or not is_unshared(x):
-        return False
-    span = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        # each axis must step over everything that the narrower axes cover
-        if size > 1 and stride < span:
-            return False
-        span += stride * (size - 1)
-    return True
+    is_free = x.stride(-1) == 1 and not (x.is_leaf and x.requires_grad) and is_unshared(x)
+    return is_free and not overlaps_itself(x)
 
 
 def _shapes_match(q: Tensor, k: Tensor, *angles: Tensor) -> bool:
@@ -176,7 +168,7 @@ class _Rope(torch.autograd.Function):
         return _rotate(q, k, cos, sin, in_place=in_place)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Tensor | None, ...]:
         # not in place: autograd may pass the same gradients to other functions
         return *_rotate(q_grad, k_grad, *ctx.saved_tensors, backward=True), None, None, None
@@ -197,8 +189,14 @@ def apply_rope(
             overwritten q or k raises torch's error.
 
     Raises:
-        KernelInputError: the shapes do not match.
+        KernelInputError: the shapes do not match, or the angles require a gradient, which this kernel does not compute.
     """
+    refuse_dtensors("rope", q, k, cos, sin)
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise KernelInputError(
+            "rope: the angles require a gradient, which the kernel does not compute."
+            " Detach them, or use the provider torch."
+        )
     in_place = in_place and not torch.compiler.is_compiling() and _can_be_overwritten(q) and _can_be_overwritten(k)
     if unsqueeze_dim == 2:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
