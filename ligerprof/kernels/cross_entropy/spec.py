@@ -5,7 +5,7 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
-    """The gradient overwrites the logits; new are the tokens' losses and their factor, which fp16 keeps for backward."""
+    """The gradient overwrites the logits; new are the tokens' losses and a factor, which fp16 keeps for backward."""
     return KernelMemory(
         kept_inputs=("logits",),
         output_bytes=FP32_BYTES,

@@ -45,7 +45,8 @@ def loss_and_gradients(
 def _empty_gradients(op: Operands, inputs: Inputs, options: LossOptions, wanted: tuple[bool, ...]) -> Gradients:
     """Uninitialized buffers: the products of the first tokens overwrite them."""
     _, weight_VD, bias_V = inputs
-    dtype = torch.float32 if options.accumulate_fp32 else weight_VD.dtype
+    # products have no narrower results than their operands
+    dtype = torch.float32 if options.accumulate_fp32 else torch.promote_types(op.weight_VD.dtype, weight_VD.dtype)
     return Gradients(
         hidden_ND=torch.empty_like(op.hidden_ND, memory_format=torch.contiguous_format) if wanted[0] else None,
         weight_VD=torch.empty(weight_VD.shape, dtype=dtype, device=weight_VD.device) if wanted[1] else None,
