@@ -4,14 +4,17 @@
 
 CHECKOUTS is a folder with one checkout per repository, named OWNER+NAME. The table says of each file whose it is,
 how many of its keys are unknown, and whether it becomes a recipe or what it is refused for. A file without a model, or
-with one that is not in the catalog, is read a second time with a small model in its place.
+with one that is not in the catalog, is read a second time with a small model in its place. torchtitan's configurations
+are functions of its modules: they are read where torchtitan can be imported.
 """
 
 import argparse
+import ast
 import collections
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +61,23 @@ def read_repository(checkout: Path) -> list[dict[str, Any]]:
     commit = commit_of(checkout)
     os.chdir(checkout)
     paths = sorted({path for pattern in PLACES[checkout.name] for path in Path().glob(pattern)})
-    return [{"repository": checkout.name.replace("+", "/"), "commit": commit, **read_file(str(path))} for path in paths]
+    sources = [*map(str, paths), *functions_of(checkout)]
+    return [
+        {"repository": checkout.name.replace("+", "/"), "commit": commit, **read_file(source)} for source in sources
+    ]
+
+
+def functions_of(checkout: Path) -> list[str]:
+    """Torchtitan's configurations: the functions without arguments of each config_registry.py, as module:function."""
+    sys.path.insert(0, str(checkout))
+    found = []
+    for path in sorted(Path().glob("**/config_registry.py")):
+        module = ".".join(path.with_suffix("").parts)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            plain = isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not node.args.args
+            if plain and not node.args.kwonlyargs:
+                found.append(f"{module}:{node.name}")
+    return found
 
 
 def commit_of(checkout: Path) -> str:

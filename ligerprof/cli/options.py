@@ -57,8 +57,9 @@ class OptionType(click.ParamType):  # type: ignore[type-arg]
 _CONFIG = "configs"
 _CONFIG_HELP = (
     "Take the recipe from a configuration file: recipe.json or result.json of a run, TrainingArguments, TRL, axolotl,"
-    " LLaMA-Factory, accelerate, DeepSpeed. Repeatable: later files win, and options on this line win over all."
-    " NAME=FILE names the framework; `env` reads the environment of a process that accelerate launched."
+    " LLaMA-Factory, torchtitan, accelerate, DeepSpeed. Repeatable: later files win, and options on this line win over"
+    " all. NAME=FILE names the framework; `env` reads the environment of a process that accelerate launched."
+    " torchtitan's module:function imports the module and calls the function; nothing else is imported."
 )
 _config_option = click.option("--config", _CONFIG, multiple=True, metavar="FILE", help=_CONFIG_HELP)
 

@@ -180,7 +180,7 @@ class Resolver:
             config = _filled(self._value(S.DEEPSPEED) or {}, spec)
             return {**offload, **own, "deepspeed_config": config or None}
         if engine == _FSDP:
-            known = (name for name in (S.RESHARD, S.REPLICATE, S.WRAP) if name.value in RECIPE_OPTIONS)
+            known = (name for name in (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE) if name.value in RECIPE_OPTIONS)
             return {**offload, **{name.value: self._value(name) for name in known}}
         return {}
 

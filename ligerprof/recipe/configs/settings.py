@@ -39,6 +39,7 @@ class Setting(Word):
     RESHARD = "reshard"
     REPLICATE = "replicate"
     WRAP = "wrap"
+    REDUCE_DTYPE = "reduce_dtype"
     # from which options are derived
     WEIGHTS = "weights"
     AUTOCAST = "autocast"

@@ -15,6 +15,7 @@ from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.own import read_recipe, recipe_values
 from ligerprof.recipe.configs.settings import Names, Reading
+from ligerprof.recipe.configs.torchtitan import TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
 from ligerprof.text import printable, short_repr
@@ -29,6 +30,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     AXOLOTL,
     LLAMA_FACTORY,
     LLAMA_FACTORY_1,
+    TORCHTITAN,
     ACCELERATE,
     DEEPSPEED,
 )
@@ -83,6 +85,8 @@ def _read_source(source: str) -> Reading:
     path = Path(source)
     if source == ENVIRONMENT and not path.exists():
         return _read_environment()
+    if _FUNCTION.fullmatch(source) and not path.exists():
+        return TORCHTITAN.read(values_of_function(source), source)
     values = read_document(path / "recipe.json" if path.is_dir() else path)
     if (recipe := recipe_values(values)) is not None:
         return read_recipe(recipe, source)

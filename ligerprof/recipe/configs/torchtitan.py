@@ -1,0 +1,338 @@
+"""torchtitan: TOML files of versions up to 0.2, and the functions that newer versions have in their place."""
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ligerprof.errors import MissingDependencyError, RecipeError
+from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.rows import (
+    Row,
+    count,
+    ignored,
+    is_off,
+    lacking,
+    left_out,
+    number,
+    part_of,
+    section,
+    turned_on,
+    whole_number,
+    words,
+)
+from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Setting
+from ligerprof.recipe.configs.shared import EVALUATION
+from ligerprof.text import printable
+
+NAME = "torchtitan"
+# names and flavors of torchtitan, as the published models that have the same sizes
+_PUBLISHED: Mapping[str, str] = {"llama3": "meta-llama/Llama-3.1-{}", "qwen3": "Qwen/Qwen3-{}"}
+_MOST_VALUES = 50_000
+_DEEPEST = 30
+# the key under which a converted object carries the name of its class
+CLASS = "class"
+_AUTOCAST = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
+_OFF = Ignored(reason=Reason.UNSET)
+_SELECTIVE = Lacking(what="selective checkpointing", setting=Setting.CHECKPOINTING)
+
+_TRAINING = {
+    "local_batch_size": count(Setting.BATCH),
+    "batch_size": count(Setting.BATCH),
+    "seq_len": count(Setting.SEQ),
+    "max_context_length": count(Setting.SEQ),
+    "max_norm": number(Setting.CLIP),
+    **part_of("tokens of a micro-batch", "num_tokens_per_microbatch_per_dp_rank num_tokens_per_train_step"),
+    **part_of("batch of all GPUs", "global_batch_size"),
+    "dtype": words(Setting.WEIGHTS, {"float32": "float32", "bfloat16": "bfloat16"}, what="weights in"),
+    "mixed_precision_param": words(Setting.AUTOCAST, _AUTOCAST, what="autocast to"),
+    "mixed_precision_reduce": words(
+        Setting.REDUCE_DTYPE, {"float32": "float32", "bfloat16": "bfloat16"}, what="reduction in"
+    ),
+    "enable_cpu_offload": turned_on({Setting.OFFLOAD: "all"}),
+    "compile": turned_on({Setting.COMPILE: True}),
+    "disable_cuda_graphs": Row(
+        read=lambda value: LeftOut(what="the memory that CUDA graphs keep for themselves") if is_off(value) else _OFF
+    ),
+    **ignored(Reason.SCHEDULE, "steps"),
+    **ignored(Reason.DATA, "dataset dataset_path"),
+    **ignored(Reason.RANDOM, "seed deterministic"),
+    **ignored(Reason.SPEED, "gc_freq gc_debug"),
+    **ignored(Reason.OTHER_METHOD, f"debug_moe_force_load_balance {CLASS}"),
+}
+_PARALLELISM = {
+    **part_of("data parallelism", "data_parallel_replicate_degree data_parallel_shard_degree"),
+    **part_of("part of FSDP", "fsdp_reshard_after_forward enable_fsdp_symm_mem"),
+    **lacking("tensor parallelism", "tensor_parallel_degree", harmless=(1,)),
+    **lacking("pipeline parallelism", "pipeline_parallel_degree", harmless=(1,)),
+    **lacking("context parallelism", "context_parallel_degree", harmless=(1,)),
+    **lacking("expert parallelism", "expert_parallel_degree expert_tensor_parallel_degree", harmless=(1,)),
+    **lacking("compiled autograd", "enable_compiled_autograd"),
+    **ignored(
+        Reason.OTHER_METHOD,
+        "enable_sequence_parallel enable_async_tensor_parallel disable_loss_parallel module_fqns_per_model_part"
+        " pipeline_parallel_first_stage_less_layers pipeline_parallel_last_stage_less_layers"
+        " pipeline_parallel_layers_per_stage pipeline_parallel_schedule pipeline_parallel_schedule_csv"
+        " pipeline_parallel_microbatch_size pipeline_parallel_split_points num_pp_microbatches"
+        " context_parallel_load_balancer context_parallel_ptrr_mask_key context_parallel_rotate_method"
+        f" expert_parallel_comm_backend spmd_backend {CLASS}",
+    ),
+}
+_CHECKPOINTING = {
+    "mode": words(
+        Setting.CHECKPOINTING,
+        {"none": False, "full": True, "selective": _SELECTIVE, "memory_budget": _SELECTIVE},
+        what="activation checkpointing",
+    ),
+    **part_of("checkpointing", CLASS),
+    **ignored(
+        Reason.OTHER_METHOD,
+        "selective_ac_option per_op_sac_force_recompute_mm_shapes_by_fqns force_recompute_mm_shapes_by_fqns"
+        " memory_budget visualize_memory_budget_pareto preserve_rng_state determinism_check debug early_stop",
+    ),
+}
+_OPTIMIZER = {
+    "name": words(Setting.OPTIMIZER, {"adamw": "adamw-fused", "adam": "adamw-fused"}, what="optimizer"),
+    "implementation": words(
+        Setting.OPTIMIZER,
+        {
+            "fused": "adamw-fused",
+            "foreach": "adamw-foreach",
+            "for-loop": "adamw",
+            "fused_opt_states_bf16": "adamw-bf16",
+        },
+        what="optimizer",
+    ),
+    **part_of("optimizer", "param_groups optimizer_factory_kwargs_by_name"),
+    **lacking("optimizer steps in the backward pass", "early_step_in_backward"),
+    **ignored(Reason.NUMBER, f"lr eps beta1 beta2 weight_decay {CLASS}"),
+    **ignored(Reason.OTHER_METHOD, "moe_load_balancing state_dtype"),
+}
+_ROWS: Mapping[str, Row] = {
+    "training": section(_TRAINING),
+    "parallelism": section(_PARALLELISM),
+    "experimental": section({**_PARALLELISM, **ignored(Reason.LOADING, "custom_import custom_args_module")}),
+    "activation_checkpoint": section(_CHECKPOINTING),
+    "optimizer": section(_OPTIMIZER),
+    "compile": section(
+        {
+            "enable": turned_on({Setting.COMPILE: True}),
+            **ignored(Reason.OTHER_METHOD, f"components backend enable_async_tensor_parallel {CLASS}"),
+            **part_of(
+                "the graph trainer",
+                "mode passes enable_passes disable_passes debug_graph_passes memory_policy full_recompute_save_ops"
+                " pass_pipeline inductor_compilation numerics_changing_optim cpu_offload_prefetch_n_layers"
+                " cpu_offload_defer_n_layers joint_passes precompile_artifact_dir"
+                " cpu_offload_budget_gb enable_fsdp_ag_rs_overlap enable_fsdp_dense_region_overlap ep_overlap"
+                " enable_autoparallel",
+            ),
+        }
+    ),
+    "model": section(
+        {
+            **part_of("model", "name flavor"),
+            **lacking("low-precision layers (float8, MXFP8, NVFP4)", "converters"),
+            **ignored(
+                Reason.LOADING,
+                "tokenizer_path hf_assets_path print_after_conversion norm_type use_flex_attn attn_mask_type",
+            ),
+        }
+    ),
+    **part_of("model", "model_spec hf_model"),
+    **part_of("loss", "loss"),
+    "validation": section(
+        {
+            **left_out(EVALUATION, "enable enabled"),
+            **ignored(Reason.EVALUATION, "dataset dataset_path local_batch_size seq_len freq steps"),
+        }
+    ),
+    **part_of(EVALUATION, "validator"),
+    **lacking("low-precision layers (float8, MXFP8, NVFP4)", "float8"),
+    **ignored(Reason.OTHER_METHOD, "quantize mx memory_estimation fault_tolerance"),
+    **ignored(Reason.SCHEDULE, "lr_scheduler"),
+    **ignored(Reason.OUTPUT, "job profiling profiler metrics dump_folder"),
+    **ignored(Reason.SAVING, "checkpoint"),
+    **ignored(Reason.DATA, "dataloader tokenizer hf_assets_path"),
+    **ignored(Reason.LAUNCH, "comm override"),
+    **ignored(Reason.CHECKS, f"debug {CLASS}"),
+}
+
+
+def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Read what depends on several keys: model, tokens, engine, checkpointing and loss."""
+    _set_model(reading, values)
+    _set_engine(reading, _object(values, "parallelism") or _object(values, "experimental"))
+    _set_tokens(reading, _object(values, "training"))
+    _set_classes(reading, values)
+    reading.assumed.append("the model code of transformers, not that of torchtitan")
+
+
+def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    inner = values.get(name)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _set_model(reading: Reading, values: Mapping[str, Any]) -> None:
+    key = "model_spec" if "model_spec" in values else "model"
+    name, flavor = (_object(values, key).get(part) for part in ("name", "flavor"))
+    if isinstance(name, str) and isinstance(flavor, str):
+        published = _PUBLISHED.get(name.lower(), f"torchtitan's {name} {{}}")
+        reading.set(key, {Setting.MODEL: published.format(flavor)})
+
+
+def _set_engine(reading: Reading, parallelism: Mapping[str, Any]) -> None:
+    replicate = whole_number(parallelism.get("data_parallel_replicate_degree", 1), -1)
+    shard = whole_number(parallelism.get("data_parallel_shard_degree", -1), -1)
+    # -1 shards over all GPUs that are there
+    reading.defaults[Setting.SEVERAL] = "fsdp2" if shard != 1 else "ddp"
+    if shard > 1:
+        several = {
+            Setting.ENGINE: "fsdp2",
+            Setting.GPUS: shard * max(replicate, 1),
+            Setting.REPLICATE: max(replicate, 1),
+        }
+        reading.set("parallelism.data_parallel_shard_degree", several)
+    elif replicate > 1:
+        reading.set("parallelism.data_parallel_replicate_degree", {Setting.ENGINE: "ddp", Setting.GPUS: replicate})
+    if parallelism.get("fsdp_reshard_after_forward") == "never":
+        reading.set("parallelism.fsdp_reshard_after_forward", {Setting.RESHARD: False})
+
+
+def _set_tokens(reading: Reading, training: Mapping[str, Any]) -> None:
+    tokens, length = training.get("num_tokens_per_microbatch_per_dp_rank"), reading.value(Setting.SEQ)
+    key = "training.num_tokens_per_microbatch_per_dp_rank"
+    if tokens is not None and length:
+        batch, rest = divmod(whole_number(tokens, 1), length)
+        if rest or not batch:
+            reading.lack(
+                key, Lacking(what=f"a micro-batch of {tokens} tokens in sequences of {length}", setting=Setting.BATCH)
+            )
+        else:
+            reading.set(key, {Setting.BATCH: batch})
+    total = training.get("global_batch_size", -1)
+    if whole_number(total, -1) > 0:
+        reading.set("training.global_batch_size", {Setting.TRAIN_BATCH: int(total)})
+
+
+def _set_classes(reading: Reading, values: Mapping[str, Any]) -> None:
+    """What the classes of a function's configuration say: checkpointing, loss, attention and converters."""
+    if "model_spec" not in values:
+        return
+    kinds = {"FullAC": True, "NoneType": False}
+    checkpointing = _object(values, "activation_checkpoint").get(CLASS, "NoneType")
+    if checkpointing in kinds:
+        reading.set("activation_checkpoint", {Setting.CHECKPOINTING: kinds[checkpointing]})
+    else:
+        reading.lack(
+            "activation_checkpoint", Lacking(what=f"checkpointing by {checkpointing}", setting=Setting.CHECKPOINTING)
+        )
+    losses = {"ChunkedLossWrapper": "titan-chunked", "CrossEntropyLoss": "hf"}
+    loss = _object(values, "loss").get(CLASS)
+    if loss in losses:
+        reading.set("loss", {Setting.LOSS: losses[loss]})
+    elif loss is not None:
+        reading.lack("loss", Lacking(what=f"the loss {loss}", setting=Setting.LOSS))
+    _refuse_classes(reading, values)
+    if not is_off(_object(values, "validator").get("enable")):
+        reading.left_out["validator"] = EVALUATION
+
+
+def _refuse_classes(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Classes for which recipes have nothing: trainers, layers, attention and optimizers."""
+    trainer = values.get(CLASS, "Trainer")
+    if trainer != "Trainer":
+        reading.lack(CLASS, Lacking(what=f"the trainer {trainer}"))
+    classes = _classes(_object(values, "model_spec"))
+    if any(name.startswith("LoRA") for name in classes):
+        reading.lack("model_spec", Lacking(what="torchtitan's LoRA"))
+    if "FlexAttention" in classes:
+        reading.lack("model_spec", Lacking(what="flex attention", setting=Setting.ATTENTION))
+    if low := sorted(name for name in classes if name.startswith(("Float8", "MXFP8", "NVFP4"))):
+        reading.lack("model_spec", Lacking(what=f"low-precision layers ({', '.join(low)})"))
+    optimizers = {group.get("optimizer_name") for group in _object(values, "optimizer").get("param_groups", ())}
+    if optimizers - {"AdamW"}:
+        names = ", ".join(sorted(map(str, optimizers)))
+        reading.lack("optimizer", Lacking(what=f"optimizer {names}", setting=Setting.OPTIMIZER))
+
+
+def _classes(value: Any) -> set[str]:
+    """Names of all classes in a converted object."""
+    if isinstance(value, Mapping):
+        own = {value[CLASS]} if isinstance(value.get(CLASS), str) else set()
+        return own.union(*map(_classes, value.values()))
+    return set().union(*map(_classes, value)) if isinstance(value, list) else set()
+
+
+def values_of_function(source: str) -> dict[str, Any]:
+    """Import `module:function`, call the function, and convert what it returns; this runs code of the module.
+
+    Raises:
+        MissingDependencyError: the module, or something it imports, is not installed.
+        RecipeError: no such function, or it fails, or does not return a configuration.
+    """
+    module, _, name = source.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function = getattr(importlib.import_module(module), name)
+        result = function()
+    except ImportError as error:
+        reason = printable(" ".join(str(error).split()))[:120]
+        raise MissingDependencyError(f"--config {source}: {reason}. Run it where torchtitan is installed.") from None
+    # anything can go wrong in a user's module
+    except Exception as error:
+        reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:160]
+        raise RecipeError(f"--config {source}: the function cannot be called ({reason}). Fix the module.") from None
+    if not dataclasses.is_dataclass(result) or isinstance(result, type):
+        raise RecipeError(f"--config {source}: returns {type(result).__name__}, not a configuration of torchtitan.")
+    converted: dict[str, Any] = _Converter(source).convert(result, 0)
+    return converted
+
+
+class _Converter:
+    """Turns dataclasses into objects that carry the name of their class, within a limit of size and depth."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._left = _MOST_VALUES
+
+    def convert(self, value: Any, depth: int) -> Any:
+        self._left -= 1
+        if self._left < 0 or depth > _DEEPEST:
+            raise RecipeError(f"--config {self._source}: the configuration is too large to read.")
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            # torchtitan nests each Config in the class that it configures
+            kind = type(value).__qualname__.removesuffix(".Config").rpartition(".")[2]
+            fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+            return {CLASS: kind, **{name: self.convert(item, depth + 1) for name, item in fields.items()}}
+        if isinstance(value, Mapping):
+            return {str(key): self.convert(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.convert(item, depth + 1) for item in value]
+        if isinstance(value, Enum):
+            return self.convert(value.value, depth + 1)
+        return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+TORCHTITAN = Framework(
+    name=NAME,
+    title="a configuration of torchtitan",
+    rows=_ROWS,
+    signature=frozenset({"training", "parallelism", "activation_checkpoint", "metrics", "job", "model_spec", "comm"}),
+    defaults={
+        Setting.BATCH: 8,
+        Setting.SEQ: 2048,
+        Setting.GRAD_ACCUM: 1,
+        Setting.CLIP: 1.0,
+        Setting.WEIGHTS: "float32",
+        Setting.AUTOCAST: "bf16",
+        Setting.OPTIMIZER: "adamw-fused",
+        Setting.CHECKPOINTING: _SELECTIVE,
+        Setting.REENTRANT: False,
+    },
+    finish=_finish,
+)

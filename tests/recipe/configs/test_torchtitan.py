@@ -1,0 +1,223 @@
+"""torchtitan's two forms: TOML of older versions, and a function that returns dataclasses."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ligerprof.errors import LigerprofError, MissingDependencyError, RecipeError, UnsupportedError
+from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.sources import read_sources
+
+TOML = """
+[job]
+dump_folder = "./outputs"
+
+[model]
+name = "llama3"
+flavor = "8B"
+
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+implementation = "foreach"
+
+[training]
+local_batch_size = 2
+seq_len = 8192
+max_norm = 1.0
+steps = 1000
+dataset = "c4"
+
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+
+[activation_checkpoint]
+mode = "full"
+
+[compile]
+enable = false
+"""
+
+MODULE = '''
+"""Dataclasses nested as torchtitan nests them: a Config in the class that it configures."""
+from dataclasses import dataclass, field
+
+
+class FullAC:
+    @dataclass
+    class Config:
+        preserve_rng_state: bool = True
+
+
+class SelectiveAC:
+    @dataclass
+    class Config:
+        preserve_rng_state: bool = True
+
+
+class CrossEntropyLoss:
+    @dataclass
+    class Config:
+        global_vocab_size: int = 128256
+
+
+class FlexAttention:
+    @dataclass
+    class Config:
+        block_size: int = 128
+
+
+@dataclass
+class Model:
+    layers: list = field(default_factory=list)
+
+
+@dataclass
+class ModelSpec:
+    flavor: str
+    model: Model
+    name: str = "llama3"
+    parallelize_fn: object = print
+
+
+@dataclass
+class TrainingConfig:
+    num_tokens_per_microbatch_per_dp_rank: int = 16384
+    max_context_length: int = 8192
+    max_norm: float = 1.0
+    dtype: str = "float32"
+    mixed_precision_param: str = "bfloat16"
+    disable_cuda_graphs: bool = True
+
+
+@dataclass
+class ParallelismConfig:
+    data_parallel_shard_degree: int = -1
+    tensor_parallel_degree: int = 1
+
+
+class Trainer:
+    @dataclass
+    class Config:
+        model_spec: ModelSpec
+        activation_checkpoint: object
+        loss: object = field(default_factory=CrossEntropyLoss.Config)
+        training: TrainingConfig = field(default_factory=TrainingConfig)
+        parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+
+
+def full():
+    return Trainer.Config(ModelSpec("8B", Model()), FullAC.Config())
+
+
+def no_checkpointing():
+    return Trainer.Config(ModelSpec("8B", Model()), None)
+
+
+def selective():
+    return Trainer.Config(ModelSpec("8B", Model()), SelectiveAC.Config())
+
+
+def flex():
+    return Trainer.Config(ModelSpec("8B", Model([FlexAttention.Config()])), FullAC.Config())
+
+
+def tensor_parallel():
+    return Trainer.Config(ModelSpec("8B", Model()), FullAC.Config(), parallelism=ParallelismConfig(1, 4))
+
+
+def debug():
+    return Trainer.Config(ModelSpec("debugmodel", Model()), FullAC.Config())
+
+
+def odd_tokens():
+    return Trainer.Config(ModelSpec("8B", Model()), FullAC.Config(), training=TrainingConfig(10_000))
+
+
+def endless():
+    model = Model()
+    model.layers.append(model)
+    return Trainer.Config(ModelSpec("8B", model), FullAC.Config())
+
+
+def raises():
+    raise ValueError("no \\x1b[31m GPU")
+
+
+def returns_text():
+    return "8B"
+
+
+def wants():
+    import a_module_that_nobody_has
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "titan_example.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    yield "titan_example"
+    sys.modules.pop("titan_example", None)
+    if str(tmp_path) in sys.path:
+        sys.path.remove(str(tmp_path))
+
+
+def test_toml(tmp_path: Path) -> None:
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text(TOML, encoding="utf-8")
+    recipe, report = load_recipe([str(path)], {})
+    assert (recipe.spec.layers, recipe.spec.hidden_size, recipe.spec.vocab_size) == (32, 4096, 128256)
+    assert (recipe.batch, recipe.seq, recipe.precision, recipe.optimizer) == (2, 8192, "amp", "adamw-foreach")
+    assert (recipe.checkpointing, recipe.clip, recipe.engine) == (True, 1.0, "torch")
+    assert report.unknown == ()
+    with pytest.raises(UnsupportedError, match="FSDP version 2 on 8 GPUs"):
+        load_recipe([str(path)], {"gpus": 8})
+    path.write_text(TOML.replace('"full"', '"selective"'), encoding="utf-8")
+    with pytest.raises(UnsupportedError, match=r"activation_checkpoint.mode: 'selective': selective checkpointing"):
+        load_recipe([str(path)], {})
+
+
+@pytest.mark.parametrize(("function", "checkpointing"), [("full", True), ("no_checkpointing", False)])
+def test_a_function(module: str, function: str, checkpointing: bool) -> None:
+    recipe, report = load_recipe([f"{module}:{function}"], {})
+    assert (recipe.batch, recipe.seq, recipe.precision, recipe.checkpointing) == (2, 8192, "amp", checkpointing)
+    assert (recipe.loss, recipe.optimizer, recipe.spec.layers) == ("hf", "adamw-fused", 32)
+    assert report.files == ((f"{module}:{function}", "torchtitan"),)
+    assert report.unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "says"),
+    [
+        ("selective", UnsupportedError, "checkpointing by SelectiveAC"),
+        ("flex", UnsupportedError, "flex attention"),
+        ("tensor_parallel", UnsupportedError, "parallelism.tensor_parallel_degree: 4: tensor parallelism"),
+        ("odd_tokens", UnsupportedError, "10000 tokens in sequences of 8192"),
+        ("debug", RecipeError, "unknown model"),
+        ("endless", RecipeError, "too large to read"),
+        ("raises", RecipeError, "cannot be called (ValueError: no"),
+        ("returns_text", RecipeError, "returns str, not a configuration"),
+        ("wants", MissingDependencyError, "a_module_that_nobody_has"),
+        ("nothing", RecipeError, "has no attribute"),
+    ],
+)
+def test_errors_of_functions_are_one_line(module: str, function: str, error: type[LigerprofError], says: str) -> None:
+    with pytest.raises(error) as caught:
+        load_recipe([f"{module}:{function}"], {})
+    message = str(caught.value)
+    assert says in message
+    assert message.isprintable()
+    assert len(message) < 350
+
+
+def test_a_file_with_a_colon_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sft:a").write_text("per_device_train_batch_size: 3\noutput_dir: x\n", encoding="utf-8")
+    assert read_sources(["sft:a"])[0].framework == "transformers"
+    with pytest.raises(MissingDependencyError, match="No module named 'no_such_module'"):
+        read_sources(["no_such_module:f"])
