@@ -29,8 +29,6 @@ from ligerprof.recipe.configs.shared import EVALUATION
 from ligerprof.text import printable
 
 NAME = "torchtitan"
-# names and flavors of torchtitan, as the published models that have the same sizes
-_PUBLISHED: Mapping[str, str] = {"llama3": "meta-llama/Llama-3.1-{}", "qwen3": "Qwen/Qwen3-{}"}
 _MOST_VALUES = 50_000
 _DEEPEST = 30
 # the key under which a converted object carries the name of its class
@@ -179,8 +177,8 @@ def _set_model(reading: Reading, values: Mapping[str, Any]) -> None:
     key = "model_spec" if "model_spec" in values else "model"
     name, flavor = (_object(values, key).get(part) for part in ("name", "flavor"))
     if isinstance(name, str) and isinstance(flavor, str):
-        published = _PUBLISHED.get(name.lower(), f"torchtitan's {name} {{}}")
-        reading.set(key, {Setting.MODEL: published.format(flavor)})
+        # the catalog has short names of the same form: NAME-SIZE
+        reading.set(key, {Setting.MODEL: f"{name}-{flavor}"})
 
 
 def _set_engine(reading: Reading, parallelism: Mapping[str, Any]) -> None:
