@@ -11,9 +11,13 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import interpreter
+
 # Triton reads it when it is first imported, by whichever test comes first; transformers imports Triton, too
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    interpreter.speed_up()
 
 # no deadline: a shared machine is slow now and then. In CI the same examples every time.
 settings.register_profile("ligerprof", deadline=None, derandomize=bool(os.environ.get("CI")))

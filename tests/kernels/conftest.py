@@ -1,45 +1,12 @@
 """Kernels are compiled on a GPU under `-m gpu`, and run in Triton's interpreter on the CPU otherwise."""
 
-import functools
-import inspect
 import os
 import warnings
-from typing import Any
 
 import pytest
 import torch
 
-# Triton reads it when a kernel is defined, so it is set before any test module imports one
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _list_builtins_once() -> None:
-    """Let the interpreter list a package's builtins once, not at every call of a function: a quarter of its time.
-
-    It replaces each builtin of triton.language for the duration of a call; the list of them never changes.
-    """
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    @functools.cache
-    def builtin_names(package: Any) -> tuple[str, ...]:
-        return tuple(name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member))
-
-    def patch_builtins(package: Any, builder: Any, scope: Any) -> None:
-        for name in builtin_names(package):
-            member = getattr(package, name)
-            # already replaced when one jitted function calls another
-            if tl.core.is_builtin(member):
-                interpreter._patch_attr(package, name, member, builder, scope)
-
-    interpreter._patch_builtin = patch_builtins
-
-
-if INTERPRETED:
-    _list_builtins_once()
 
 
 @pytest.fixture(autouse=True)
