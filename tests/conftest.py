@@ -1,5 +1,6 @@
 """What all tests share: where Triton runs, how hypothesis searches, and that GPU tests want a GPU."""
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 # no deadline: a shared machine is slow now and then. In CI the same examples every time.
 settings.register_profile("ligerprof", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("ligerprof")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let later collections of garbage pass over what imports made: a million objects, half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -22,7 +22,7 @@ def speed_up() -> None:
     unchanged = interpreter._LangPatchScope()
     interpreter._patch_lang = lambda _function: unchanged
     interpreter._get_np_dtype = _dtype_of(tl, interpreter._get_np_dtype)
-    object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)  # noqa: FBT003
+    object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
 
 
 def _patch_language(tl: Any, interpreter: Any, scope: Any) -> None:

@@ -1,6 +1,7 @@
 """The layout's rules, held against every file of the package."""
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,31 +130,33 @@ def test_nothing_is_left_to_do() -> None:
     assert [str(path) for path in files if marker in path.read_text(encoding="utf-8")] == []
 
 
-def heavy_modules_after(*arguments: str) -> tuple[int, list[str]]:
-    """Exit code of the command line, and which heavy packages it had imported by its end."""
+def heavy_modules_after(*commands: list[str]) -> list[tuple[list[str], int, list[str]]]:
+    """Each command with its exit code and the heavy packages imported by its end, run in turn in one process."""
     code = (
-        "import sys\n"
+        "import json, sys\n"
         "from ligerprof.cli.main import main\n"
-        "try:\n"
-        "    main(sys.argv[1:])\n"
-        "except SystemExit as stop:\n"
-        "    status = stop.code\n"
-        f"print(status, *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        main(arguments)\n"
+        "    except SystemExit as stop:\n"
+        "        status = stop.code\n"
+        f"    heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "    print(json.dumps([arguments, status, heavy]), file=sys.stderr)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True, cwd=REPOSITORY
+        [sys.executable, "-c", code, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=REPOSITORY,
     )
-    status, *names = done.stderr.splitlines()[-1].split()
-    return int(status), names
+    return [tuple(json.loads(line)) for line in done.stderr.splitlines() if line.startswith("[[")]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)],
-    ids=" ".join,
-)
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    assert heavy_modules_after(*arguments) == (0, [])
+def test_help_imports_nothing_heavy() -> None:
+    commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+    assert heavy_modules_after(*commands) == [(arguments, 0, []) for arguments in commands]
 
 
 SNAPSHOTS = "tests/data/snapshots"
@@ -172,4 +175,4 @@ SNAPSHOTS = "tests/data/snapshots"
     ids=" ".join,
 )
 def test_what_needs_no_torch_imports_none(arguments: list[str]) -> None:
-    assert heavy_modules_after(*arguments) == (0, [])
+    assert heavy_modules_after(arguments) == [(arguments, 0, [])]

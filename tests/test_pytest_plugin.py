@@ -2,8 +2,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 CONFTEST = """
 import ligerprof.pytest_plugin as plugin
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator
@@ -59,12 +57,16 @@ def test_a_failing_test_keeps_its_own_error(tmp_path: Path) -> None:
     assert "over the limit" not in printed
 
 
-@pytest.mark.parametrize("size", ["", "'lots'", "'1GiB', 2", "1.5"])
-def test_a_wrong_size_is_an_error_even_without_a_gpu(size: str, tmp_path: Path) -> None:
-    printed = run(tmp_path, marked(size))
+def test_a_wrong_size_is_an_error_even_without_a_gpu(tmp_path: Path) -> None:
+    sizes = ("", "'lots'", "'1GiB', 2", "1.5")
+    tests = [marked(size).replace("test_step", f"test_step_{index}") for index, size in enumerate(sizes)]
+
+    printed = run(tmp_path, "\n\n".join(tests))
 
     assert "limit_gpu_memory" in printed
-    assert "1 error" in printed
+    for index in range(len(sizes)):
+        assert f"ERROR at setup of test_step_{index}" in printed
+    assert "4 errors" in printed
 
 
 def test_without_a_gpu_the_test_is_skipped_with_the_reason(tmp_path: Path) -> None:

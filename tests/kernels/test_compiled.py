@@ -100,7 +100,7 @@ def test_a_patched_model_is_one_graph(kernel: str) -> None:
     if not INTERPRETED:
         pytest.skip("kernels are compiled in this process; the interpreter needs TRITON_INTERPRET=1")
     torch.compiler.reset()
-    model = tiny_model("llama")
+    model = tiny_model("llama", num_hidden_layers=1)
     loss, gradients = train_once(model)
     model.zero_grad()
     with apply(model, kernel):

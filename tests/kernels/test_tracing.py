@@ -16,8 +16,8 @@ from tests.paths import REPOSITORY
 # launches in the graphs of forward and backward: two layers, and a final norm
 LAUNCHES = {
     # per layer an addition and norm, and an input norm; each backward also launches the total of its partial sums
-    "llama:rms": [5, 10],
-    "llama:rope+swiglu": [4, 4],
+    # rope and swiglu launch once per layer each way
+    "llama:rms+rope+swiglu": [5 + 4, 10 + 4],
     "gemma:geglu": [2, 2],
     "gpt2:layernorm+flce": [5, 10],
 }

@@ -35,7 +35,7 @@ def both(snapshot: Snapshot, device: int = 0) -> tuple[Replay, Replay, bool]:
     return fast, slow, used == [True]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     events=st.integers(1, 200),
@@ -86,7 +86,7 @@ def reordered(events: list[dict[str, Any]], draw: random.Random) -> list[dict[st
 CHANGES = {"damaged": lambda *arguments: list(damaged(*arguments)), "misplaced": misplaced, "reordered": reordered}
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), expandable=st.booleans(), change=st.sampled_from([*CHANGES, "segments", "settings"]))
 def test_columns_leave_what_does_not_fit(seed: int, expandable: bool, change: str) -> None:
     draw = random.Random(seed)

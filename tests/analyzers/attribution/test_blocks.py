@@ -12,6 +12,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.paths import RECORDINGS
+from tests.recorded import report
 
 MIB = 2**20
 WEIGHTS = 1_235_814_400 * 2
@@ -20,10 +21,6 @@ LOGITS = TOKENS * 128256 * 4
 SHIFTED_LOGITS = (TOKENS - 4) * 128256 * 4
 LAYER_WEIGHTS = 60_821_504 * 2
 CHECKPOINTS = 16 * TOKENS * 2048 * 2
-
-
-def report(name: str) -> PeakReport:
-    return explain(RECORDINGS / f"{name}.pickle.xz")
 
 
 def about(size_bytes: int, expected: int, tolerance: int = 64 * 1024) -> bool:

@@ -8,25 +8,23 @@ import pytest
 
 from ligerprof.analyzers.attribution.keepers import PYTHON
 from ligerprof.analyzers.attribution.stacks import StackReader
-from ligerprof.analyzers.explain.analysis import analyze, explain
+from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze, explain
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
-from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.roles import Role
 from ligerprof.snapshots.reader import Snapshot
 from tests.paths import RECORDINGS
+from tests.recorded import analysis, report
 
 MIB = 2**20
 START = 2**30
-SMALL_RECORDINGS = sorted(path.name for path in RECORDINGS.glob("s*.pickle.xz"))
-
-
-def report(name: str) -> PeakReport:
-    return explain(RECORDINGS / f"{name}.pickle.xz")
+SMALL_RECORDINGS = sorted(path.name.removesuffix(".pickle.xz") for path in RECORDINGS.glob("s*.pickle.xz"))
 
 
 @pytest.mark.parametrize("name", SMALL_RECORDINGS)
 def test_blocks_rows_and_stacks_add_up_to_each_role(name: str) -> None:
-    plain, by_stack = (analyze(RECORDINGS / name, stacks=stacks).peak for stacks in (False, True))
+    whole = analysis(name)
+    plain = whole.peak
+    by_stack = SnapshotAnalysis(whole.replayed, whole.attribution, step=None, stacks=True, notes=[]).peak
 
     expected = {role: plain.roles[role] for role in Role if plain.roles[role] and role is not Role.ALLOCATOR_ROUNDING}
     for groups in (plain.blocks, plain.rows, by_stack.blocks, by_stack.rows):

@@ -85,7 +85,7 @@ def peak(recipe: TrainingRecipe, **changes: Any) -> int:
 
 
 @given(recipe=recipes())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_roles_add_up_and_the_peak_is_the_highest_phase(recipe: TrainingRecipe) -> None:
     estimated = estimate(recipe)
     assert estimated.roles.total_bytes == estimated.peak_bytes
@@ -96,21 +96,21 @@ def test_roles_add_up_and_the_peak_is_the_highest_phase(recipe: TrainingRecipe) 
 
 
 @given(recipe=recipes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_larger_batch_or_a_longer_sequence_never_takes_less(recipe: TrainingRecipe) -> None:
     assert peak(recipe, batch=recipe.batch + 1) >= peak(recipe)
     assert peak(recipe, seq=2 * recipe.seq) >= peak(recipe)
 
 
 @given(recipe=recipes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_accumulating_never_takes_less_and_a_third_micro_batch_changes_nothing(recipe: TrainingRecipe) -> None:
     assert peak(recipe, grad_accum=2) >= peak(recipe, grad_accum=1)
     assert peak(recipe, grad_accum=3) == peak(recipe, grad_accum=2)
 
 
 @given(recipe=recipes())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_kernel_inside_a_layer_never_raises_the_peak(recipe: TrainingRecipe) -> None:
     applying = set(select_kernels("all", recipe.spec)) & set(LAYER_KERNELS)
     # rows of partial sums, a program's for each multiprocessor, are all that a fused norm adds
@@ -121,7 +121,7 @@ def test_a_kernel_inside_a_layer_never_raises_the_peak(recipe: TrainingRecipe) -
 
 
 @given(recipe=recipes(specs(layers=st.integers(4, 9))))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_one_middle_layer_stands_exactly_for_all(recipe: TrainingRecipe) -> None:
     collapsed = estimate(recipe)
     with pytest.MonkeyPatch.context() as patch:
@@ -264,6 +264,7 @@ def test_higher_stages_hold_less_of_what_stays() -> None:
     optimizer=st.sampled_from(["adamw-fused", "adamw-foreach", "sgd"]),
     group=st.integers(10**6, 2 * 10**9),
 )
+@settings(max_examples=40, deadline=None)
 def test_a_first_step_under_zero_needs_no_more_than_a_later_one(
     stage: int, gpus: int, optimizer: str, group: int
 ) -> None:
@@ -298,7 +299,7 @@ def test_json_has_the_contract_s_keys() -> None:
 
 
 @given(recipe=recipes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_parts_of_the_model_add_up_to_the_peak_role_by_role(recipe: TrainingRecipe) -> None:
     estimated = estimate(recipe)
     assert sum(part.count for part in estimated.layers) == recipe.spec.layers + 3

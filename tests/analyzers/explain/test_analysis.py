@@ -15,6 +15,7 @@ from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.stamp import Stamp
 from tests.paths import RECORDINGS
+from tests.recorded import report
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator, random_program
 
 NAMES = (
@@ -43,7 +44,7 @@ def add_up(report: PeakReport) -> None:
 
 @pytest.fixture(scope="module", params=NAMES)
 def recording(request: pytest.FixtureRequest) -> tuple[str, PeakReport]:
-    return request.param, explain(RECORDINGS / f"{request.param}.pickle.xz")
+    return request.param, report(request.param)
 
 
 def test_roles_of_recordings_add_up_and_little_is_unattributed(recording: tuple[str, PeakReport]) -> None:
@@ -57,9 +58,9 @@ def test_roles_of_recordings_add_up_and_little_is_unattributed(recording: tuple[
 
 @pytest.mark.parametrize("name", sorted(MEASURED_PHASES))
 def test_phases_of_recordings_are_the_measured_ones(name: str) -> None:
-    report = explain(RECORDINGS / f"{name}.pickle.xz")
+    phases = report(name).phases
 
-    assert tuple(report.phases[phase] for phase in STEP_PHASES) == MEASURED_PHASES[name]
+    assert tuple(phases[phase] for phase in STEP_PHASES) == MEASURED_PHASES[name]
 
 
 def program_with_stamps() -> SlowAllocator:

@@ -14,6 +14,7 @@ from ligerprof.analyzers.explain.groups import BlockGroup
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from tests import recorded
 from tests.paths import RECORDINGS
 
 MIB = 2**20
@@ -112,11 +113,11 @@ NAMES = ("hf-ckpt-4x1024", "liger-flce-ckpt-4x1024", "hf-4.45-ckpt-4x1024", "sta
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.pairwise(NAMES)))
 def test_recordings_add_up_to_the_difference_of_their_peaks(before: str, after: str) -> None:
-    add_up(diff_peaks(explain(recording(before)), explain(recording(after))))
+    add_up(diff_peaks(recorded.report(before), recorded.report(after)))
 
 
 def test_the_fused_loss_saves_the_expected_bytes_and_the_weights_are_matched_layer_by_layer() -> None:
-    diff = diff_peaks(explain(recording("hf-ckpt-4x1024")), explain(recording("liger-flce-ckpt-4x1024")))
+    diff = diff_peaks(recorded.report("hf-ckpt-4x1024"), recorded.report("liger-flce-ckpt-4x1024"))
 
     assert diff.difference_bytes == 10538196480 - 14124071936
     assert diff.role_difference_bytes(Role.CE_TEMPORARIES) == -6012 * MIB

@@ -12,6 +12,7 @@ from ligerprof.reports.failure import failure_lines
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.paths import RECORDINGS
+from tests.recorded import report
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator, random_program
 
 # the out-of-memory observer's figures: limit, allocated, reserved, and the segment that the allocator asked for
@@ -25,7 +26,7 @@ COMPLETE = ("hf-nockpt-8x1024", "small-graphs", "small-streams", "small-expandab
 
 
 def failure_of(source: str | Snapshot) -> FailedAllocation:
-    found = explain(RECORDINGS / f"{source}.pickle.xz" if isinstance(source, str) else source).out_of_memory
+    found = (report(source) if isinstance(source, str) else explain(source)).out_of_memory
     assert found is not None
     return found
 
@@ -64,14 +65,14 @@ def test_figures_of_a_failure_are_those_of_the_observer(name: str) -> None:
 
 
 def test_the_failing_step_is_the_answer_and_the_peak_stays_that_of_the_recording() -> None:
-    report = explain(RECORDINGS / "oom.pickle.xz")
+    found = report("oom")
 
-    oom = report.out_of_memory
+    oom = found.out_of_memory
     assert oom is not None
     adds_up(oom)
-    assert (report.peak_bytes, report.peak_phase) == (16000161792, Phase.BACKWARD)
-    assert report.roles.total_bytes == report.peak_bytes
-    assert report.roles[Role.OPTIMIZER_STATES] == 0
+    assert (found.peak_bytes, found.peak_phase) == (16000161792, Phase.BACKWARD)
+    assert found.roles.total_bytes == found.peak_bytes
+    assert found.roles[Role.OPTIMIZER_STATES] == 0
     assert (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes) == (2101346304, 15725704192, 16057892864)
     assert (oom.failure.phase, oom.failure.step) == (Phase.FORWARD, 2)
     assert (oom.frame, oom.called_from) == ("loss_utils.py:59 ForCausalLMLoss", "train.py:82 run")
@@ -119,12 +120,12 @@ def test_a_longer_sequence_is_no_growth_but_larger_tensors() -> None:
 
 
 def test_caught_failures_are_counted_and_the_last_is_explained() -> None:
-    report = explain(RECORDINGS / "oom-caught.pickle.xz")
+    found = report("oom-caught")
 
-    oom = report.out_of_memory
+    oom = found.out_of_memory
     assert oom is not None
     adds_up(oom)
-    assert report.peak_bytes == 2433378304
+    assert found.peak_bytes == 2433378304
     assert (oom.failure.caught, oom.earlier_count) == (True, 2)
     assert all(failure.caught for failure in oom.earlier)
     # the program halves its batch each time

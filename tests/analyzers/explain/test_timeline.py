@@ -7,6 +7,7 @@ from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
 from ligerprof.snapshots.stamp import Stamp
+from tests import recorded
 from tests.paths import RECORDINGS
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator, random_program
 
@@ -19,7 +20,7 @@ def bytes_at(timeline: RoleTimeline, column: int) -> dict[Role, int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_column_adds_up_and_the_peak_is_the_explained_one(name: str) -> None:
-    analysis = analyze(RECORDINGS / f"{name}.pickle.xz")
+    analysis = recorded.analysis(name)
 
     report, timeline = analysis.peak, analysis.timeline
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.roles import Phase, Role
 from tests.paths import RECORDINGS
+from tests.recorded import report
 
 RUNS: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "users.json").read_text(encoding="utf-8"))
 MIB = 2**20
@@ -76,10 +75,6 @@ EXPECTED: dict[str, dict[Role, int]] = {
     "small-oom": {**PLAIN, Role.OPTIMIZER_STATES: 0, Role.LIBRARY_WORKSPACE: 32 * MIB},
     "small-ring-3000": PLAIN,
 }
-
-
-def report(name: str) -> PeakReport:
-    return explain(RECORDINGS / f"{name}.pickle.xz")
 
 
 def test_every_recording_has_an_expectation() -> None:

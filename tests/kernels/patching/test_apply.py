@@ -67,8 +67,7 @@ def test_kernels_can_be_put_in_one_after_the_other(device: torch.device) -> None
     assert fingerprint(model) == before
 
 
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(("family", "reentrant"), [("llama", True), ("qwen3", False)], ids=str)
 def test_gradient_checkpointing_recomputes_through_the_kernels(
     family: str, reentrant: bool, device: torch.device
 ) -> None:
@@ -79,8 +78,14 @@ def test_gradient_checkpointing_recomputes_through_the_kernels(
         assert_same_step(expected, train_once(model))
 
 
-@pytest.mark.parametrize("kernels", ["rope", "all"])
-@pytest.mark.parametrize("family", [family for family in FAMILIES if ARCHITECTURES[family].attention.rotary])
+@pytest.mark.parametrize(
+    ("family", "kernels"),
+    [
+        *((family, "rope") for family in FAMILIES if ARCHITECTURES[family].attention.rotary),
+        # separate projections, normalized queries and keys, one projection for all three
+        *((family, "all") for family in ("llama", "qwen3", "phi3")),
+    ],
+)
 def test_queries_and_keys_that_share_no_memory_are_rotated_in_place(
     family: str, kernels: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,12 +225,11 @@ def test_a_patched_model_is_freed_without_the_garbage_collector() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("kernels", ["flce", "all"])
-def test_a_patched_model_compiles_without_a_graph_break(kernels: str) -> None:
+def test_a_patched_model_compiles_without_a_graph_break() -> None:
     """The patches themselves: Triton kernels are traced on a GPU only."""
     model = tiny_model("llama")
     loss, _ = train_once(model)
-    with apply(model, kernels, provider="torch"):
+    with apply(model, "all", provider="torch"):
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         assert compiled(**batch(model)).loss.item() == pytest.approx(loss, rel=LOSS_TOLERANCE)
 

@@ -142,23 +142,24 @@ def test_the_checks_see_what_they_should() -> None:
         check_layout(figure)
 
 
-@pytest.mark.parametrize("name", ["figure.svg", "figure.png"])
-def test_the_same_figure_is_the_same_file(name: str, tmp_path: Path) -> None:
+def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
+    names = ("figure.svg", "figure.png")
     code = (
         "from pathlib import Path\n"
         "from ligerprof.recipe.training import TrainingRecipe\n"
         "from ligerprof.reports.figures.logits import draw_logits\n"
         "from ligerprof.reports.figures.style import write_figure\n"
         "sizes = {'batch': (1, 2, 4), 'seq': (512, 1024)}\n"
-        f"write_figure(draw_logits(TrainingRecipe(model='tiny', seq=64), sizes), Path({str(tmp_path / name)!r}),"
-        " force=True)\n"
+        "figure = draw_logits(TrainingRecipe(model='tiny', seq=64), sizes)\n"
+        f"for name in {names}:\n"
+        f"    write_figure(figure, Path({str(tmp_path)!r}) / name, force=True)\n"
     )
     written = []
     for seed in ("1", "2"):
         subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": seed}, timeout=60)
-        written.append((tmp_path / name).read_bytes())
+        written.append([(tmp_path / name).read_bytes() for name in names])
     assert written[0] == written[1]
-    assert b"ESTIMATED" in written[0] or name.endswith("png")
+    assert b"ESTIMATED" in written[0][0]
 
 
 def test_a_figure_is_as_wide_as_half_a_page_in_every_format(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from ligerprof.reports.diff import group_rows
 from ligerprof.reports.page.diff import render_diff_page
 from ligerprof.roles import Role
 from ligerprof.units import format_mib
-from tests.paths import RECORDINGS
+from tests import recorded
 from tests.reports.page.test_html import ATTACKS, hostile_snapshot
 from tests.reports.page.unpacking import recordings_of
 
@@ -39,7 +39,7 @@ class Cells(HTMLParser):
 
 def test_both_recordings_and_their_changes_are_in_the_page() -> None:
     names = ("hf-ckpt-4x1024", "liger-flce-ckpt-4x1024")
-    before, after = (analyze(RECORDINGS / f"{name}.pickle.xz") for name in names)
+    before, after = (recorded.analysis(name) for name in names)
 
     page = render_diff_page(before, after, sources=names)
 
@@ -55,7 +55,7 @@ def test_both_recordings_and_their_changes_are_in_the_page() -> None:
 
 
 def test_rows_of_groups_add_up_to_the_change() -> None:
-    before, after = (analyze(RECORDINGS / f"{name}.pickle.xz") for name in ("small-autocast", "small-lora"))
+    before, after = (recorded.analysis(name) for name in ("small-autocast", "small-lora"))
     diff = diff_peaks(before.peak, after.peak)
 
     rounding = diff.role_difference_bytes(Role.ALLOCATOR_ROUNDING)

@@ -14,7 +14,7 @@ from ligerprof.reports.page import payload
 from ligerprof.reports.page.packing import ColumnPacker
 from ligerprof.reports.page.payload import recording_text
 from ligerprof.snapshots.reader import Snapshot
-from tests.paths import RECORDINGS
+from tests import recorded
 from tests.reports.page.unpacking import unpack
 from tests.torch_memory.allocator.programs import random_program
 
@@ -114,14 +114,14 @@ def check_suggestions(analysis: SnapshotAnalysis, data: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recordings(name: str) -> None:
-    check(analyze(RECORDINGS / f"{name}.pickle.xz"))
+    check(recorded.analysis(name))
 
 
 @pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "stamped-oom"])
 def test_less_detail_is_exact_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "_DETAILS", ((2**17, 30_000), (256, 40)))
     monkeypatch.setattr(payload, "_MOST_CHARACTERS", 10_000)
-    analysis = analyze(RECORDINGS / f"{name}.pickle.xz")
+    analysis = recorded.analysis(name)
 
     check(analysis, analysis.lives(40))
     columns = len(unpack(recording_text(analysis, title="recording"))["timeline"]["starts"])
@@ -134,7 +134,7 @@ def test_random_programs(seed: int) -> None:
 
 
 def test_a_call_site_has_its_whole_stack() -> None:
-    analysis = analyze(RECORDINGS / "hf-ckpt-4x1024.pickle.xz")
+    analysis = recorded.analysis("hf-ckpt-4x1024")
     data = unpack(recording_text(analysis, title="recording"))
     lengths, members = data["stacks"]
     ends = np.cumsum(lengths)

@@ -214,7 +214,7 @@ def test_every_option_simulates_without_a_warning(options: dict[str, Any]) -> No
     assert outcome.peak_bytes > 0
 
 
-@pytest.mark.parametrize("options", MIXTURES[1::4], ids=lambda options: "-".join(map(str, options.values())))
+@pytest.mark.parametrize("options", MIXTURES[1:6:4], ids=lambda options: "-".join(map(str, options.values())))
 def test_nothing_of_a_step_stays_when_it_ends(options: dict[str, Any]) -> None:
     second, third = (simulate_step(tiny(warmup=warmup, **options), record=False) for warmup in (1, 2))
     assert third.after_phase == second.after_phase
@@ -227,7 +227,8 @@ CAPABILITIES = {gpu.compute_capability: gpu.name for gpu in GPUS.values() if gpu
 @pytest.mark.parametrize("gpu", ["h200", *CAPABILITIES.values()])
 def test_every_gpu_of_the_table_simulates(gpu: str) -> None:
     precision = "fp16" if GPUS[gpu].compute_capability < (8, 0) else "bf16"
-    outcome = simulate_step(tiny(gpu=gpu, precision=precision), record=False)
+    recipe = tiny(gpu=gpu, precision=precision, checkpointing=False, optimizer="none")
+    outcome = simulate_step(recipe, record=False)
     assert outcome.oom is None
     assert outcome.gpu == GPUS[gpu].title
     assert any("Assumed" in note for note in outcome.notes) != GPUS[gpu].measured

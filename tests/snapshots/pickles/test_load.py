@@ -77,7 +77,7 @@ def events(draw: st.DrawFn) -> list[dict[str, Any]]:
     return made
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(events(), max_size=3), st.sampled_from([2, 3, 4, 5]), st.booleans())
 def test_any_events_are_read_as_pickle_loads_them(
     traces: list[list[dict[str, Any]]], protocol: int, first: bool
@@ -119,7 +119,7 @@ def test_damaged_bytes_are_read_as_pickle_loads_them_or_refused(protocol: int) -
     pickled = pickle.dumps({"segments": whole["segments"][:2], "device_traces": whole["device_traces"]}, protocol)
     draw = random.Random(protocol)
     read = 0
-    for _ in range(400):
+    for _ in range(150):
         damaged = bytearray(pickled)
         for _ in range(draw.choice([1, 1, 3])):
             damaged[draw.randrange(2, len(damaged))] = draw.randrange(256)
@@ -131,7 +131,7 @@ def test_damaged_bytes_are_read_as_pickle_loads_them_or_refused(protocol: int) -
             continue
         read += 1
         assert without_frames(values) == without_frames(expected) or protocol < 4
-    assert read > 50
+    assert read > 15
 
 
 @pytest.mark.parametrize(("early", "expected"), [(b"K\x01K\x02\x86.", (1, 2)), (b"}.", {}), (b"].", [])])
