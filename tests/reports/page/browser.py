@@ -15,13 +15,15 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 _SECONDS = 60.0
 
 
-class Browser:
-    """One browser process with one page; `evaluate` runs script in it, and events are those of a user."""
+class Chromium:
+    """A browser process, for many pages: it takes a second of the processor to start."""
 
-    def __init__(self, folder: Path, *, width: int = 1280, dark: bool = False) -> None:
-        self._to_browser = os.pipe()
-        self._from_browser = os.pipe()
-        reads, writes = self._to_browser[0], self._from_browser[1]
+    def __init__(self, folder: Path) -> None:
+        to_browser, from_browser = os.pipe(), os.pipe()
+        reads, writes = to_browser[0], from_browser[1]
+        self.writes, self.reads = to_browser[1], from_browser[0]
+        self.number = 0
+        self.unread = b""
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
 
         def connect() -> None:
@@ -39,11 +41,23 @@ class Browser:
         )
         os.close(reads)
         os.close(writes)
-        self._number = 0
-        self._unread = b""
+
+    def close(self) -> None:
+        os.write(self.writes, b'{"id": 0, "method": "Browser.close"}\0')
+        self._process.wait(timeout=20)
+        os.close(self.writes)
+        os.close(self.reads)
+
+
+class Browser:
+    """A page in a profile of its own; `evaluate` runs script in it, and events are those of a user."""
+
+    def __init__(self, chromium: Chromium, *, width: int = 1280, dark: bool = False) -> None:
+        self._chromium = chromium
         self._session: str | None = None
         self.problems: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=self._context)["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
@@ -58,36 +72,36 @@ class Browser:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._session = None
-        try:
-            self.call("Browser.close")
-        finally:
-            self._process.wait(timeout=20)
-            os.close(self._to_browser[1])
-            os.close(self._from_browser[0])
+        self.call("Target.disposeBrowserContext", browserContextId=self._context)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a command and wait for its result."""
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
+        chromium = self._chromium
+        chromium.number += 1
+        message = {"id": chromium.number, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._to_browser[1], json.dumps(message).encode() + b"\0")
+        os.write(chromium.writes, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._read()
-            if answer.get("id") == self._number:
+            if answer.get("id") == chromium.number:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return dict(answer["result"])
 
     def _read(self) -> dict[str, Any]:
         deadline = time.monotonic() + _SECONDS
-        while b"\0" not in self._unread:
-            ready, _, _ = select.select([self._from_browser[0]], [], [], max(0.0, deadline - time.monotonic()))
+        chromium = self._chromium
+        while b"\0" not in chromium.unread:
+            ready, _, _ = select.select([chromium.reads], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, "the browser does not answer"
-            read = os.read(self._from_browser[0], 1 << 20)
+            read = os.read(chromium.reads, 1 << 20)
             assert read, "the browser ended"
-            self._unread += read
-        text, _, self._unread = self._unread.partition(b"\0")
+            chromium.unread += read
+        text, _, chromium.unread = chromium.unread.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
+        if message.get("sessionId") != self._session:
+            # of a page that was closed
+            return message
         if message.get("method") == "Runtime.exceptionThrown":
             self.problems.append(str(message["params"]["exceptionDetails"]))
         elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":

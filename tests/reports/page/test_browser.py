@@ -12,7 +12,7 @@ from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.units import format_bytes
 from tests.paths import RECORDINGS
-from tests.reports.page.browser import BROWSER, Browser
+from tests.reports.page.browser import BROWSER, Browser, Chromium
 from tests.reports.page.test_html import hostile_snapshot, page_of
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
@@ -46,9 +46,16 @@ def page(analysis: SnapshotAnalysis, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    process = Chromium(tmp_path_factory.mktemp("chromium"))
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def browser(page: Path, tmp_path: Path) -> Iterator[Browser]:
-    with Browser(tmp_path) as opened:
+def browser(page: Path, chromium: Chromium) -> Iterator[Browser]:
+    with Browser(chromium) as opened:
         opened.open(page)
         yield opened
         assert opened.problems == []
@@ -60,8 +67,8 @@ def rows(browser: Browser) -> list[str]:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_pages_fit_the_window_and_nothing_overlaps(page: Path, tmp_path: Path, width: int, dark: bool) -> None:
-    with Browser(tmp_path, width=width, dark=dark) as browser:
+def test_pages_fit_the_window_and_nothing_overlaps(page: Path, chromium: Chromium, width: int, dark: bool) -> None:
+    with Browser(chromium, width=width, dark=dark) as browser:
         browser.open(page)
         assert browser.problems == []
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -70,10 +77,10 @@ def test_pages_fit_the_window_and_nothing_overlaps(page: Path, tmp_path: Path, w
         assert (paper == "rgb(16, 21, 27)") is dark
 
 
-def test_text_of_a_hostile_file_stays_text(tmp_path: Path) -> None:
+def test_text_of_a_hostile_file_stays_text(chromium: Chromium, tmp_path: Path) -> None:
     path = tmp_path / "hostile.html"
     path.write_text(page_of(hostile_snapshot()), encoding="utf-8")
-    with Browser(tmp_path) as browser:
+    with Browser(chromium) as browser:
         browser.open(path)
         x, y = browser.place_of(".u-over", 0.9, 0.9)
         browser.mouse("mouseMoved", x, y)
@@ -119,8 +126,8 @@ def test_heads_sort(browser: Browser) -> None:
     assert len(set(counts)) > 1
 
 
-def test_a_tap_shows_the_role_and_its_blocks(page: Path, tmp_path: Path, analysis: SnapshotAnalysis) -> None:
-    with Browser(tmp_path, width=390) as browser:
+def test_a_tap_shows_the_role_and_its_blocks(page: Path, chromium: Chromium, analysis: SnapshotAnalysis) -> None:
+    with Browser(chromium, width=390) as browser:
         browser.open(page)
         browser.tap(*browser.place_of(".chart .u-over", 0.8, 0.99))
 
@@ -264,15 +271,13 @@ def test_sizes_are_written_as_the_command_prints_them(browser: Browser) -> None:
     assert browser.evaluate(f"{sizes}.map(ligerprof.formatBytes)") == [format_bytes(size) for size in sizes]
 
 
-def test_two_recordings_are_side_by_side_with_one_height(tmp_path: Path) -> None:
+def test_two_recordings_are_side_by_side_with_one_height(chromium: Chromium, tmp_path: Path) -> None:
     names = ("hf-ckpt-4x1024", "liger-flce-ckpt-4x1024")
     before, after = (analyze(RECORDINGS / f"{name}.pickle.xz") for name in names)
     path = tmp_path / "diff.html"
     path.write_text(render_diff_page(before, after, sources=names), encoding="utf-8")
     for width in (1280, 390):
-        folder = tmp_path / str(width)
-        folder.mkdir()
-        with Browser(folder, width=width) as browser:
+        with Browser(chromium, width=width) as browser:
             browser.open(path)
             assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert browser.evaluate(OVERLAPS) == []
@@ -288,8 +293,8 @@ def test_two_recordings_are_side_by_side_with_one_height(tmp_path: Path) -> None
             assert browser.problems == []
 
 
-def test_recordings_of_other_kinds_are_drawn(tmp_path: Path) -> None:
-    with Browser(tmp_path) as browser:
+def test_recordings_of_other_kinds_are_drawn(chromium: Chromium, tmp_path: Path) -> None:
+    with Browser(chromium) as browser:
         for name in ("hf-ckpt-4x1024", "small-late", "small-streams"):
             path = tmp_path / f"{name}.html"
             path.write_text(page_of(read_snapshot(RECORDINGS / f"{name}.pickle.xz")), encoding="utf-8")
