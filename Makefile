@@ -10,7 +10,7 @@ RUNTIME := $(VENV)/.installed-runtime
 EVERYTHING := $(VENV)/.installed-everything
 
 STEP_ARGS ?= --model llama3.2-1b --liger flce
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install step test test-slow check format clean
