@@ -151,10 +151,12 @@ _TYPES = {"ACCELERATE_USE_DEEPSPEED": "DEEPSPEED", "ACCELERATE_USE_FSDP": "FSDP"
 _TOP = {
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "ACCELERATE_USE_CPU": "use_cpu",
     "WORLD_SIZE": "num_processes",
 }
 _ENVIRONMENT_NAMES = {
     "config_file": "deepspeed_config_file",
+    "zero3_init": "zero3_init_flag",
     "fsdp_transformer_cls_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
 }
 

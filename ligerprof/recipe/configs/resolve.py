@@ -282,10 +282,8 @@ def _defaults(readings: Sequence[Reading]) -> dict[Setting, Found]:
     complete = [reading for reading in readings if reading.is_complete]
     found = {}
     for reading in complete[-1:] or readings:
-        place = f"{reading.file}: {reading.framework}'s default"
-        found.update(
-            {setting: Found(value=value, key=setting, file=place) for setting, value in reading.defaults.items()}
-        )
+        for setting, value in reading.defaults.items():
+            found[setting] = Found(value=value, key=f"{setting} ({reading.framework}'s default)", file=reading.file)
     return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs.rows import Row, ignored, lacking, part_of, truth, turned_on, whole_number
-from ligerprof.recipe.configs.settings import Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import Lacking, Outcome, Reading, Reason, Sets, Setting
 
 _RESHARDS = {"full_shard": True, "hybrid_shard": True, "shard_grad_op": False, "hybrid_shard_zero2": False}
 
@@ -12,6 +12,12 @@ _RESHARDS = {"full_shard": True, "hybrid_shard": True, "shard_grad_op": False, "
 def _read_reshard(value: Any) -> Outcome:
     word = str(value).strip().lower()
     return Sets(values={Setting.RESHARD: _RESHARDS[word] if word in _RESHARDS else truth(value)})
+
+
+def _read_policy(value: Any) -> Outcome:
+    if str(value).strip().upper() == "SIZE_BASED_WRAP":
+        return Lacking(what="FSDP's wrapping of modules by size")
+    return Sets(values={}, words="part of FSDP")
 
 
 def _read_version(value: Any) -> Outcome:
@@ -26,10 +32,11 @@ _KEYS: Mapping[str, Row] = {
     "activation_checkpointing": turned_on({Setting.CHECKPOINTING: True, Setting.REENTRANT: False}),
     **part_of(
         "part of FSDP",
-        "auto_wrap_policy transformer_layer_cls_to_wrap sharding_strategy backward_prefetch forward_prefetch"
+        "transformer_layer_cls_to_wrap sharding_strategy backward_prefetch forward_prefetch"
         " limit_all_gathers use_orig_params",
     ),
-    **lacking("FSDP's wrapping of modules by size", "min_num_params"),
+    "auto_wrap_policy": Row(read=_read_policy),
+    **ignored(Reason.OTHER_METHOD, "min_num_params"),
     **lacking("FSDP with ignored modules", "ignored_modules"),
     **lacking("a mixed-precision policy for FSDP", "mixed_precision_policy"),
     **lacking("checkpoints in host memory", "activation_checkpointing_offload activation_cpu_offload"),

@@ -9,9 +9,11 @@ import pytest
 
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.configs.accelerate import ACCELERATE, values_of_environment
+from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.load import load_options
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.deepspeed import zero_settings
+from tests.paths import DATA
 from tests.recipe.configs.texts import read, write
 
 BASE = {"model_name_or_path": "tiny", "per_device_train_batch_size": 2, "max_seq_length": 128, "output_dir": "out"}
@@ -249,6 +251,27 @@ def test_an_offload_of_parameters_alone_is_named(tmp_path: Path) -> None:
     values = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
     with pytest.raises(UnsupportedError, match="optimizer to none and of parameters to cpu"):
         read(tmp_path, {**values, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, model="tiny")
+
+
+@pytest.mark.parametrize("name", ["fsdp1", "fsdp2", "zero2", "zero3", "multi_gpu"])
+def test_accelerates_own_environment_says_what_its_file_says(name: str) -> None:
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    file = DATA / "configs" / "files" / "huggingface+trl" / "trl" / "accelerate_configs" / f"{name}.yaml"
+    arguments = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    # set by the launcher after validation
+    arguments.deepspeed_fields_from_accelerate_config = ""
+    prepare = prepare_deepspeed_cmd_env if arguments.use_deepspeed else prepare_multi_gpu_env
+    environment = prepare(arguments)[1] if arguments.use_deepspeed else prepare(arguments)
+    launched = ACCELERATE.read(values_of_environment({**environment, "WORLD_SIZE": "8"}), "env")
+    written = ACCELERATE.read(read_document(file), str(file))
+    assert launched.unknown == []
+    assert [found.value.what for found in launched.lacking] == [found.value.what for found in written.lacking] == []
+    assert {setting: found.value for setting, found in launched.settings.items()} == {
+        setting: found.value for setting, found in written.settings.items()
+    }
 
 
 def test_the_environment_of_a_launched_process_says_what_the_yaml_says() -> None:
