@@ -75,9 +75,17 @@ class Attribution:
             return self
         if moment not in self._cut:
             self._cut[moment] = Attribution(
-                replayed.until(moment), self._annotations, self._user_rules, self._saved_tensors
+                replayed.until(moment), self._annotations_until(moment), self._user_rules, self._saved_tensors
             )
         return self._cut[moment]
+
+    def _annotations_until(self, moment: int) -> Sequence[Mapping[str, Any]]:
+        """The annotations up to the first event that a moment leaves out."""
+        times = self.replayed.trace.numbers("time_us")
+        if moment >= len(times):
+            return self._annotations
+        end = int(times[moment])
+        return [note for note in self._annotations if not _is_after(note.get("time_us"), end)]
 
     def owners_at(self, moment: int) -> list[Owner]:
         """The owners of the blocks that are live at a moment, oldest first."""
@@ -166,6 +174,10 @@ class _RoleFinder:
                 role = known[signature] = next(by_user, None) or role_of(features)
             roles.append(role)
         return roles
+
+
+def _is_after(time_us: object, end_us: int) -> bool:
+    return isinstance(time_us, int) and time_us > end_us
 
 
 def _layer(layer: int, role: Role) -> int | None:

@@ -90,6 +90,18 @@ class CallSites:
         of_site = [numbers.setdefault(place, len(numbers)) for place in places]
         return np.array(of_site, dtype=np.int64)[self.site_of]
 
+    @cached_property
+    def surroundings(self) -> Int64s:
+        """A number for each block: its place, its index in the call, and the place of the block before the call.
+
+        Lines with several calls, such as `down(act(gate(x)) * up(x))`, are one place with several surroundings.
+        """
+        before = np.arange(len(self.place_of)) - self.index_in_call - 1
+        places = np.append(self.place_of, -1)
+        pairs = np.unique(self.place_of * (len(places) + 1) + places[before] + 1, return_inverse=True)[1].reshape(-1)
+        numbers: Int64s = np.unique(pairs * len(places) + self.index_in_call, return_inverse=True)[1].reshape(-1)
+        return numbers
+
     def of(self, block: int) -> CallSite:
         """The call site of one block."""
         return self.sites[self._site_by_block[block]]

@@ -11,6 +11,7 @@ from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.analyzers.attribution.partitions import Partitions
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
+from ligerprof.analyzers.attribution.precedents import Precedents
 from ligerprof.analyzers.attribution.program import Program
 from ligerprof.analyzers.attribution.reduction import Reductions
 from ligerprof.analyzers.attribution.weights import Weights
@@ -63,6 +64,9 @@ class FeatureExtractor:
         self._weights = Weights(replayed, call_sites, self._codes, moment)
         self._reductions = Reductions(replayed, call_sites, phases, self._codes)
         self._partitions = Partitions(replayed, call_sites)
+        self._precedents = Precedents(
+            replayed, call_sites, phases, spans=self._spans, gradients=self._reductions.gradients
+        )
         # a matrix after its bias: a small vector, which divides the matrix into the inputs of a layer
         before = np.concatenate([[1], self._sizes[:-1]]).clip(1)
         self._follows_bias = (self._sizes % before == 0) & (self._sizes // before >= _LEAST_INPUTS)
@@ -116,6 +120,8 @@ class FeatureExtractor:
             self._reductions.gradients[blocks],
             self._reductions.inputs[blocks],
             self._partitions.gradients[blocks],
+            self._precedents.kept[blocks],
+            self._precedents.dropped[blocks],
             self._partitions.flat_weights[blocks],
             self._partitions.master_copies[blocks],
             self._program.vocabulary.follows_head[blocks],
@@ -173,6 +179,8 @@ class FeatureExtractor:
         yield Feature.DIES_IN_PHASE, freed_span == span
         outlives_phase = (self._phases.last_span if freed_span is None else freed_span) > span
         yield Feature.OUTLIVES_PHASE, outlives_phase
+        yield Feature.KEPT_BEFORE, bool(self._precedents.kept[block])
+        yield Feature.DROPPED_BEFORE, bool(self._precedents.dropped[block])
         yield Feature.OUTLIVES_STEP, freed_span is None and between_steps
         # a recording can end within forward: the block then outlives its layer if a later layer has begun
         in_later_layer = freed_span is None and bool(self._layers[block] < self._deepest_layer[span])

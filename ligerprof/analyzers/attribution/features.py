@@ -15,6 +15,8 @@ class Feature(Enum):
     OUTLIVES_LAYER = auto()
     OUTLIVES_STEP = auto()
     NEVER_FREED = auto()
+    KEPT_BEFORE = auto()
+    DROPPED_BEFORE = auto()
     # size
     WEIGHT_SIZED = auto()
     GATHERED_SIZED = auto()

@@ -160,9 +160,9 @@ class Keepers:
             # its own backward has ended without releasing it
             return NOT_KNOWN
         size = int(self._replayed.requested_bytes[block])
-        key = int(self._surroundings[block]), size
+        key = int(self._call_sites.surroundings[block]), size
         if key not in self._borrowed:
-            alike = (self._surroundings == key[0]) & self._released
+            alike = (self._call_sites.surroundings == key[0]) & self._released
             same_size = alike & (self._replayed.requested_bytes == size)
             # sequences of another length have other sizes
             found = set(self._releasers(same_size)) or set(self._releasers(alike))
@@ -178,19 +178,6 @@ class Keepers:
         """The blocks of steps whose backward has ended, and that are freed."""
         replayed = self._replayed
         return (replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end)
-
-    @cached_property
-    def _surroundings(self) -> Int64s:
-        """A number for each block: its place, its index in the call, and the place of the block before the call.
-
-        Lines with several calls, such as `down(act(gate(x)) * up(x))`, are one place with several surroundings.
-        """
-        sites = self._call_sites
-        before = np.arange(len(sites.place_of)) - sites.index_in_call - 1
-        places = np.append(sites.place_of, -1)
-        columns = np.stack([sites.place_of, sites.index_in_call, places[before]])
-        numbers: Int64s = np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
-        return numbers
 
     @cached_property
     def _last_backward_end(self) -> int:

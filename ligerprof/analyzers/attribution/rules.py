@@ -16,6 +16,16 @@ _OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FOR
 _FUSED_LOSS = r"fused_linear_cross_entropy|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/"
 _LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
 _LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
+# nodes that compute gradients of activations; of weights they compute sums, which are small
+_NOT_ELEMENTWISE = (
+    r"^(?!(?:Mul|Div|Pow|Neg|Rsqrt|Silu|Gelu|Relu|Sigmoid|Tanh|Softmax|LogSoftmax|MaskedFill|Where|ScaledDotProduct"
+    r"|NativeDropout|FusedDropout)\w*Backward)"
+)
+# inductor and Triton measure kernels on tensors of their own
+_MEASURES = (
+    r"torch/_inductor/(?:runtime/benchmarking|fx_passes/pad_mm|select_algorithm|autotune_process)\.py:"
+    r"|triton/(?:testing|runtime/autotuner)\.py:"
+)
 _CONVOLUTION = r"nn/modules/conv\.py:_conv_forward$"
 
 RULES: tuple[Rule, ...] = (
@@ -28,6 +38,7 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.WORKSPACE_SIZED, Feature.OUTLIVES_STEP),
         lacks=(Feature.WEIGHT_SIZED,),
     ),
+    Rule(Role.OTHER, stack=_MEASURES),
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
     *STATE_RULES,
     # the optimizer's states and temporaries
@@ -106,6 +117,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Role.CE_TEMPORARIES,
         _BACKWARD,
+        # the head's product computes the gradients of its weight and input, which can be as large
+        node=r"^(?!B?[Mm]m|Addmm)",
         has_one=(Feature.LOGITS_SIZED, Feature.SHIFTED_LOGITS_SIZED),
         lacks=(Feature.RECOMPUTED, Feature.WEIGHT_SIZED),
     ),
@@ -118,7 +131,15 @@ RULES: tuple[Rule, ...] = (
     # gradients
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding|AccumulateGrad", has=(Feature.WEIGHT_SIZED,)),
-    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.WEIGHT_SIZED, Feature.NEVER_FREED), lacks=(Feature.RECOMPUTED,)),
+    # a recording can end within backward
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE,)),
+    Rule(
+        Role.GRADIENTS,
+        _BACKWARD,
+        node=_NOT_ELEMENTWISE,
+        has=(Feature.WEIGHT_SIZED, Feature.NEVER_FREED),
+        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE),
+    ),
     # a matrix product's backward computes the weight's gradient first, and last if it adds a bias
     *(
         Rule(Role.GRADIENTS, _BACKWARD, node=node, has=(place, *size), lacks=(Feature.RECOMPUTED,))

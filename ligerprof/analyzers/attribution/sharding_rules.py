@@ -90,5 +90,10 @@ COMMUNICATION_RULES: tuple[Rule, ...] = (
     Rule(Role.COMMUNICATION, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?(?:{_ZERO}|{_COLLECTIVES})"),
     Rule(Role.COMMUNICATION, _NOT_BUILD, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?{_FSDP}"),
     # a recording that ends within backward, as where memory ran out
-    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.GATHERED_SIZED, Feature.NEVER_FREED), lacks=(Feature.RECOMPUTED,)),
+    Rule(
+        Role.GRADIENTS,
+        _BACKWARD,
+        has=(Feature.GATHERED_SIZED, Feature.NEVER_FREED),
+        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE),
+    ),
 )
