@@ -47,6 +47,8 @@ class Phase(Word):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"
+    SAVING = "saving"
     OUTSIDE = "outside"
 
 
@@ -60,6 +62,8 @@ class View(Word):
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 STEP_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+# with those that run between steps
+REPORTED_PHASES = (*STEP_PHASES, Phase.EVALUATION, Phase.SAVING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

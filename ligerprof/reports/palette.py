@@ -87,6 +87,8 @@ LIGHT = Theme(
         Phase.FORWARD: "#cfe3d8",
         Phase.BACKWARD: "#f3dcc4",
         Phase.OPTIMIZER: "#cfdff2",
+        Phase.EVALUATION: "#e2d8ef",
+        Phase.SAVING: "#f0d6dd",
         Phase.OUTSIDE: "#eceef1",
     },
 )
@@ -107,6 +109,8 @@ DARK = Theme(
         Phase.FORWARD: "#1f4634",
         Phase.BACKWARD: "#573a1c",
         Phase.OPTIMIZER: "#21405f",
+        Phase.EVALUATION: "#3d2f58",
+        Phase.SAVING: "#55273a",
         Phase.OUTSIDE: "#262d35",
     },
 )

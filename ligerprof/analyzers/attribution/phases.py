@@ -38,7 +38,8 @@ class EventPhases:
     """The phase of each event, and the spans of consecutive events in one phase of one step.
 
     Attributes:
-        codes: `phase_code` of each event.
+        codes: `phase_code` of each event, as the rules for roles need them: evaluation is a forward pass.
+        shown: `phase_code` of each event, as reports name it.
         spans: number of the span of each event, ascending.
         steps: training step of each event, 0 without stamps.
         stamped: whether phases and steps come from stamps.
@@ -49,6 +50,7 @@ class EventPhases:
     """
 
     codes: Int64s
+    shown: Int64s
     spans: Int64s
     steps: Int64s
     stamped: bool
@@ -60,6 +62,14 @@ class EventPhases:
     def phase_at(self, event: int) -> Phase | None:
         """The phase of an event; None before the recording or if unknown."""
         return phase_of_code(int(self.codes[event]) if event >= 0 else _UNKNOWN)
+
+    def shown_at(self, event: int) -> Phase | None:
+        """The phase of an event in reports; None before the recording or if unknown."""
+        return phase_of_code(int(self.shown[event]) if event >= 0 else _UNKNOWN)
+
+    def step_at(self, event: int) -> int | None:
+        """The stamped training step of an event, 0 before the first; None without stamps or before the recording."""
+        return int(self.steps[event]) if self.stamped and event >= 0 else None
 
     def codes_of(self, events: Int64s) -> Int64s:
         """Phase codes of several events; -1 before the recording or if unknown."""
@@ -88,7 +98,7 @@ class EventPhases:
 
     def moments_of(self, phase: Phase, step: int | None = None) -> list[Int64s]:
         """The moments around each event of a phase, and for the optimizer its starts; `step` selects a stamped step."""
-        chosen = self.codes == _CODES[phase]
+        chosen = self.shown == _CODES[phase]
         if step is not None:
             chosen &= self.steps == step
         events = np.flatnonzero(chosen).astype(np.int64)
@@ -109,15 +119,17 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
     stamp_of, stamps = _read_stamps(replayed.trace)
     stamped = _from_stamps(stamp_of, stamps)
     if stamped is not None:
-        codes, steps = stamped
+        shown, steps = stamped
+        codes: Int64s = np.where(shown == _CODES[Phase.EVALUATION], _CODES[Phase.FORWARD], shown)
     else:
-        codes = _join_loss(_from_stacks(replayed, call_sites, ranges), replayed, call_sites)
+        codes = shown = _join_loss(_from_stacks(replayed, call_sites, ranges), replayed, call_sites)
         steps = np.zeros(len(codes), dtype=np.int64)
     forward = np.flatnonzero(codes == _CODES[Phase.FORWARD])
     between = np.flatnonzero((codes == _CODES[Phase.OPTIMIZER]) | (codes == _CODES[Phase.OUTSIDE]))
     followed = between[between < forward[-1]] if len(forward) else between[:0]
     return EventPhases(
         codes=codes,
+        shown=shown,
         spans=_spans(codes, steps),
         steps=steps,
         stamped=stamped is not None,

@@ -58,6 +58,8 @@ RULES: tuple[Rule, ...] = (
         lacks=(Feature.IN_HEAD,),
         stack=r"\A\S*(?:loss_utils|modeling_\w+)\.py:",
     ),
+    # copies of weights and states that are gathered or converted to be written to a file
+    Rule(Role.OTHER, (Phase.SAVING,)),
     # building or loading the model; rotary frequencies are buffers, not weights
     Rule(Role.OTHER, _BUILD, stack=r"(?:\b|_)rope(?:\b|_)|[rR]otary"),
     Rule(Role.PARAMETERS, _BUILD),

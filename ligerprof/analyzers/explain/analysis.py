@@ -22,7 +22,7 @@ from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.recipe.saved import read_run_recipe
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import STEP_PHASES, Phase, Role
+from ligerprof.roles import REPORTED_PHASES, STEP_PHASES, Phase, Role
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import Replay, replay
@@ -74,7 +74,8 @@ class SnapshotAnalysis:
                 roles=self.attribution.breakdown(moment, self._owners),
                 blocks=self.group(self._owners),
                 phases=self._phase_peaks(),
-                peak_phase=phases.phase_at(moment - 1) if moment else None,
+                peak_phase=phases.shown_at(moment - 1) if moment else None,
+                peak_step=phases.step_at(moment - 1) if moment else None,
                 notes=(*self._device_notes, *self._replay_notes()),
                 steps=step_peaks(phases, replayed),
                 out_of_memory=self.out_of_memory,
@@ -167,7 +168,7 @@ class SnapshotAnalysis:
 
     def _phase_peaks(self) -> dict[Phase, int]:
         peaks = {}
-        for phase in STEP_PHASES:
+        for phase in REPORTED_PHASES:
             moments = self.attribution.phases.moments_of(phase, self._step)
             allocated = [int(self.replayed.allocated_bytes[each].max()) for each in moments if len(each)]
             if allocated:

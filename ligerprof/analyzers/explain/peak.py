@@ -25,6 +25,7 @@ class PeakReport:
         blocks: largest first; their bytes add up to the roles without allocator_rounding.
         phases: the highest allocated bytes in each phase that ran.
         peak_phase: the phase that ran at the peak, None if unknown.
+        peak_step: the training step by the stamps, 0 before the first; None without stamps.
         notes: one sentence each.
         out_of_memory: the last allocation that did not fit.
         suggestions: changes that lower the peak, the cheapest first.
@@ -38,6 +39,7 @@ class PeakReport:
     blocks: tuple[BlockGroup, ...]
     phases: Mapping[Phase, int] = field(default_factory=dict)
     peak_phase: Phase | None = None
+    peak_step: int | None = None
     notes: tuple[str, ...] = ()
     steps: tuple[PhasePeaks, ...] = ()
     out_of_memory: FailedAllocation | None = None

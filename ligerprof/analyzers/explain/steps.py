@@ -41,7 +41,7 @@ def step_peaks(phases: EventPhases, replayed: Replay) -> tuple[PhasePeaks, ...]:
     peaks: dict[int, dict[Phase, int]] = defaultdict(dict)
     steps = phases.steps[starts] if phases.stamped else np.searchsorted(step_starts(phases), starts, "right")
     for start, size_bytes, number in zip(starts.tolist(), highest.tolist(), steps.tolist(), strict=True):
-        phase = phases.phase_at(start)
+        phase = phases.shown_at(start)
         if phase in STEP_PHASES and number:
             peaks[number][phase] = max(size_bytes, peaks[number].get(phase, 0))
     for number, size_bytes in _optimizer_starts(phases, replayed):

@@ -157,7 +157,7 @@ def _moved_bytes(allocated_bytes: Int64s, starts: Int64s) -> Int64s:
 
 def _running(phases: EventPhases, events: Int64s) -> tuple[tuple[Running, ...], Int64s]:
     """What ran at each event, numbered; event -1 is before the recording."""
-    keys = np.stack([np.append(column, -1)[events] for column in (phases.steps, phases.codes, phases.stamp_of)])
+    keys = np.stack([np.append(column, -1)[events] for column in (phases.steps, phases.shown, phases.stamp_of)])
     distinct, numbers = np.unique(keys, axis=1, return_inverse=True)
     found = []
     for step, code, stamp_index in distinct.T.tolist():

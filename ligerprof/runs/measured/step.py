@@ -131,7 +131,7 @@ class _Session:
         try:
             yield
         finally:
-            self._stamper.detach()
+            self._stamper.close()
             self._stamper = None
             torch.cuda.synchronize()
             self._snapshot = with_saved_tensors(memory._snapshot(), saved.rows)

@@ -1,17 +1,19 @@
-"""Detect the phases of a user's training loop through hooks on the model, on backward and on optimizers."""
+"""Detect the phases of a user's training: around models, backward, optimizer steps, and functions that save."""
 
-import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch._guards import TracingContext
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
+from ligerprof.runs.recording.patches import PHASES, Patches
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
 
@@ -19,49 +21,76 @@ from ligerprof.runs.recording.stamping import Stamper
 class LoopPhases:
     """Stamps allocations with the phase of a training loop.
 
-    Forward begins with the model's forward and lasts until backward, so that it includes the loss; backward is
-    torch.autograd.backward, which Tensor.backward calls; the optimizer phase is the `step` of any torch optimizer.
-    The first forward after an optimizer step begins the next step.
+    Forward begins with the call of a model (the outermost module that runs) and lasts until backward, so that it
+    includes the loss; backward is torch.autograd.backward, which Tensor.backward calls, and torch.autograd.grad; the
+    optimizer phase is the `step` of any torch optimizer. The first forward after an optimizer step begins the next
+    step. A model that runs without gradients between steps is evaluated; functions that gather or write weights save.
+
+    Args:
+        emit: callback that receives the text of each stamp.
+        saved: notes the tensors that autograd saves; None: they are not noted.
+        on_step: callback that receives the number of each step when it begins.
     """
 
-    def __init__(self, emit: Callable[[str], None], saved: SavedTensors | None = None) -> None:
+    def __init__(
+        self,
+        emit: Callable[[str], None],
+        saved: SavedTensors | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> None:
         self._stamper = Stamper(emit, saved)
+        self._on_step = on_step
         self._step, self._phase = 0, Phase.BUILD
         self._phase_before_step = Phase.OUTSIDE
         self._ended = True
         self._in_backward = False
-        self._original: Any = None
-        self._wrapper: Any = None
+        # an outermost module runs
+        self._runs = False
+        self._evaluates = False
+        self._in_optimizer = False
+        self._names_modules = False
+        self._trained: WeakSet[nn.Module] = WeakSet()
+        self._patches = Patches()
         self._handles: list[RemovableHandle] = []
-        self._model_hook: RemovableHandle | None = None
 
-    def open(self) -> None:
-        """Install the hooks on backward and optimizers; until a model is attached, also on all modules."""
+    @property
+    def step(self) -> int:
+        """The number of the last step that began, 0 before the first."""
+        return self._step
+
+    def open(self, *, modules: bool = True) -> None:
+        """Install the hooks.
+
+        Args:
+            modules: also stamp each module and autograd node; it can begin later, with `name_modules`.
+        """
+        self._names_modules = modules
         self._handles += [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
-        self._model_hook = register_module_forward_pre_hook(self._first_forward)
-        self._wrap_backward()
+        self._patches.wrap(nn.Module, "__call__", self._around_module)
+        for name in ("backward", "grad"):
+            self._patches.wrap(torch.autograd, name, self._around_backward)
+        for module, path, phase in PHASES:
+            self._patches.around(module, path, partial(self._during, phase))
 
     def close(self) -> None:
-        """Remove all hooks from the model, optimizers and torch."""
+        """Remove all hooks from models, optimizers and torch."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._remove_model_hook()
-        self._stamper.detach()
-        autograd: Any = torch.autograd
-        # a later wrapper stays in place; ours becomes a pass-through
-        if autograd.backward is self._wrapper:
-            autograd.backward = self._original
-        self._wrapper = None
+        self._names_modules = False
+        self._stamper.close()
+        self._patches.undo()
+
+    def name_modules(self) -> None:
+        """From now on, stamp modules and autograd nodes."""
+        self._names_modules = True
+        self._stamper.note_saved_until(self._step + 1)
 
     def attach(self, model: nn.Module) -> None:
         """Stamp the modules of `model`; the build phase lasts until its weights are on a device."""
-        self._remove_model_hook()
-        # hooks run in the order of registration: first the phase, then the module's own stamp
-        self._handles.append(model.register_forward_pre_hook(lambda _module, _inputs: self._begin_forward()))
         self._stamper.attach(model)
         if self._phase is Phase.BUILD and all(weight.device.type != "cpu" for weight in model.parameters()):
             self._enter(Phase.OUTSIDE)
@@ -85,6 +114,33 @@ class LoopPhases:
             # forward ends when backward begins, and the build when any other phase does
             self._enter(Phase.OUTSIDE if before in (Phase.BUILD, Phase.FORWARD) else before)
 
+    def _during(self, phase: Phase) -> AbstractContextManager[None]:
+        """A function of `PHASES`: it does not end steps, and inside another of its phase, it changes nothing."""
+        if self._phase is phase:
+            return nullcontext()
+        if phase is Phase.SAVING:
+            return self._saving()
+        if phase is Phase.BACKWARD:
+            self._begin_step()
+        return self._within(phase)
+
+    @contextmanager
+    def _within(self, phase: Phase) -> Iterator[None]:
+        self._enter(phase)
+        try:
+            yield
+        finally:
+            self._enter(Phase.OUTSIDE)
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        before = self._phase
+        self._enter(Phase.SAVING)
+        try:
+            yield
+        finally:
+            self._enter(before)
+
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self._stamper.enter(step=self._step, phase=phase)
@@ -92,54 +148,119 @@ class LoopPhases:
     def _begin_step(self) -> None:
         if self._ended:
             self._step, self._ended = self._step + 1, False
+            if self._on_step is not None:
+                self._on_step(self._step)
 
-    def _begin_forward(self) -> None:
-        # reentrant checkpointing of a whole model runs it again inside backward
-        if self._in_backward:
-            return
-        self._begin_step()
-        self._enter(Phase.FORWARD)
+    def _around_module(self, original: Any) -> Any:
+        def __call__(module: nn.Module, *arguments: Any, **named: Any) -> Any:  # noqa: N807 - it replaces one
+            # inside a graph that is being compiled, this wrapper must not be part of it
+            if torch.compiler.is_compiling() or self._runs or self._passes_on():
+                return original(module, *arguments, **named)
+            return self._run(module, partial(original, module, *arguments, **named))
 
-    def _first_forward(self, module: nn.Module, _inputs: Any) -> None:
-        self.attach(module)
-        # this call collected the module's hooks before `attach` added to them
-        self._begin_forward()
+        return __call__
 
-    def _remove_model_hook(self) -> None:
-        if self._model_hook is not None:
-            self._model_hook.remove()
-            self._model_hook = None
+    def _run(self, module: nn.Module, call: Callable[[], Any]) -> Any:
+        """Run an outermost module in its phase."""
+        phase = self._phase_of(module)
+        if phase is None:
+            return call()
+        before = self._phase
+        if phase is Phase.FORWARD:
+            self._begin_step()
+        self._enter(phase)
+        if self._names_modules and not self._stamper.is_attached(module) and _has_weights(module):
+            self._stamper.attach(module, fixed=False)
+        self._runs = True
+        try:
+            outputs = call()
+        finally:
+            self._runs = False
+            if phase is Phase.EVALUATION:
+                self._enter(Phase.OUTSIDE if before is Phase.BUILD else before)
+        if phase is Phase.FORWARD and self._names_modules and _has_weights(module):
+            self._stamper.label_outputs(outputs)
+        return outputs
+
+    def _phase_of(self, module: nn.Module) -> Phase | None:
+        """The phase that the call of an outermost module begins or continues; None: the current one goes on.
+
+        Without gradients, a model is evaluated, except between forward and backward, where it is a reference. Frozen
+        models, such as a teacher or an image encoder, belong to the forward pass that they precede. A model that has
+        been trained is evaluated in evaluation mode even with gradients.
+        """
+        with_gradients = torch.is_grad_enabled()
+        if self._phase is Phase.SAVING:
+            return None
+        if not _has_weights(module):
+            # a loss or a metric
+            return Phase.EVALUATION if self._evaluates and not with_gradients else None
+        if self._phase is Phase.FORWARD and not with_gradients:
+            return None
+        frozen = not any(weight.requires_grad for weight in module.parameters())
+        if with_gradients and module.training:
+            self._trained.add(module)
+        if with_gradients:
+            evaluates = not module.training and module in self._trained
+        else:
+            evaluates = self._evaluates if frozen else True
+        self._evaluates = evaluates
+        return Phase.EVALUATION if evaluates else Phase.FORWARD
 
     def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
+        # a loop whose forward and backward are not modules and torch's autograd
+        self._begin_step()
         self._phase_before_step = self._phase
+        self._in_optimizer = True
         self._enter(Phase.OPTIMIZER)
 
     def _after_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
         self._ended = True
+        self._in_optimizer = False
         # some loops step inside backward, others inside recorder.phase("optimizer")
         before = self._phase_before_step
         self._enter(before if before in (Phase.BACKWARD, Phase.OPTIMIZER) else Phase.OUTSIDE)
 
-    def _wrap_backward(self) -> None:
-        autograd: Any = torch.autograd
-        original = self._original = autograd.backward
+    def _around_backward(self, original: Any) -> Any:
+        def backward(outputs: Any, *arguments: Any, **named: Any) -> Any:
+            # a model may differentiate inside its forward pass
+            if torch.compiler.is_compiling() or self._runs or self._passes_on():
+                return original(outputs, *arguments, **named)
+            with self._backward(outputs, goes_on=bool(named.get("create_graph"))):
+                return original(outputs, *arguments, **named)
 
-        @functools.wraps(original)
-        def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
-            if self._wrapper is None or self._in_backward:
-                return original(tensors, *arguments, **named)
-            with self._backward(tensors):
-                return original(tensors, *arguments, **named)
+        return backward
 
-        self._wrapper = autograd.backward = backward
+    def _passes_on(self) -> bool:
+        """Whether a call does not concern phases: recomputation in backward, or a trace of torch.compile."""
+        return self._in_backward or not self._patches.active or TracingContext.try_get() is not None
 
     @contextmanager
-    def _backward(self, tensors: Any) -> Iterator[None]:
-        for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
-            self._stamper.label_loss(loss)
+    def _backward(self, outputs: Any, *, goes_on: bool) -> Iterator[None]:
+        """Stamp a backward pass.
+
+        Args:
+            goes_on: whether the phase before it goes on, as with a gradient that is part of a loss.
+        """
+        self._begin_step()
+        before = self._phase
+        if self._names_modules:
+            for output in (outputs,) if isinstance(outputs, Tensor) else outputs:
+                self._stamper.label_loss(output)
         self._in_backward = True
+        self._enter(Phase.BACKWARD)
         try:
-            with self.phase(Phase.BACKWARD):
-                yield
+            yield
         finally:
             self._in_backward = False
+            if self._in_optimizer and before is not Phase.BACKWARD:
+                # the optimizer computes the loss again
+                self._enter(Phase.OPTIMIZER)
+            elif goes_on or before not in (Phase.BUILD, Phase.FORWARD):
+                self._enter(before)
+            else:
+                self._enter(Phase.OUTSIDE)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None

@@ -37,16 +37,36 @@ class CudaHistory:
         # creates the allocator, which the observer needs
         cuda.init()
         self._memory = cuda.memory
+        self._record_history = cuda.memory._record_memory_history
+        # bytes that were requested and allocated when memory ran out
+        self.last_failure: tuple[int, int] | None = None
 
-    def start(self, *, max_entries: int, stacks: Stacks) -> None:
-        """Start recording events; only the newest `max_entries` are kept."""
+    def start(self, *, max_entries: int, stacks: Stacks, frames: bool = True) -> None:
+        """Start recording events, or continue with other settings; only the newest `max_entries` are kept.
+
+        Args:
+            frames: whether events have stacks.
+        """
         # context="all" would break non-reentrant checkpointing around Python autograd Functions
-        self._memory._record_memory_history(max_entries=max_entries, stacks=stacks, context="alloc")
+        context = "alloc" if frames else None
+        self._record_history(max_entries=max_entries, stacks=stacks, context=context)
 
     def stop(self) -> None:
         """Stop recording and drop the events."""
         self._memory._set_memory_metadata("")
-        self._memory._record_memory_history(enabled=None)
+        self._record_history(enabled=None)
+
+    def keep_on(self, say: Callable[[], None]) -> None:
+        """Ignore the program's own calls that switch the history on or off; `say` is called at each of them."""
+
+        def ignored(*_arguments: Any, **_named: Any) -> None:
+            say()
+
+        self._memory._record_memory_history = ignored
+
+    def release(self) -> None:
+        """Let the program switch the history again."""
+        self._memory._record_memory_history = self._record_history
 
     def stamp(self, text: str) -> None:
         """Attach a text to the events that follow."""
@@ -65,19 +85,42 @@ class CudaHistory:
         """The time by the clock of the events."""
         return unix_time_us()
 
+    def peak_bytes(self) -> int:
+        """What torch.cuda.max_memory_allocated() reports."""
+        peak: int = torch.cuda.max_memory_allocated()
+        return peak
+
+    def events(self) -> int:
+        """About how many events the allocator has had, the recorded ones and others."""
+        counters: Any = torch.cuda.memory_stats_as_nested_dict()
+        allocations, segments = counters["allocation"]["all"], counters["segment"]["all"]
+        # an allocation is an event, a free two: one when it is requested, one when it is complete
+        return int(allocations["allocated"] + 2 * allocations["freed"] + segments["allocated"] + segments["freed"])
+
     def observe_out_of_memory(self, observer: Callable[[], None]) -> None:
         """Call `observer` when an allocation fails, before the exception is raised."""
         bindings: Any = torch._C
-        bindings._cuda_attach_out_of_memory_observer(lambda *_figures: observer())
+
+        def observe(_device: int, requested_bytes: int, allocated_bytes: int, _free_bytes: int) -> None:
+            self.last_failure = requested_bytes, allocated_bytes
+            observer()
+
+        bindings._cuda_attach_out_of_memory_observer(observe)
 
 
 class Recorder:
     """Records from `open` to `close`, and writes snapshot.pickle on `close`, or earlier if memory runs out.
 
-    The arguments and exceptions are those of `record`.
+    Args:
+        first_step: the step from which on events have stacks and modules. Before it, they have a phase and a step,
+            which costs little.
+        on_step: callback that receives the number of each step when it begins.
+        on_out_of_memory: callback for each allocation that fails, until the process ends.
+
+    The other arguments and the exceptions are those of `record`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of `record`, and three
         self,
         directory: str | Path,
         *,
@@ -85,9 +128,13 @@ class Recorder:
         stacks: Stacks = "python",
         max_entries: int = MAX_ENTRIES,
         force: bool = False,
+        first_step: int = 1,
+        on_step: Callable[[int], None] | None = None,
+        on_out_of_memory: Callable[[], None] | None = None,
     ) -> None:
         self._run = RunDirectory(path=Path(directory))
         self._history, self._stacks, self._max_entries, self._force = history, stacks, max_entries, force
+        self._first_step, self._on_step, self._on_out_of_memory = first_step, on_step, on_out_of_memory
         self._phases: LoopPhases | None = None
         self._saved = SavedTensors(locate=history.locate, clock=history.now_us)
         self._ran_out = False
@@ -111,9 +158,11 @@ class Recorder:
 
     def open(self) -> "Recorder":
         """Start recording."""
-        self._history.start(max_entries=self._max_entries, stacks=self._stacks)
-        self._phases = LoopPhases(self._history.stamp, self._saved)
-        self._phases.open()
+        in_full = self._first_step == 1
+        settings = {} if in_full else {"frames": False}
+        self._history.start(max_entries=self._max_entries, stacks=self._stacks, **settings)
+        self._phases = LoopPhases(self._history.stamp, self._saved, self._begin_step)
+        self._phases.open(modules=in_full)
         self._history.observe_out_of_memory(self._save_out_of_memory)
         return self
 
@@ -141,8 +190,21 @@ class Recorder:
         finally:
             self._history.stop()
 
+    def _begin_step(self, step: int) -> None:
+        if self._phases is not None and step == self._first_step > 1:
+            self._history.start(max_entries=self._max_entries, stacks=self._stacks)
+            self._phases.name_modules()
+        if self._on_step is not None:
+            self._on_step(step)
+
+    def abandon(self) -> None:
+        """Remove the hooks without writing anything or touching CUDA, as a forked child has to."""
+        if self._phases is not None:
+            self._phases.close()
+            self._phases = None
+
     def attach(self, model: nn.Module) -> None:
-        """Attribute allocations to the modules of `model`, by default the first module that runs."""
+        """End the build, and name the modules of `model` as it does; otherwise, each outermost module names its own."""
         self._open_phases().attach(model)
 
     def step(self) -> None:
@@ -171,7 +233,9 @@ class Recorder:
         self._run.write_snapshot(snapshot, force=self._force or self._ran_out)
 
     def _save_out_of_memory(self) -> None:
-        """Write the snapshot while the memory is in use; torch cannot remove observers, so later calls return."""
+        """Write the snapshot while the memory is in use; torch cannot remove observers, so they return later."""
+        if self._on_out_of_memory is not None:
+            self._on_out_of_memory()
         if self._phases is None or self._ran_out:
             return
         try:
@@ -203,7 +267,7 @@ def record(
 
     Args:
         directory: the folder for snapshot.pickle, created if missing.
-        model: the model whose modules are named; None: the first module that runs.
+        model: the model whose modules are named, and whose build ends here; None: the models that run are named.
         stacks: `python`, or `all` with C++ frames, which cost more.
         max_entries: number of events to keep, the newest.
         force: overwrite an existing snapshot.

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import ligerprof
@@ -23,61 +22,7 @@ from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.recording.record import CudaHistory, Recorder, running
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.stamp import Stamp
-from tests.torch_memory.allocator.programs import SlowAllocator
-
-
-class OperationHistory(TorchDispatchMode):
-    """Allocates and frees a block under the current stamp for every operation that torch dispatches."""
-
-    def __init__(self, fails_at: int | None = None) -> None:
-        super().__init__()
-        self.program = SlowAllocator()
-        self.operations: list[tuple[str, Stamp | None]] = []
-        self.text = ""
-        self.started: dict[str, Any] | None = None
-        self.observers: list[Any] = []
-        self.fails_at = fails_at
-
-    def start(self, **settings: Any) -> None:
-        self.started = settings
-
-    def stop(self) -> None:
-        self.started = None
-
-    def stamp(self, text: str) -> None:
-        self.text = text
-
-    def snapshot(self) -> dict[str, Any]:
-        assert self.started is not None, "no snapshot once the history is off"
-        return self.program.snapshot()
-
-    def locate(self, _tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
-        return 0, storage.data_ptr()
-
-    def now_us(self) -> int:
-        return len(self.operations)
-
-    def observe_out_of_memory(self, observer: Any) -> None:
-        self.observers.append(observer)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.started is not None:
-            number = len(self.operations)
-            self.operations.append((func._overloadpacket.__name__, Stamp.parse(self.text)))
-            if number == self.fails_at:
-                for observer in self.observers:
-                    observer()
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            first = len(self.program.events)
-            self.program.alloc(number, 2**20)
-            self.program.request_free(number)
-            self.program.complete_free(number)
-            for event in self.program.events[first:]:
-                event["user_metadata"] = self.text
-        return func(*args, **(kwargs or {}))
-
-    def stamps_of(self, name: str) -> list[Stamp]:
-        return [stamp for operation, stamp in self.operations if operation == name and stamp is not None]
+from tests.runs.recording.operations import OperationHistory
 
 
 class Block(nn.Module):

@@ -1,0 +1,78 @@
+"""`ligerprof run`: someone's own training, recorded without a change to it."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ligerprof.cli.common_options import folder_option, force_option, json_option, or_usage_error, top_option
+from ligerprof.cli.output import print_json, say
+from ligerprof.errors import DoesNotFitError, MissingDependencyError
+from ligerprof.reports.run import render_run
+from ligerprof.reports.terminal import console
+from ligerprof.runs.directory import RESULT, create_run_directory
+from ligerprof.runs.recording.collected import clear_recordings, collect
+from ligerprof.runs.recording.launch import environment_of, python_command, run_command
+from ligerprof.runs.recording.settings import Mode, Settings, Steps
+
+
+@click.command(
+    name="run",
+    short_help="Run your own training, and show what its peak memory belongs to.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "--steps",
+    metavar="FIRST:LAST",
+    help="The training steps to record, such as 2:4 or 3, counted from 1. Default: all, up to about 400,000 events.",
+    callback=lambda _ctx, _param, text: Steps() if text is None else or_usage_error(Steps.parse, text),
+)
+@top_option
+@folder_option("The folder of the recordings. Default: the next number under runs/.")
+@force_option
+@json_option
+@click.argument("command_line", metavar="-- COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def command(  # noqa: PLR0913 - one argument per option
+    ctx: click.Context,
+    *,
+    steps: Steps,
+    top: int,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+    command_line: tuple[str, ...],
+) -> None:
+    """Run a training command unchanged, and show what holds the memory at its peak.
+
+    COMMAND is what you would type: python train.py, python -m package, torchrun ..., accelerate
+    launch ..., deepspeed ...; a Python file alone is run by this Python. Each process that uses a
+    CUDA device is recorded, with the phase, step and module of every allocation. The command's
+    output passes through; the report goes to stderr. The exit code is the command's, or 3 if it
+    failed because memory ran out.
+    """
+    run = create_run_directory(output, force=force)
+    clear_recordings(run.path)
+    environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps))
+    # with --json, stdout is for the result alone
+    try:
+        end = run_command(python_command(command_line), environment, stdout=2 if as_json else None)
+    except MissingDependencyError:
+        run.remove_if_empty()
+        raise
+    if end.interrupted:
+        still = "the command is still ending; its" if end.runs else "the"
+        say(f"interrupted; {still} recordings are in {run.path}, for `ligerprof explain`")
+        ctx.exit(end.exit_code)
+    report = collect(run.path, command_line, end.exit_code)
+    result = report.to_json()
+    if report.ranks:
+        run.write_text(RESULT, json.dumps(result, indent=2) + "\n")
+    else:
+        run.remove_if_empty()
+    if as_json:
+        print_json(result)
+    else:
+        console(sys.stderr).print(render_run(report, top=top))
+    ctx.exit(DoesNotFitError.exit_code if report.ran_out else end.exit_code)

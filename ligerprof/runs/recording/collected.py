@@ -1,0 +1,225 @@
+"""Gather what the processes of a command recorded: one run directory per rank, explained, the worst rank first."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport, explain_ranks
+from ligerprof.errors import LigerprofError, OutputError
+from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.runs.directory import RESULT
+from ligerprof.runs.recording.summary import PREFIX, RECORDING, LateFailure, RecordingSummary, State, read_summary
+from ligerprof.serialization import document, select
+from ligerprof.snapshots import SNAPSHOT_NAME
+from ligerprof.units import format_bytes
+
+_RANK = "rank"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRank:
+    """One rank of a command.
+
+    Attributes:
+        run: its run directory.
+    """
+
+    peak: RankPeak
+    summary: RecordingSummary
+    run: Path
+
+    @property
+    def report(self) -> PeakReport:
+        """What the memory at its peak belongs to."""
+        return self.peak.report
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether an allocation failed, after the recorded steps too."""
+        return self.report.out_of_memory is not None or self.summary.out_of_memory
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `ranks` in the JSON."""
+        names = ("peak_bytes", "reserved_bytes", "complete", "phases", "roles")
+        found = select(self, "peak.rank", *(f"report.{name}" for name in names), "step=report.peak_step")
+        late = self.summary.late_failure
+        oom = select(self, "oom=report.out_of_memory")
+        if oom["oom"] is None and late is not None:
+            oom = {"oom": _late_json(late)}
+        recorded = select(
+            self, "phase=report.peak_phase", "report.growth", "report.suggestions", "summary.steps", "summary.pid"
+        )
+        return {**found, **oom, **recorded, "run": str(self.run)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandReport:
+    """What a command held at its peaks.
+
+    Attributes:
+        exit_code: of the command.
+        ranks: the worst first: those that ran out of memory, then by peak.
+        compared: the same ranks, compared with each other; None if nothing was recorded.
+        notes: one sentence each, without a full stop.
+    """
+
+    command: tuple[str, ...]
+    exit_code: int
+    output: Path
+    ranks: tuple[RecordedRank, ...]
+    compared: RanksReport | None
+    notes: tuple[str, ...]
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the command failed after an allocation had failed."""
+        return self.exit_code != 0 and any(rank.ran_out for rank in self.ranks)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `ligerprof run --json`."""
+        return document("run", select(self, "command", "exit_code", "ranks", "notes"), {"run": str(self.output)})
+
+
+def clear_recordings(output: Path) -> None:
+    """Remove what an earlier command left in a folder.
+
+    Raises:
+        OutputError: a file cannot be removed.
+    """
+    try:
+        for folder in output.iterdir():
+            if folder.name.startswith((PREFIX, _RANK)) and (folder / RECORDING).is_file():
+                shutil.rmtree(folder)
+        for name in (SNAPSHOT_NAME, RECORDING, RESULT):
+            (output / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{output}: cannot be cleared ({error.strerror}). Choose another -o.") from None
+
+
+def collect(output: Path, command: Sequence[str], exit_code: int) -> CommandReport:
+    """Name the folders of a command's processes by rank, and explain each.
+
+    The files of a single rank move to `output` itself.
+    """
+    notes: list[str] = []
+    chosen = dict(_numbered(_complete(_processes(output, notes), notes), notes))
+    places = {rank: _place(output, rank, folder, alone=len(chosen) == 1) for rank, (folder, _) in chosen.items()}
+    reports: list[RankPeak] = []
+    for rank, folder in places.items():
+        try:
+            reports += explain_ranks({rank: folder / SNAPSHOT_NAME}).ranks
+        except LigerprofError as error:
+            notes.append(f"rank {rank} cannot be explained: {str(error).rstrip('.')}")
+    ranks = [
+        RecordedRank(peak=each, summary=chosen[each.rank][1], run=places[each.rank])
+        for each in sorted(reports, key=lambda each: each.rank)
+    ]
+    ranks.sort(key=lambda rank: (not rank.ran_out, -rank.report.peak_bytes, rank.peak.rank))
+    for recorded in ranks:
+        notes += _notes_of(recorded, of_several=len(ranks) > 1)
+    compared = RanksReport(ranks=tuple(rank.peak for rank in ranks)) if ranks else None
+    return CommandReport(
+        command=tuple(command),
+        exit_code=exit_code,
+        output=output,
+        ranks=tuple(ranks),
+        compared=compared,
+        notes=tuple(notes),
+    )
+
+
+_Process = tuple[Path, RecordingSummary]
+
+
+def _processes(output: Path, notes: list[str]) -> list[_Process]:
+    """The processes that used a CUDA device, in the order of their starts."""
+    found = []
+    for folder in sorted(output.glob(f"{PREFIX}*")):
+        try:
+            found.append((folder, read_summary(folder)))
+        except LigerprofError as error:
+            notes.append(str(error).rstrip("."))
+    if not found and not notes:
+        notes.append("nothing was recorded: no Python process of the command used a CUDA device through torch")
+    return sorted(found, key=lambda each: each[1].started_us)
+
+
+def _complete(processes: Sequence[_Process], notes: list[str]) -> Iterator[_Process]:
+    """The processes with a snapshot; those that only looked at the device are left out if others trained."""
+    trains = any(summary.steps for _, summary in processes)
+    for folder, summary in processes:
+        name = f"process {summary.pid}" if summary.rank is None else f"rank {summary.rank} (process {summary.pid})"
+        if not (folder / SNAPSHOT_NAME).is_file():
+            lost = "lost its recording" if summary.state is State.LOST else "was killed before it wrote its recording"
+            notes.append(f"{name} {lost}, in step {summary.steps}")
+        elif trains and not summary.steps and not summary.out_of_memory:
+            notes.append(f"{name} used CUDA without a training step; its recording is in {folder}")
+        else:
+            yield folder, summary
+
+
+def _numbered(processes: Iterator[_Process], notes: list[str]) -> Iterator[tuple[int, _Process]]:
+    """One process for each rank; of several with one rank, such as restarted ones, the worst.
+
+    Processes that no launcher numbered get the free numbers, in the order of their starts.
+    """
+    named: dict[int, list[_Process]] = {}
+    others: list[_Process] = []
+    for process in processes:
+        rank = process[1].rank
+        (others if rank is None else named.setdefault(rank, [])).append(process)
+    for rank, (worst, *rest) in ((rank, sorted(each, key=_badness)) for rank, each in named.items()):
+        for folder, _ in rest:
+            notes.append(f"rank {rank} ran in several processes; another recording of it is in {folder}")
+        yield rank, worst
+    free = (number for number in range(len(named) + len(others)) if number not in named)
+    yield from zip(free, others, strict=False)
+
+
+def _badness(process: _Process) -> tuple[bool, int]:
+    _, summary = process
+    return not summary.out_of_memory, -summary.counter_peak_bytes
+
+
+def _place(output: Path, rank: int, folder: Path, *, alone: bool) -> Path:
+    """Rename a process's folder; where that fails, it keeps its name."""
+    if alone:
+        try:
+            for file in (SNAPSHOT_NAME, RECORDING):
+                (folder / file).rename(output / file)
+        except OSError:
+            return folder
+        with suppress(OSError):
+            folder.rmdir()
+        return output
+    try:
+        return folder.rename(output / f"{_RANK}{rank}")
+    except OSError:
+        return folder
+
+
+def _notes_of(recorded: RecordedRank, *, of_several: bool) -> Iterator[str]:
+    summary, peak_bytes = recorded.summary, recorded.report.peak_bytes
+    who = f"rank {recorded.peak.rank}: " if of_several else ""
+    for note in summary.notes:
+        yield f"{who}{note}"
+    late = summary.late_peak
+    if late is not None and late.peak_bytes > peak_bytes:
+        peak = format_bytes(late.peak_bytes)
+        yield f"{who}step {late.step} reached a higher peak, {peak}; --steps {late.step} records it"
+    failure = summary.late_failure
+    if failure is not None:
+        yield (
+            f"{who}memory ran out in step {failure.step}, after the recorded steps, with"
+            f" {format_bytes(failure.allocated_bytes)} allocated; --steps {failure.step} records it"
+        )
+
+
+def _late_json(late: LateFailure) -> dict[str, Any]:
+    unknown = MemoryBreakdown(roles={Role.UNATTRIBUTED: late.allocated_bytes})
+    sizes = {"requested_bytes": late.requested_bytes, "allocated_bytes": late.allocated_bytes, "reserved_bytes": None}
+    return {**sizes, "phase": None, "step": late.step, "roles": unknown.to_json(), "blocks": []}

@@ -1,0 +1,67 @@
+"""Begin to record when this process first uses a CUDA device; every Python process of a recorded command imports this.
+
+It must start fast and never fail: it needs the standard library alone until torch has been imported by the program.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from ligerprof.errors import LigerprofError
+from ligerprof.runs.recording.imports import after_import
+from ligerprof.runs.recording.settings import Mode, Settings
+from ligerprof.text import printable
+
+_opened = False
+
+
+def open_door() -> None:
+    """Arrange the recording that the environment asks for; later calls do nothing."""
+    global _opened  # noqa: PLW0603 - one per process, whichever of two doors opens first
+    if _opened:
+        return
+    _opened = True
+    try:
+        settings = Settings.from_environment()
+    except LigerprofError as error:
+        problem = str(error)
+        # only processes that import torch, so that others keep their output
+        after_import("torch", lambda _torch: say(problem))
+        return
+    if settings is None:
+        return
+    if "torch" in sys.modules:
+        _await_cuda(sys.modules["torch"], settings)
+    else:
+        after_import("torch", lambda torch: _await_cuda(torch, settings))
+
+
+def say(text: str) -> None:
+    """Print one line to stderr, if there is one."""
+    if sys.stderr is not None:
+        print(f"ligerprof: {printable(text)}", file=sys.stderr, flush=True)  # noqa: T201 - no click in this process
+
+
+def _await_cuda(torch: ModuleType, settings: Settings) -> None:
+    """Start when CUDA is initialized: before the first allocation, and never in launchers and data workers."""
+    cuda: Any = torch.cuda
+
+    def start() -> None:
+        try:
+            _start(settings)
+        except Exception as error:
+            # a program must run as it would without a recording
+            say(f"nothing is recorded in this process: {type(error).__name__}: {error}")
+
+    cuda._lazy_call(start)
+
+
+def _start(settings: Settings) -> None:
+    if settings.mode is Mode.RUN:
+        from ligerprof.runs.recording.process import ProcessRecording
+
+        ProcessRecording(settings).start()
+    else:
+        from ligerprof.runs.recording.out_of_memory import OutOfMemoryWatch
+
+        OutOfMemoryWatch(settings).start()

@@ -1,0 +1,103 @@
+"""Run a command as `ligerprof run` does: its output and signals pass through, and its exit code comes back."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ligerprof.errors import MissingDependencyError
+from ligerprof.runs.recording import startup
+from ligerprof.runs.recording.settings import Settings
+
+# sent to this process alone, they are passed on
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# si_code of a signal that the terminal sent to the whole foreground group, the command included
+_FROM_KERNEL = 0x80
+_AFTER_INTERRUPT_SECONDS = 0.7
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandEnd:
+    """How a command ended.
+
+    Attributes:
+        exit_code: as a shell reports it: 128 and the signal's number for a command that a signal ended.
+        interrupted: whether Ctrl-C ended it; it may still be running.
+        runs: whether it is still running.
+    """
+
+    exit_code: int
+    interrupted: bool = False
+    runs: bool = False
+
+
+def python_command(command: Sequence[str]) -> list[str]:
+    """The command as it is started: a Python file or `-m module` gets this Python in front."""
+    first = command[0]
+    if first == "-m" or (first.endswith(".py") and not os.access(first, os.X_OK)):
+        return [sys.executable, *command]
+    return list(command)
+
+
+def environment_of(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment in which each Python process of a command opens the door to its recording."""
+    folder = str(Path(startup.__file__).parent)
+    path = os.pathsep.join(filter(None, (folder, environment.get("PYTHONPATH"))))
+    return {**environment, **settings.to_environment(), "PYTHONPATH": path}
+
+
+def run_command(command: Sequence[str], environment: Mapping[str, str], *, stdout: int | None = None) -> CommandEnd:
+    """Run a command to its end, and pass on the signals that this process receives.
+
+    Args:
+        stdout: a file descriptor for the command's standard output; None: this process's own.
+
+    Raises:
+        MissingDependencyError: the command cannot be started.
+    """
+    waited = {signal.SIGCHLD, *_PASSED_ON}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    # an ignored SIGCHLD would reap the command
+    child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdout=stdout,
+            # the command starts with the signals as they were; this process has no other thread
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),  # noqa: PLW1509
+        )
+        return _wait(process, waited)
+    except OSError as error:
+        raise MissingDependencyError(
+            f"{command[0]}: cannot be started ({error.strerror}). Is it on the path?"
+        ) from None
+    finally:
+        # signals that arrived after the command's end are for it
+        while signal.sigtimedwait(waited, 0) is not None:
+            pass
+        signal.signal(signal.SIGCHLD, child_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(process: "subprocess.Popen[bytes]", waited: set[signal.Signals]) -> CommandEnd:
+    interrupted_at: float | None = None
+    while (status := process.poll()) is None:
+        received = signal.sigtimedwait(waited, _POLL_SECONDS)
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            if received.si_code != _FROM_KERNEL:
+                with suppress(ProcessLookupError):
+                    process.send_signal(received.si_signo)
+            if received.si_signo == signal.SIGINT and interrupted_at is None:
+                interrupted_at = time.monotonic()
+        if interrupted_at is not None and time.monotonic() - interrupted_at > _AFTER_INTERRUPT_SECONDS:
+            return CommandEnd(exit_code=128 + signal.SIGINT, interrupted=True, runs=True)
+    if interrupted_at is not None:
+        return CommandEnd(exit_code=128 + signal.SIGINT, interrupted=True)
+    return CommandEnd(exit_code=status if status >= 0 else 128 - status)

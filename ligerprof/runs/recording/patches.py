@@ -1,0 +1,101 @@
+"""Functions of torch and of other packages that are wrapped while a recording runs."""
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ligerprof.roles import Phase
+from ligerprof.runs.recording.imports import after_import, forget
+
+# functions that gather, convert or write weights and states
+_SAVING = {
+    "torch": ("save",),
+    "torch.nn.modules.module": ("Module.state_dict",),
+    "torch.optim.optimizer": ("Optimizer.state_dict",),
+    "torch.distributed.checkpoint": ("save", "async_save"),
+    "torch.distributed.checkpoint.state_dict": ("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict"),
+    "safetensors.torch": ("save_file", "save_model"),
+    "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
+    "peft.peft_model": ("PeftModel.save_pretrained",),
+    "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model", "Accelerator.get_state_dict"),
+    "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
+}
+_DEEPSPEED = "deepspeed.runtime.engine"
+# (module, function in it, phase); in a phase of its own, a function may enter others
+PHASES = (
+    *((module, name, Phase.SAVING) for module, names in _SAVING.items() for name in names),
+    # both do more than autograd and the wrapped optimizer: reduction, unscaling, clipping, master weights
+    (_DEEPSPEED, "DeepSpeedEngine.backward", Phase.BACKWARD),
+    (_DEEPSPEED, "DeepSpeedEngine.step", Phase.OPTIMIZER),
+)
+
+
+class _Patch(NamedTuple):
+    owner: Any
+    name: str
+    original: Any
+    wrapper: Any
+
+
+class Patches:
+    """Wrappers around functions, removed together.
+
+    A wrapper that another one wraps, or that a module has imported by name, stays in place and only passes on.
+    """
+
+    def __init__(self) -> None:
+        self._patches: list[_Patch] = []
+        self._waiting: list[tuple[str, Callable[[ModuleType], None]]] = []
+        self.active = True
+
+    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace an attribute by `make(original)`, which must only pass on once `active` is False."""
+        original = getattr(owner, name)
+        wrapper = functools.wraps(original)(make(original))
+        setattr(owner, name, wrapper)
+        self._patches.append(_Patch(owner, name, original, wrapper))
+
+    def around(self, module: str, path: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Run a function of a module inside a context, from the module's import on.
+
+        Args:
+            path: name of the function, with its class: `Module.state_dict`. Versions of a package without it are
+                left alone.
+        """
+
+        def make(original: Any) -> Any:
+            def wrapper(*arguments: Any, **named: Any) -> Any:
+                if not self.active:
+                    return original(*arguments, **named)
+                with context():
+                    return original(*arguments, **named)
+
+            return wrapper
+
+        def patch(imported: ModuleType) -> None:
+            *classes, name = path.split(".")
+            owner: Any = imported
+            for inner in classes:
+                owner = getattr(owner, inner, None)
+            if self.active and hasattr(owner, name):
+                self.wrap(owner, name, make)
+
+        if module in sys.modules:
+            patch(sys.modules[module])
+        else:
+            self._waiting.append((module, patch))
+            after_import(module, patch)
+
+    def undo(self) -> None:
+        """Restore the functions."""
+        self.active = False
+        for module, patch in self._waiting:
+            forget(module, patch)
+        for owner, name, original, wrapper in reversed(self._patches):
+            if vars(owner).get(name) is wrapper:
+                setattr(owner, name, original)
+        self._patches.clear()
+        self._waiting.clear()

@@ -1,0 +1,198 @@
+"""Record one process of a command from its first use of CUDA to its end, however it ends."""
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ligerprof.errors import LigerprofError
+from ligerprof.runs.directory import RunDirectory
+from ligerprof.runs.recording.door import say
+from ligerprof.runs.recording.record import CudaHistory, Recorder
+from ligerprof.runs.recording.saved import unix_time_us
+from ligerprof.runs.recording.settings import Settings
+from ligerprof.runs.recording.summary import (
+    PREFIX,
+    RECORDING,
+    LateFailure,
+    LatePeak,
+    RecordingSummary,
+    State,
+    current_rank,
+)
+
+# a million events take a minute to write and to explain; some of a step's may follow the check
+_MOST_EVENTS = 400_000
+
+
+class ProcessRecording:
+    """Records this process into its own folder of `settings.output`.
+
+    The recording ends with the process (normally, by an exception, os._exit or SIGTERM), after the chosen steps, or
+    with the step in which it becomes too long. Afterwards, only optimizer steps are counted, and torch's peak is read
+    once per step. Children that this process forks are not recorded by it.
+    """
+
+    def __init__(self, settings: Settings, history: CudaHistory | None = None) -> None:
+        assert settings.output is not None
+        self._pid = os.getpid()
+        self._run = RunDirectory(path=settings.output / f"{PREFIX}{self._pid}")
+        self._history = history or CudaHistory()
+        self._steps = settings.steps
+        self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
+        self._recorder: Recorder | None = None
+        self._counts: Any = None
+        self._counted: object = None
+
+    def start(self) -> None:
+        """Start recording, and arrange the end.
+
+        Raises:
+            RunDirectoryError: the folder cannot be created.
+        """
+        recorder = Recorder(
+            self._run.path,
+            history=self._history,
+            first_step=self._steps.first,
+            on_step=_quietly(self._begin_step),
+            on_out_of_memory=_quietly(self._note_out_of_memory),
+        )
+        self._write_summary()
+        self._recorder = recorder.open()
+        self._history.keep_on(self._note_own_history)
+        atexit.register(self.finish)
+        os.register_at_fork(after_in_child=self._leave)
+        self._wrap_exit()
+        self._handle_termination()
+
+    def finish(self) -> None:
+        """Write the snapshot and the summary; for a process that recorded before, only the summary."""
+        if self._pid != os.getpid():
+            return
+        self._stop()
+        if self._counts is not None:
+            self._counts.remove()
+            self._counts = None
+        self._write_summary()
+
+    def _stop(self) -> None:
+        """End the recording; the program must not notice a failure."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return
+        with suppress(Exception):
+            self._summary = replace(self._summary, counter_peak_bytes=self._history.peak_bytes())
+        state = State.LOST
+        try:
+            recorder.close(getattr(sys, "last_value", None))
+            state = State.WRITTEN
+        except LigerprofError as error:
+            say(f"the recording is lost: {error}")
+        except Exception as error:
+            say(f"the recording is lost: {type(error).__name__}: {error}")
+        finally:
+            self._history.release()
+        self._summary = replace(self._summary, state=state)
+
+    def _begin_step(self, step: int) -> None:
+        """Count a step of the recording; end the recording in front of a step that is not to be recorded."""
+        if self._recorder is None:
+            return
+        self._summary = replace(self._summary, steps=step)
+        is_last = self._steps.last is not None and step > self._steps.last
+        if not is_last and self._history.events() < _MOST_EVENTS:
+            return
+        if not is_last:
+            self._note(f"the recording ends after step {step - 1}, with {self._history.events()} events")
+        self._summary = replace(self._summary, last_recorded=step - 1)
+        self._stop()
+        self._write_summary()
+        self._counts = register_optimizer_step_post_hook(_quietly(self._count))
+
+    def _count(self, optimizer: object, _arguments: Any, _named: Any) -> None:
+        """Note the peak of a step after the recording; of several optimizers, the first counts."""
+        if self._counted is None:
+            self._counted = optimizer
+        peak = LatePeak(peak_bytes=self._history.peak_bytes(), step=self._summary.steps)
+        if peak.peak_bytes > max(self._summary.counter_peak_bytes, getattr(self._summary.late_peak, "peak_bytes", 0)):
+            self._summary = replace(self._summary, late_peak=peak)
+        if optimizer is self._counted:
+            self._summary = replace(self._summary, steps=self._summary.steps + 1)
+
+    def _note_out_of_memory(self) -> None:
+        if self._pid != os.getpid():
+            return
+        failure = self._history.last_failure
+        if self._recorder is None and failure is not None:
+            requested_bytes, allocated_bytes = failure
+            late = LateFailure(
+                requested_bytes=requested_bytes, allocated_bytes=allocated_bytes, step=self._summary.steps
+            )
+            self._summary = replace(self._summary, late_failure=late)
+        self._summary = replace(self._summary, out_of_memory=True)
+        self._write_summary()
+
+    def _note_own_history(self) -> None:
+        self._note("the program switches the allocator's history itself; its calls had no effect")
+
+    def _note(self, text: str) -> None:
+        if text not in self._summary.notes:
+            self._summary = replace(self._summary, notes=(*self._summary.notes, text))
+
+    def _write_summary(self) -> None:
+        self._summary = replace(self._summary, rank=current_rank())
+        try:
+            self._run.write_json(RECORDING, self._summary.to_json())
+        except LigerprofError as error:
+            say(str(error))
+
+    def _leave(self) -> None:
+        """In a forked child: take the hooks out, without touching CUDA."""
+        if self._recorder is not None:
+            self._recorder.abandon()
+            self._recorder = None
+        if self._counts is not None:
+            self._counts.remove()
+
+    def _wrap_exit(self) -> None:
+        original = os._exit
+
+        def leave(status: int) -> Any:
+            self.finish()
+            original(status)
+
+        exits: Any = os
+        exits._exit = leave
+
+    def _handle_termination(self) -> None:
+        """Finish at SIGTERM if the program does not handle it; launchers send it to the ranks that still run."""
+        previous = signal.getsignal(signal.SIGTERM)
+        if previous is not signal.SIG_DFL:
+            return
+
+        def end(number: int, _frame: Any) -> None:
+            self.finish()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        # only the main thread may set handlers
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, end)
+
+
+def _quietly(function: Callable[..., None]) -> Callable[..., None]:
+    """A callback whose failure the program does not notice."""
+
+    def call(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            say(f"{type(error).__name__}: {error}")
+
+    return call

@@ -1,0 +1,87 @@
+"""What a recorded process is told through its environment: by `ligerprof run`, or by the user with LIGERPROF=oom."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from ligerprof.errors import RecipeError
+
+VARIABLE = "LIGERPROF"
+_OUTPUT, _STEPS = "LIGERPROF_OUTPUT", "LIGERPROF_STEPS"
+
+
+class Mode(str, Enum):
+    """What is recorded: a run with phases and modules, or the stacks of what is held when memory runs out."""
+
+    RUN = "run"
+    OUT_OF_MEMORY = "oom"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """The training steps to record in full, both ends included; `last` None: all from `first` on."""
+
+    first: int = 1
+    last: int | None = None
+
+    def __str__(self) -> str:
+        if self.first == self.last:
+            return str(self.first)
+        return f"{self.first}:{'' if self.last is None else self.last}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Steps":
+        """Read `2:4`, `2:`, `:4` or `3`.
+
+        Raises:
+            RecipeError: not steps, counted from 1.
+        """
+        first, colon, last = text.partition(":")
+        try:
+            steps = cls(first=int(first or 1), last=int(last) if last else None if colon else int(first))
+        except ValueError:
+            steps = cls(first=0)
+        if steps.first < 1 or (steps.last is not None and steps.last < steps.first):
+            raise RecipeError(f"{text!r}: not steps. Give the first and the last, such as 2:4, or one, such as 3.")
+        return steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What a process records, and where.
+
+    Attributes:
+        output: the folder for the files of all processes; None: a new one under runs/, when memory runs out.
+    """
+
+    mode: Mode
+    output: Path | None = None
+    steps: Steps = Steps()
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that `from_environment` reads."""
+        output = {} if self.output is None else {_OUTPUT: str(self.output.absolute())}
+        return {VARIABLE: self.mode.value, _STEPS: str(self.steps), **output}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings | None":
+        """Read the variables; None if nothing is to be recorded.
+
+        Raises:
+            RecipeError: a variable has another value than these.
+        """
+        word = environment.get(VARIABLE, "")
+        if not word:
+            return None
+        try:
+            mode = Mode(word)
+        except ValueError:
+            raise RecipeError(
+                f"{VARIABLE}={word}: unknown. Set it to {Mode.OUT_OF_MEMORY.value}, or unset it."
+            ) from None
+        output, steps = environment.get(_OUTPUT), environment.get(_STEPS)
+        if mode is Mode.RUN and not output:
+            raise RecipeError(f"{VARIABLE}={word}: only `ligerprof run` sets this.")
+        return cls(mode=mode, output=Path(output) if output else None, steps=Steps.parse(steps) if steps else Steps())

@@ -1,0 +1,1 @@
+"""The folder that `ligerprof run` puts on PYTHONPATH."""

@@ -1,0 +1,118 @@
+"""recording.json: what a recorded process says about itself, next to its snapshot."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ligerprof.errors import RunDirectoryError
+from ligerprof.files import FileKind, read_json
+from ligerprof.serialization import to_json
+
+RECORDING = "recording.json"
+# of the folder of a process, which is named after its rank when the command has ended
+PREFIX = "process-"
+_KIND = FileKind(error=RunDirectoryError, hint="Record the command again.")
+_RANK, _LOCAL_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"), ("LOCAL_RANK", "SLURM_LOCALID")
+
+
+class State(str, Enum):
+    """How far a recording has come."""
+
+    RECORDING = "recording"
+    WRITTEN = "written"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatePeak:
+    """A peak after the recorded steps."""
+
+    peak_bytes: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LateFailure:
+    """An allocation that failed after the recorded steps."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordingSummary:
+    """One recorded process.
+
+    Attributes:
+        rank: None for a process that no launcher numbered.
+        argv: the program and its arguments.
+        started_us: Unix time.
+        steps: the number of steps that it ran, those that were not recorded included.
+        last_recorded: the last step with events; None if all of them have.
+        counter_peak_bytes: torch.cuda.max_memory_allocated() when the snapshot was written.
+        out_of_memory: whether an allocation failed.
+        notes: one sentence each, without a full stop.
+    """
+
+    pid: int
+    started_us: int
+    argv: tuple[str, ...]
+    rank: int | None = None
+    state: State = State.RECORDING
+    steps: int = 0
+    last_recorded: int | None = None
+    counter_peak_bytes: int = 0
+    out_of_memory: bool = False
+    late_peak: LatePeak | None = None
+    late_failure: LateFailure | None = None
+    notes: tuple[str, ...] = ()
+    schema: int = field(default=1)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of recording.json."""
+        return {name: to_json(getattr(self, name)) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RecordingSummary":
+        """Read the content of recording.json; raises TypeError, ValueError or KeyError if it is not one."""
+        late_peak, late_failure = values.get("late_peak"), values.get("late_failure")
+        return cls(
+            **{
+                **values,
+                "argv": tuple(map(str, values["argv"])),
+                "notes": tuple(map(str, values["notes"])),
+                "state": State(values["state"]),
+                "late_peak": LatePeak(**late_peak) if late_peak else None,
+                "late_failure": LateFailure(**late_failure) if late_failure else None,
+            }
+        )
+
+
+def read_summary(folder: Path) -> RecordingSummary:
+    """Read recording.json of a folder.
+
+    Raises:
+        RunDirectoryError: it is missing or damaged.
+    """
+    values = read_json(folder / RECORDING, _KIND)
+    try:
+        return RecordingSummary.from_json(values)
+    except (TypeError, ValueError, KeyError):
+        raise RunDirectoryError(f"{folder / RECORDING}: not what a recorder writes. {_KIND.hint}") from None
+
+
+def current_rank() -> int | None:
+    """The rank of this process: by torch.distributed once it runs, else by its launcher; None without one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return _number(_RANK) if _number(_RANK) is not None else _number(_LOCAL_RANK)
+
+
+def _number(names: tuple[str, ...]) -> int | None:
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), None)

@@ -1,0 +1,79 @@
+"""The history of a device that allocates for each operation of the CPU, in place of the CUDA allocator's."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ligerprof.snapshots.stamp import Stamp
+from tests.torch_memory.allocator.programs import SlowAllocator
+
+
+class OperationHistory(TorchDispatchMode):
+    """Allocates and frees a block under the current stamp for every operation that torch dispatches."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.program = SlowAllocator()
+        self.operations: list[tuple[str, Stamp | None]] = []
+        self.text = ""
+        self.started: dict[str, Any] | None = None
+        self.starts: list[dict[str, Any]] = []
+        self.last_failure: tuple[int, int] | None = None
+        self.observers: list[Any] = []
+        self.fails_at = fails_at
+
+    def start(self, **settings: Any) -> None:
+        self.started = settings
+        self.starts.append(settings)
+
+    def stop(self) -> None:
+        self.started = None
+
+    def stamp(self, text: str) -> None:
+        self.text = text
+
+    def snapshot(self) -> dict[str, Any]:
+        assert self.started is not None, "no snapshot once the history is off"
+        return self.program.snapshot()
+
+    def locate(self, _tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
+        return 0, storage.data_ptr()
+
+    def now_us(self) -> int:
+        return len(self.operations)
+
+    def keep_on(self, say: Any) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def peak_bytes(self) -> int:
+        return max(self.program.allocated)
+
+    def events(self) -> int:
+        return len(self.program.events)
+
+    def observe_out_of_memory(self, observer: Any) -> None:
+        self.observers.append(observer)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.started is not None:
+            number = len(self.operations)
+            self.operations.append((func._overloadpacket.__name__, Stamp.parse(self.text)))
+            if number == self.fails_at:
+                self.last_failure = 2**20, self.program.allocated[-1]
+                for observer in self.observers:
+                    observer()
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            first = len(self.program.events)
+            self.program.alloc(number, 2**20)
+            self.program.request_free(number)
+            self.program.complete_free(number)
+            for event in self.program.events[first:]:
+                event["user_metadata"] = self.text
+        return func(*args, **(kwargs or {}))
+
+    def stamps_of(self, name: str) -> list[Stamp]:
+        return [stamp for operation, stamp in self.operations if operation == name and stamp is not None]
