@@ -1,6 +1,7 @@
 """`ligerprof run`: someone's own training, recorded without a change to it."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ligerprof.errors import DoesNotFitError, MissingDependencyError
 from ligerprof.reports.run import render_run
 from ligerprof.reports.terminal import console
 from ligerprof.runs.directory import RESULT, create_run_directory
-from ligerprof.runs.recording.collected import clear_recordings, collect
+from ligerprof.runs.recording.collected import clear_recordings, collect, has_recordings
 from ligerprof.runs.recording.launch import environment_of, python_command, run_command
 from ligerprof.runs.recording.settings import Mode, Settings, Steps
 
@@ -61,9 +62,16 @@ def command(  # noqa: PLR0913 - one argument per option
     except MissingDependencyError:
         run.remove_if_empty()
         raise
+    except KeyboardInterrupt:
+        # before the command started, and after its end
+        ctx.exit(128 + signal.SIGINT)
     if end.interrupted:
-        still = "the command is still ending; its" if end.runs else "the"
-        say(f"interrupted; {still} recordings are in {run.path}, for `ligerprof explain`")
+        if end.runs:
+            say(f"interrupted; the command is still ending, and writes its recordings to {run.path}")
+        elif has_recordings(run.path):
+            say(f"interrupted; the recordings are in {run.path}, for `ligerprof explain`")
+        else:
+            run.remove_if_empty()
         ctx.exit(end.exit_code)
     report = collect(run.path, command_line, end.exit_code)
     result = report.to_json()

@@ -100,6 +100,11 @@ def clear_recordings(output: Path) -> None:
         raise OutputError(f"{output}: cannot be cleared ({error.strerror}). Choose another -o.") from None
 
 
+def has_recordings(output: Path) -> bool:
+    """Whether a process of a command has begun to record."""
+    return any(output.glob(f"{PREFIX}*"))
+
+
 def collect(output: Path, command: Sequence[str], exit_code: int) -> CommandReport:
     """Name the folders of a command's processes by rank, and explain each.
 

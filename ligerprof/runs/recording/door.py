@@ -9,8 +9,8 @@ from typing import Any
 
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.recording.imports import after_import
+from ligerprof.runs.recording.messages import say
 from ligerprof.runs.recording.settings import Mode, Settings
-from ligerprof.text import printable
 
 _opened = False
 
@@ -34,12 +34,6 @@ def open_door() -> None:
         _await_cuda(sys.modules["torch"], settings)
     else:
         after_import("torch", lambda torch: _await_cuda(torch, settings))
-
-
-def say(text: str) -> None:
-    """Print one line to stderr, if there is one."""
-    if sys.stderr is not None:
-        print(f"ligerprof: {printable(text)}", file=sys.stderr, flush=True)  # noqa: T201 - no click in this process
 
 
 def _await_cuda(torch: ModuleType, settings: Settings) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.files import write_new_file
 from ligerprof.runs.directory import RunDirectory, create_run_directory
-from ligerprof.runs.recording.door import say
+from ligerprof.runs.recording.messages import say
 from ligerprof.runs.recording.record import CudaHistory
 from ligerprof.runs.recording.settings import VARIABLE, Settings
 from ligerprof.runs.recording.summary import current_rank

@@ -2,10 +2,12 @@
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
+
+import torch
 
 from ligerprof.roles import Phase
 from ligerprof.runs.recording.imports import after_import, forget
@@ -54,9 +56,12 @@ class Patches:
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replace an attribute by `make(original)`, which must only pass on once `active` is False."""
         original = getattr(owner, name)
-        wrapper = functools.wraps(original)(make(original))
+        self.replace(owner, name, functools.wraps(original)(make(original)))
+
+    def replace(self, owner: Any, name: str, wrapper: Any) -> None:
+        """Replace an attribute by a function that calls the original."""
+        self._patches.append(_Patch(owner, name, getattr(owner, name), wrapper))
         setattr(owner, name, wrapper)
-        self._patches.append(_Patch(owner, name, original, wrapper))
 
     def around(self, module: str, path: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
         """Run a function of a module inside a context, from the module's import on.
@@ -99,3 +104,31 @@ class Patches:
                 setattr(owner, name, original)
         self._patches.clear()
         self._waiting.clear()
+
+
+def skip_when_compiling(*modules: str) -> None:
+    """Keep torch.compile from compiling the functions of modules on their own, where they run between its graphs.
+
+    What they call is compiled as it would be without them.
+    """
+    compiler: Any = torch._C._dynamo.eval_frame
+    try:
+        skip = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.DEFAULT)
+        for module in modules:
+            for code in _codes(vars(sys.modules[module]).values(), module):
+                compiler.set_code_exec_strategy(code, skip)
+    except AttributeError:
+        # another version of torch; it compiles a few small functions of ours
+        return
+
+
+def _codes(values: Iterable[Any], module: str) -> Iterator[CodeType]:
+    """The code of functions and classes that a module defines, and of the functions inside them."""
+    for value in values:
+        if isinstance(value, CodeType):
+            yield value
+            yield from _codes(value.co_consts, module)
+        elif isinstance(value, FunctionType):
+            yield from _codes([value.__code__], module)
+        elif isinstance(value, type) and value.__module__ == module:
+            yield from _codes(vars(value).values(), module)

@@ -7,15 +7,39 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._guards import TracingContext
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
-from ligerprof.runs.recording.patches import PHASES, Patches
+from ligerprof.runs.recording.patches import PHASES, Patches, skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
+
+
+class _Calls:
+    """The function that `_call_module` replaces, and what it calls."""
+
+    original: Any = nn.Module.__call__
+    run: Callable[[nn.Module, Callable[[], Any]], Any] | None = None
+
+
+_calls = _Calls()
+
+
+def _call_module(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+    """What replaces nn.Module.__call__; torch.compile follows only its first line, and guards nothing that changes."""
+    if torch.compiler.is_compiling():
+        return _ORIGINAL_CALL(module, *arguments, **named)
+    if _calls.run is None:
+        return _calls.original(module, *arguments, **named)
+    return _calls.run(module, partial(_calls.original, module, *arguments, **named))
+
+
+_ORIGINAL_CALL: Any = nn.Module.__call__
+# frames that run between compiled ones
+_SKIPPED = (__name__, Patches.__module__, Stamper.__module__)
 
 
 class LoopPhases:
@@ -69,7 +93,9 @@ class LoopPhases:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
-        self._patches.wrap(nn.Module, "__call__", self._around_module)
+        skip_when_compiling(*_SKIPPED)
+        _calls.original, _calls.run = nn.Module.__call__, self._call
+        self._patches.replace(nn.Module, "__call__", _call_module)
         for name in ("backward", "grad"):
             self._patches.wrap(torch.autograd, name, self._around_backward)
         for module, path, phase in PHASES:
@@ -82,6 +108,7 @@ class LoopPhases:
         self._handles.clear()
         self._names_modules = False
         self._stamper.close()
+        _calls.run = None
         self._patches.undo()
 
     def name_modules(self) -> None:
@@ -151,14 +178,8 @@ class LoopPhases:
             if self._on_step is not None:
                 self._on_step(self._step)
 
-    def _around_module(self, original: Any) -> Any:
-        def __call__(module: nn.Module, *arguments: Any, **named: Any) -> Any:  # noqa: N807 - it replaces one
-            # inside a graph that is being compiled, this wrapper must not be part of it
-            if torch.compiler.is_compiling() or self._runs or self._passes_on():
-                return original(module, *arguments, **named)
-            return self._run(module, partial(original, module, *arguments, **named))
-
-        return __call__
+    def _call(self, module: nn.Module, call: Callable[[], Any]) -> Any:
+        return call() if self._runs or self._passes_on() else self._run(module, call)
 
     def _run(self, module: nn.Module, call: Callable[[], Any]) -> Any:
         """Run an outermost module in its phase."""
@@ -245,8 +266,7 @@ class LoopPhases:
         self._begin_step()
         before = self._phase
         if self._names_modules:
-            for output in (outputs,) if isinstance(outputs, Tensor) else outputs:
-                self._stamper.label_loss(output)
+            self._stamper.label_loss(outputs)
         self._in_backward = True
         self._enter(Phase.BACKWARD)
         try:

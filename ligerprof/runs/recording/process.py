@@ -4,6 +4,7 @@ import atexit
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.directory import RunDirectory
-from ligerprof.runs.recording.door import say
+from ligerprof.runs.recording.messages import say
 from ligerprof.runs.recording.record import CudaHistory, Recorder
 from ligerprof.runs.recording.saved import unix_time_us
 from ligerprof.runs.recording.settings import Settings
@@ -47,8 +48,10 @@ class ProcessRecording:
         self._steps = settings.steps
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
+        # that runs, or the next
+        self._step = 0
         self._counts: Any = None
-        self._counted: object = None
+        self._counted: Callable[[], object] = lambda: None
 
     def start(self) -> None:
         """Start recording, and arrange the end.
@@ -104,6 +107,7 @@ class ProcessRecording:
         """Count a step of the recording; end the recording in front of a step that is not to be recorded."""
         if self._recorder is None:
             return
+        self._step = step
         self._summary = replace(self._summary, steps=step)
         is_last = self._steps.last is not None and step > self._steps.last
         if not is_last and self._history.events() < _MOST_EVENTS:
@@ -117,13 +121,14 @@ class ProcessRecording:
 
     def _count(self, optimizer: object, _arguments: Any, _named: Any) -> None:
         """Note the peak of a step after the recording; of several optimizers, the first counts."""
-        if self._counted is None:
-            self._counted = optimizer
-        peak = LatePeak(peak_bytes=self._history.peak_bytes(), step=self._summary.steps)
+        if self._counted() is None:
+            self._counted = weakref.ref(optimizer)
+        self._summary = replace(self._summary, steps=self._step)
+        peak = LatePeak(peak_bytes=self._history.peak_bytes(), step=self._step)
         if peak.peak_bytes > max(self._summary.counter_peak_bytes, getattr(self._summary.late_peak, "peak_bytes", 0)):
             self._summary = replace(self._summary, late_peak=peak)
-        if optimizer is self._counted:
-            self._summary = replace(self._summary, steps=self._summary.steps + 1)
+        if optimizer is self._counted():
+            self._step += 1
 
     def _note_out_of_memory(self) -> None:
         if self._pid != os.getpid():
@@ -131,9 +136,7 @@ class ProcessRecording:
         failure = self._history.last_failure
         if self._recorder is None and failure is not None:
             requested_bytes, allocated_bytes = failure
-            late = LateFailure(
-                requested_bytes=requested_bytes, allocated_bytes=allocated_bytes, step=self._summary.steps
-            )
+            late = LateFailure(requested_bytes=requested_bytes, allocated_bytes=allocated_bytes, step=self._step)
             self._summary = replace(self._summary, late_failure=late)
         self._summary = replace(self._summary, out_of_memory=True)
         self._write_summary()

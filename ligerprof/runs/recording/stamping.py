@@ -132,7 +132,7 @@ class Stamper:
         """Label the nodes of a model that its hooks did not label, such as those of a compiled model."""
         self._label_tensors(outputs, "")
 
-    def label_loss(self, loss: Tensor) -> None:
+    def label_loss(self, loss: Any) -> None:
         """Label the nodes of the loss function: those between the model's modules and the loss."""
         self._label_tensors(loss, "loss")
 

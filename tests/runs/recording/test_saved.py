@@ -184,7 +184,7 @@ def test_stamper_notes_each_module_with_its_name_and_recomputation_too() -> None
     stamper = Stamper(lambda _text: None, saved)
     stamper.attach(model)
     model(torch.ones(4, 8, requires_grad=True) * 1)
-    stamper.detach()
+    stamper.close()
 
     for layer in model.layers:
         assert isinstance(layer, Mlp)

@@ -1,0 +1,81 @@
+"""`ligerprof run` around small commands; none of them uses a device."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ligerprof.cli.main import main
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["run", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
+)
+def test_exit_code_is_the_commands(script: str, exit_code: int, tmp_path: Path) -> None:
+    assert run("--", "sh", "-c", script).exit_code == exit_code
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_output_passes_through_and_the_note_goes_to_stderr(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    result = run("--", "sh", "-c", r"printf '\000\377\n'; echo wrong >&2")
+
+    written = capfdbinary.readouterr()
+    assert (written.out, written.err) == (b"\x00\xff\n", b"wrong\n")
+    assert result.stdout == ""
+    assert "Note: nothing was recorded: no Python process of the command used a CUDA device" in result.stderr
+
+
+def test_json_is_alone_on_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    result = run("--json", "-o", "out", "--", "sh", "-c", "echo spoken; exit 4")
+
+    written = capfdbinary.readouterr()
+    assert (written.out, written.err) == (b"", b"spoken\n")
+    answer = json.loads(result.stdout)
+    assert (answer["schema"], answer["kind"], answer["exit_code"], answer["ranks"]) == (1, "run", 4, [])
+    assert answer["command"] == ["sh", "-c", "echo spoken; exit 4"]
+    assert result.exit_code == 4
+
+
+def test_options_after_the_command_belong_to_it(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("echo", "--json", "--steps", "--help").exit_code == 0
+    assert capfd.readouterr().out == "--json --steps --help\n"
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "snapshot.pickle").write_text("an earlier run's")
+
+    refused = run("-o", "out", "--", "sh", "-c", "touch ran")
+
+    assert (refused.exit_code, (tmp_path / "ran").exists()) == (1, False)
+    assert "not empty" in refused.stderr
+    assert run("-o", "out", "--force", "--", "true").exit_code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        ([], 2, "Missing argument"),
+        (["--steps", "4:2", "--", "true"], 2, "'4:2': not steps"),
+        (["--", "no-such-command"], 1, "Error: no-such-command: cannot be started (No such file or directory)"),
+    ],
+)
+def test_what_cannot_run_is_one_line(arguments: list[str], exit_code: int, message: str) -> None:
+    result = run(*arguments)
+
+    assert (result.exit_code, message in result.stderr) == (exit_code, True)
+    assert "Traceback" not in result.stderr

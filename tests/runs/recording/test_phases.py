@@ -1,0 +1,269 @@
+"""Phases, steps and module names of loops that know nothing of a recording."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ligerprof.analyzers.explain.analysis import explain
+from ligerprof.roles import Phase
+from ligerprof.runs.recording.phases import LoopPhases
+from ligerprof.runs.recording.record import Recorder, running
+from ligerprof.snapshots.stamp import Stamp
+from tests.runs.recording.operations import OperationHistory
+
+Record = Callable[[Callable[[], Any]], OperationHistory]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Record a function; the folder is tmp_path."""
+
+    def run(program: Callable[[], Any], **options: Any) -> OperationHistory:
+        with OperationHistory() as history, running(Recorder(tmp_path, history=history, force=True, **options)):
+            program()
+        return history
+
+    return run
+
+
+def phases(history: OperationHistory, operation: str) -> list[tuple[int, str]]:
+    return [(stamp.step, stamp.phase.value) for stamp in history.stamps_of(operation)]
+
+
+def sine() -> nn.Module:
+    """A model with weights that computes a sine and a loss outside it can be told apart from."""
+
+    class Sine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return torch.sin(self.inner(values))
+
+    torch.manual_seed(0)
+    return Sine()
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.cosh(model(torch.ones(2, 4))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_evaluation_between_steps_is_a_phase_and_not_a_step(record: Record, tmp_path: Path) -> None:
+    model = sine()
+    criterion = nn.Softplus()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step(model, optimizer)
+        model.eval()
+        with torch.no_grad():
+            criterion(model(torch.ones(2, 4)))
+            torch.zeros(3)
+        model.train()
+        step(model, optimizer)
+
+    history = record(program)
+
+    assert phases(history, "sin") == [(1, "forward"), (1, "evaluation"), (2, "forward")]
+    assert phases(history, "softplus") == [(1, "evaluation")]
+    assert phases(history, "zeros") == [(1, "outside")]
+    assert list(explain(tmp_path).phases) == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION]
+
+
+def test_a_trained_model_in_evaluation_mode_is_evaluated_even_with_gradients(record: Record) -> None:
+    model = sine()
+
+    def program() -> None:
+        step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model.eval()
+        model(torch.ones(2, 4))
+
+    assert phases(record(program), "sin") == [(1, "forward"), (1, "evaluation")]
+
+
+def test_a_model_that_is_only_trained_in_evaluation_mode_is_trained(record: Record) -> None:
+    model = sine().eval()
+
+    assert phases(record(lambda: step(model, torch.optim.SGD(model.parameters(), lr=0.1))), "sin") == [(1, "forward")]
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen before", "reference after"])
+def test_models_without_gradients_inside_a_step_belong_to_its_forward(record: Record, frozen: bool) -> None:
+    model, other = sine(), sine().eval().requires_grad_(not frozen)
+
+    def look() -> None:
+        with torch.no_grad():
+            other(torch.ones(2, 4))
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            if frozen:
+                look()
+            loss = torch.cosh(model(torch.ones(2, 4))).sum()
+            if not frozen:
+                look()
+            loss.backward()
+            optimizer.step()
+
+    assert phases(record(program), "sin") == [(1, "forward")] * 2 + [(2, "forward")] * 2
+
+
+def test_saving_is_a_phase_and_the_one_before_it_goes_on(record: Record, tmp_path: Path) -> None:
+    model = sine()
+    model.register_state_dict_post_hook(
+        lambda _model, state, *_: state.update({key: state[key].exp() for key in state})
+    )
+
+    def program() -> None:
+        loss = torch.cosh(model(torch.ones(2, 4))).sum()
+        torch.save(model.state_dict(), io.BytesIO())
+        torch.acos(loss)
+
+    history = record(program)
+
+    assert set(phases(history, "exp")) == {(1, "saving")}
+    assert phases(history, "acos") == [(1, "forward")]
+    assert Phase.SAVING in explain(tmp_path).phases
+
+
+def test_every_outermost_model_names_its_own_modules(record: Record) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.module(values)
+
+    first, second = sine(), nn.Sequential(sine(), sine())
+
+    def program() -> None:
+        first(torch.ones(2, 4))
+        second(torch.ones(2, 4))
+        # alone it ran before; as a part, it has a longer name
+        Wrapper(first)(torch.ones(2, 4))
+        first(torch.ones(2, 4))
+
+    assert [stamp.module for stamp in record(program).stamps_of("sin")] == ["", "0", "1", "module", "module"]
+
+
+def test_a_program_without_modules_and_optimizers_has_backward_and_steps_that_follow_from_it(record: Record) -> None:
+    def program() -> None:
+        weight = torch.ones(4, requires_grad=True)
+        for _ in range(2):
+            torch.autograd.grad(weight.tanh().sum(), weight)
+        torch.zeros(2)
+
+    history = record(program)
+
+    assert phases(history, "tanh_backward") == [(1, "backward")] * 2
+    assert phases(history, "zeros") == [(1, "outside")]
+
+
+def test_a_gradient_that_is_part_of_a_loss_leaves_forward_as_it_was(record: Record) -> None:
+    model = sine()
+
+    def program() -> None:
+        batch = torch.ones(2, 4, requires_grad=True)
+        (penalty,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
+        torch.cosh(penalty).sum().backward()
+
+    history = record(program)
+
+    assert phases(history, "cosh") == [(1, "forward")]
+    assert phases(history, "sinh") == [(1, "backward")]
+
+
+def test_an_optimizer_that_computes_the_loss_again_is_one_step(record: Record) -> None:
+    model = sine()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = model(torch.ones(2, 4)).square().sum()
+        value.backward()
+        return value
+
+    history = record(lambda: [optimizer.step(loss) for _ in range(2)])
+
+    assert {number for number, _ in phases(history, "sin")} == {1, 2}
+    assert {phase for _, phase in phases(history, "sin")} == {"forward"}
+    assert {phase for _, phase in phases(history, "dot")} == {"optimizer"}
+
+
+def test_before_the_first_chosen_step_events_have_no_stacks_and_no_modules(record: Any) -> None:
+    model = sine()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    history = record(lambda: [step(model, optimizer) for _ in range(3)], first_step=2)
+
+    assert [(start.get("frames", True), start["stacks"]) for start in history.starts] == [
+        (False, "python"),
+        (True, "python"),
+    ]
+    assert [stamp.module for stamp in history.stamps_of("addmm")] == ["", "inner", "inner"]
+    assert phases(history, "addmm") == [(number, "forward") for number in (1, 2, 3)]
+
+
+def test_all_functions_are_restored(record: Record) -> None:
+    def functions() -> list[Any]:
+        return [
+            nn.Module.__call__,
+            nn.Module.state_dict,
+            torch.save,
+            torch.autograd.backward,
+            torch.autograd.grad,
+            torch.optim.Optimizer.state_dict,
+        ]
+
+    before, during = functions(), []
+
+    record(lambda: during.extend(functions()))
+
+    assert not set(before) & set(during)
+    assert functions() == before
+    # what a module imported by name meanwhile only passes on
+    weight = torch.ones(1, requires_grad=True)
+    assert during[4](2 * weight, weight)[0].item() == 2
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile(model)", "layer.compile()"])
+def test_a_compiled_model_has_the_same_graphs_and_is_not_compiled_again(in_place: bool) -> None:
+    def graphs(recorded: bool) -> tuple[list[int], list[str]]:
+        torch._dynamo.reset()
+        found: list[int] = []
+        stamps: list[str] = []
+
+        def backend(graph: Any, _inputs: Any) -> Any:
+            found.append(len(graph.graph.nodes))
+            return graph
+
+        model = nn.Sequential(sine(), nn.Sequential(sine(), nn.Linear(4, 4)))
+        compiled = model if in_place else torch.compile(model, backend=backend)
+        if in_place:
+            model[0].compile(backend=backend)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop = LoopPhases(stamps.append)
+        if recorded:
+            loop.open()
+        step(compiled, optimizer)
+        step(compiled, optimizer)
+        loop.close()
+        step(compiled, optimizer)
+        return found, stamps
+
+    (alone, _), (recorded, stamps) = graphs(recorded=False), graphs(recorded=True)
+
+    assert len(alone) == 1
+    assert recorded == alone
+    modules = {stamp.module for text in stamps if (stamp := Stamp.parse(text)) and stamp.phase is Phase.FORWARD}
+    assert modules == ({"", "1", "1.0", "1.0.inner", "1.1"} if in_place else {""})

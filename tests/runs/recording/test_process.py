@@ -1,0 +1,199 @@
+"""A process that records itself, however it ends; the device is the one that stands for CUDA."""
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ligerprof.analyzers.explain.analysis import explain
+from ligerprof.runs.recording import process
+from ligerprof.runs.recording.process import ProcessRecording
+from ligerprof.runs.recording.settings import Mode, Settings, Steps
+from ligerprof.runs.recording.summary import RecordingSummary, State, read_summary
+from tests.runs.recording.operations import OperationHistory
+
+
+class Exits:
+    """What a process arranges for its end."""
+
+    def __init__(self) -> None:
+        self.registered: list[Callable[[], None]] = []
+        self.in_child: list[Callable[[], None]] = []
+        self.status: int | None = None
+        self.killed: list[int] = []
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exits]:
+    found = Exits()
+    monkeypatch.setattr(process.atexit, "register", found.registered.append)
+    monkeypatch.setattr(process.os, "register_at_fork", lambda *, after_in_child: found.in_child.append(after_in_child))
+    monkeypatch.setattr(process.os, "_exit", lambda status: setattr(found, "status", status))
+    monkeypatch.setattr(process.os, "kill", lambda _pid, number: found.killed.append(number))
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield found
+    signal.signal(signal.SIGTERM, before)
+
+
+ALL = Steps()
+
+
+def start(folder: Path, steps: Steps = ALL, fails_at: int | None = None) -> tuple[ProcessRecording, OperationHistory]:
+    history = OperationHistory(fails_at=fails_at)
+    recording = ProcessRecording(Settings(mode=Mode.RUN, output=folder, steps=steps), history)
+    recording.start()
+    return recording, history
+
+
+def train(steps: int = 3) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+
+def written(folder: Path) -> tuple[Path, RecordingSummary]:
+    (run,) = folder.iterdir()
+    return run, read_summary(run)
+
+
+def test_a_process_writes_its_recording_at_its_end_once(tmp_path: Path, exits: Exits) -> None:
+    _recording, history = start(tmp_path)
+    assert written(tmp_path)[1].state is State.RECORDING
+    with history:
+        train()
+    (finish,) = exits.registered
+
+    finish()
+    run, summary = written(tmp_path)
+    when = (run / "snapshot.pickle").stat().st_mtime_ns
+    finish()
+
+    assert (run / "snapshot.pickle").stat().st_mtime_ns == when
+    assert (summary.state, summary.steps, summary.last_recorded) == (State.WRITTEN, 3, None)
+    assert summary.counter_peak_bytes == explain(run).peak_bytes
+    assert history.started is None
+
+
+@pytest.mark.parametrize("way", ["_exit", "SIGTERM"])
+def test_a_process_that_leaves_at_once_writes_first(way: str, tmp_path: Path, exits: Exits) -> None:
+    _, history = start(tmp_path)
+    with history:
+        train()
+
+    if way == "_exit":
+        os._exit(7)
+        assert exits.status == 7
+    else:
+        signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
+        assert exits.killed == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert written(tmp_path)[1].state is State.WRITTEN
+
+
+def test_a_program_that_handles_sigterm_keeps_its_handler(tmp_path: Path, exits: Exits) -> None:
+    own: Any = lambda *_arguments: None  # noqa: E731
+    signal.signal(signal.SIGTERM, own)
+    recording, _ = start(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is own
+    recording.finish()
+
+
+def test_a_forked_child_takes_the_hooks_out_and_writes_nothing(
+    tmp_path: Path, exits: Exits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, save = nn.Module.__call__, torch.save
+    start(tmp_path)
+    assert nn.Module.__call__ is not call
+    (leave,) = exits.in_child
+    run, _ = written(tmp_path)
+    monkeypatch.setattr(process.os, "getpid", lambda: -1)
+
+    leave()
+    for finish in exits.registered:
+        finish()
+
+    assert (nn.Module.__call__, torch.save) == (call, save)
+    assert not (run / "snapshot.pickle").exists()
+
+
+def test_recording_ends_with_the_chosen_steps_and_then_only_counts(tmp_path: Path, exits: Exits) -> None:
+    call = nn.Module.__call__
+    recording, history = start(tmp_path, Steps(first=2, last=3))
+    with history:
+        train(3)
+        assert history.started is not None
+        train(1)
+        run, summary = written(tmp_path)
+        assert (summary.state, summary.steps, summary.last_recorded) == (State.WRITTEN, 4, 3)
+        assert (history.started, nn.Module.__call__) == (None, call)
+        # the counter rises in a step that is not recorded
+        history.program.alloc(-1, 2**24)
+        train(2)
+    recording.finish()
+
+    run, summary = written(tmp_path)
+    assert summary.late_peak is not None
+    assert (summary.late_peak.peak_bytes, summary.late_peak.step) == (history.peak_bytes(), 5)
+    assert {step.step for step in explain(run).steps} == {1, 2, 3}
+
+
+def test_a_long_recording_ends_by_itself(tmp_path: Path, exits: Exits, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MOST_EVENTS", 200)
+    recording, history = start(tmp_path)
+    with history:
+        train(10)
+    recording.finish()
+
+    _, summary = written(tmp_path)
+    assert summary.last_recorded is not None
+    assert 1 < summary.last_recorded < 10
+    assert summary.notes[0].startswith(f"the recording ends after step {summary.last_recorded}, with ")
+
+
+def test_memory_that_runs_out_is_written_at_once_and_noted_after_the_recorded_steps(
+    tmp_path: Path, exits: Exits
+) -> None:
+    _, history = start(tmp_path, fails_at=20)
+    with history, pytest.raises(torch.OutOfMemoryError):
+        train()
+    run, summary = written(tmp_path)
+    assert summary.out_of_memory
+    assert pickle.loads((run / "snapshot.pickle").read_bytes())["device_traces"][0]
+    exits.registered[0]()
+
+    later = tmp_path / "later"
+    recording, history = start(later, Steps(last=1))
+    with history:
+        train(3)
+    history.last_failure = 5, 7
+    for observer in history.observers:
+        observer()
+    _, summary = written(later)
+    assert summary.late_failure is not None
+    failure = summary.late_failure
+    assert (failure.requested_bytes, failure.allocated_bytes, failure.step) == (5, 7, 4)
+    recording.finish()
+
+
+def test_a_full_disk_loses_the_recording_and_not_the_training(
+    tmp_path: Path, exits: Exits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording, history = start(tmp_path)
+    with history:
+        train()
+    run, _ = written(tmp_path)
+    (run / "snapshot.pickle").mkdir()
+
+    recording.finish()
+
+    assert "ligerprof: the recording is lost: " in capsys.readouterr().err
+    assert written(tmp_path)[1].state is State.LOST
+    assert history.started is None
