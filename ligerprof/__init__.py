@@ -24,17 +24,21 @@ if TYPE_CHECKING:
     from ligerprof.roles import Phase as Phase
     from ligerprof.roles import Role as Role
     from ligerprof.runs.outcome import StepOutcome as StepOutcome
+    from ligerprof.runs.recording.axolotl_plugin import AxolotlPlugin as AxolotlPlugin
     from ligerprof.runs.recording.record import record as record
+    from ligerprof.runs.recording.trainer_callback import RecordCallback as RecordCallback
     from ligerprof.runs.simulated import simulate_step as simulate  # noqa: F401 - a public name
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AxolotlPlugin": "ligerprof.runs.recording.axolotl_plugin",
     "LigerprofError": "ligerprof.errors",
     "MemoryBreakdown": "ligerprof.roles",
     "MemoryEstimate": "ligerprof.analyzers.estimate",
     "PeakReport": "ligerprof.analyzers.explain.peak",
     "Phase": "ligerprof.roles",
+    "RecordCallback": "ligerprof.runs.recording.trainer_callback",
     "Role": "ligerprof.roles",
     "StepOutcome": "ligerprof.runs.outcome",
     "TrainingRecipe": "ligerprof.recipe.training",

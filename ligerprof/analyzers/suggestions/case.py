@@ -90,8 +90,10 @@ class Case:
 
     @cached_property
     def evaluation(self) -> Int64s:
-        """Blocks that an evaluation allocated."""
-        return self.blocks_from(EVALUATION) if self.program.evaluates else np.empty(0, dtype=np.int64)
+        """Blocks that an evaluation allocated, by the stamps of a recorder or the calls of a trainer."""
+        shown = np.append(self.attribution.phases.shown, phase_code(None))[self.replayed.allocated_by]
+        stamped = np.flatnonzero(shown == phase_code(Phase.EVALUATION)).astype(np.int64)
+        return np.union1d(stamped, self.blocks_from(EVALUATION)) if self.program.evaluates else stamped
 
     def in_training(self, *roles: Role) -> Int64s:
         """The blocks of some roles that no evaluation allocated."""

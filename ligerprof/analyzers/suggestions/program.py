@@ -33,7 +33,7 @@ class Framework(ExplainedWord):
 _INSTALLED = r"(?:^|/)"
 # the first that matches runs the training loop
 _LOOPS = (
-    (Framework.LIGERPROF, r"ligerprof/runs/"),
+    (Framework.LIGERPROF, r"ligerprof/runs/(?!recording/)"),
     (Framework.AXOLOTL, rf"{_INSTALLED}axolotl/"),
     (Framework.LLAMA_FACTORY, rf"{_INSTALLED}llamafactory/"),
     (Framework.TRL, rf"{_INSTALLED}trl/(?:\w+/)*\w*trainer"),

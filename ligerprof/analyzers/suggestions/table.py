@@ -289,13 +289,14 @@ ROWS: tuple[Row, ...] = (
         cost=Cost.CHEAP,
         cost_reason="the same metrics; smaller kernels in evaluations",
         without=(Role.LOGITS, Role.CE_TEMPORARIES, Role.ACTIVATIONS),
-        applies=lambda case: case.program.evaluates,
+        applies=lambda case: len(case.evaluation) > 0,
         edit=with_half_the_evaluation,
         how={
             **_for_each(_TRAINERS, "per_device_eval_batch_size=... // 2,"),
             Framework.AXOLOTL: ("eval_batch_size: half of now",),
             Framework.LLAMA_FACTORY: ("per_device_eval_batch_size: half of now",),
             Framework.LIGHTNING: ("DataLoader(..., batch_size=half)  # in val_dataloader",),
+            Framework.TORCH: ("DataLoader(..., batch_size=half)  # of the evaluation",),
         },
     ),
     Row(

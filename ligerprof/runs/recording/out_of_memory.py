@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.files import write_new_file
-from ligerprof.runs.directory import RunDirectory, create_run_directory
+from ligerprof.runs.directory import DEFAULT_PARENT, RunDirectory, create_run_directory
+from ligerprof.runs.recording.folders import create_rank_directory
 from ligerprof.runs.recording.messages import say
 from ligerprof.runs.recording.record import CudaHistory
 from ligerprof.runs.recording.settings import VARIABLE, Settings
@@ -63,14 +63,11 @@ class OutOfMemoryWatch:
     def _new_run(self) -> RunDirectory:
         """The folder of this process: one below a common folder for a launcher's rank."""
         rank = current_rank()
-        if rank is None:
-            return create_run_directory(self._settings.output)
+        if rank is None and self._settings.output is None:
+            return create_run_directory(None)
         # ranks of one launcher on one host have the same parent process
-        common = self._settings.output or Path("runs") / f"oom-{os.getppid()}"
-        for number in range(1, 1000):
-            with suppress(LigerprofError):
-                return create_run_directory(common / (f"rank{rank}" if number == 1 else f"rank{rank}-{number}"))
-        raise OutputError(f"{common}: holds too many recordings of rank {rank}. Remove some.")
+        common = self._settings.output or DEFAULT_PARENT / f"oom-{os.getppid()}"
+        return create_rank_directory(common, rank)
 
     def _explain(self, run: RunDirectory) -> None:
         """Run `ligerprof explain` in a process of its own: this one is out of memory only on the device."""
