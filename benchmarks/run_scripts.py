@@ -2,9 +2,10 @@
 
 The scripts do not know ligerprof. Those that print `PEAK` give torch.cuda.max_memory_allocated() at their end, and
 each `STEP` line is the duration of a step. For the overhead, a script runs in turns alone, with `--steps 2:3`, with all
-steps recorded, and with LIGERPROF=oom.
+steps recorded, with LIGERPROF=oom, and with torch's own history. For failures, limited.py runs with less memory than it
+reserves, and then again with the flag of the first suggestion.
 
-    python benchmarks/run_scripts.py results/ --only plain,image --overhead plain --turns 3
+    python benchmarks/run_scripts.py results/ --only plain,image --failures 3 --overhead plain --turns 3
 """
 
 import argparse
@@ -15,17 +16,97 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "run_scripts"
 FIRST_TIMED = 6
+LAUNCHERS = {
+    "accelerated": ["-m", "accelerate.commands.launch", "--num_processes", "1"],
+    "deepspeed_zero3": ["-m", "deepspeed.launcher.runner", "--num_gpus", "1"],
+    "full_shard": ["-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-port", "29533"],
+}
+NOT_ALONE = "limited"
+# arguments of limited.py, and how many percent of what it reserves it gets
+FAILURES = (
+    ("--batch 8 --seq 1024", 80),
+    ("--model gpt2 --vocabulary 50257 --batch 8", 80),
+    ("--layers 16 --vocabulary 2000 --batch 8", 75),
+    ("--layers 12 --vocabulary 2000 --batch 8 --seq 1024 --autocast", 75),
+    ("--model gpt2 --attention eager --seq 1024 --vocabulary 4000 --batch 8 --layers 8", 80),
+    ("--model mlp --batch 16", 75),
+    ("--model mlp --batch 1 --late-zero", 92),
+    ("--model vit --layers 12 --batch 64", 80),
+    ("--vocabulary 2000 --eval-batch 64", 80),
+    ("--vocabulary 64000 --batch 4 --checkpointing", 85),
+    ("--model mlp --batch 4 --keep-losses", 70),
+    ("--vocabulary 32000 --batch 6 --keep-outputs --checkpointing", 85),
+)
 
 
-def launch(script: Path, *, options: list[str] | None, environment: dict[str, str] | None = None) -> dict[str, Any]:
+def changed(arguments: list[str], name: str) -> list[str] | None:
+    """The arguments of limited.py with a suggestion carried out; None for one that it has no flag for."""
+
+    def times(flag: str, factor: float, default: int) -> list[str]:
+        now = int(arguments[arguments.index(flag) + 1]) if flag in arguments else default
+        return [flag, str(int(now * factor))]
+
+    # of two equal flags, the last counts
+    flags = {
+        "fused-loss": ["--fused-loss"],
+        "fused-optimizer": ["--fused-optimizer"],
+        "sdpa": ["--attention", "sdpa"],
+        "checkpointing": ["--checkpointing"],
+        "half-batch": [*times("--batch", 0.5, 4), *times("--accumulation", 2, 1)],
+        "eval-batch": times("--eval-batch", 0.5, 0),
+    }
+    removed = {"zero-grad": "--late-zero", "kept-outputs": "--keep-losses", "del-outputs": "--keep-outputs"}
+    if name in removed:
+        return [argument for argument in arguments if argument != removed[name]]
+    return [*arguments, *flags[name]] if name in flags else None
+
+
+def failure(case: tuple[str, int], folder: Path) -> dict[str, Any]:
+    """Run out of memory, and run again with the first suggestion."""
+    script, arguments = SCRIPTS / f"{NOT_ALONE}.py", case[0].split()
+    reserved = [int(line.split()[1]) for line in launch(script, arguments)["lines"] if line.startswith("RESERVED")]
+    limit = ["--limit-bytes", str(reserved[0] * case[1] // 100)]
+    run = folder / f"failure-{FAILURES.index(case)}"
+    got = launch(script, [*arguments, *limit], options=["-o", str(run)])
+    shutil.rmtree(run, ignore_errors=True)
+    rank = got["result"]["ranks"][0]
+    names = [suggestion["name"] for suggestion in rank["suggestions"]]
+    found: dict[str, Any] = {
+        "arguments": case[0],
+        "share": case[1],
+        "exit_code": got["exit_code"],
+        "oom": rank["oom"] and {key: rank["oom"].get(key) for key in ("phase", "step", "module", "missing_bytes")},
+        "roles": {role: size for role, size in rank["roles"].items() if size},
+        "suggestions": [
+            [suggestion[key] for key in ("name", "saves_bytes", "lets_pass", "how")]
+            for suggestion in rank["suggestions"]
+        ],
+    }
+    for place, name in enumerate(names[:2]):
+        again = changed(arguments, name)
+        done = None if again is None else launch(script, [*again, *limit])
+        found["first" if place == 0 else "second"] = {"name": name, "runs": done and done["exit_code"] == 0}
+        if done and done["exit_code"]:
+            found["tail"] = done["tail"][-500:]
+    return found
+
+
+def launch(
+    script: Path,
+    arguments: list[str] | None = None,
+    *,
+    options: list[str] | None = None,
+    environment: dict[str, str] | None = None,
+) -> dict[str, Any]:
     """Run a script, under `ligerprof run` if there are options; what it printed and how it ended."""
-    command = [sys.executable, str(script)]
+    command = [sys.executable, *LAUNCHERS.get(script.stem, []), str(script), *(arguments or [])]
     if options is not None:
         command = [sys.executable, "-m", "ligerprof", "run", "--json", *options, "--", *command]
     begin = time.perf_counter()
@@ -48,6 +129,7 @@ def launch(script: Path, *, options: list[str] | None, environment: dict[str, st
         "peaks": [int(line[1]) for line in words if line[:1] == ["PEAK"] and len(line) == 2],
         "steps": [float(line[1]) for line in words if line[:1] == ["STEP"]],
         "said": [line for line in printed.splitlines() if line.startswith(("FAILURES", "GRAPHS", "ligerprof:"))],
+        "lines": printed.splitlines(),
         "tail": printed[-1500:],
     }
 
@@ -67,7 +149,9 @@ def check(script: Path, folder: Path) -> dict[str, Any]:
                 **{key: rank[key] for key in ("rank", "peak_bytes", "complete", "phase", "step", "steps", "phases")},
                 "roles": {role: size for role, size in rank["roles"].items() if size},
                 "oom": rank["oom"] and {key: rank["oom"].get(key) for key in ("phase", "step", "module", "caught")},
-                "suggestions": [suggestion.get("title", suggestion) for suggestion in rank["suggestions"]][:3],
+                "suggestions": [
+                    [suggestion[key] for key in ("name", "saves_bytes", "how")] for suggestion in rank["suggestions"]
+                ][:4],
             }
             for rank in ranks
         ],
@@ -137,25 +221,33 @@ def main() -> None:
     parser.add_argument("--only", help="names of scripts, joined by commas; default: all")
     parser.add_argument("--overhead", default="", help="names of scripts to time")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--failures", type=int, default=0, help="number of failures to provoke")
+    parser.add_argument("--jobs", type=int, default=1, help="scripts at a time, except those that are timed")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
-    names = arguments.only.split(",") if arguments.only else sorted(path.stem for path in SCRIPTS.glob("*.py"))
-    results: dict[str, Any] = {"scripts": [], "overhead": []}
+    every = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != NOT_ALONE)
+    names = every if arguments.only is None else list(filter(None, arguments.only.split(",")))
+    results: dict[str, list[Any]] = {"scripts": [], "failures": [], "overhead": []}
     scratch = arguments.output / "scratch"
-    for kind, function, chosen in (
-        ("scripts", lambda script: check(script, scratch), names),
-        ("overhead", lambda script: overhead(script, scratch, arguments.turns), arguments.overhead.split(",")),
-    ):
-        for name in filter(None, chosen):
-            scratch.mkdir(exist_ok=True)
-            try:
-                found = function(SCRIPTS / f"{name}.py")
-            except Exception as error:  # one script must not end the others
-                found = {"script": name, "error": f"{type(error).__name__}: {error}"[-1500:]}
-            results[kind].append(found)
-            print(json.dumps(found)[:1500], flush=True)
-            (arguments.output / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    scratch.mkdir(exist_ok=True)
+
+    def keep(kind: str, function: Any, chosen: Any) -> None:
+        try:
+            found = function(chosen)
+        except Exception as error:  # one script must not end the others
+            found = {"script": str(chosen), "error": f"{type(error).__name__}: {error}"[-1500:]}
+        results[kind].append(found)
+        print(json.dumps(found)[:1500], flush=True)
+        (arguments.output / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for name in names:
+            pool.submit(keep, "scripts", lambda script: check(script, scratch), SCRIPTS / f"{name}.py")
+        for case in FAILURES[: arguments.failures]:
+            pool.submit(keep, "failures", lambda case: failure(case, scratch), case)
+    for name in filter(None, arguments.overhead.split(",")):
+        keep("overhead", lambda script: overhead(script, scratch, arguments.turns), SCRIPTS / f"{name}.py")
     shutil.rmtree(scratch, ignore_errors=True)
 
 
