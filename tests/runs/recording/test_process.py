@@ -22,6 +22,11 @@ from tests.runs.recording.operations import OperationHistory
 class Exits:
     """What a process arranges for its end."""
 
+    def register(self, function: Callable[[], None]) -> None:
+        # modules that are imported meanwhile register functions of their own
+        if isinstance(getattr(function, "__self__", None), ProcessRecording):
+            self.registered.append(function)
+
     def __init__(self) -> None:
         self.registered: list[Callable[[], None]] = []
         self.in_child: list[Callable[[], None]] = []
@@ -32,7 +37,7 @@ class Exits:
 @pytest.fixture
 def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exits]:
     found = Exits()
-    monkeypatch.setattr(process.atexit, "register", found.registered.append)
+    monkeypatch.setattr(process.atexit, "register", found.register)
     monkeypatch.setattr(process.os, "register_at_fork", lambda *, after_in_child: found.in_child.append(after_in_child))
     monkeypatch.setattr(process.os, "_exit", lambda status: setattr(found, "status", status))
     monkeypatch.setattr(process.os, "kill", lambda _pid, number: found.killed.append(number))
