@@ -1,13 +1,17 @@
 """`ligerprof advise`: the cheapest changes that bring a recipe below a limit, each with its saving and cost."""
 
+from pathlib import Path
+
 import click
 
 from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.cli.checking import make_judge, simulate_option
-from ligerprof.cli.common_options import json_option
+from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import show
+from ligerprof.cli.output import config_report, say, show
 from ligerprof.errors import DoesNotFitError, UnsupportedError
+from ligerprof.files import require_absent, write_new_file
+from ligerprof.recipe.configs.edits import can_edit, edit_file, require_editable
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
@@ -18,26 +22,53 @@ from ligerprof.units import format_bytes
 @click.command(cls=RecipeCommand, name="advise", short_help="List the cheapest changes that make a recipe fit.")
 @recipe_options
 @simulate_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the --config file with the plan's changes here; comments of YAML stay.",
+)
+@force_option
 @json_option
-def command(recipe: TrainingRecipe, simulate: bool, as_json: bool) -> None:
+def command(recipe: TrainingRecipe, simulate: bool, output: Path | None, force: bool, as_json: bool) -> None:
     """Suggest changes so that a recipe fits --memory-limit, or the memory of --gpu less the CUDA context.
 
     Tries a ladder of changes, the cheapest first, until the recipe fits. Prints the estimated saving and
-    the cost of each, and the command to run next. The exit code is 3 if the whole ladder does not suffice.
+    the cost of each, and the command to run next. With --config, also the changed lines of that file. The exit
+    code is 3 if the whole ladder does not suffice.
     """
+    source = _editable_file()
+    if output is not None:
+        require_editable(source)
+        require_absent([output], force=force)
     judge = make_judge(recipe, simulate=simulate)
     advice = advise(recipe, judge)
     next_command = command_line(_runnable(advice), advice.plan)
+    edit = None if source is None else edit_file(*source, advice.recipe, advice.plan)
     show(
-        lambda: {**advice.to_json(), "command": next_command, "notes": list(advice.notes)},
-        lambda: render_advice(advice, next_command),
+        lambda: {
+            **advice.to_json(),
+            "command": next_command,
+            "notes": list(advice.notes),
+            **({} if edit is None else {"edit": edit.to_json()}),
+        },
+        lambda: render_advice(advice, next_command, edit),
         as_json=as_json,
     )
+    if output is not None and edit is not None:
+        write_new_file(output, edit.content, force=force)
+        say(f"wrote {output}")
     if not advice.plan_verdict.fits:
         raise DoesNotFitError(
             f"no change of the ladder makes it fit {format_bytes(advice.limit.size_bytes)}."
             " Choose another GPU, a shorter sequence or a smaller model."
         )
+
+
+def _editable_file() -> tuple[str, str] | None:
+    """The first --config file that the plan's changes can be written into, and its framework."""
+    report = config_report()
+    return next((found for found in report.files if can_edit(*found)), None) if report is not None else None
 
 
 def _runnable(advice: Advice) -> str:

@@ -1,9 +1,11 @@
 """Render `ligerprof advise`: the ladder with each rung's saving and cost, and the command to run next."""
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.search.advise import Advice
+from ligerprof.recipe.configs.edits import FileEdit
 from ligerprof.reports.fit import describe_verdict, wrap_command
 from ligerprof.reports.listing import listing_table
 from ligerprof.units import format_bytes, format_mib
@@ -18,8 +20,8 @@ _LEGEND = (
 )
 
 
-def render_advice(advice: Advice, next_command: str) -> "RenderableType":
-    """Lay out the ladder and its outcome."""
+def render_advice(advice: Advice, next_command: str, edit: FileEdit | None = None) -> "RenderableType":
+    """Lay out the ladder and its outcome, with the changed lines of a configuration file if there is one."""
     from rich.console import Group
     from rich.text import Text
 
@@ -31,8 +33,20 @@ def render_advice(advice: Advice, next_command: str) -> "RenderableType":
         Text(_LEGEND),
         *(Text(line) for line in _outcome(advice)),
         *(Text(f"note: {sentence}") for sentence in advice.notes),
+        *(Text(line) for line in (() if edit is None else _edit_lines(edit))),
         Text(wrap_command(f"Next: {next_command}")),
     )
+
+
+def _edit_lines(edit: FileEdit) -> Iterator[str]:
+    if edit.changes:
+        yield f"In {edit.file}:"
+    for change in edit.changes:
+        if change.old is not None:
+            yield f"- {change.key}: {json.dumps(change.old)}"
+        yield f"+ {change.key}: {json.dumps(change.new)}"
+    if edit.not_in_file:
+        yield f"The file has no key for {', '.join(edit.not_in_file)}."
 
 
 def _ladder(advice: Advice) -> "Table":

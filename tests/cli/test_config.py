@@ -16,6 +16,7 @@ ARGUMENTS = {
     "per_device_train_batch_size": 2,
     "max_seq_length": 128,
     "bf16": True,
+    "dtype": "float32",
     "learning_rate": 1e-5,
     "eval_strategy": "epoch",
     "frobnicate": 1,
@@ -64,7 +65,7 @@ def test_the_report_goes_to_stderr(arguments_file: str) -> None:
     done = run("estimate", "--config", arguments_file)
     assert done.stderr.splitlines() == [
         f"read {arguments_file} as transformers",
-        "4 keys read, 2 without effect on memory, 1 unknown",
+        "5 keys read, 2 without effect on memory, 1 unknown",
         "unknown keys: frobnicate",
         "left out: evaluation (eval_strategy)",
     ]
@@ -144,3 +145,30 @@ def test_errors_are_one_line(content: dict[str, Any], exit_code: int, says: str,
 def test_every_command_that_takes_a_recipe_has_the_option(command: str) -> None:
     assert command in COMMANDS
     assert "--config FILE" in run(command, "--help").stdout
+
+
+def test_advise_prints_and_writes_the_changes_of_the_file(arguments_file: str, tmp_path: Path) -> None:
+    fixed = tmp_path / "fixed.json"
+    options = ("--config", arguments_file, "--batch", "64", "--memory-limit", "80MiB", "--no-simulate")
+    done = run("advise", *options, "-o", str(fixed))
+    assert done.exit_code in (0, 3), done.stderr
+    assert f"In {arguments_file}:" in done.stdout
+    assert "- per_device_train_batch_size: 2\n+ per_device_train_batch_size: 8\n" in done.stdout
+    assert "+ use_liger_kernel: true" in done.stdout
+    assert json.loads(fixed.read_text(encoding="utf-8")) == {
+        **ARGUMENTS,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 8,
+        "use_liger_kernel": True,
+    }
+    assert f"wrote {fixed}" in done.stderr
+    assert run("advise", *options, "-o", str(fixed)).exit_code == 1
+    found = json.loads(run("advise", *options, "--json").stdout)
+    assert {"key": "use_liger_kernel", "old": None, "new": True} in found["edit"]["changes"]
+
+
+def test_a_changed_copy_needs_a_file_to_change(tmp_path: Path) -> None:
+    done = run("advise", "--model", "tiny", "--seq", "64", "--no-simulate", "-o", str(tmp_path / "fixed.yaml"))
+    assert done.exit_code == 1
+    assert "--config" in done.stderr
+    assert not (tmp_path / "fixed.yaml").exists()

@@ -21,7 +21,11 @@ def read_document(path: Path) -> dict[str, Any]:
     Raises:
         RecipeError: not readable, too large, too deep, not an object, or not in the format of its suffix.
     """
-    content = read_text(path, _FILE)
+    return parse_document(read_text(path, _FILE), path)
+
+
+def parse_document(content: str, path: Path) -> dict[str, Any]:
+    """The object that a text holds, as `read_document` reads it; `path` is for its suffix and for errors."""
     suffix = path.suffix.lower()
     if suffix == ".toml":
         values = _parse_toml(content, path)

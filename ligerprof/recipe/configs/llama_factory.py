@@ -146,10 +146,8 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: the method, the adapter, precision and liger-kernel."""
     finish_trainer(reading, values)
     stage, kind = values.get("stage", "sft"), values.get("finetuning_type", "lora")
-    if is_off(values.get("do_train")) and "dataset" not in values:
-        reading.lack(
-            "infer_backend" if "infer_backend" in values else "do_train", Lacking(what="a run without training")
-        )
+    if "infer_backend" in values and is_off(values.get("do_train")):
+        reading.lack("infer_backend", Lacking(what="a run without training"))
     if stage not in ("sft", "pt"):
         reading.lack("stage", Lacking(what=f"the stage {stage}"), stage)
     if kind not in ("lora", "full"):

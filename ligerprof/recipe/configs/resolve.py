@@ -211,7 +211,10 @@ class Resolver:
         found = spec.config.get("dtype") or spec.config.get("torch_dtype")
         if found in ("float32", "bfloat16", "float16"):
             return str(found)
-        self.assumed.append(f"{spec.name}'s config names no dtype: bfloat16, as published checkpoints have")
+        self.assumed.append(
+            f"weights are loaded in the checkpoint's dtype, which {spec.name}'s config does not name: bfloat16"
+            " (--precision sets another)"
+        )
         return "bfloat16"
 
     def _kernels(self, spec: ModelSpec) -> dict[str, Any]:

@@ -183,6 +183,7 @@ TRANSFORMERS = Framework(
     family=FAMILY,
     rows={**TRAINER_ROWS, **_SCRIPT_ROWS},
     signature=TRAINER_SIGNATURE | {"block_size", "dataset_config_name", "do_train", "train_file", "tokenizer_name"},
-    defaults=TRAINER_DEFAULTS,
+    # from_pretrained of version 5 loads the checkpoint's own dtype
+    defaults={**TRAINER_DEFAULTS, Setting.WEIGHTS: "checkpoint"},
     finish=finish_trainer,
 )

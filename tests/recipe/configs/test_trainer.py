@@ -16,7 +16,13 @@ from ligerprof.recipe.deepspeed import zero_settings
 from tests.paths import DATA
 from tests.recipe.configs.texts import read, write
 
-BASE = {"model_name_or_path": "tiny", "per_device_train_batch_size": 2, "max_seq_length": 128, "output_dir": "out"}
+BASE = {
+    "model_name_or_path": "tiny",
+    "per_device_train_batch_size": 2,
+    "max_seq_length": 128,
+    "output_dir": "out",
+    "dtype": "float32",
+}
 AUTO = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
@@ -45,11 +51,13 @@ def test_defaults_are_those_of_the_installed_transformers(tmp_path: Path) -> Non
     from transformers import TrainingArguments
 
     defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
-    recipe, _ = read(tmp_path, {"model_name_or_path": "tiny", "output_dir": "out"})
+    recipe, report = read(tmp_path, {"model_name_or_path": "tiny", "output_dir": "out"})
     assert recipe.batch == defaults["per_device_train_batch_size"]
     assert recipe.grad_accum == defaults["gradient_accumulation_steps"]
     assert recipe.clip == defaults["max_grad_norm"]
-    assert recipe.precision == "fp32"
+    # version 5 loads the checkpoint's dtype, and the Trainer adds no autocast
+    assert recipe.precision == "bf16"
+    assert "checkpoint's dtype" in report.assumed[-1]
     assert not recipe.checkpointing
     assert (recipe.optimizer, defaults["optim"]) == ("adamw-fused", "adamw_torch_fused")
 

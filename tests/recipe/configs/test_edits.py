@@ -1,0 +1,148 @@
+"""A changed copy of a configuration file: it reads back as the plan, and its other lines stay."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ligerprof.errors import RecipeError
+from ligerprof.recipe.configs.edits import SPELLINGS, can_edit, edit_file
+from ligerprof.recipe.configs.load import load_recipe
+from tests.recipe.configs.texts import write
+
+FILES = {
+    "transformers": """\
+# a comment on top
+model_name_or_path: tiny  # small
+output_dir: out
+dtype: float32
+per_device_train_batch_size:
+  16   # on its own line
+max_seq_length: 128
+gradient_checkpointing_kwargs:
+  use_reentrant: false
+optim: adamw_torch_fused
+report_to:
+- none
+
+# the end
+""",
+    "trl-sft": """\
+model_name_or_path: tiny
+dataset_name: imdb
+per_device_train_batch_size: 16 # much
+loss_type: nll
+max_length: 128
+gradient_checkpointing: no
+""",
+    "axolotl": """\
+base_model: tiny
+micro_batch_size: 16
+sequence_len: 128
+fp16: false
+bf16: false
+plugins:
+  # logs
+  - axolotl.integrations.swanlab.SwanLabPlugin
+optimizer: "adamw_torch_fused"
+datasets:
+  - path: a  # micro_batch_size: 3
+    micro_batch_size: 7
+""",
+    "llama-factory": """\
+model_name_or_path: tiny
+stage: sft
+finetuning_type: full
+disable_gradient_checkpointing: true
+cutoff_len: 128
+bf16: true
+per_device_train_batch_size: 16
+""",
+}
+PLANS: list[dict[str, Any]] = [
+    {"batch": 4, "grad_accum": 4},
+    {"checkpointing": True, "reentrant": False},
+    {"optimizer": "adamw-8bit"},
+    {"liger": "all"},
+    {"batch": 2, "checkpointing": True, "optimizer": "adamw-8bit", "liger": "all"},
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("framework", sorted(FILES))
+def test_the_copy_reads_back_as_the_plan(framework: str, plan: dict[str, Any], tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES[framework])
+    before, report = load_recipe([file], {})
+    assert report.files == ((file, framework),)
+    after = dataclasses.replace(before, **plan)
+    edit = edit_file(file, framework, before, after)
+    assert edit.not_in_file == ()
+    again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content)], {})
+    # kernels are those of liger-kernel, as the framework has them
+    assert set(again.kernels) == set(after.kernels)
+    for name in ("batch", "grad_accum", "checkpointing", "optimizer", "precision", "seq", "clip"):
+        assert getattr(again, name) == getattr(after, name), name
+
+
+@pytest.mark.parametrize("framework", sorted(FILES))
+def test_other_lines_stay(framework: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES[framework])
+    before, _ = load_recipe([file], {})
+    edit = edit_file(file, framework, before, dataclasses.replace(before, batch=8, grad_accum=2))
+    kept = [line for line in FILES[framework].splitlines() if "batch_size" not in line and "own line" not in line]
+    assert [line for line in edit.content.splitlines() if line in kept] == kept
+    assert len(edit.content.splitlines()) <= len(FILES[framework].splitlines()) + 1
+
+
+def test_a_comment_on_the_line_of_a_changed_key_stays(tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES["trl-sft"])
+    before, _ = load_recipe([file], {})
+    edit = edit_file(file, "trl-sft", before, dataclasses.replace(before, batch=8))
+    assert "per_device_train_batch_size: 8 # much" in edit.content.splitlines()
+
+
+def test_a_list_keeps_its_items(tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES["axolotl"])
+    before, _ = load_recipe([file], {})
+    edit = edit_file(file, "axolotl", before, dataclasses.replace(before, liger="all"))
+    plugins = next(change for change in edit.changes if change.key == "plugins")
+    assert plugins.new == [*plugins.old, "axolotl.integrations.liger.LigerPlugin"]
+
+
+def test_json_is_written_anew(tmp_path: Path) -> None:
+    values = {
+        "model_name_or_path": "tiny",
+        "per_device_train_batch_size": 4,
+        "output_dir": "größe",
+        "learning_rate": 1e-5,
+    }
+    file = write(tmp_path, "args.json", values)
+    before, _ = load_recipe([file], {})
+    edit = edit_file(file, "transformers", before, dataclasses.replace(before, batch=1, checkpointing=True))
+    assert load_recipe([write(tmp_path, "fixed.json", edit.content)], {})[0].batch == 1
+    assert "größe" in edit.content
+
+
+def test_what_the_file_has_no_key_for_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES["transformers"])
+    before, _ = load_recipe([file], {})
+    plan = {"engine": "deepspeed", "precision": "mixed", "zero": 3, "offload": "all", "optimizer": "default"}
+    edit = edit_file(file, "transformers", before, dataclasses.replace(before, **plan))
+    assert {"--engine deepspeed", "--zero 3", "--offload all", "--precision mixed"} <= set(edit.not_in_file)
+
+
+def test_lines_that_cannot_be_replaced_are_an_error(tmp_path: Path) -> None:
+    twice = FILES["trl-sft"] + "per_device_train_batch_size: 16\n"
+    file = write(tmp_path, "sft.yaml", twice)
+    before, _ = load_recipe([file], {})
+    with pytest.raises(RecipeError, match="cannot be replaced line by line"):
+        edit_file(file, "trl-sft", before, dataclasses.replace(before, batch=8))
+
+
+def test_only_files_of_known_frameworks_are_edited(tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES["trl-sft"])
+    assert all(can_edit(file, framework) for framework in SPELLINGS)
+    assert not can_edit(file, "accelerate")
+    assert not can_edit("env", "transformers")
+    assert not can_edit(write(tmp_path, "a.toml", "a = 1"), "transformers")
