@@ -4,7 +4,6 @@ import atexit
 import os
 import subprocess
 import sys
-from contextlib import suppress
 
 from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.files import write_new_file
@@ -19,6 +18,7 @@ from ligerprof.runs.recording.summary import current_rank
 _MAX_ENTRIES = 300_000
 # a program may fail in a loop that it continues
 _MOST_SNAPSHOTS = 5
+_EXPLANATION_SECONDS = 600
 _EXPLAINED = "explained-by-rank"
 
 
@@ -75,8 +75,15 @@ class OutOfMemoryWatch:
         self._explained = self._written
         command = [sys.executable, "-m", "ligerprof", "explain", str(run.path)]
         environment = {**os.environ, VARIABLE: ""}
-        with suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(command, stdout=sys.stderr.fileno(), env=environment, check=False, timeout=600)
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, env=environment, check=False, timeout=_EXPLANATION_SECONDS, text=True
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            say(f"it cannot be explained here ({type(error).__name__}); `ligerprof explain {run.path}` does that")
+            return
+        if sys.stderr is not None:
+            sys.stderr.write(done.stdout)
 
     def _explain_last(self) -> None:
         if self._pid == os.getpid() and self._run is not None and self._explained < self._written:
