@@ -1,8 +1,11 @@
-"""Measure the overhead of ligerprof.record() on a training step on a GPU: off, with Python stacks, with C++ stacks too.
+"""Measure what each part of a recording costs per training step on a GPU.
 
     python benchmarks/record_overhead.py benchmarks/results/record-overhead-h200.jsonl
 
-The three alternate, so that a drifting clock affects all alike. One JSON line is appended.
+The modes take turns in one process, so that a drifting clock affects all alike. `history-*` is torch's own history
+without ligerprof. `hooks`, `stamps` and `notes` are the recorder's hooks without a history: stamps go nowhere, to torch,
+or nowhere while saved tensors are noted in the first two steps. `record-*` is `ligerprof.record`. One JSON line is
+appended.
 """
 
 import argparse
@@ -10,17 +13,67 @@ import json
 import statistics
 import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import ligerprof
 from ligerprof import TrainingRecipe
+from ligerprof.runs.recording.phases import LoopPhases
+from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.training import built_model, make_batch, make_optimizer
 
-MODES = ("off", "python", "all")
+MAX_ENTRIES = 1_000_000
+Mode = Callable[[nn.Module, str], AbstractContextManager[Any]]
+
+
+@contextmanager
+def history(_model: nn.Module, _folder: str, *, stacks: str, context: str) -> Iterator[None]:
+    """Torch's history of the caching allocator, nothing of ours."""
+    memory: Any = torch.cuda.memory
+    memory._record_memory_history(max_entries=MAX_ENTRIES, stacks=stacks, context=context)
+    try:
+        yield
+    finally:
+        memory._record_memory_history(enabled=None)
+
+
+@contextmanager
+def hooks(model: nn.Module, _folder: str, *, stamps: bool, notes: bool) -> Iterator[None]:
+    """The recorder's hooks without a history; stamps go to torch or nowhere."""
+    memory: Any = torch.cuda.memory
+    saved = SavedTensors(locate=locate_on_cuda, clock=unix_time_us) if notes else None
+    phases = LoopPhases(memory._set_memory_metadata if stamps else lambda _text: None, saved)
+    phases.open()
+    phases.attach(model)
+    try:
+        yield
+    finally:
+        phases.close()
+        memory._set_memory_metadata("")
+
+
+def record(model: nn.Module, folder: str, *, stacks: Any) -> AbstractContextManager[Any]:
+    """ligerprof.record()."""
+    return ligerprof.record(folder, model=model, stacks=stacks, force=True)
+
+
+MODES: Mapping[str, Mode] = {
+    "off": lambda _model, _folder: nullcontext(),
+    "history-python": partial(history, stacks="python", context="alloc"),
+    "history-all": partial(history, stacks="all", context="alloc"),
+    "history-default": partial(history, stacks="all", context="all"),
+    "hooks": partial(hooks, stamps=False, notes=False),
+    "stamps": partial(hooks, stamps=True, notes=False),
+    "notes": partial(hooks, stamps=False, notes=True),
+    "record-python": partial(record, stacks="python"),
+    "record-all": partial(record, stacks="all"),
+}
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:
@@ -32,75 +85,73 @@ def train(model: Any, optimizer: torch.optim.Optimizer, batch: dict[str, torch.T
     optimizer.zero_grad()
 
 
-def recording(mode: str, folder: str, model: Any) -> AbstractContextManager[Any]:
-    return nullcontext() if mode == "off" else ligerprof.record(folder, model=model, stacks=mode, force=True)
-
-
-def timed(train_once: Any, steps: int) -> list[float]:
+def timed(train_once: Callable[[], None], steps: int) -> list[float]:
+    """Seconds of each step but the first, in which modules are hooked and frames looked up for the first time."""
     seconds = []
-    for _ in range(steps + 2):
+    for _ in range(steps + 1):
         torch.cuda.synchronize()
         started = time.perf_counter()
         train_once()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    # the first warms up: modules are hooked, frames looked up for the first time
     return seconds[1:]
 
 
-def measure(recipe: TrainingRecipe, *, rounds: int, steps: int) -> dict[str, Any]:
+def measure(recipe: TrainingRecipe, modes: list[str], *, rounds: int, steps: int) -> dict[str, Any]:
+    """The figures of one recipe."""
     device = torch.device("cuda", torch.cuda.current_device())
-    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     # the recorder notes what the nodes of the first two steps have saved
-    noted: dict[str, list[float]] = {mode: [] for mode in MODES}
-    written: dict[str, list[float]] = {mode: [] for mode in MODES}
-    sizes: dict[str, int] = {}
+    second: dict[str, list[float]] = {mode: [] for mode in modes}
+    later: dict[str, list[float]] = {mode: [] for mode in modes}
+    closing: dict[str, list[float]] = {mode: [] for mode in modes}
     with built_model(recipe, device) as model, tempfile.TemporaryDirectory() as folder:
         optimizer, batch = make_optimizer(recipe, model), make_batch(recipe, device)
         for _ in range(3):
             train(model, optimizer, batch)
         for _ in range(rounds):
-            for mode in MODES:
-                with recording(mode, folder, model):
-                    second, *others = timed(lambda: train(model, optimizer, batch), steps)
-                    noted[mode].append(second)
-                    seconds[mode] += others
+            for mode in modes:
+                with MODES[mode](model, folder):
+                    first_timed, *others = timed(lambda: train(model, optimizer, batch), steps + 1)
+                    second[mode].append(first_timed)
+                    later[mode] += others
                     ended = time.perf_counter()
-                written[mode].append(time.perf_counter() - ended)
-                if mode != "off":
-                    sizes[mode] = (Path(folder) / "snapshot.pickle").stat().st_size
-    off = statistics.median(seconds["off"])
+                closing[mode].append(time.perf_counter() - ended)
+        modules = sum(1 for _ in model.modules())
+    off = statistics.median(later["off"])
     return {
-        "schema": 1,
+        "schema": 2,
         "kind": "record_overhead",
         "gpu": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
         "recipe": {"model": recipe.model, "batch": recipe.batch, "seq": recipe.seq, "liger": recipe.liger},
+        "modules": modules,
         "rounds": rounds,
         "steps": steps,
-        "step_seconds": {mode: statistics.median(seconds[mode]) for mode in MODES},
-        "second_step_seconds": {mode: statistics.median(noted[mode]) for mode in MODES},
-        "fastest_seconds": {mode: min(seconds[mode]) for mode in MODES},
-        "overhead_ratio": {mode: statistics.median(seconds[mode]) / off - 1 for mode in MODES},
-        "write_seconds": {mode: statistics.median(written[mode]) for mode in MODES if mode != "off"},
-        "snapshot_bytes": sizes,
+        "step_seconds": {mode: statistics.median(later[mode]) for mode in modes},
+        "second_step_seconds": {mode: statistics.median(second[mode]) for mode in modes},
+        "fastest_seconds": {mode: min(later[mode]) for mode in modes},
+        "overhead_ratio": {mode: round(statistics.median(later[mode]) / off - 1, 4) for mode in modes},
+        "closing_seconds": {mode: statistics.median(closing[mode]) for mode in modes},
     }
 
 
 def main() -> None:
+    """Measure one recipe and append a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--model", default="llama3.2-1b")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq", type=int, default=1024)
     parser.add_argument("--liger", default="none")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5)
-    arguments = parser.parse_args()
-    recipe = TrainingRecipe(model=arguments.model, batch=arguments.batch, seq=arguments.seq, liger=arguments.liger)
-    result = measure(recipe, rounds=arguments.rounds, steps=arguments.steps)
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.results.open("a") as lines:
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=5, help="Timed steps of a mode and round, after the second step.")
+    parser.add_argument("--modes", nargs="+", choices=[mode for mode in MODES if mode != "off"], help="Default: all.")
+    options = parser.parse_args()
+    recipe = TrainingRecipe(model=options.model, batch=options.batch, seq=options.seq, liger=options.liger)
+    modes = ["off", *(options.modes or [mode for mode in MODES if mode != "off"])]
+    result = measure(recipe, modes, rounds=options.rounds, steps=options.steps)
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    with options.results.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(result) + "\n")
     print(json.dumps(result, indent=2))
 

@@ -80,3 +80,40 @@ def test_without_a_gpu_the_test_is_skipped_with_the_reason(tmp_path: Path) -> No
 
 def test_other_tests_are_left_alone(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, "def test_step():\n    pass", conftest=CONFTEST.replace("30 * MIB", "1 / 0"))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_limit_is_on_max_memory_allocated(tmp_path: Path) -> None:
+    body = "import torch\n    first = torch.empty(40 * 2**20, dtype=torch.uint8, device='cuda')"
+    tests = [marked("'40MiB'", body), marked("'39MiB'", body).replace("test_step", "test_smaller_limit")]
+
+    printed = run(tmp_path, "\n\n".join(tests))
+
+    assert "1 failed, 1 passed" in printed
+    assert "40.0 MiB allocated, over the limit of 39.0 MiB" in printed
+    assert "Peak 40.0 MiB" in printed
+    assert "test_it.py:" in printed
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_test_that_runs_out_of_memory_keeps_its_error_and_shows_the_failure(tmp_path: Path) -> None:
+    body = (
+        "import torch\n"
+        "    total = torch.cuda.get_device_properties(0).total_memory\n"
+        "    torch.cuda.set_per_process_memory_fraction(2**30 / total)\n"
+        "    held = [torch.empty(300 * 2**20, dtype=torch.uint8, device='cuda') for _ in range(4)]"
+    )
+
+    printed = run(tmp_path, marked("'2GiB'", body))
+
+    assert "OutOfMemoryError" in printed
+    assert "GPU memory" in printed
+    assert "300.0 MiB requested, 900.0 MiB allocated" in printed
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_each_test_has_its_own_peak(tmp_path: Path) -> None:
+    large = marked("'100MiB'", "import torch\n    torch.empty(90 * 2**20, dtype=torch.uint8, device='cuda')")
+    small = marked("'20MiB'", "import torch\n    torch.empty(2**20, device='cuda')").replace("test_step", "test_small")
+
+    assert "2 passed" in run(tmp_path, f"{large}\n\n{small}")
