@@ -3,9 +3,9 @@
     python benchmarks/record_overhead.py benchmarks/results/record-overhead-h200.jsonl
 
 The modes take turns in one process, so that a drifting clock affects all alike. `history-*` is torch's own history
-without ligerprof. `hooks`, `stamps` and `notes` are the recorder's hooks without a history: stamps go nowhere, to torch,
-or nowhere while saved tensors are noted in the first two steps. `record-*` is `ligerprof.record`. One JSON line is
-appended.
+without ligerprof. `hooks`, `stamps` and `notes` are the recorder's hooks without a history: stamps go nowhere, to
+torch, or nowhere while saved tensors are noted in the first two steps. `record-*` is `ligerprof.record`. One JSON line
+is appended.
 """
 
 import argparse

@@ -12,40 +12,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from suggestion_models import STEPS, Gpt, Samples, Setting, gpt, llama, optimizer_of, parts_of
 from torch import nn
-from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-STEPS = 3
 PROGRAMS: dict[str, Callable[["Setting"], None]] = {}
-
-
-class Setting:
-    """The device, the sizes, and the change to make ("" for none)."""
-
-    def __init__(self, device: str, change: str) -> None:
-        self.device, self.change = device, change
-        self.small = device == "cpu"
-        self.vocab, self.seq = (512, 64) if self.small else (64000, 1024)
-        self.batch = 4 if self.small else 8
-
-    def does(self, change: str) -> bool:
-        """Whether this is the change to make."""
-        return self.change == change
-
-    def batches(self, batch: int | None = None) -> Iterator[torch.Tensor]:
-        """Tokens of each step."""
-        for _ in range(STEPS):
-            yield torch.randint(0, self.vocab, (batch or self.batch, self.seq)).to(self.device)
-
-    def autocast(self) -> Any:
-        """bf16 autocast."""
-        return torch.autocast(self.device, torch.bfloat16)
 
 
 def program(function: Callable[[Setting], None]) -> Callable[[Setting], None]:
@@ -54,99 +31,10 @@ def program(function: Callable[[Setting], None]) -> Callable[[Setting], None]:
     return function
 
 
-class Block(nn.Module):
-    """A block of a GPT."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attention, then the MLP."""
-        batch, tokens, width = x.shape
-        parts = self.qkv(self.norm_1(x)).split(width, dim=2)
-        q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in parts)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
-        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
-
-
-class Gpt(nn.Module):
-    """A GPT written by hand."""
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__()
-        width, layers, heads = (64, 2, 4) if setting.small else (768, 12, 12)
-        self.setting = setting
-        self.embedding = nn.Embedding(setting.vocab, width)
-        self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, setting.vocab, bias=False)
-
-    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Logits and loss."""
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            if self.setting.does("checkpointing"):
-                from torch.utils.checkpoint import checkpoint
-
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
-        hidden = self.norm(x)
-        if self.setting.does("fused-loss"):
-            from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy
-
-            return None, fused_linear_cross_entropy(hidden, self.head.weight, labels)
-        logits = self.head(hidden)
-        return logits, functional.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1))
-
-
-def llama(setting: Setting, *, by_trainer: bool = False, **changes: Any) -> Any:
-    """A transformers Llama."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    large = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
-    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    dtype = changes.pop("dtype", torch.bfloat16)
-    attention = changes.pop("attention", "sdpa")
-    config = LlamaConfig(
-        **(small if setting.small else large),
-        num_key_value_heads=4,
-        vocab_size=setting.vocab,
-        tie_word_embeddings=changes.pop("tied", False),
-        max_position_embeddings=4096,
-    )
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).train()
-    if by_trainer:
-        return model
-    if not setting.does("cpu-offload"):
-        model = model.to(setting.device)
-    if setting.does("fused-loss"):
-        import ligerprof.kernels
-
-        ligerprof.kernels.apply(model, "flce")
-    if setting.does("checkpointing"):
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model
-
-
-def optimizer_of(setting: Setting, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW with torch's default, foreach on a GPU."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if setting.does("fused-optimizer") else None)
-
-
-def parts_of(setting: Setting, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The micro-batches of a step."""
-    return batch.chunk(2) if setting.does("half-batch") else (batch,)
-
-
 @program
 def torch_loop(setting: Setting) -> None:
     """Autocast; gradients are zeroed before backward, and logits live on into the next step."""
-    model = Gpt(setting).to(setting.device)
+    model = gpt(setting)
     train_gpt(setting, model, optimizer_of(setting, model))
 
 
@@ -154,7 +42,7 @@ def torch_loop(setting: Setting) -> None:
 def torch_small_batch(setting: Setting) -> None:
     """The same with few tokens, so that the optimizer step has the peak."""
     setting.batch, setting.seq = 2, setting.seq // 2
-    model = Gpt(setting).to(setting.device)
+    model = gpt(setting)
     train_gpt(setting, model, optimizer_of(setting, model))
 
 
@@ -162,15 +50,15 @@ def torch_small_batch(setting: Setting) -> None:
 def torch_late_zero(setting: Setting) -> None:
     """The same with a fused optimizer, so that forward has the peak, next to the gradients of the step before."""
     setting.batch, setting.seq = 2, setting.seq // 4
-    model = Gpt(setting).to(setting.device)
-    train_gpt(setting, model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True))
+    model = gpt(setting)
+    train_gpt(setting, model, optimizer_of(setting, model, fused=True))
 
 
 def train_gpt(setting: Setting, model: Gpt, optimizer: torch.optim.Optimizer) -> None:
     """Zero gradients between forward and backward, and keep the logits."""
     for batch in setting.batches():
         for number, tokens in enumerate(parts_of(setting, batch)):
-            with setting.autocast():
+            with setting.offload(), setting.autocast():
                 logits, loss = model(tokens, tokens)
             if not setting.does("zero-grad") and number == 0:
                 optimizer.zero_grad(set_to_none=True)
@@ -186,7 +74,7 @@ def train_llama(setting: Setting, model: Any, optimizer: torch.optim.Optimizer, 
     """A loop over `outputs.loss`, gradients zeroed after each step."""
     for batch in setting.batches():
         for tokens in parts_of(setting, batch):
-            with setting.autocast() if autocast else nullcontext():
+            with setting.offload(), setting.autocast() if autocast else nullcontext():
                 outputs = model(input_ids=tokens, labels=tokens)
             outputs.loss.backward()
             if setting.does("del-outputs"):
@@ -211,20 +99,6 @@ def transformers_eager(setting: Setting) -> None:
     train_llama(setting, model, optimizer_of(setting, model), autocast=True)
 
 
-class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Random sequences."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-
-    def __len__(self) -> int:
-        return 256
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(0, self.setting.vocab, (self.setting.seq,))
-        return {"input_ids": tokens, "labels": tokens.clone()}
-
-
 LIGER_ONLY_LOSS = {
     "fused_linear_cross_entropy": True,
     "cross_entropy": False,
@@ -247,6 +121,8 @@ def run_trainer(setting: Setting, model: Any, **arguments: Any) -> None:
         "fused-optimizer": {"optim": "adamw_torch_fused"},
         "fused-loss": {"use_liger_kernel": True, "liger_kernel_config": LIGER_ONLY_LOSS},
         "half-batch": {"gradient_accumulation_steps": 2},
+        "8-bit-optimizer": {"optim": "adamw_bnb_8bit"},
+        "paged-optimizer": {"optim": "paged_adamw_32bit"},
     }
     made = TrainingArguments(
         output_dir="/tmp/suggestions-trainer",
@@ -283,7 +159,8 @@ def accelerate_loop(setting: Setting) -> None:
     model, optimizer = accelerator.prepare(model, optimizer_of(setting, model))
     for batch in setting.batches():
         for tokens in parts_of(setting, batch):
-            outputs = model(input_ids=tokens, labels=tokens)
+            with setting.offload():
+                outputs = model(input_ids=tokens, labels=tokens)
             accelerator.backward(outputs.loss)
             if setting.does("del-outputs"):
                 del outputs
@@ -375,6 +252,13 @@ def deepspeed_3(setting: Setting) -> None:
     run_deepspeed(setting, 3)
 
 
+def take_peak() -> int:
+    """max_memory_allocated since the last call."""
+    peak_bytes = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return peak_bytes
+
+
 def main() -> None:
     """Run one program in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -388,13 +272,17 @@ def main() -> None:
     if on_gpu and options.record:
         torch.cuda.memory._record_memory_history(max_entries=2_000_000, stacks="all", context="alloc")
     torch.manual_seed(0)
+    peaks: list[int] = []
+    if on_gpu:
+        register_optimizer_step_post_hook(lambda *_arguments: peaks.append(take_peak()))
     PROGRAMS[options.program](Setting(options.device, options.change))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    figures = {"torch": torch.__version__, "python": sys.version.partition(" ")[0]}
+    figures: dict[str, Any] = {"torch": torch.__version__, "python": sys.version.partition(" ")[0]}
     if on_gpu:
         torch.cuda.synchronize()
-        figures["peak_bytes"] = torch.cuda.max_memory_allocated()
+        figures["step_peaks_bytes"] = peaks
+        figures["peak_bytes"] = max([*peaks, torch.cuda.max_memory_allocated()])
         figures["gpu"] = torch.cuda.get_device_name()
         if options.record:
             torch.cuda.memory._dump_snapshot(str(options.record))

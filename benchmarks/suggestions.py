@@ -5,7 +5,7 @@
 
 Requires a CUDA GPU. Each program of `suggestion_programs.py` is recorded and explained; each suggestion is then made in
 the program, which runs again without a recording. One JSON line per suggestion: the predicted and the achieved lowering
-of max_memory_allocated, both in bytes, and their ratio less 1. Programs whose packages are missing give a line with the
+of max_memory_allocated, both in bytes, and their ratio less 1; the peaks of each step, of the recorded program first. Programs whose packages are missing give a line with the
 reason. Lines that the file already has are not measured again.
 """
 
@@ -59,7 +59,7 @@ def run(program: str, folder: Path, *, change: str = "", record: Path | None = N
     return figures
 
 
-def compare(program: str, folder: Path, known: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+def compare(program: str, folder: Path, known: set[tuple[str, str]], repeats: int = 1) -> Iterator[dict[str, Any]]:
     """A row for each suggestion for a program."""
     snapshot = folder / f"{program}.pickle"
     base = run(program, folder, record=snapshot)
@@ -71,10 +71,11 @@ def compare(program: str, folder: Path, known: set[tuple[str, str]]) -> Iterator
         yield {"program": program, "replayed_bytes": report.peak_bytes, **base, "failed": "the replay's peak differs"}
     for suggestion in report.suggestions:
         if (program, suggestion.name) not in known:
-            yield _row(program, suggestion, base, run(program, folder, change=suggestion.name))
+            changed = [run(program, folder, change=suggestion.name) for _ in range(repeats)]
+            yield _row(program, suggestion, base, changed)
 
 
-def _row(program: str, suggestion: Suggestion, base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+def _row(program: str, suggestion: Suggestion, base: dict[str, Any], changed: list[dict[str, Any]]) -> dict[str, Any]:
     row = {
         "program": program,
         "suggestion": suggestion.name,
@@ -84,11 +85,18 @@ def _row(program: str, suggestion: Suggestion, base: dict[str, Any], changed: di
         "gpu": base["gpu"],
         "torch": base["torch"],
         "before_bytes": base["peak_bytes"],
+        "basis": suggestion.basis.value,
+        "condition": suggestion.condition,
         "predicted_saving_bytes": suggestion.saves_bytes,
     }
-    if "failed" in changed:
-        return {**row, **changed}
-    achieved_bytes = base["peak_bytes"] - changed["peak_bytes"]
+    failed = next((one for one in changed if "failed" in one), None)
+    if failed is not None:
+        return {**row, **failed}
+    savings = [base["peak_bytes"] - one["peak_bytes"] for one in changed]
+    achieved_bytes = savings[0]
+    if len(savings) > 1:
+        row["achieved_savings_bytes"] = savings
+    row["step_peaks_bytes"] = [base["step_peaks_bytes"], *(one["step_peaks_bytes"] for one in changed)]
     ratio = (
         suggestion.saves_bytes / achieved_bytes - 1 if suggestion.saves_bytes is not None and achieved_bytes else None
     )
@@ -102,13 +110,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=PROGRAMS)
     parser.add_argument("--keep", type=Path, help="Folder for the recordings. Default: next to the output.")
     parser.add_argument("--jobs", type=int, default=4, help="Programs at a time.")
+    parser.add_argument("--repeats", type=int, default=1, help="Runs of each changed program; the first one counts.")
     options = parser.parse_args()
     folder = options.keep or options.output.parent / "suggestions"
     folder.mkdir(parents=True, exist_ok=True)
     lines = options.output.read_text(encoding="utf-8").splitlines() if options.output.is_file() else []
     known = {(row["program"], row["suggestion"]) for row in map(json.loads, lines) if "achieved_saving_bytes" in row}
     with options.output.open("a", encoding="utf-8") as output, ThreadPoolExecutor(options.jobs) as pool:
-        for rows in pool.map(lambda program: list(compare(program, folder, known)), options.only):
+        for rows in pool.map(lambda program: list(compare(program, folder, known, options.repeats)), options.only):
             for row in rows:
                 output.write(json.dumps(row) + "\n")
                 output.flush()

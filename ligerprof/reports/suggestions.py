@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ligerprof.analyzers.suggestions.suggestion import Suggestion
+from ligerprof.analyzers.suggestions.suggestion import Basis, Suggestion
 from ligerprof.units import format_bytes
 
 _MOST = 8
@@ -17,6 +17,8 @@ def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[str]:
     for suggestion in suggestions[:_MOST]:
         yield f"- {suggestion.change}"
         yield f"  {_effect(suggestion)}. Cost: {suggestion.cost.value}; {suggestion.cost_reason}."
+        if suggestion.condition:
+            yield f"  {suggestion.condition}."
         yield from (f"    {line}" for line in suggestion.how)
 
 
@@ -25,4 +27,9 @@ def _effect(suggestion: Suggestion) -> str:
         return "saving not computed"
     verdict = {True: ", enough", False: ", not enough alone", None: ""}[suggestion.lets_pass]
     saves, peak = format_bytes(suggestion.saves_bytes), format_bytes(suggestion.new_peak_bytes)
+    saves, peak = {
+        Basis.REPLAYED: (saves, peak),
+        Basis.AT_LEAST: (f"at least {saves}", f"at most {peak}"),
+        Basis.ESTIMATED: (f"about {saves} (estimated)", f"about {peak}"),
+    }[suggestion.basis]
     return f"saves {saves}, new peak {peak}{verdict}"

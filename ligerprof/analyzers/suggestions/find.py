@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.ddp_buckets import timing_of_buckets
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import peak_after
-from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
-from ligerprof.analyzers.suggestions.table import ROWS, Row
+from ligerprof.analyzers.suggestions.row import Row
+from ligerprof.analyzers.suggestions.suggestion import Basis, Cost, Suggestion
+from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
@@ -63,8 +65,18 @@ def _evaluate(row: Row, case: Case, recipe: TrainingRecipe | None, before_bytes:
         cost_reason=row.cost_reason,
         how=how,
         framework=framework,
-        lets_pass=None if case.request is None else after[0] <= case.request.limit_bytes,
+        lets_pass=_lets_pass(row, case, after[0]),
+        basis=row.basis,
+        condition=timing_of_buckets(row, case, after[0]),
     )
+
+
+def _lets_pass(row: Row, case: Case, new_peak_bytes: int) -> bool | None:
+    """Whether the failed allocation would have succeeded, as far as the basis of the saving allows to say."""
+    if case.request is None or row.basis is Basis.ESTIMATED:
+        return None
+    fits = new_peak_bytes <= case.request.limit_bytes
+    return fits if fits or row.basis is Basis.REPLAYED else None
 
 
 def _command(row: Row, recipe: TrainingRecipe) -> str | None:

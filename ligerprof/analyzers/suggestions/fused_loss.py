@@ -1,6 +1,7 @@
 """The peak with a fused linear cross-entropy: no logits, but the kernel's workspace and gradients in forward."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -52,17 +53,9 @@ class LossShape:
 def without_logits(case: Case, provider: str) -> Edit | None:
     """Remove logits and the loss's temporary tensors; add what the provider's kernel allocates."""
     edit = case.without(*LOSS_ROLES)
-    logits = case.in_training(Role.LOGITS, Role.CE_TEMPORARIES)
     backwards = case.backwards
     known: dict[int, LossShape | None] = {}
-    for start, end in case.spans_of_phase(Phase.FORWARD):
-        made = case.allocated_within(logits, start, end)
-        if not len(made):
-            continue
-        largest = int(case.sizes(made).max())
-        head = next((block for block in made.tolist() if 4 * int(case.sizes([block])[0]) >= largest), None)
-        if head is None:
-            continue
+    for head, end in _heads(case):
         size_bytes = int(case.sizes([head])[0])
         if size_bytes not in known:
             known[size_bytes] = find_loss_shape(case, head)
@@ -72,6 +65,27 @@ def without_logits(case: Case, provider: str) -> Edit | None:
         backward = next((span for span in backwards if span[0] >= end), None)
         _add_kernel(case, edit, shape, provider, event=int(case.replayed.allocated_by[head]), backward=backward)
     return edit if known else None
+
+
+def loss_shapes(case: Case) -> Iterator[LossShape]:
+    """The sizes of each forward phase's linear cross-entropy, as far as they are known."""
+    for head, _ in _heads(case):
+        shape = find_loss_shape(case, head)
+        if shape is not None:
+            yield shape
+
+
+def _heads(case: Case) -> Iterator[tuple[int, int]]:
+    """The logits of each forward phase, and the end of that phase."""
+    logits = case.in_training(Role.LOGITS, Role.CE_TEMPORARIES)
+    for start, end in case.spans_of_phase(Phase.FORWARD):
+        made = case.allocated_within(logits, start, end)
+        if not len(made):
+            continue
+        largest = int(case.sizes(made).max())
+        head = next((block for block in made.tolist() if 4 * int(case.sizes([block])[0]) >= largest), None)
+        if head is not None:
+            yield head, end
 
 
 def find_loss_shape(case: Case, logits: int) -> LossShape | None:

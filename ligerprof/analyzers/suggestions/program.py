@@ -30,6 +30,7 @@ class Framework(ExplainedWord):
     TORCH = "torch", "plain torch"
 
 
+_WITHOUT_CODE = (Framework.AXOLOTL, Framework.LLAMA_FACTORY)
 _INSTALLED = r"(?:^|/)"
 # the first that matches runs the training loop
 _LOOPS = (
@@ -82,8 +83,17 @@ class Program:
 
     @cached_property
     def frameworks(self) -> tuple[Framework, ...]:
-        """Everything that the program uses, the outermost first: how a change is made is looked up in this order."""
-        found = [self.loop, self.engine, Framework.MODEL if self.has_file(_MODEL) else None, Framework.TORCH]
+        """Everything that the program uses, the outermost first: how a change is made is looked up in this order.
+
+        The users of some programs change their settings, not code; a trainer's settings contain DeepSpeed's.
+        """
+        if self.loop is Framework.LIGERPROF:
+            return (self.loop,)
+        found = [self.loop, self.engine]
+        if self.loop in _WITHOUT_CODE:
+            found = [self.loop, self.engine if self.engine is Framework.DEEPSPEED else None]
+        else:
+            found += [Framework.MODEL if self.has_file(_MODEL) else None, Framework.TORCH]
         return tuple(one for one in found if one is not None)
 
     @cached_property

@@ -54,8 +54,11 @@ class Edit:
 
     def resize(self, blocks: Int64s, divisor: int) -> None:
         """Divide the size of blocks."""
-        sizes = self._replayed.block_bytes[blocks]
-        self.release(sizes - sizes // divisor, self.starts(blocks), self.stops(blocks))
+        self.set_size(blocks, self._replayed.block_bytes[blocks] // divisor)
+
+    def set_size(self, blocks: Int64s, sizes: Int64s) -> None:
+        """Give blocks other sizes."""
+        self.release(self._replayed.block_bytes[blocks] - sizes, self.starts(blocks), self.stops(blocks))
 
     def end(self, blocks: Int64s, stops: Int64s) -> None:
         """End blocks at the given moments, if they live longer."""

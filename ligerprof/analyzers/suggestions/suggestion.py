@@ -18,6 +18,14 @@ class Cost(ExplainedWord):
     TRAINING = "training", "changes precision or what is trained"
 
 
+class Basis(ExplainedWord):
+    """How exact a saving is."""
+
+    REPLAYED = "replayed", "the recording replayed with the change"
+    AT_LEAST = "at least", "replayed, without some of what the change saves"
+    ESTIMATED = "estimated", "replayed, with an estimate of what the change adds"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
     """One change that lowers the peak.
@@ -32,6 +40,8 @@ class Suggestion:
         how: lines to change, in the words of the framework.
         framework: whose settings these are.
         lets_pass: whether the allocation that failed would have succeeded; None without one, or if unknown.
+        basis: how exact the saving is.
+        condition: what else the new peak depends on, in a sentence; empty if on nothing.
     """
 
     name: str
@@ -44,11 +54,13 @@ class Suggestion:
     how: tuple[str, ...]
     framework: Framework
     lets_pass: bool | None = None
+    basis: Basis = Basis.REPLAYED
+    condition: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `suggestions` in the JSON."""
         names = ("name", "change", "saves_bytes", "new_peak_bytes", "cost", "cost_reason", "how", "framework")
-        return select(self, *names, "lets_pass")
+        return select(self, *names, "lets_pass", "basis", "condition")
 
     def to_what_if(self) -> dict[str, Any]:
         """An entry of `what_if` in the JSON."""

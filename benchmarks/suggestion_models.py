@@ -1,0 +1,162 @@
+"""The models, data and optimizers of `suggestion_programs.py`, each with the change that a run makes."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+STEPS = 3
+
+
+class Setting:
+    """The device, the sizes, and the change to make ("" for none)."""
+
+    def __init__(self, device: str, change: str) -> None:
+        self.device, self.change = device, change
+        self.small = device == "cpu"
+        self.vocab, self.seq = (512, 64) if self.small else (64000, 1024)
+        self.batch = 4 if self.small else 8
+
+    def does(self, change: str) -> bool:
+        """Whether this is the change to make."""
+        return self.change == change
+
+    def batches(self, batch: int | None = None) -> Iterator[torch.Tensor]:
+        """Tokens of each step."""
+        for _ in range(STEPS):
+            yield torch.randint(0, self.vocab, (batch or self.batch, self.seq)).to(self.device)
+
+    def offload(self) -> Any:
+        """A context for the forward pass: saved tensors go to main memory if that is the change."""
+        return (
+            torch.autograd.graph.save_on_cpu(pin_memory=not self.small)
+            if self.does("activation-offload")
+            else nullcontext()
+        )
+
+    def autocast(self) -> Any:
+        """bf16 autocast."""
+        return torch.autocast(self.device, torch.bfloat16)
+
+
+class Block(nn.Module):
+    """A block of a GPT."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attention, then the MLP."""
+        batch, tokens, width = x.shape
+        parts = self.qkv(self.norm_1(x)).split(width, dim=2)
+        q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in parts)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+
+
+class Gpt(nn.Module):
+    """A GPT written by hand."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        width, layers, heads = (64, 2, 4) if setting.small else (768, 12, 12)
+        self.setting = setting
+        self.embedding = nn.Embedding(setting.vocab, width)
+        self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, setting.vocab, bias=False)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Logits and loss."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            if self.setting.does("checkpointing"):
+                from torch.utils.checkpoint import checkpoint
+
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        hidden = self.norm(x)
+        if self.setting.does("fused-loss"):
+            from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy
+
+            return None, fused_linear_cross_entropy(hidden, self.head.weight, labels)
+        logits = self.head(hidden)
+        return logits, functional.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1))
+
+
+def gpt(setting: Setting) -> Gpt:
+    """The GPT on its device."""
+    return Gpt(setting).to(setting.device, torch.bfloat16 if setting.does("bf16-weights") else torch.float32)
+
+
+def llama(setting: Setting, *, by_trainer: bool = False, **changes: Any) -> Any:
+    """A transformers Llama."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    large = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    dtype = torch.bfloat16 if setting.does("bf16-weights") else changes.pop("dtype", torch.bfloat16)
+    changes.pop("dtype", None)
+    attention = changes.pop("attention", "sdpa")
+    config = LlamaConfig(
+        **(small if setting.small else large),
+        num_key_value_heads=4,
+        vocab_size=setting.vocab,
+        tie_word_embeddings=changes.pop("tied", False),
+        max_position_embeddings=4096,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).train()
+    if setting.does("lora"):
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
+    if by_trainer:
+        return model
+    if not setting.does("cpu-offload"):
+        model = model.to(setting.device)
+    if setting.does("fused-loss"):
+        import ligerprof.kernels
+
+        ligerprof.kernels.apply(model, "flce")
+    if setting.does("checkpointing"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def optimizer_of(setting: Setting, model: nn.Module, *, fused: bool | None = None) -> torch.optim.Optimizer:
+    """AdamW with torch's default, foreach on a GPU, or that of a change."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if setting.does("8-bit-optimizer") or setting.does("paged-optimizer"):
+        import bitsandbytes
+
+        kind = bitsandbytes.optim.AdamW8bit if setting.does("8-bit-optimizer") else bitsandbytes.optim.PagedAdamW32bit
+        optimizer: torch.optim.Optimizer = kind(weights, lr=1e-4)
+        return optimizer
+    return torch.optim.AdamW(weights, lr=1e-4, fused=True if setting.does("fused-optimizer") else fused)
+
+
+def parts_of(setting: Setting, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The micro-batches of a step."""
+    return batch.chunk(2) if setting.does("half-batch") else (batch,)
+
+
+class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Random sequences."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(0, self.setting.vocab, (self.setting.seq,))
+        return {"input_ids": tokens, "labels": tokens.clone()}

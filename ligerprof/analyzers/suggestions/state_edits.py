@@ -1,0 +1,175 @@
+"""The effect of changes to weights and optimizer states: their precision, their place, and which of them train."""
+
+import numpy as np
+
+from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.fused_loss import LossShape, loss_shapes
+from ligerprof.analyzers.suggestions.replayed_change import Edit
+from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.trace import Int64s
+from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.low_bit import eight_bit_state_sizes
+
+LORA_RANK = 16
+# a weight, its gradient and two moments, all fp32
+_BYTES_PER_ADAPTER_ELEMENT = 4 * FP32_BYTES
+# bitsandbytes/optim/optimizer.py, get_state_buffer: smaller states are not paged
+_PAGED_ELEMENTS = 100_000
+_TRAINING_STATES = (Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
+
+
+def parameter_width(case: Case) -> int | None:
+    """Bytes per element of the weights; None if the recording does not show them.
+
+    Autocast copies only fp32 weights. Without autocast, the sizes of the logits, the hidden states and the head's weight
+    determine it.
+    """
+    if len(case.book.blocks(Role.WEIGHT_CASTS)):
+        return FP32_BYTES
+    shape = next(loss_shapes(case), None)
+    return None if shape is None else shape.parameter_bytes
+
+
+def with_half_precision_weights(case: Case) -> Edit:
+    """Halve fp32 weights, their gradients and optimizer states, and remove autocast's copies.
+
+    Activations that have the precision of the weights shrink as well; which ones is not known.
+    """
+    edit = case.without(Role.WEIGHT_CASTS)
+    _ = case.gradients
+    blocks = case.in_training(*_TRAINING_STATES, *([Role.COMMUNICATION] if case.program.engine else []))
+    edit.resize(blocks[case.sizes(blocks) > MIN_BLOCK_BYTES], 2)
+    if case.request is not None and case.request.role in _TRAINING_STATES:
+        edit.request_divisor = 2
+    return edit
+
+
+def with_eight_bit_states(case: Case) -> Edit | None:
+    """Replace Adam's moments by 8-bit ones with a scale for each block, and remove the step's temporary tensors."""
+    width = parameter_width(case)
+    if width is None:
+        return None
+    edit = case.without(Role.OPTIMIZER_TEMPORARIES)
+    moments = case.in_training(Role.OPTIMIZER_STATES)
+    sizes = [sum(eight_bit_state_sizes(size // width)) // 2 for size in case.sizes(moments).tolist()]
+    edit.set_size(moments, _rounded(np.array(sizes, dtype=np.int64)))
+    if case.request is not None and case.request.role is Role.OPTIMIZER_STATES:
+        edit.request_divisor = width
+    return edit
+
+
+def with_paged_states(case: Case) -> Edit:
+    """Remove Adam's moments, except small ones, and the step's temporary tensors."""
+    edit = case.without(Role.OPTIMIZER_TEMPORARIES)
+    moments = case.in_training(Role.OPTIMIZER_STATES)
+    edit.remove(moments[case.sizes(moments) >= _PAGED_ELEMENTS * FP32_BYTES])
+    if case.request is not None and case.request.role is Role.OPTIMIZER_STATES:
+        edit.request_divisor = 0
+    return edit
+
+
+def with_lora(case: Case) -> Edit | None:
+    """Remove gradients and optimizer states of the weights; add adapters and what they keep for backward."""
+    shape = next(loss_shapes(case), None)
+    if shape is None or not len(case.passes):
+        return None
+    _ = case.gradients
+    edit = case.without(Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
+    matrices = _layer_matrices(case, shape)
+    if not len(matrices):
+        return None
+    elements = case.sizes(matrices) // shape.parameter_bytes
+    other_sides = elements // shape.hidden
+    adapters_bytes = LORA_RANK * int((shape.hidden + other_sides).sum()) * _BYTES_PER_ADAPTER_ELEMENT
+    end = np.array([case.replayed.last_moment + 1])
+    edit.hold(adapters_bytes, np.array([int(case.passes.first[0])]), end)
+    if not len(case.book.blocks(Role.WEIGHT_CASTS)):
+        _add_adapter_inputs(case, edit, shape, other_sides)
+    return edit
+
+
+def _layer_matrices(case: Case, shape: LossShape) -> Int64s:
+    """Weights of linear layers: as many columns or rows as the hidden states, not of the vocabulary."""
+    weights = case.in_training(Role.PARAMETERS)
+    elements = case.sizes(weights) // shape.parameter_bytes
+    is_matrix = (elements % shape.hidden == 0) & (elements > shape.hidden) & (elements != shape.vocab * shape.hidden)
+    return weights[is_matrix]
+
+
+def _add_adapter_inputs(case: Case, edit: Edit, shape: LossShape, other_sides: Int64s) -> None:
+    """Add the fp32 copy of its input that each adapter keeps: peft casts it to the adapter's dtype.
+
+    Under autocast, each linear layer keeps a 16-bit copy with and without adapters. The widest matrices of a layer are
+    those of its MLP, of which the last one reads the wide side.
+    """
+    passes = case.passes
+    layers = max(1, round(np.count_nonzero(other_sides == other_sides.max()) / _MLP_MATRICES))
+    inputs = shape.tokens * FP32_BYTES * (len(other_sides) // layers * shape.hidden + int(other_sides.max()))
+    kept = passes.backward_last >= 0
+    starts, stops = passes.end[kept] + 1, passes.backward_last[kept] + 1
+    if case.program.checkpoints:
+        starts = passes.recompute[kept] + 1
+    edit.hold(inputs, starts, np.maximum(starts, stops))
+
+
+# gate, up and down
+_MLP_MATRICES = 3
+
+
+def _rounded(sizes: Int64s) -> Int64s:
+    rounded: Int64s = -(-sizes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    return rounded
+
+
+def with_saved_tensors_on_host(case: Case) -> Edit | None:
+    """End what each layer saves when its pass ends, and hold it again while backward of the layer frees it.
+
+    With checkpointing, these are the inputs of layers. What backward copies back in addition, a weight at a time, is
+    added; tensors of the loss are left out.
+    """
+    passes = case.passes
+    roles = (Role.CHECKPOINTS,) if case.program.checkpoints else (Role.ACTIVATIONS, Role.WEIGHT_CASTS)
+    ran = passes.backward_last >= 0
+    if not ran.any():
+        return None
+    edit, replayed = case.edit(), case.replayed
+    blocks = case.book.blocks(*roles)
+    if case.program.checkpoints:
+        blocks, by = _checkpoints_by_pass(case, blocks)
+    else:
+        chosen = np.isin(passes.saved, blocks) & ran[passes.saved_by]
+        blocks, by = passes.saved[chosen], passes.saved_by[chosen]
+    if not len(blocks):
+        return None
+    sizes, stops = replayed.block_bytes[blocks], edit.stops(blocks)
+    is_cast = np.isin(blocks, case.book.blocks(Role.WEIGHT_CASTS))
+    span_ends = np.searchsorted(case.attribution.phases.spans, passes.span, "right")
+    ends = np.minimum(np.where(is_cast, span_ends[by], passes.end[by]) + 1, stops)
+    edit.release(sizes, ends, stops)
+    again = np.maximum(ends, passes.recompute[by] + 1)
+    edit.hold(sizes, again, stops)
+    _copy_weights_back(case, edit)
+    return edit
+
+
+def _checkpoints_by_pass(case: Case, checkpoints: Int64s) -> tuple[Int64s, Int64s]:
+    """Inputs of layers, and the pass that reads each: the first one that ends after it was made."""
+    passes, events = case.passes, case.replayed.allocated_by[checkpoints]
+    place = np.searchsorted(passes.end, events, "right")
+    # a layer's output is made in its own pass
+    made_inside = (place < len(passes)) & (passes.first[np.minimum(place, len(passes) - 1)] <= events)
+    place = place + made_inside
+    known = (place < len(passes)) & (passes.backward_last[np.minimum(place, len(passes) - 1)] >= 0)
+    return checkpoints[known], place[known]
+
+
+def _copy_weights_back(case: Case, edit: Edit) -> None:
+    """Add the largest weight during backward, in the precision of the passes."""
+    weights = case.in_training(Role.PARAMETERS)
+    if not len(weights):
+        return
+    casts = len(case.book.blocks(Role.WEIGHT_CASTS)) > 0
+    largest = int(case.sizes(weights).max()) // (FP32_BYTES // HALF_BYTES if casts else 1)
+    for start, end in case.spans_of_phase(Phase.BACKWARD):
+        edit.hold(largest, np.array([start + 1]), np.array([end + 1]))
