@@ -5,8 +5,8 @@
 
 Requires a CUDA GPU. Each program of `suggestion_programs.py` is recorded and explained; each suggestion is then made in
 the program, which runs again without a recording. One JSON line per suggestion: the predicted and the achieved lowering
-of max_memory_allocated, both in bytes, and their ratio less 1; the peaks of each step, of the recorded program first. Programs whose packages are missing give a line with the
-reason. Lines that the file already has are not measured again.
+of max_memory_allocated in bytes, their ratio less 1, and the peak of each step, those of the recorded program first.
+Programs whose packages are missing give a line with the reason. Lines that the file already has are not measured again.
 """
 
 import argparse

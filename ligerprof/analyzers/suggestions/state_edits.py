@@ -22,8 +22,8 @@ _TRAINING_STATES = (Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role
 def parameter_width(case: Case) -> int | None:
     """Bytes per element of the weights; None if the recording does not show them.
 
-    Autocast copies only fp32 weights. Without autocast, the sizes of the logits, the hidden states and the head's weight
-    determine it.
+    Autocast copies only fp32 weights. Without autocast, the sizes of the logits, the hidden states and the head's
+    weight determine it.
     """
     if len(case.book.blocks(Role.WEIGHT_CASTS)):
         return FP32_BYTES
