@@ -23,6 +23,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 
 _OFFLOADING = r":pack_to_cpu$|:pack_tensor$|/activation_offloading\.py:|offload_checkpoint"
+_OFFLOADING_TRAINERS = r"trl/trainer/(?:sft|dpo|kto|reward)_trainer\.py$"
 _LIGER_USERS = (*TRAINERS, *YAML)
 
 
@@ -43,6 +44,8 @@ def _can_offload_activations(case: Case) -> bool:
     """Whether hooks on saved tensors reach the forward pass, and nothing offloads or compiles it yet."""
     program = case.program
     if program.loop in (Framework.TRAINER, Framework.LIGHTNING) or program.engine not in (None, Framework.DDP):
+        return False
+    if program.loop is Framework.TRL and not program.has_file(_OFFLOADING_TRAINERS):
         return False
     return case.trains_model and not program.is_compiled and not program.has_call(_OFFLOADING)
 
@@ -224,7 +227,7 @@ PASS_ROWS: tuple[Row, ...] = (
         edit=with_saved_tensors_on_host,
         basis=Basis.AT_LEAST,
         how={
-            Framework.TRL: ("activation_offloading=True,  # SFT, DPO, KTO and reward trainers",),
+            Framework.TRL: ("activation_offloading=True,",),
             Framework.AXOLOTL: ("activation_offloading: true",),
             Framework.TORCH: (
                 "# around the forward pass:",
