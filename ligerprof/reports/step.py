@@ -7,6 +7,7 @@ from rich.text import Text
 
 from ligerprof.reports.failure import failure_lines, holders
 from ligerprof.reports.peak import blocks_table
+from ligerprof.reports.suggestions import suggestion_lines
 from ligerprof.reports.sweep import origin_words
 from ligerprof.reports.terminal import FiguresColumn, percent_error, phases_table, roles_table
 from ligerprof.roles import Backend
@@ -31,6 +32,7 @@ def render_step(report: StepReport) -> RenderableType:
         *(Text(line) for line in verdict_lines(report)),
         Text(""),
         *tables,
+        *(Text(line) for line in advice_lines(report)),
         *(Text(line) for line in closing_lines(report)),
     )
 
@@ -86,6 +88,12 @@ def _reached_lines(report: StepReport) -> Iterator[str]:
         )
     peak = format_bytes(estimate.peak_bytes)
     yield f"Estimated for a whole step: {peak}, in {estimate.peak_phase.value}."
+
+
+def advice_lines(report: StepReport) -> Iterator[str]:
+    """What would have let the step pass, if memory ran out."""
+    if report.outcome.oom is not None:
+        yield from suggestion_lines(report.peak.suggestions)
 
 
 def closing_lines(report: StepReport) -> list[str]:

@@ -91,6 +91,7 @@ class StepReport:
                 "ranks": [_rank_json(rank, of_rank) for rank, of_rank in outcome.ranks.items()],
             },
             {"oom": self._oom_json(), "reached_phases": to_json(self.reached_phases)},
+            select(self, "peak.suggestions"),
             select(self, "estimate", "error_ratio", "run=run.path", "recipe", "outcome.versions"),
             {"finished": self.finished.isoformat(timespec="seconds"), "notes": list(self.notes)},
         )

@@ -28,6 +28,14 @@ _MEASURES = (
 )
 _CONVOLUTION = r"nn/modules/conv\.py:_conv_forward$"
 
+# a matrix product's backward computes the weight's gradient first, and last if it adds a bias
+_PRODUCT_GRADIENTS = tuple(
+    Rule(Role.GRADIENTS, _BACKWARD, node=node, has=(place, *size), lacks=(Feature.RECOMPUTED,))
+    for node, place in ((r"^B?[Mm]mBackward", Feature.FIRST_OF_CALL), (r"^AddmmBackward", Feature.LAST_OF_CALL))
+    # under autocast it is 16-bit and then cast
+    for size in ((Feature.WEIGHT_SIZED,), (Feature.HALF_WEIGHT_SIZED, Feature.CASTS_GRADIENTS))
+)
+
 RULES: tuple[Rule, ...] = (
     # libraries: named in C++ frames, or a known size that is allocated once and never freed
     Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
@@ -116,6 +124,8 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.VOCABULARY_LOSS,),
         lacks=(Feature.RECOMPUTED,),
     ),
+    # the head's gradient, which the next rules would take for the loss's
+    *_PRODUCT_GRADIENTS,
     Rule(
         Role.CE_TEMPORARIES,
         _BACKWARD,
@@ -141,13 +151,6 @@ RULES: tuple[Rule, ...] = (
         node=_NOT_ELEMENTWISE,
         has=(Feature.WEIGHT_SIZED, Feature.NEVER_FREED),
         lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE),
-    ),
-    # a matrix product's backward computes the weight's gradient first, and last if it adds a bias
-    *(
-        Rule(Role.GRADIENTS, _BACKWARD, node=node, has=(place, *size), lacks=(Feature.RECOMPUTED,))
-        for node, place in ((r"^B?[Mm]mBackward", Feature.FIRST_OF_CALL), (r"^AddmmBackward", Feature.LAST_OF_CALL))
-        # under autocast it is 16-bit and then cast
-        for size in ((Feature.WEIGHT_SIZED,), (Feature.HALF_WEIGHT_SIZED, Feature.CASTS_GRADIENTS))
     ),
     # attention, forward, recomputed and backward
     Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),

@@ -103,8 +103,12 @@ class SnapshotAnalysis:
     @cached_property
     def _case(self) -> Case:
         failures = self.replayed.failures
-        failed = failures[-1] if failures and self._step is None else None
+        failed = failures[-1] if failures and self._covers(failures[-1]) else None
         return Case(attribution=self.attribution, window=self.window, peak_moment=self.peak_moment, failed=failed)
+
+    def _covers(self, moment: int) -> bool:
+        """Whether the window contains a moment."""
+        return isinstance(self.window, slice) or bool(np.isin(moment, self.window))
 
     @cached_property
     def timeline(self) -> RoleTimeline:

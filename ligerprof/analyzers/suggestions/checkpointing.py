@@ -3,12 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.layer_passes import LayerPasses
 from ligerprof.analyzers.suggestions.replayed_change import Edit
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 
 Flags = NDArray[np.bool_]
+_NO_SPAN = -1
 
 # a layer that is the only one of its kind is not worth a checkpoint
 _LEAST_LAYERS = 2
@@ -46,10 +48,13 @@ def with_checkpointing(case: Case) -> Edit | None:
 
 
 def _is_interrupted(case: Case, passes: LayerPasses) -> Flags:
-    """Passes of the span in which memory ran out before backward began."""
+    """Passes whose backward did not run because memory ran out in their forward phase or in the backward after it."""
     if case.request is None or not len(passes):
         return np.zeros(len(passes), dtype=bool)
-    failed = int(case.attribution.phases.spans_of(np.array([max(case.request.moment - 1, 0)]))[0])
+    phases, moment = case.attribution.phases, max(case.request.moment - 1, 0)
+    failed = int(phases.spans_of(np.array([moment]))[0])
+    if phases.codes[moment] == phase_code(Phase.BACKWARD):
+        failed = int(np.max(passes.span, where=passes.span < failed, initial=_NO_SPAN))
     interrupted: Flags = (passes.span == failed) & (passes.backward_last < 0)
     return interrupted
 

@@ -10,27 +10,19 @@ from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit, peak_after
 from ligerprof.analyzers.suggestions.row import Row
-from ligerprof.units import format_bytes
 
 _FIRST = r"\A\S*nn/parallel/distributed\.py:_ddp_init_helper$"
 _REBUILT = r"\A\S*nn/parallel/distributed\.py:_pre_forward$"
 # nn/parallel/distributed.py: the smallest bucket; smaller tensors are maps of unused parameters
 _LEAST_BUCKET_BYTES = 2**20
-# a smaller share of the new peak is not worth a sentence
-_LEAST_SHARE = 0.01
 
 
-def timing_of_buckets(row: Row, case: Case, new_peak_bytes: int) -> str:
-    """A sentence on the new peak if the first buckets live shorter or longer than recorded; empty if it is the same."""
+def peak_with_other_timing(row: Row, case: Case) -> int | None:
+    """The new peak if the first buckets live shorter or longer than recorded; None without DDP."""
     if case.program.engine is not Framework.DDP:
-        return ""
+        return None
     other = peak_after(lambda: _with_other_timing(row, case), case.book, case.window, case.request)
-    if other is None or abs(other[0] - new_peak_bytes) < _LEAST_SHARE * new_peak_bytes:
-        return ""
-    peak = format_bytes(other[0])
-    if other[0] > new_peak_bytes:
-        return f"The new peak is {peak} if DDP still holds its first buckets in the second step"
-    return f"The new peak is {peak} if DDP drops its first buckets before the second step"
+    return None if other is None else other[0]
 
 
 def _with_other_timing(row: Row, case: Case) -> Edit | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.ddp_buckets import timing_of_buckets
+from ligerprof.analyzers.suggestions.ddp_buckets import peak_with_other_timing
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import peak_after
 from ligerprof.analyzers.suggestions.row import Row
@@ -13,9 +13,15 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.snapshots.trace import Int64s
+from ligerprof.units import format_bytes
 
 # a smaller share of the peak is not worth a change
 _LEAST_SHARE = 0.02
+# a smaller difference of the new peak is not worth a sentence
+_VISIBLE_SHARE = 0.01
+_ON_TIMING = "The new peak is {} if DDP drops its first buckets before the second step; this differs from run to run"
+    "The new peak is {} if DDP has dropped its first buckets before the second step, which differs from run to run"
+)
 
 
 def find_suggestions(case: Case, recipe: TrainingRecipe | None = None) -> tuple[Suggestion, ...]:
@@ -53,30 +59,36 @@ def _evaluate(row: Row, case: Case, recipe: TrainingRecipe | None, before_bytes:
             return
         how = (command,)
     after = peak_after(lambda: row.edit(case), case.book, case.window, case.request)
-    if after is None or before_bytes - after[0] < _LEAST_SHARE * before_bytes:
+    if after is None:
         return
+    other_bytes = peak_with_other_timing(row, case) or after[0]
+    new_peak_bytes, least_bytes = max(after[0], other_bytes), min(after[0], other_bytes)
+    if before_bytes - new_peak_bytes < _LEAST_SHARE * before_bytes:
+        return
+    depends = new_peak_bytes - least_bytes >= _VISIBLE_SHARE * new_peak_bytes
+    basis = Basis.AT_LEAST if depends and row.basis is Basis.REPLAYED else row.basis
     yield Suggestion(
         name=row.name,
         change=row.change,
         without=row.without,
-        saves_bytes=before_bytes - after[0],
-        new_peak_bytes=after[0],
+        saves_bytes=before_bytes - new_peak_bytes,
+        new_peak_bytes=new_peak_bytes,
         cost=row.cost,
         cost_reason=row.cost_reason,
         how=how,
         framework=framework,
-        lets_pass=_lets_pass(row, case, after[0]),
-        basis=row.basis,
-        condition=timing_of_buckets(row, case, after[0]),
+        lets_pass=_lets_pass(basis, case, new_peak_bytes),
+        basis=basis,
+        condition=_ON_TIMING.format(format_bytes(least_bytes)) if depends else "",
     )
 
 
-def _lets_pass(row: Row, case: Case, new_peak_bytes: int) -> bool | None:
+def _lets_pass(basis: Basis, case: Case, new_peak_bytes: int) -> bool | None:
     """Whether the failed allocation would have succeeded, as far as the basis of the saving allows to say."""
-    if case.request is None or row.basis is Basis.ESTIMATED:
+    if case.request is None or basis is Basis.ESTIMATED:
         return None
     fits = new_peak_bytes <= case.request.limit_bytes
-    return fits if fits or row.basis is Basis.REPLAYED else None
+    return fits if fits or basis is Basis.REPLAYED else None
 
 
 def _command(row: Row, recipe: TrainingRecipe) -> str | None:

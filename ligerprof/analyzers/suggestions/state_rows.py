@@ -115,9 +115,12 @@ STATE_ROWS: tuple[Row, ...] = (
         without=(Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES),
         applies=_can_add_adapters,
         edit=with_lora,
-        basis=Basis.ESTIMATED,
+        basis=Basis.AT_LEAST,
         how={
-            Framework.TRL: (f'peft_config=LoraConfig(r={LORA_RANK}, target_modules="all-linear"),  # of the trainer',),
+            Framework.TRL: (
+                "# of the trainer, not of its config:",
+                f'peft_config=LoraConfig(r={LORA_RANK}, target_modules="all-linear"),',
+            ),
             Framework.AXOLOTL: ("adapter: lora", f"lora_r: {LORA_RANK}", "lora_target_linear: true"),
             Framework.LLAMA_FACTORY: ("finetuning_type: lora", f"lora_rank: {LORA_RANK}", "lora_target: all"),
             Framework.LIGERPROF: (f"--lora {LORA_RANK}",),

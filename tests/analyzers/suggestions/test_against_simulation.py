@@ -1,13 +1,18 @@
 import dataclasses
+import json
 import shlex
 from typing import Any
 
 import pytest
 
 from ligerprof.analyzers.explain.analysis import analyze
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.suggestions.program import Framework
+from ligerprof.analyzers.suggestions.suggestion import Basis
+from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.cli.step import command
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
+from ligerprof.roles import Phase
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.snapshots.reader import Snapshot
 from tests.analyzers.suggestions.test_find import SAVING_TOLERANCE
@@ -53,6 +58,62 @@ def test_printed_commands_run_and_save_what_they_say(recipe: TrainingRecipe, nam
         after = simulate_step(changed, record=False)
         achieved_bytes = report.peak_bytes - max(after.peak_bytes, after.first_step_peak_bytes)
         assert suggestion.saves_bytes == pytest.approx(achieved_bytes, rel=SAVING_TOLERANCE), suggestion.name
+
+
+@pytest.fixture(scope="module")
+def states_dominate(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingRecipe, PeakReport]:
+    """A recipe whose optimizer states are most of its memory, and the report on its step."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 16000,
+    }
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    recipe = TrainingRecipe(model=str(path), device="simulated", batch=1, seq=256, precision="amp")
+    return recipe, analyze(Snapshot.from_dict(simulate_step(recipe).snapshot), recipe=recipe).peak
+
+
+@pytest.mark.parametrize("name", ["8-bit-optimizer", "bf16-weights", "lora"])
+def test_changes_to_weights_and_states_save_what_they_say(
+    states_dominate: tuple[TrainingRecipe, PeakReport], name: str
+) -> None:
+    recipe, report = states_dominate
+    suggestion = next(one for one in report.suggestions if one.name == name)
+    row = next(row for row in ROWS if row.name == name)
+
+    changed = row.recipe(recipe)
+    assert changed is not None
+    after = simulate_step(changed, record=False)
+
+    assert suggestion.saves_bytes is not None
+    achieved_bytes = report.peak_bytes - max(after.peak_bytes, after.first_step_peak_bytes)
+    assert suggestion.saves_bytes == pytest.approx(achieved_bytes, rel=SAVING_TOLERANCE)
+    if suggestion.basis is Basis.AT_LEAST:
+        assert suggestion.saves_bytes <= achieved_bytes
+
+
+def test_a_step_out_of_memory_lists_what_would_have_let_it_pass() -> None:
+    recipe = TrainingRecipe(**TINY, precision="amp", checkpointing=False, memory_limit_bytes=400 * 2**20)
+    outcome = simulate_step(recipe)
+
+    # one step is explained, and it contains the failure
+    report = analyze(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step, recipe=recipe).peak
+
+    assert outcome.oom is not None
+    # backward had begun: no layer had run backward yet
+    assert outcome.oom.phase is Phase.BACKWARD
+    assert {one.name: one.lets_pass for one in report.suggestions} == {
+        "fused-loss": True,
+        "half-batch": True,
+        "checkpointing": True,
+    }
+    for suggestion in report.suggestions:
+        assert simulate_step(typed_recipe(suggestion.how[0]), record=False).oom is None, suggestion.name
 
 
 def test_without_the_recipe_the_options_of_step_are_named() -> None:
