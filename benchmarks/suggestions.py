@@ -54,7 +54,9 @@ def run(program: str, folder: Path, *, change: str = "", record: Path | None = N
         return {"failed": f"over {_LONGEST_RUN_SECONDS} s"}
     if done.returncode or not result.is_file():
         errors = [line for line in done.stderr.splitlines() if re.match(r"[\w.]+(?:Error|Exception)\b", line)]
-        return {"failed": (errors or done.stderr.splitlines() or ["no output"])[-1][:_REASON_CHARACTERS]}
+        # the first one is the cause of the last one
+        reasons = dict.fromkeys([*errors[:1], *(errors or done.stderr.splitlines() or ["no output"])[-1:]])
+        return {"failed": "; ".join(reasons)[:_REASON_CHARACTERS]}
     figures: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return figures
 

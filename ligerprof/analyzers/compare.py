@@ -74,6 +74,7 @@ def figures_from_peak(report: "PeakReport", source: str) -> Figures:
         phases=report.phases,
         roles=report.roles,
         oom=oom,
+        remedies=tuple(one.name for one in report.suggestions if one.lets_pass),
     )
 
 

@@ -1,7 +1,8 @@
 """Read one result of `step`, `estimate` or `explain` from an untrusted JSON object."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +15,8 @@ from ligerprof.serialization import select
 _OF_A_STEP = (Backend.SIMULATED, Backend.MEASURED)
 # bound of a byte count; str() raises for integers of many thousand digits
 _MAX_BYTES = 2**63
+# of a suggestion
+_NAME = re.compile(r"[a-z0-9-]{1,40}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +44,7 @@ class Figures:
         phases: peak bytes of each phase that the source has.
         roles: the peak by role.
         oom: the failed allocation that the program did not catch, None if all fitted.
+        remedies: names of the suggestions that would have let it pass, the cheapest first.
     """
 
     source: str
@@ -49,6 +53,7 @@ class Figures:
     phases: Mapping[Phase, int]
     roles: MemoryBreakdown
     oom: FailureFigures | None = None
+    remedies: tuple[str, ...] = ()
 
     @property
     def file(self) -> str:
@@ -57,7 +62,7 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `columns` in the comparison's JSON."""
-        return select(self, "source", "backend", "peak_bytes", "phases", "roles", "oom")
+        return select(self, "source", "backend", "peak_bytes", "phases", "roles", "oom", "remedies")
 
 
 class ResultReader:
@@ -88,7 +93,17 @@ class ResultReader:
             phases={Phase(word): size_bytes for word, size_bytes in self._sizes("phases", Phase).items()},
             roles=MemoryBreakdown.from_json(self._sizes("roles", Role)),
             oom=self._oom(),
+            remedies=tuple(self._remedies()),
         )
+
+    def _remedies(self) -> Iterator[str]:
+        """The names of the suggestions that would have let a failed allocation pass."""
+        found = self.get("suggestions") or ()
+        for values in found if isinstance(found, list) else ():
+            suggestion = ResultReader(values, f"{self._source} (suggestions)")
+            name = suggestion.text("name")
+            if suggestion.get("lets_pass") is True and _NAME.fullmatch(name or ""):
+                yield str(name)
 
     def _oom(self) -> FailureFigures | None:
         """The failed allocation under `oom`; None if there is none or the program caught it."""

@@ -12,6 +12,8 @@ from ligerprof.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_MOST_REMEDIES = 8
+
 
 def render_comparison(comparison: Comparison) -> "RenderableType":
     """Lay out a comparison; one line per source names its column."""
@@ -47,6 +49,9 @@ def _failure_lines(titles: Sequence[str], comparison: Comparison) -> Iterator[st
             sizes = ((oom.requested_bytes, "requested"), (oom.allocated_bytes, "allocated"))
             figures = ", ".join(f"{format_bytes(size)} {word}" for size, word in sizes if size is not None)
             yield f"{title}: out of memory{phase}{step}{f': {figures}' if figures else ''}."
+            if item.remedies:
+                remedies = ", ".join(item.remedies[:_MOST_REMEDIES])
+                yield f"{title}: each of these alone would have let it pass: {remedies}. `ligerprof explain` shows how."
     if any(item.oom is not None for item in comparison.columns):
         yield "Where memory ran out, the roles are those of that moment, and the phases what was reached."
 

@@ -98,13 +98,30 @@ class SnapshotAnalysis:
     def bytes_after(self, suggestion: Suggestion) -> Int64s | None:
         """Allocated bytes at each moment with one of the suggestions, None if not computed."""
         with collector_paused():
-            return bytes_after(suggestion, self._case)
+            after = bytes_after(suggestion, self._case)
+            # the change is computed up to the failure
+            return None if after is None else np.append(after, self.replayed.allocated_bytes[len(after) :])
 
     @cached_property
     def _case(self) -> Case:
         failures = self.replayed.failures
         failed = failures[-1] if failures and self._covers(failures[-1]) else None
-        return Case(attribution=self.attribution, window=self.window, peak_moment=self.peak_moment, failed=failed)
+        if failed is None:
+            return Case(
+                attribution=self.attribution,
+                whole=self.attribution,
+                window=self.window,
+                peak_moment=self.peak_moment,
+            )
+        # what follows a failure says nothing about what was held then; the event itself has the request
+        window = self.window if isinstance(self.window, slice) else self.window[self.window <= failed]
+        return Case(
+            attribution=self.attribution.until(failed + 1),
+            whole=self.attribution,
+            window=window,
+            peak_moment=min(self.peak_moment, failed),
+            failed=failed,
+        )
 
     def _covers(self, moment: int) -> bool:
         """Whether the window contains a moment."""

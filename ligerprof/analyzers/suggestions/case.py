@@ -26,12 +26,15 @@ class Case:
     """A recording whose peak is to be lowered.
 
     Attributes:
+        attribution: of the recording, up to the failure if memory ran out.
+        whole: of the whole recording, which shows what the program does.
         window: the moments that are searched for the peak.
         peak_moment: the moment of the recorded peak.
         failed: the event of the allocation that failed, None if all succeeded.
     """
 
     attribution: Attribution
+    whole: Attribution
     window: Window
     peak_moment: int
     failed: int | None = None
@@ -44,7 +47,7 @@ class Case:
     @cached_property
     def program(self) -> Program:
         """What the stacks show about the program."""
-        return read_program(self.attribution)
+        return read_program(self.whole)
 
     @cached_property
     def request(self) -> Request | None:
@@ -64,7 +67,7 @@ class Case:
     @cached_property
     def trains_model(self) -> bool:
         """Whether backward runs in the recording, or would have run if memory had not run out in the first forward."""
-        if (self.attribution.phases.codes == phase_code(Phase.BACKWARD)).any():
+        if (self.whole.phases.codes == phase_code(Phase.BACKWARD)).any():
             return True
         ran_once = len(self.spans_of_phase(Phase.FORWARD)) == 1
         return self.request is not None and ran_once and not self.program.generates

@@ -20,8 +20,6 @@ _LEAST_SHARE = 0.02
 # a smaller difference of the new peak is not worth a sentence
 _VISIBLE_SHARE = 0.01
 _ON_TIMING = "The new peak is {} if DDP drops its first buckets before the second step; this differs from run to run"
-    "The new peak is {} if DDP has dropped its first buckets before the second step, which differs from run to run"
-)
 
 
 def find_suggestions(case: Case, recipe: TrainingRecipe | None = None) -> tuple[Suggestion, ...]:

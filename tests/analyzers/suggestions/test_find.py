@@ -56,3 +56,22 @@ def test_an_edit_that_changes_nothing_keeps_the_peak() -> None:
     analysis = recorded.analysis("hf-ckpt-4x1024")
 
     assert Edit(analysis.replayed).highest(slice(None), None) == (analysis.peak.peak_bytes, analysis.peak_moment)
+
+
+@pytest.mark.parametrize("name", ["oom-caught", "oom-leak", "oom-longer", "oom"])
+def test_after_a_failure_suggestions_lower_what_the_failed_allocation_needed(name: str) -> None:
+    analysis = analyze(RECORDINGS / f"{name}.pickle.xz")
+    failure = analysis.out_of_memory
+    assert failure is not None
+
+    needed = {
+        one.saves_bytes + (one.new_peak_bytes or 0) for one in analysis.suggestions if one.saves_bytes is not None
+    }
+
+    # the peak of a step before the failure may be higher
+    until = int(analysis.replayed.allocated_bytes[: analysis.replayed.failures[-1] + 1].max())
+    assert needed == {max(until, failure.allocated_bytes + failure.requested_bytes)}
+    # pages draw the whole recording
+    after = analysis.bytes_after(analysis.suggestions[0])
+    assert after is not None
+    assert len(after) == len(analysis.replayed.allocated_bytes)
