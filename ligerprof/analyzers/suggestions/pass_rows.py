@@ -120,6 +120,8 @@ PASS_ROWS: tuple[Row, ...] = (
         applies=lambda case: case.program.has_call(r":eager_attention_forward$"),
         edit=without(Role.ATTENTION_TEMPORARIES),
         how={
+            Framework.AXOLOTL: ("attn_implementation: sdpa",),
+            Framework.LLAMA_FACTORY: ("flash_attn: sdpa",),
             Framework.LIGERPROF: ("--attention sdpa",),
             Framework.MODEL: ('model = AutoModel….from_pretrained(..., attn_implementation="sdpa")',),
         },

@@ -1,7 +1,20 @@
+import dataclasses
+import inspect
+import json
+import re
+
+import accelerate
+import peft
 import pytest
+import torch
+import torch.distributed.fsdp
+from torch.utils.checkpoint import checkpoint
+from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from ligerprof.analyzers.suggestions.program import Framework, Program
 from ligerprof.analyzers.suggestions.table import ROWS
+from tests.paths import DATA
 
 MODEL = "transformers/models/llama/modeling_llama.py"
 FILES = {
@@ -54,3 +67,72 @@ def test_lines_are_what_the_framework_reads(row: object) -> None:
     for framework in (Framework.AXOLOTL, Framework.LLAMA_FACTORY):
         for line in how.get(framework, ()):
             assert ": " in line, line
+
+
+NAMES = json.loads((DATA / "framework-arguments.json").read_text(encoding="utf-8"))
+
+
+def keys_in(framework: Framework) -> set[str]:
+    """The keys or arguments that the table's lines set for a framework, and lines that are code left out."""
+    lines = [line for row in ROWS for line in row.how.get(framework, ())]
+    pattern = r"^(\w+):" if framework in (Framework.AXOLOTL, Framework.LLAMA_FACTORY) else r"(?:^|, )(\w+)="
+    return {key for line in lines for key in re.findall(pattern, line) if not line.startswith(("#", " "))}
+
+
+@pytest.mark.parametrize("framework", [Framework.AXOLOTL, Framework.LLAMA_FACTORY, Framework.TRL, Framework.TRAINER])
+def test_keys_are_those_of_the_framework(framework: Framework) -> None:
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    if framework is Framework.AXOLOTL:
+        known = set()
+    if framework is not Framework.TRAINER:
+        known |= set(NAMES[framework.value]["names"])
+
+    keys = keys_in(framework)
+
+    assert len(keys) > 5
+    # arguments of LoraConfig and of the kernels, which stand inside those of the trainer
+    assert keys - known - {"target_modules"} == set()
+
+
+@pytest.mark.parametrize("framework", [Framework.AXOLOTL, Framework.LLAMA_FACTORY])
+def test_values_of_yaml_keys_are_known(framework: Framework) -> None:
+    for line in (line for row in ROWS for line in row.how.get(framework, ())):
+        key, _, value = line.partition("  #")[0].partition(": ")
+        known = NAMES[framework.value].get("values", {}).get(key)
+        assert known is None or value.strip("[]") in known, line
+
+
+@pytest.mark.parametrize("framework", [Framework.TRL, Framework.TRAINER, Framework.AXOLOTL, Framework.LLAMA_FACTORY])
+def test_optimizers_are_those_of_transformers(framework: Framework) -> None:
+    lines = [line for row in ROWS for line in row.how.get(framework, ()) if line.startswith(("optim", "optimizer"))]
+
+    names = {re.split(r"[=:]", line)[1].strip(' ",') for line in lines}
+
+    assert names == {"adamw_torch_fused", "paged_adamw_32bit", "adamw_bnb_8bit"}
+    assert names <= {name.value for name in OptimizerNames}
+
+
+def test_python_lines_use_names_that_exist() -> None:
+    text = "\n".join(line for row in ROWS for lines in row.how.values() for line in lines)
+
+    assert set(re.findall(r"bitsandbytes\.optim\.(\w+)", text)) <= set(NAMES["bitsandbytes"]["names"])
+    lightning = "\n".join(line for row in ROWS for line in row.how.get(Framework.LIGHTNING, ()))
+    assert set(re.findall(r"(\w+)=", lightning)) - {"batch_size"} <= set(NAMES["lightning"]["names"])
+    for function, argument in (
+        (checkpoint, "use_reentrant"),
+        (torch.autograd.graph.save_on_cpu.__init__, "pin_memory"),
+        (torch.optim.AdamW.__init__, "fused"),
+        (torch.nn.parallel.DistributedDataParallel.__init__, "gradient_as_bucket_view"),
+        (torch.distributed.fsdp.fully_shard, "reshard_after_forward"),
+        (torch.distributed.fsdp.fully_shard, "offload_policy"),
+        (peft.LoraConfig.__init__, "target_modules"),
+        (accelerate.DistributedDataParallelKwargs.__init__, "gradient_as_bucket_view"),
+        (accelerate.Accelerator.__init__, "kwargs_handlers"),
+    ):
+        assert argument in text
+        assert argument in inspect.signature(function).parameters, argument
+
+
+@pytest.mark.parametrize("framework", [Framework.AXOLOTL, Framework.LLAMA_FACTORY, Framework.LIGERPROF])
+def test_users_of_settings_get_no_code(framework: Framework) -> None:
+    assert program(*FILES[framework], "train.py").frameworks == (framework,)
