@@ -94,7 +94,8 @@ def _layer_matrices(case: Case, shape: LossShape) -> Int64s:
     weights = case.in_training(Role.PARAMETERS)
     elements = case.sizes(weights) // shape.parameter_bytes
     is_matrix = (elements % shape.hidden == 0) & (elements > shape.hidden) & (elements != shape.vocab * shape.hidden)
-    return weights[is_matrix]
+    found: Int64s = weights[is_matrix]
+    return found
 
 
 def _add_adapter_inputs(case: Case, edit: Edit, shape: LossShape, other_sides: Int64s) -> None:
