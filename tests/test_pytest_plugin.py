@@ -2,6 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = """
 import ligerprof.pytest_plugin as plugin
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator

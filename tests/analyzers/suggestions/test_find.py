@@ -60,7 +60,7 @@ def test_an_edit_that_changes_nothing_keeps_the_peak() -> None:
 
 @pytest.mark.parametrize("name", ["oom-caught", "oom-leak", "oom-longer", "oom"])
 def test_after_a_failure_suggestions_lower_what_the_failed_allocation_needed(name: str) -> None:
-    analysis = analyze(RECORDINGS / f"{name}.pickle.xz")
+    analysis = recorded.analysis(name)
     failure = analysis.out_of_memory
     assert failure is not None
 
