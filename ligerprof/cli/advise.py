@@ -1,5 +1,6 @@
 """`ligerprof advise`: the cheapest changes that bring a recipe below a limit, each with its saving and cost."""
 
+import os
 from pathlib import Path
 
 import click
@@ -9,10 +10,11 @@ from ligerprof.cli.checking import make_judge, simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, say, show
-from ligerprof.errors import DoesNotFitError, UnsupportedError
+from ligerprof.errors import DoesNotFitError, MissingDependencyError, UnsupportedError
 from ligerprof.files import require_absent, write_new_file
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.configs.edits import can_edit, edit_file, require_editable
-from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.advise import render_advice
@@ -43,16 +45,18 @@ def command(recipe: TrainingRecipe, simulate: bool, output: Path | None, force: 
         require_absent([output], force=force)
     judge = make_judge(recipe, simulate=simulate)
     advice = advise(recipe, judge)
-    next_command = command_line(_runnable(advice), advice.plan)
+    runnable, reason = _runnable(advice)
+    next_command = command_line(runnable, advice.plan)
+    remarks = [remark for remark in (reason, _main_memory_note(advice)) if remark]
     edit = None if source is None else edit_file(*source, advice.recipe, advice.plan)
     show(
         lambda: {
             **advice.to_json(),
             "command": next_command,
-            "notes": list(advice.notes),
+            "notes": [*advice.notes, *remarks],
             **({} if edit is None else {"edit": edit.to_json()}),
         },
-        lambda: render_advice(advice, next_command, edit),
+        lambda: render_advice(advice, next_command, edit, remarks=remarks),
         as_json=as_json,
     )
     if output is not None and edit is not None:
@@ -71,10 +75,26 @@ def _editable_file() -> tuple[str, str] | None:
     return next((found for found in report.files if can_edit(*found)), None) if report is not None else None
 
 
-def _runnable(advice: Advice) -> str:
-    """The command to run next: `step` if this version supports the plan, else `estimate`."""
+def _runnable(advice: Advice) -> tuple[str, str]:
+    """The command to run next: `step` if it can run the plan, else `estimate`; and why not `step`, or nothing."""
     try:
         require_supported(advice.plan, command="step")
-    except UnsupportedError:
-        return "estimate"
-    return "step"
+        if advice.plan.engine is not Engine.TORCH:
+            require_packages(advice.plan, command="step")
+    except (UnsupportedError, MissingDependencyError) as error:
+        return "estimate", f"`ligerprof step` cannot run the plan here: {error}"
+    return "step", ""
+
+
+def _main_memory_note(advice: Advice) -> str:
+    """A sentence if the plan needs more main memory than this machine has."""
+    needed_bytes, available_bytes = advice.host_bytes * advice.plan.gpus, main_memory_bytes()
+    if needed_bytes <= available_bytes:
+        return ""
+    needed, available = format_bytes(needed_bytes), format_bytes(available_bytes)
+    return f"the plan needs {needed} of main memory for all its GPUs; this machine has {available}"
+
+
+def main_memory_bytes() -> int:
+    """The main memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

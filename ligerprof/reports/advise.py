@@ -1,7 +1,7 @@
 """Render `ligerprof advise`: the ladder with each rung's saving and cost, and the command to run next."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.search.advise import Advice
@@ -20,8 +20,14 @@ _LEGEND = (
 )
 
 
-def render_advice(advice: Advice, next_command: str, edit: FileEdit | None = None) -> "RenderableType":
-    """Lay out the ladder and its outcome, with the changed lines of a configuration file if there is one."""
+def render_advice(
+    advice: Advice, next_command: str, edit: FileEdit | None = None, *, remarks: Sequence[str] = ()
+) -> "RenderableType":
+    """Lay out the ladder and its outcome, with the changed lines of a configuration file if there is one.
+
+    Args:
+        remarks: on running the plan here, one sentence each.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -32,7 +38,7 @@ def render_advice(advice: Advice, next_command: str, edit: FileEdit | None = Non
         _ladder(advice),
         Text(_LEGEND),
         *(Text(line) for line in _outcome(advice)),
-        *(Text(f"note: {sentence}") for sentence in advice.notes),
+        *(Text(f"note: {sentence}") for sentence in (*advice.notes, *remarks)),
         *(Text(line) for line in (() if edit is None else _edit_lines(edit))),
         Text(wrap_command(f"Next: {next_command}")),
     )

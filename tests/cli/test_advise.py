@@ -78,3 +78,19 @@ def test_fragmentation_is_found_by_simulation() -> None:
     assert (found["verdict"]["fits"], found["plan"]["verdict"]["fits"]) == (False, True)
     assert [step["name"] for step in found["steps"] if step["state"] == "applied"] == ["expandable-segments"]
     assert found["command"].endswith("--memory-limit 22GiB --alloc-conf expandable_segments:True")
+
+
+def test_a_plan_that_cannot_run_here_is_estimated_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "ligerprof.recipe.conflicts.find_spec", lambda package: None if package == "deepspeed" else True
+    )
+    monkeypatch.setattr("ligerprof.cli.advise.main_memory_bytes", lambda: 2**30)
+
+    code, stdout, _ = run("--model", "llama3.1-8b", "--memory-limit", "40GiB", "--no-simulate", "--json")
+
+    found = json.loads(stdout)
+    assert code == 0
+    assert found["plan"]["recipe"]["engine"] == "deepspeed"
+    assert found["command"].startswith("ligerprof estimate ")
+    assert any("needs deepspeed" in note for note in found["notes"])
+    assert any("this machine has 1.00 GiB" in note or "this machine has 1024.0 MiB" in note for note in found["notes"])

@@ -98,13 +98,15 @@ class Advice:
 
 
 def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:
-    """Climb the ladder until the recipe fits the judge's limit.
+    """Climb the ladder until the recipe fits the judge's limit, with room for fragmentation if the ladder reaches that.
 
     Raises:
         UnsupportedError: the analytic estimate does not cover an option of the recipe.
         UnknownModelError: it does not cover the model's architecture.
     """
-    climb = _cheapest(_Climb(recipe, judge, {change.name for change in LADDER}))
+    climb = _climb(recipe, judge.with_room())
+    if judge.verdict(recipe).fits or not climb.verdict.fits:
+        climb = _climb(recipe, judge)
     return Advice(
         recipe=recipe,
         limit=judge.limit,
@@ -113,9 +115,13 @@ def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:
         steps=(*map(climb.final, climb.steps), climb.expansion()),
         plan=climb.plan,
         plan_needed_bytes=climb.needed_bytes,
-        plan_verdict=climb.verdict,
+        plan_verdict=judge.verdict(climb.plan),
         host_bytes=estimate(climb.plan).host_bytes,
     )
+
+
+def _climb(recipe: TrainingRecipe, judge: Judge) -> "_Climb":
+    return _cheapest(_Climb(recipe, judge, {change.name for change in LADDER}))
 
 
 def _cheapest(climb: "_Climb") -> "_Climb":
@@ -203,7 +209,7 @@ class _Climb:
         """Judge a recipe; if only fragmentation keeps it from fitting, add expandable segments."""
         verdict = self.judge.verdict(recipe)
         outcome = expandable_segments.outcome(recipe)
-        if verdict.fits or isinstance(outcome, str) or not self.judge.by_estimate(recipe).fits:
+        if verdict.fits or isinstance(outcome, str) or self.judge.allocates_too_much(recipe):
             return recipe, verdict
         expanded = self.judge.verdict(outcome[0])
         return (outcome[0], expanded) if expanded.fits else (recipe, verdict)

@@ -13,6 +13,8 @@ from ligerprof.words import Word
 
 # the estimate contains no fitted figure, so it adds none for the allocator's fragmentation
 ALLOWANCE_BYTES = 0
+# of the limit, for plans that are estimated
+_ROOM_SHARE = 0.03
 ALLOWANCE = (
     "the analytic estimate counts allocated bytes and adds no allowance for fragmentation: leave a few percent of room"
 )
@@ -124,7 +126,16 @@ class Judge:
     def __init__(self, limit: Limit, check: Check | None) -> None:
         self.limit = limit
         self._check = check
+        self._room_bytes = 0
         self._known: dict[str, Verdict] = {}
+        self._without_room: Judge | None = None
+
+    def with_room(self) -> "Judge":
+        """A judge whose estimated verdicts leave a few percent of the limit for fragmentation."""
+        roomy = Judge(self.limit, None)
+        roomy._room_bytes = int(_ROOM_SHARE * self.limit.size_bytes)
+        roomy._without_room = self
+        return roomy
 
     def verdict(self, recipe: TrainingRecipe) -> Verdict:
         """Judge by simulation if requested and possible, otherwise by the analytic estimate."""
@@ -133,13 +144,20 @@ class Judge:
             self._known[key] = self._judge(recipe)
         return self._known[key]
 
+    def allocates_too_much(self, recipe: TrainingRecipe) -> bool:
+        """Whether a recipe is estimated to allocate more than the limit, so that less fragmentation cannot help."""
+        return needed_bytes(recipe) > self.limit.size_bytes
+
     def by_estimate(self, recipe: TrainingRecipe, reason: str | None = None) -> Verdict:
         """Judge by the analytic estimate alone."""
         held_bytes = needed_bytes(recipe)
-        fits = held_bytes <= self.limit.size_bytes
+        fits = held_bytes + self._room_bytes <= self.limit.size_bytes
         return Verdict(fits=fits, held_bytes=held_bytes, checked=Method.ESTIMATED, reason=reason)
 
     def _judge(self, recipe: TrainingRecipe) -> Verdict:
+        if self._without_room is not None:
+            verdict = self._without_room.verdict(recipe)
+            return verdict if verdict.checked is Method.SIMULATED else self.by_estimate(recipe, verdict.reason)
         if self._check is None:
             return self.by_estimate(recipe)
         try:

@@ -12,6 +12,8 @@ from ligerprof.recipe.training import TrainingRecipe
 Outcome = tuple[TrainingRecipe, ...] | str
 
 _EXPANDABLE = "expandable_segments:True"
+# of adapters, peft's examples' choice
+_RANK = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +130,22 @@ def _accumulation(recipe: TrainingRecipe) -> Outcome:
     )
 
 
+@_change("lora", "LoRA", f"training: only adapters of rank {_RANK} learn")
+def _lora(recipe: TrainingRecipe) -> Outcome:
+    if recipe.lora or recipe.qlora:
+        return "adapters are trained already"
+    return (dataclasses.replace(recipe, lora=_RANK),)
+
+
+@_change("qlora", "QLoRA", f"training: only adapters of rank {_RANK} learn, over weights in 4 bits")
+def _qlora(recipe: TrainingRecipe) -> Outcome:
+    if recipe.qlora:
+        return "the weights are in 4 bits already"
+    if recipe.gpus > 1 or recipe.engine is not Engine.TORCH:
+        return "runs on one GPU without an engine"
+    return (dataclasses.replace(recipe, lora=None, qlora=recipe.lora or _RANK),)
+
+
 @_change(
     "expandable-segments",
     "expandable segments",
@@ -154,6 +172,8 @@ LADDER: tuple[Change, ...] = (
     _adamw_8bit,
     _offload_nvme,
     _accumulation,
+    _lora,
+    _qlora,
 )
 
 

@@ -113,6 +113,31 @@ def test_a_useless_rung_is_retried_before_a_more_expensive_one() -> None:
     assert_adds_up(advice)
 
 
+def test_an_estimated_plan_leaves_room_for_fragmentation_if_the_ladder_reaches_it() -> None:
+    recipe = TrainingRecipe(batch=8)
+    kernels = needed_bytes(dataclasses.replace(recipe, liger="all"))
+
+    tight = advise(recipe, estimating(kernels + 1000))
+    roomy = advise(recipe, estimating(int(kernels * 1.05)))
+
+    # the kernels alone would fit, with no room to spare
+    assert [step.change.name for step in tight.applied] != ["kernels"]
+    assert tight.plan_needed_bytes < 0.97 * (kernels + 1000)
+    assert [step.change.name for step in roomy.applied] == ["kernels"]
+    assert_adds_up(tight)
+
+
+def test_adapters_are_the_last_resort() -> None:
+    recipe = TrainingRecipe(optimizer="sgd", batch=1, seq=64, checkpointing=True, liger="all")
+
+    advice = advise(recipe, estimating(int(0.75 * needed_bytes(recipe))))
+
+    assert [step.change.name for step in advice.applied] == ["lora"]
+    assert advice.plan.lora == 16
+    assert advise(recipe, estimating(int(0.25 * needed_bytes(recipe)))).plan.qlora == 16
+    assert_adds_up(advice)
+
+
 def test_unpriced_rungs_are_listed_with_the_reason() -> None:
     # the estimate does not cover 4-bit weights under DeepSpeed
     recipe = TrainingRecipe(qlora=8)
