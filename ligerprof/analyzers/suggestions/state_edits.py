@@ -34,7 +34,7 @@ def parameter_width(case: Case) -> int | None:
 def with_half_precision_weights(case: Case) -> Edit:
     """Halve fp32 weights, their gradients and optimizer states, and remove autocast's copies.
 
-    Activations that have the precision of the weights shrink as well; which ones is not known.
+    Activations change as well: those that have the precision of the weights shrink, and autocast casts others again.
     """
     edit = case.without(Role.WEIGHT_CASTS)
     _ = case.gradients

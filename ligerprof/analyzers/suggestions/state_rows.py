@@ -97,7 +97,7 @@ STATE_ROWS: tuple[Row, ...] = (
         without=(Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.WEIGHT_CASTS),
         applies=_autocasts_fp32,
         edit=with_half_precision_weights,
-        basis=Basis.AT_LEAST,
+        basis=Basis.ESTIMATED,
         how={
             Framework.LLAMA_FACTORY: ("pure_bf16: true  # instead of bf16: true",),
             Framework.LIGHTNING: ('Trainer(..., precision="bf16-true")',),

@@ -23,7 +23,7 @@ class Basis(ExplainedWord):
 
     REPLAYED = "replayed", "the recording replayed with the change"
     AT_LEAST = "at least", "replayed, without some of what the change saves"
-    ESTIMATED = "estimated", "replayed, with an estimate of what the change adds"
+    ESTIMATED = "estimated", "replayed, without activations that the change may shrink or enlarge"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
