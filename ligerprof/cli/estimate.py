@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from ligerprof.analyzers.estimate import MemoryEstimate, estimate
+from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate, estimate, judged
 from ligerprof.cli.common_options import json_option, word_option
-from ligerprof.cli.options import RecipeCommand, recipe_options
+from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
 from ligerprof.cli.output import config_report, say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.estimate import fits_limit, layers_table, render_estimate
+from ligerprof.reports.estimate import layers_table, render_estimate
 from ligerprof.reports.terminal import FiguresColumn, console
 from ligerprof.roles import View
 from ligerprof.serialization import select
@@ -29,9 +29,10 @@ from ligerprof.units import format_bytes
 def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> None:
     """Predict the peak of a training step analytically, in milliseconds and without torch.
 
-    With --memory-limit the exit code is 3 if the prediction is over the limit.
+    With --memory-limit or --gpu the exit code is 3 if the allocated bytes, or those that torch is expected to
+    reserve for them, are over the limit.
     """
-    estimated = estimate(recipe)
+    estimated = judged(recipe, estimate(recipe), by_gpu=was_given("gpu"))
     simulated, column = _simulate(recipe) if simulate else ({}, None)
     if simulated:
         simulated["error_ratio"] = estimated.peak_bytes / simulated["simulated"]["peak_bytes"] - 1
@@ -42,10 +43,15 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     )
     if by is View.LAYER and not as_json:
         console().print(layers_table(estimated))
-    if not fits_limit(recipe, estimated):
-        needed = format_bytes(max(estimated.peak_bytes, estimated.first_step_peak_bytes))
-        limit = format_bytes(recipe.memory_limit_bytes or 0)
-        raise DoesNotFitError(f"the estimate of {needed} is over --memory-limit {limit}.")
+    if estimated.verdict is not None and not estimated.verdict.fits:
+        raise DoesNotFitError(_reason(estimated.verdict))
+
+
+def _reason(verdict: FitVerdict) -> str:
+    limit = f"{verdict.limit_source} {format_bytes(verdict.limit_bytes)}"
+    if verdict.allocated_fits:
+        return f"the {format_bytes(verdict.expected_reserved_bytes)} expected to be reserved are over {limit}."
+    return f"the estimate of {format_bytes(verdict.allocated_bytes)} is over {limit}."
 
 
 def _with_config(estimated: MemoryEstimate) -> MemoryEstimate:

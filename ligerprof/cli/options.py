@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 from ligerprof.cli.common_options import Command, or_usage_error
 from ligerprof.cli.output import keep_config_report, say
 from ligerprof.errors import RecipeError
+from ligerprof.recipe.conflicts import require_positions
 from ligerprof.recipe.options import Group, Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.runs.sweep.grid import Grid
@@ -86,11 +87,20 @@ def recipe_options(function: Command) -> Command:
             context = click.get_current_context()
             typed = {name for name in given if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
             given = _from_files(sources, {name: given[name] for name in typed})
-        return function(recipe=TrainingRecipe(**given), **arguments)
+        recipe = TrainingRecipe(**given)
+        # a file may scale the positions
+        if was_given("seq") or not sources:
+            require_positions(recipe)
+        return function(recipe=recipe, **arguments)
 
     for declared in reversed(tuple(RECIPE_OPTIONS.values())):
         with_recipe = _single(declared)(with_recipe)
     return _config_option(with_recipe)  # type: ignore[return-value]
+
+
+def was_given(name: str) -> bool:
+    """Whether an option of the running command was typed."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _single(declared: Option) -> Callable[[Any], Any]:

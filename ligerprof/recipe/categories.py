@@ -8,6 +8,7 @@ class Precision(Word):
 
     AMP = "amp"
     AMP_FP16 = "amp-fp16"
+    BF16_AMP = "bf16-amp"
     MIXED = "mixed"
     MIXED_FP16 = "mixed-fp16"
     BF16 = "bf16"
@@ -17,7 +18,7 @@ class Precision(Word):
     @property
     def autocast(self) -> str | None:
         """The dtype that autocast computes in, as torch names it, or None without autocast."""
-        return {Precision.AMP: "bfloat16", Precision.AMP_FP16: "float16"}.get(self)
+        return {Precision.AMP: "bfloat16", Precision.BF16_AMP: "bfloat16", Precision.AMP_FP16: "float16"}.get(self)
 
     @property
     def weight_dtype(self) -> str:

@@ -87,6 +87,19 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     )
 
 
+def require_positions(options: TrainingOptions) -> None:
+    """Raise RecipeError if a sequence is longer than the model's config allows.
+
+    A recipe may have one: rotary positions go on without end, and a training can scale them.
+    """
+    spec = options.spec
+    if options.seq > spec.max_positions:
+        raise RecipeError(
+            f"{typed('seq', options.seq)}: {spec.name} has {spec.max_positions} positions. Choose fewer tokens, or give"
+            " a config.json with a larger max_position_embeddings."
+        )
+
+
 def require_supported(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:
     """Raise if this version cannot run the options, on a GPU or simulated.
 

@@ -9,6 +9,7 @@ from ligerprof.kernels.selection import select_kernels
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import Attention, Engine, FlceBudget, Loss, Offload, Optimizer, Precision
 from ligerprof.recipe.options import Group, Options, option
+from ligerprof.units import MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,10 @@ class TrainingOptions(Options):
         requirement="a positive size in bytes",
     )
     precision: Precision = option(
-        Group.TRAINING, "Dtypes of weights, gradients, moments and products.", default=Precision.AMP
+        Group.TRAINING,
+        "Dtypes of weights, gradients, moments and products. bf16=True of the Trainer is amp over fp32 weights and"
+        " bf16-amp over weights loaded in bf16.",
+        default=Precision.AMP,
     )
     checkpointing: bool = option(Group.TRAINING, "Recompute decoder layers in the backward pass.", default=True)
     reentrant: bool = option(Group.TRAINING, "Use torch's older, reentrant checkpointing.", default=False)
@@ -101,7 +105,12 @@ class TrainingOptions(Options):
         canonical=lambda name: find_gpu(name).name,
     )
     memory_limit_bytes: int | None = option(
-        Group.MEMORY, "Limit on reserved bytes, such as 24GiB.", flag="--memory-limit", is_size=True, minimum=1
+        Group.MEMORY,
+        "Limit on reserved bytes, such as 24GiB.",
+        flag="--memory-limit",
+        is_size=True,
+        minimum=MIB,
+        requirement="at least 1 MiB, with a unit as in 24GiB",
     )
     alloc_conf: str | None = option(Group.MEMORY, "PYTORCH_CUDA_ALLOC_CONF of the run.", has_commas=True)
     spec: ModelSpec = field(init=False, repr=False)

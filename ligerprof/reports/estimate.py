@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.estimate import MemoryEstimate
+from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.listing import listing_table
 from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
@@ -32,7 +32,7 @@ def render_estimate(
     terms = [(term.name, term.formula, format_bytes(term.size_bytes)) for term in estimate.terms]
     return Group(
         Text(recipe.summary, style="bold"),
-        Text(verdict(recipe, estimate)),
+        Text(summary(estimate)),
         listing_table("term", "formula", "size", right=("size",), folded=("formula",), rows=terms),
         phases_table(columns, reference=len(columns) - 1),
         roles_table(columns, reference=len(columns) - 1),
@@ -41,8 +41,8 @@ def render_estimate(
     )
 
 
-def verdict(recipe: TrainingRecipe, estimate: MemoryEstimate) -> str:
-    """The peak and its phase, the first step's peak, and whether the recipe's limit is met."""
+def summary(estimate: MemoryEstimate) -> str:
+    """The peak and its phase, the first step's peak, and whether the step fits."""
     text = (
         f"The peak is {format_bytes(estimate.peak_bytes)} in {estimate.peak_phase.value};"
         f" {format_bytes(estimate.first_step_peak_bytes)} in the first step."
@@ -52,16 +52,20 @@ def verdict(recipe: TrainingRecipe, estimate: MemoryEstimate) -> str:
         text += f" Depending on unsplit blocks it is between {low} and {high}."
     if estimate.host_bytes:
         text += f" Training uses {format_bytes(estimate.host_bytes)} of main memory."
-    if recipe.memory_limit_bytes is None:
-        return text
-    fits = "fits" if fits_limit(recipe, estimate) else "DOES NOT FIT"
-    return f"{text} It {fits} in {format_bytes(recipe.memory_limit_bytes)}."
+    return text if estimate.verdict is None else f"{text} {_fit(estimate.verdict)}"
 
 
-def fits_limit(recipe: TrainingRecipe, estimate: MemoryEstimate) -> bool:
-    """Whether the steady and the first step fit the recipe's limit; True without a limit."""
-    limit_bytes = recipe.memory_limit_bytes
-    return limit_bytes is None or max(estimate.peak_bytes, estimate.first_step_peak_bytes) <= limit_bytes
+def _fit(verdict: FitVerdict) -> str:
+    allocated, reserved = format_bytes(verdict.allocated_bytes), format_bytes(verdict.expected_reserved_bytes)
+    limit = f"{format_bytes(verdict.limit_bytes)} ({verdict.limit_source})"
+    if not verdict.allocated_fits:
+        return f"It DOES NOT FIT in {limit}: {allocated} allocated."
+    if verdict.fits:
+        return f"It fits in {limit}: {allocated} allocated, about {reserved} reserved."
+    return (
+        f"It MAY NOT FIT in {limit}: {allocated} allocated, but about {reserved} reserved."
+        " `ligerprof step --device simulated` with --memory-limit tries it with torch's allocator."
+    )
 
 
 # the columns of a layer's memory; other roles go to `other`

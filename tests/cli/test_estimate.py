@@ -10,6 +10,7 @@ from ligerprof.analyzers.estimate import estimate
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.units import GIB
 from tests.golden import assert_matches_golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -37,9 +38,10 @@ def test_json_is_what_the_library_returns() -> None:
     ],
 )
 def test_printed_estimate_is_the_golden_one(name: str, arguments: list[str]) -> None:
-    code, stdout, stderr = run(*arguments)
+    code, stdout, _ = run(*arguments)
 
-    assert (code, stderr) == (0, "")
+    # allocated bytes fit the RTX 4090, expected reserved bytes do not
+    assert code == (3 if name == "estimate_limit" else 0)
     assert max(map(len, stdout.splitlines())) <= 100
     assert_matches_golden(stdout, GOLDEN / f"{name}.txt")
 
@@ -54,16 +56,44 @@ def test_over_the_limit_still_prints_and_ends_in_3(as_json: list[str]) -> None:
 
 
 def test_within_the_limit_ends_in_0() -> None:
-    code, stdout, _ = run("--memory-limit", "22GiB")
+    code, stdout, _ = run("--memory-limit", "25GiB")
 
     assert code == 0
-    assert "It fits in 22.00 GiB." in stdout
+    assert "It fits in 25.00 GiB (--memory-limit): 21.68 GiB allocated, about 24.71" in " ".join(stdout.split())
+
+
+def test_the_expected_reserved_bytes_are_judged_too() -> None:
+    code, stdout, stderr = run("--memory-limit", "22GiB", "--json")
+    verdict = json.loads(stdout)
+
+    assert code == 3
+    assert (verdict["fits"], verdict["allocated_fits"], verdict["limit_bytes"]) == (False, True, 22 * GIB)
+    assert verdict["peak_bytes"] < 22 * GIB < verdict["expected_reserved_bytes"]
+    assert stderr == "Error: the 24.71 GiB expected to be reserved are over --memory-limit 22.00 GiB.\n"
+    # expandable segments fragment less
+    assert run("--memory-limit", "23GiB", "--alloc-conf", "expandable_segments:True")[0] == 0
+
+
+def test_a_gpu_that_is_given_is_a_limit() -> None:
+    code, stdout, _ = run("--gpu", "RTX 3060", "--json")
+    assert code == 3
+    assert json.loads(stdout)["limit_source"] == "NVIDIA GeForce RTX 3060 less the CUDA context"
+    # the lower of both limits
+    limits = [json.loads(run("--gpu", "4090", "--memory-limit", limit, "--json")[1]) for limit in ("20GiB", "24GiB")]
+    assert [limit["limit_source"] for limit in limits] == [
+        "--memory-limit",
+        "NVIDIA GeForce RTX 4090 less the CUDA context",
+    ]
+    code, stdout, _ = run("--json")
+    assert code == 0
+    assert [json.loads(stdout)[key] for key in ("fits", "limit_bytes", "expected_reserved_bytes")] == [None] * 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         (["--model", "nonesuch"], 2, "unknown model 'nonesuch'"),
+        (["--seq", "131073"], 2, "--seq 131073: llama3.2-1b has 131072 positions. Choose fewer tokens"),
         (["--liger", "flce", "--loss", "hf-4.45"], 2, "replace the same loss"),
         (["--qlora", "8", "--model", "gpt2-xl"], 2, "gpt2-xl has none"),
         (["--liger", "swiglu", "--provider", "unknown"], 1, "provider 'unknown' has no kernel 'swiglu'"),

@@ -66,7 +66,8 @@ def test_options_of_one_group_are_declared_together() -> None:
 
 @pytest.mark.parametrize("declared", RECIPE_OPTIONS.values(), ids=lambda declared: declared.name)
 def test_every_option_reads_back_what_it_types(declared: Option) -> None:
-    samples = {bool: [True, False], int: [1, 2], float: [0.5], str: ["sdpa"]}
+    least = int(declared.minimum or 1)
+    samples = {bool: [True, False], int: [least, least + 1], float: [0.5], str: ["sdpa"]}
     values = (
         list(declared.kind.choices()) if declared.choices and not declared.words else samples.get(declared.kind, [])
     )

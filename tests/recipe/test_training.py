@@ -95,12 +95,13 @@ def test_kernel_sets(liger: str, model: str, kernels: tuple[str, ...]) -> None:
 def test_precisions_say_their_dtypes() -> None:
     dtypes = {
         precision: (recipe.weight_dtype, recipe.compute_dtype)
-        for precision in ("amp", "amp-fp16", "bf16", "fp16", "fp32")
+        for precision in ("amp", "amp-fp16", "bf16-amp", "bf16", "fp16", "fp32")
         for recipe in (TrainingRecipe(precision=precision),)
     }
     assert dtypes == {
         "amp": ("float32", "bfloat16"),
         "amp-fp16": ("float32", "float16"),
+        "bf16-amp": ("bfloat16", "bfloat16"),
         "bf16": ("bfloat16", "bfloat16"),
         "fp16": ("float16", "float16"),
         "fp32": ("float32", "float32"),

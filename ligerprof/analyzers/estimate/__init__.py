@@ -1,10 +1,12 @@
 """The analytic estimate of what a training step will need."""
 
 from ligerprof.analyzers.estimate.analytic import estimate, estimated_peak_bytes
+from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
-from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
+from ligerprof.analyzers.estimate.result import FitVerdict, MemoryEstimate, Term
 
 __all__ = [
+    "FitVerdict",
     "Headroom",
     "MemoryEstimate",
     "Term",
@@ -12,5 +14,6 @@ __all__ = [
     "estimated_peak_bytes",
     "find_headroom",
     "headroom_note",
+    "judged",
     "settle_flce_budget",
 ]

@@ -112,8 +112,6 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         yield f"{gpu.title}: which attention kernels ROCm runs is not known; they are counted as CUDA's"
     elif not gpu.measured:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
-    if recipe.memory_limit_bytes is not None:
-        yield "the limit is compared with allocated bytes; reserved bytes are usually a few percent higher"
     yield from _assumed_of_low_bits(recipe)
     if keeps_products(recipe):
         yield "the layer after a gated activation has an adapter, so the activation's product is saved"

@@ -27,6 +27,40 @@ class Term:
         return select(self, "name", "formula", "bytes=size_bytes")
 
 
+_VERDICT_KEYS = ("limit_bytes", "limit_source", "fits", "allocated_fits", "expected_reserved_bytes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitVerdict:
+    """Whether a step fits a limit on reserved bytes.
+
+    Attributes:
+        limit_bytes: the limit.
+        limit_source: its origin, such as `--memory-limit`.
+        allocated_bytes: the higher peak of the first and the steady step; a step fails if these are over the limit.
+        expected_reserved_bytes: the same with the expected fragmentation.
+    """
+
+    limit_bytes: int
+    limit_source: str
+    allocated_bytes: int
+    expected_reserved_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the estimate's JSON about the limit; null without one."""
+        return select(self, *_VERDICT_KEYS)
+
+    @property
+    def allocated_fits(self) -> bool:
+        """Whether the allocated bytes are within the limit."""
+        return self.allocated_bytes <= self.limit_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the expected reserved bytes are within the limit as well."""
+        return self.allocated_fits and self.expected_reserved_bytes <= self.limit_bytes
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
     """The estimated memory of a training step on one GPU.
@@ -47,6 +81,7 @@ class MemoryEstimate:
         terms: the headline terms.
         assumed: assumptions behind the figures, one sentence each.
         left_out: memory that the figures do not include, one sentence each.
+        verdict: whether the step fits; None without a limit.
     """
 
     peak_bytes: int
@@ -64,6 +99,7 @@ class MemoryEstimate:
     terms: tuple[Term, ...]
     assumed: tuple[str, ...]
     left_out: tuple[str, ...]
+    verdict: FitVerdict | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof estimate --json`."""
@@ -71,5 +107,6 @@ class MemoryEstimate:
             "estimate",
             select(self, "peak_bytes", "peak_phase", "phases", "static_bytes", "checkpoint_bytes", "logits_bytes"),
             select(self, "roles", "layers", "lowest_bytes", "highest_bytes", "first_step_peak_bytes", "host_bytes"),
+            dict.fromkeys(_VERDICT_KEYS) if self.verdict is None else self.verdict.to_json(),
             select(self, "terms", "assumed", "left_out"),
         )

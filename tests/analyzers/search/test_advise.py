@@ -203,7 +203,9 @@ def check_refused(_recipe: TrainingRecipe) -> Reserved:
         TrainingRecipe(batch=3, seq=77, grad_accum=2, padding=0.25, liger="rms+flce", provider="liger"),
         TrainingRecipe(flce_budget=2**20, precision="bf16", checkpointing=False, optimizer="sgd", clip=0.5),
         TrainingRecipe(reentrant=True, attention="eager", loss="hf-4.45", lora=4, gpu="t4", warmup=2, repeats=3),
-        TrainingRecipe(memory_limit_bytes=12345, alloc_conf="expandable_segments:True", clip=0.0, device="simulated"),
+        TrainingRecipe(
+            memory_limit_bytes=12345678, alloc_conf="expandable_segments:True", clip=0.0, device="simulated"
+        ),
         TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="all", gpus=2),
         TrainingRecipe(engine="deepspeed", precision="mixed-fp16", zero=2, clip=2.0, optimizer="adamw-foreach"),
         TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="nvme", nvme_path="."),

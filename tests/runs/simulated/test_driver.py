@@ -191,6 +191,7 @@ PRECISIONS = ("amp", "amp-fp16", "bf16", "fp16", "fp32")
 MIXTURES = [
     {"precision": "amp", "optimizer": "adamw-foreach", "checkpointing": False},
     {"precision": "amp-fp16", "clip": 1.0, "grad_accum": 2, "liger": "flce"},
+    {"precision": "bf16-amp", "liger": "all", "clip": 1.0, "checkpointing": False},
     {"precision": "bf16", "reentrant": True, "padding": 0.25, "optimizer": "sgd"},
     {"precision": "fp16", "attention": "eager", "clip": 0.5, "optimizer": "adamw-foreach"},
     {"precision": "fp32", "liger": "no-flce", "optimizer": "none", "padding": 0.5},

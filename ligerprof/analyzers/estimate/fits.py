@@ -1,0 +1,44 @@
+"""Judge whether an estimated step fits a limit: by allocated bytes, and by expected reserved bytes."""
+
+import dataclasses
+
+from ligerprof.analyzers.estimate.result import FitVerdict, MemoryEstimate
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+
+# The smallest limit at which a step runs, over its allocated peak. Without expandable segments: the median of 22
+# recipes (benchmarks/results/borders-h200.jsonl), from 1.00 to 1.43; fragmentation differs that much.
+# With them: simulated steps of several GiB; whole pages count more in smaller ones.
+_FRAGMENTED_SHARE, _EXPANDABLE_SHARE = 1.14, 1.05
+
+
+def expected_reserved_bytes(recipe: TrainingRecipe, allocated_bytes: int) -> int:
+    """Bytes that the allocator is expected to need for a step with this allocated peak."""
+    expandable = parse_allocator_settings(recipe.alloc_conf).rules.expandable_segments
+    return int(allocated_bytes * (_EXPANDABLE_SHARE if expandable else _FRAGMENTED_SHARE))
+
+
+def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool) -> MemoryEstimate:
+    """The estimate with its verdict on the recipe's memory limit, the GPU's memory, or the lower of both.
+
+    Args:
+        by_gpu: whether the user chose the GPU; otherwise its memory is not a limit.
+
+    Returns:
+        the estimate itself if there is no limit.
+    """
+    gpu, given_bytes = recipe.gpu_spec, recipe.memory_limit_bytes
+    if by_gpu and (given_bytes is None or gpu.usable_bytes < given_bytes):
+        limit_bytes, source = gpu.usable_bytes, f"{gpu.title} less the CUDA context"
+    elif given_bytes is not None:
+        limit_bytes, source = given_bytes, "--memory-limit"
+    else:
+        return estimated
+    allocated_bytes = max(estimated.peak_bytes, estimated.first_step_peak_bytes)
+    verdict = FitVerdict(
+        limit_bytes=limit_bytes,
+        limit_source=source,
+        allocated_bytes=allocated_bytes,
+        expected_reserved_bytes=expected_reserved_bytes(recipe, allocated_bytes),
+    )
+    return dataclasses.replace(estimated, verdict=verdict)
