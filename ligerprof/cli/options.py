@@ -88,8 +88,8 @@ def recipe_options(function: Command) -> Command:
             typed = {name for name in given if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
             given = _from_files(sources, {name: given[name] for name in typed})
         recipe = TrainingRecipe(**given)
-        # a file may scale the positions
-        if was_given("seq") or not sources:
+        # the default and files go beyond: a training may scale the positions
+        if was_given("seq"):
             require_positions(recipe)
         return function(recipe=recipe, **arguments)
 
