@@ -10,7 +10,20 @@ from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 
 PRECISIONS = ("amp", "amp-fp16", "bf16-amp", "bf16", "fp16", "fp32")
-OPTIMIZERS = ("adamw-fused", "adamw-foreach", "sgd", "none", "adamw-8bit", "galore")
+OPTIMIZERS = (
+    "adamw-fused",
+    "adamw-foreach",
+    "adamw",
+    "sgd",
+    "none",
+    "adafactor",
+    "lion",
+    "muon",
+    "adamw-8bit",
+    "paged-adamw",
+    "paged-adamw-8bit",
+    "galore",
+)
 # the simulator covers NVIDIA GPUs only
 SIMULATED_GPUS = tuple(gpu.name for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA)
 

@@ -48,7 +48,13 @@ class Optimizer(Word):
 
     ADAMW_FUSED = "adamw-fused"
     ADAMW_FOREACH = "adamw-foreach"
+    ADAMW = "adamw"
     ADAMW_8BIT = "adamw-8bit"
+    PAGED_ADAMW = "paged-adamw"
+    PAGED_ADAMW_8BIT = "paged-adamw-8bit"
+    ADAFACTOR = "adafactor"
+    LION = "lion"
+    MUON = "muon"
     GALORE = "galore"
     SGD = "sgd"
     NONE = "none"
@@ -64,12 +70,31 @@ class Optimizer(Word):
     @property
     def is_adam(self) -> bool:
         """Whether it is Adam with two full moments."""
-        return self in (Optimizer.ADAMW_FUSED, Optimizer.ADAMW_FOREACH, Optimizer.DEEPSPEED_CPU_ADAM)
+        return self in (
+            Optimizer.ADAMW_FUSED,
+            Optimizer.ADAMW_FOREACH,
+            Optimizer.ADAMW,
+            Optimizer.DEEPSPEED_CPU_ADAM,
+        )
 
     @property
-    def compresses_moments(self) -> bool:
-        """Whether moments take less than two full copies of the parameters."""
-        return self in (Optimizer.ADAMW_8BIT, Optimizer.GALORE)
+    def package(self) -> str | None:
+        """The package that has it, besides torch and deepspeed: its name when imported."""
+        return _OPTIMIZER_PACKAGES.get(self)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether the estimate knows how DeepSpeed partitions its states."""
+        return self is Optimizer.SGD or (self.is_adam and self is not Optimizer.ADAMW)
+
+
+_OPTIMIZER_PACKAGES = {
+    Optimizer.ADAMW_8BIT: "bitsandbytes",
+    Optimizer.PAGED_ADAMW: "bitsandbytes",
+    Optimizer.PAGED_ADAMW_8BIT: "bitsandbytes",
+    Optimizer.LION: "bitsandbytes",
+    Optimizer.GALORE: "galore_torch",
+}
 
 
 class Attention(Word):

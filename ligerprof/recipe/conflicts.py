@@ -143,7 +143,5 @@ def _packages(options: TrainingOptions, simulated: bool) -> Iterator[tuple[str, 
         yield _DEEPSPEED, "deepspeed", "'ligerprof[deepspeed]'"
     if options.qlora is not None:
         yield _FLAGS["qlora"], "bitsandbytes", "bitsandbytes"
-    if options.optimizer is Optimizer.ADAMW_8BIT:
-        yield typed("optimizer", options.optimizer), "bitsandbytes", "bitsandbytes"
-    if options.optimizer is Optimizer.GALORE:
-        yield typed("optimizer", options.optimizer), "galore_torch", "galore-torch"
+    if (package := options.optimizer.package) is not None:
+        yield typed("optimizer", options.optimizer), package, package.replace("_", "-")

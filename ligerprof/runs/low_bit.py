@@ -14,7 +14,15 @@ from ligerprof.errors import MissingDependencyError
 from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.low_bit import galore_projects
+from ligerprof.torch_memory.low_bit import is_hidden_matrix
+
+# the classes; PagedAdamW has 32-bit states
+_BITSANDBYTES = {
+    Optimizer.ADAMW_8BIT: "AdamW8bit",
+    Optimizer.PAGED_ADAMW: "PagedAdamW",
+    Optimizer.PAGED_ADAMW_8BIT: "PagedAdamW8bit",
+    Optimizer.LION: "Lion",
+}
 
 
 @contextmanager
@@ -75,7 +83,7 @@ def _materialized(parameter: Tensor, dtype: torch.dtype, device: torch.device) -
 
 
 def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """`adamw-8bit` or `galore` over the trainable parameters.
+    """An optimizer of bitsandbytes or galore_torch over the trainable parameters.
 
     Raises:
         MissingDependencyError: on a GPU, the package is not installed.
@@ -83,15 +91,14 @@ def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: f
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [parameter for _, parameter in trainable]
     simulated = parameters[0].device.type != "cuda"
-    if recipe.optimizer is Optimizer.ADAMW_8BIT:
+    if recipe.optimizer in _BITSANDBYTES:
         if simulated:
-            from ligerprof.runs.simulated.low_bit import EightBitAdamW
+            from ligerprof.runs.simulated.low_bit import StoredStates
 
-            return EightBitAdamW(parameters)
-        adam: torch.optim.Optimizer = _require("bitsandbytes", "--optimizer adamw-8bit").optim.AdamW8bit(
-            parameters, lr=learning_rate
-        )
-        return adam
+            return StoredStates(parameters, recipe.optimizer)
+        optimizers = _require("bitsandbytes", f"--optimizer {recipe.optimizer}").optim
+        made: torch.optim.Optimizer = getattr(optimizers, _BITSANDBYTES[recipe.optimizer])(parameters, lr=learning_rate)
+        return made
     groups = _galore_groups(recipe, trainable)
     if simulated:
         from ligerprof.runs.simulated.low_bit import ProjectedAdamW
@@ -108,7 +115,7 @@ def _galore_groups(recipe: TrainingRecipe, trainable: list[tuple[str, nn.Paramet
     others: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
     for name, parameter in trainable:
-        projected = galore_projects(in_layer=is_in_layer(name), dimensions=parameter.dim())
+        projected = is_hidden_matrix(in_layer=is_in_layer(name), dimensions=parameter.dim())
         (matrices if projected else others).append(parameter)
     # the paper's settings; neither the gap nor the scale changes the bytes held
     settings = {"rank": recipe.galore_rank, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}

@@ -1,7 +1,7 @@
 """One training step of a recipe; the same code runs on a GPU and on fake tensors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,8 +17,17 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.legacy_loss import use_legacy_loss
 from ligerprof.runs.low_bit import linears_on_meta, low_bit_optimizer, quantize_linears
+from ligerprof.runs.muon import MuonWithAdamW
 
 LEARNING_RATE = 1e-5
+# the class in torch.optim, and what selects the implementation
+_TORCH_OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, bool]]] = {
+    Optimizer.ADAMW_FUSED: ("AdamW", {"fused": True}),
+    Optimizer.ADAMW_FOREACH: ("AdamW", {"foreach": True}),
+    Optimizer.ADAMW: ("AdamW", {"foreach": False}),
+    Optimizer.ADAFACTOR: ("Adafactor", {"foreach": False}),
+    Optimizer.SGD: ("SGD", {"foreach": True}),
+}
 
 
 class PhaseObserver(Protocol):
@@ -233,17 +242,16 @@ def _with_lora(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
 
 def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Optimizer | None:
     """The recipe's optimizer over the trainable parameters, or None."""
-    if recipe.optimizer.compresses_moments:
+    if recipe.optimizer.package is not None:
         return low_bit_optimizer(recipe, model, LEARNING_RATE)
+    if recipe.optimizer is Optimizer.MUON:
+        return MuonWithAdamW(model, LEARNING_RATE)
+    if recipe.optimizer not in _TORCH_OPTIMIZERS:
+        return None
+    name, implementation = _TORCH_OPTIMIZERS[recipe.optimizer]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    match recipe.optimizer:
-        case Optimizer.ADAMW_FUSED:
-            return torch.optim.AdamW(trainable, lr=LEARNING_RATE, fused=True)
-        case Optimizer.ADAMW_FOREACH:
-            return torch.optim.AdamW(trainable, lr=LEARNING_RATE, foreach=True)
-        case Optimizer.SGD:
-            return torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=True)
-    return None
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(trainable, lr=LEARNING_RATE, **implementation)
+    return optimizer
 
 
 def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor]:

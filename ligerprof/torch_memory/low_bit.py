@@ -51,8 +51,8 @@ def eight_bit_blocks(elements: int) -> int:
     return -(-elements // _EIGHT_BIT_BLOCK)
 
 
-def galore_projects(*, in_layer: bool, dimensions: int) -> bool:
-    """Whether a parameter's gradient is projected: matrices of decoder layers, as GaLore's authors do."""
+def is_hidden_matrix(*, in_layer: bool, dimensions: int) -> bool:
+    """Whether GaLore projects a parameter's gradient and Muon orthogonalizes it: matrices of decoder layers alone."""
     return in_layer and dimensions == 2
 
 

@@ -1,31 +1,229 @@
-"""What torch's optimizers keep for each parameter, and what their step allocates and frees."""
+"""What each optimizer keeps for a parameter, and what its step allocates and frees: one row per optimizer.
 
-from collections.abc import Mapping
+Read in torch 2.13 (torch/optim), bitsandbytes 0.50.2, galore_torch 1.0 and deepspeed/ops/adam.
+"""
 
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-# states of a parameter's own size and dtype (torch/optim/adamw.py, sgd.py without momentum; deepspeed/ops/adam)
-_MOMENTS: Mapping[str, int] = {"adamw-fused": 2, "adamw-foreach": 2, "deepspeed-cpu-adam": 2, "sgd": 0, "none": 0}
+from ligerprof.gpus import GpuSpec
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.low_bit import (
+    EIGHT_BIT_TABLE_SIZES,
+    GaloreTensor,
+    eight_bit_state_sizes,
+    galore_update_bytes,
+    is_hidden_matrix,
+)
+from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
+from ligerprof.torch_memory.scratch import highest_bytes
+
+# bitsandbytes/optim/optimizer.py, get_state_buffer: smaller states are not paged
+_SMALLEST_PAGED = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizedTensor:
+    """A trainable parameter.
+
+    Attributes:
+        width: bytes per element.
+        in_layer: whether it belongs to a decoder layer.
+        galore_rank: the rank of GaLore's projections.
+    """
+
+    shape: tuple[int, ...]
+    elements: int
+    width: int
+    in_layer: bool
+    galore_rank: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the parameter."""
+        return self.elements * self.width
+
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """Whether it is a matrix of a decoder layer, which GaLore projects and Muon orthogonalizes."""
+        return is_hidden_matrix(in_layer=self.in_layer, dimensions=len(self.shape))
+
+
+Tensors = Sequence[OptimizedTensor]
+
+
+def _nothing(_tensors: Tensors, _gpu: GpuSpec) -> list[int]:
+    return []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerRow:
+    """One optimizer.
+
+    Attributes:
+        states: bytes of each state of a parameter in torch's allocator.
+        moments: number of states of the parameter's own size and dtype; None if states have other sizes.
+        label: words for such states, with the rank of GaLore's projections as `{rank}`.
+        shared: bytes of each tensor that all parameters share.
+        update: bytes of the step's temporaries at its highest moment.
+        creation: bytes of the temporaries while the first step creates states.
+        paged: bytes of a parameter's states outside torch's allocator, in CUDA's managed memory.
+    """
+
+    states: Callable[[OptimizedTensor], tuple[int, ...]]
+    moments: int | None = None
+    label: str = ""
+    shared: tuple[int, ...] = ()
+    update: Callable[[Tensors, GpuSpec], list[int]] = _nothing
+    creation: Callable[[Tensors, GpuSpec], list[int]] = _nothing
+    paged: Callable[[OptimizedTensor], int] = lambda _tensor: 0
+
+
+def _whole(count: int) -> Callable[[OptimizedTensor], tuple[int, ...]]:
+    return lambda tensor: (tensor.size_bytes,) * count
+
+
+def _fused_adam_states(tensor: OptimizedTensor) -> tuple[int, ...]:
+    """Two moments, and steps counted on the GPU; other implementations count on the host (adamw.py, _init_group)."""
+    return (tensor.size_bytes, tensor.size_bytes, FP32_BYTES)
+
+
+def _foreach_adam_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
+    """The square roots of all second moments (adam.py, _multi_tensor_adam)."""
+    return [tensor.size_bytes for tensor in tensors]
+
+
+def _loop_adam_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
+    """A square root, the denominator, and the previous parameter's denominator (adam.py, _single_tensor_adam)."""
+    return _highest((now, now, before) for before, now in _successive(tensors))
+
+
+def _adafactor_states(tensor: OptimizedTensor) -> tuple[int, ...]:
+    """Means of rows and columns of a matrix, all variances of a vector (_adafactor.py, _init_group)."""
+    if len(tensor.shape) == 1:
+        return (tensor.size_bytes,)
+    rows, columns = tensor.elements // tensor.shape[-1], tensor.elements // tensor.shape[-2]
+    return rows * tensor.width, columns * tensor.width
+
+
+def _adafactor_update(tensors: Tensors, gpu: GpuSpec) -> list[int]:
+    """A variance, or the norm of columns, with the previous parameter's variance, which became its update.
+
+    _adafactor.py, _single_tensor_adafactor.
+    """
+    return _highest(
+        (max(now, _column_norm_bytes(tensor, gpu)), before)
+        for tensor, (before, now) in zip(tensors, _successive(tensors), strict=True)
+    )
+
+
+def _column_norm_bytes(tensor: OptimizedTensor, gpu: GpuSpec) -> int:
+    """The workspace of `torch.norm(grad, dim=-2)`."""
+    if len(tensor.shape) == 1:
+        return 0
+    axes = axes_of(tensor.shape, (tensor.shape[-1], 1), tensor.width, (-2,))
+    return highest_bytes(reduction_scratch(axes, gpu))
+
+
+def _muon_states(tensor: OptimizedTensor) -> tuple[int, ...]:
+    """Momentum of a matrix in a decoder layer (_muon.py, _init_group); fused AdamW's moments of any other parameter."""
+    return (tensor.size_bytes,) if tensor.is_hidden_matrix else _fused_adam_states(tensor)
+
+
+def _muon_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
+    """The update, two iterates in bf16 and two Gram matrices of the shorter side (_muon.py, Newton-Schulz)."""
+    return _highest(
+        (
+            tensor.size_bytes,
+            *(tensor.elements * HALF_BYTES,) * 2,
+            *(min(tensor.shape) ** 2 * HALF_BYTES,) * 2,
+        )
+        for tensor in tensors
+        if tensor.is_hidden_matrix
+    )
+
+
+def _eight_bit_states(tensor: OptimizedTensor) -> tuple[int, ...]:
+    return eight_bit_state_sizes(tensor.elements)
+
+
+def _is_paged(tensor: OptimizedTensor) -> bool:
+    return tensor.elements >= _SMALLEST_PAGED
+
+
+def _paged_states(tensor: OptimizedTensor) -> tuple[int, ...]:
+    return () if _is_paged(tensor) else (tensor.elements * FP32_BYTES,) * 2
+
+
+def _paged_eight_bit_states(tensor: OptimizedTensor) -> tuple[int, ...]:
+    """The scales of moments in 8 bits are not paged (Optimizer2State.init_state)."""
+    sizes = eight_bit_state_sizes(tensor.elements)
+    return sizes[2:] if _is_paged(tensor) else sizes
+
+
+def _paged_bytes(moment_width: int) -> Callable[[OptimizedTensor], int]:
+    return lambda tensor: 2 * moment_width * tensor.elements if _is_paged(tensor) else 0
+
+
+def _galore(tensor: OptimizedTensor) -> GaloreTensor:
+    return GaloreTensor(
+        shape=tensor.shape,
+        elements=tensor.elements,
+        width=tensor.width,
+        rank=tensor.galore_rank if tensor.is_hidden_matrix else None,
+    )
+
+
+def _successive(tensors: Tensors) -> Iterable[tuple[int, int]]:
+    """Bytes of the previous parameter, 0 for the first one, and of each parameter."""
+    sizes = [tensor.size_bytes for tensor in tensors]
+    return zip([0, *sizes][: len(sizes)], sizes, strict=True)
+
+
+def _highest(moments: Iterable[tuple[int, ...]]) -> list[int]:
+    """The tensors of the moment that holds most, without empty ones."""
+    return [size_bytes for size_bytes in max(moments, key=sum, default=()) if size_bytes]
+
+
+OPTIMIZERS: Mapping[str, OptimizerRow] = {
+    "adamw-fused": OptimizerRow(states=_fused_adam_states, moments=2),
+    "adamw-foreach": OptimizerRow(states=_whole(2), moments=2, update=_foreach_adam_update),
+    "adamw": OptimizerRow(states=_whole(2), moments=2, update=_loop_adam_update),
+    "adamw-8bit": OptimizerRow(states=_eight_bit_states, label="8-bit moments", shared=EIGHT_BIT_TABLE_SIZES),
+    "paged-adamw": OptimizerRow(
+        states=_paged_states, label="moments that are not paged", paged=_paged_bytes(FP32_BYTES)
+    ),
+    "paged-adamw-8bit": OptimizerRow(
+        states=_paged_eight_bit_states,
+        label="moments that are not paged",
+        shared=EIGHT_BIT_TABLE_SIZES,
+        paged=_paged_bytes(1),
+    ),
+    "adafactor": OptimizerRow(states=_adafactor_states, label="factored moments", update=_adafactor_update),
+    # bitsandbytes/optim/lion.py: Optimizer1State with a moment in fp32
+    "lion": OptimizerRow(states=lambda tensor: (tensor.elements * FP32_BYTES,), label="fp32 moments"),
+    "muon": OptimizerRow(states=_muon_states, label="momentum and moments", update=_muon_update),
+    "galore": OptimizerRow(
+        states=lambda tensor: _galore(tensor).state_sizes,
+        label="moments of rank {rank}",
+        update=lambda tensors, _gpu: [galore_update_bytes(map(_galore, tensors))],
+        creation=lambda tensors, _gpu: [max((_galore(tensor).decomposition_bytes for tensor in tensors), default=0)],
+    ),
+    # sgd.py without momentum
+    "sgd": OptimizerRow(states=_whole(0), moments=0),
+    "none": OptimizerRow(states=_whole(0), moments=0),
+    "deepspeed-cpu-adam": OptimizerRow(states=_whole(2), moments=2),
+}
 
 
 def moment_count(optimizer: str) -> int:
-    """Optimizer states as large as the trainable weights."""
-    return _MOMENTS[optimizer]
-
-
-def state_sizes(optimizer: str, parameter_bytes: int) -> tuple[int, ...]:
-    """Bytes of each state of a parameter on the GPU.
-
-    Fused AdamW counts steps there, in an fp32 scalar; the others count on the host (torch/optim/adamw.py,
-    _init_group).
-    """
-    counter = (FP32_BYTES,) if optimizer == "adamw-fused" else ()
-    return (parameter_bytes,) * moment_count(optimizer) + counter
+    """Optimizer states as large as the trainable weights; only for optimizers whose states are."""
+    moments = OPTIMIZERS[optimizer].moments
+    if moments is None:
+        raise ValueError(f"the states of {optimizer} have other sizes")
+    return moments
 
 
 def step_copies(optimizer: str) -> int:
-    """Tensors of a parameter's size and dtype that a step makes for all parameters at once.
-
-    Foreach AdamW takes the square roots of all second moments (torch/optim/adam.py, _multi_tensor_adam).
-    """
+    """Tensors of a parameter's size and dtype that a step makes for all parameters at once."""
     return 1 if optimizer == "adamw-foreach" else 0

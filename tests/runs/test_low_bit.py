@@ -11,7 +11,7 @@ from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
 from ligerprof.runs.simulated import simulate_step
-from ligerprof.runs.simulated.low_bit import EightBitAdamW, FourBitLinear
+from ligerprof.runs.simulated.low_bit import FourBitLinear, StoredStates
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.torch_memory.low_bit import GaloreTensor, eight_bit_state_sizes, nf4_sizes
 
@@ -59,15 +59,20 @@ def test_a_4_bit_layer_is_as_large_as_its_sizes_say() -> None:
     assert sum(nf4_sizes(2**20)) == 2**20 // 2 + 2**20 // 64 + 2**20 // 64 // 256 * 4 + 1024 + 4 + 64
 
 
-def test_8_bit_states_are_as_large_as_their_sizes_say() -> None:
-    for elements in (10, 4095, 4096, 70_001):
-        parameter = torch.nn.Parameter(torch.zeros(elements))
-        parameter.grad = torch.zeros(elements)
-        optimizer = EightBitAdamW([parameter])
-        optimizer.step()
-        states = [tensor for tensors in optimizer.state[parameter].values() for tensor in tensors]
-        sizes = [tensor.numel() * tensor.element_size() for tensor in states]
-        assert sizes == list(eight_bit_state_sizes(elements))
+@pytest.mark.parametrize("name", ["adamw-8bit", "paged-adamw-8bit", "paged-adamw", "lion"])
+def test_stand_ins_of_bitsandbytes_keep_the_states_of_their_row(name: str) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(elements)) for elements in (10, 4095, 4096, 170_001)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = StoredStates(parameters, name)
+    optimizer.step()
+    kept = [[state.nbytes for state in optimizer.state[parameter]["states"]] for parameter in parameters]
+    optimizer.step()
+    assert kept == [[state.nbytes for state in optimizer.state[parameter]["states"]] for parameter in parameters]
+    if name == "adamw-8bit":
+        assert kept == [list(eight_bit_state_sizes(parameter.numel())) for parameter in parameters]
+    if name == "lion":
+        assert kept == [[4 * parameter.numel()] for parameter in parameters]
 
 
 def test_a_rank_beyond_a_matrix_projects_nothing_away() -> None:

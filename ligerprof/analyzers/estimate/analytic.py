@@ -7,6 +7,7 @@ from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.host import host_bytes
 from ligerprof.analyzers.estimate.model import slides
+from ligerprof.analyzers.estimate.placement import paged_bytes
 from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernel
@@ -21,6 +22,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
+from ligerprof.units import format_bytes
 
 
 def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
@@ -122,8 +124,14 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
 def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.qlora is not None:
         yield "4-bit weights as in bitsandbytes 0.50: NF4, double quantization; each product unpacks its weight"
-    if recipe.optimizer is Optimizer.ADAMW_8BIT:
+    if recipe.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT):
         yield "8-bit moments as in bitsandbytes 0.50: blocks of 256, fp32 below 4096 elements, embeddings included"
+    if recipe.optimizer is Optimizer.ADAFACTOR:
+        yield "Adafactor is torch.optim's; the one of transformers' Trainer has fp32 factors and other temporaries"
+    if recipe.optimizer is Optimizer.LION:
+        yield "Lion as in bitsandbytes 0.50, with moments in fp32"
+    if recipe.optimizer is Optimizer.MUON:
+        yield "torch.optim.Muon on the matrices of decoder layers, fused AdamW on all other parameters"
     if recipe.optimizer is Optimizer.GALORE:
         yield "GaLore as in galore_torch 1.0, on the matrices of decoder layers, without a decomposition in this step"
 
@@ -135,6 +143,11 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
         yield "NCCL's own buffers"
     if recipe.offload is not Offload.NONE:
         yield "in main memory, what the process uses without training: 1.3 to 1.8 GB in measured runs"
+    if paged := paged_bytes(recipe, make_weights(recipe).values()):
+        yield (
+            f"{format_bytes(paged)} of paged optimizer states, outside torch's allocator: the driver keeps them on the"
+            " GPU while there is room, else in main memory"
+        )
     if recipe.optimizer is Optimizer.GALORE:
         yield "cuSOLVER's workspace in the steps that decompose gradients: the first and every 200th"
     if recipe.clip:

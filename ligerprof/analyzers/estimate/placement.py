@@ -1,26 +1,17 @@
 """The memory that stays on the GPU between steps, and that of the optimizer's step, for the engine torch."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.meter import UnsplitRemainders
 from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
-from ligerprof.torch_memory.low_bit import (
-    EIGHT_BIT_TABLE_SIZES,
-    GaloreTensor,
-    eight_bit_state_sizes,
-    galore_projects,
-    galore_update_bytes,
-)
-from ligerprof.torch_memory.optimizers import state_sizes as parameter_state_sizes
-from ligerprof.torch_memory.optimizers import step_copies
+from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizedTensor
 
 Bytes = Mapping[Role, int]
 
@@ -65,56 +56,49 @@ class Placement:
 
 
 def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
-    """Weights, optimizer states and foreach AdamW's square roots, block by block."""
+    """Weights, optimizer states and the temporaries of the optimizer's step, block by block."""
     weights = list(weights)
-    trainable = [weight for weight in weights if weight.trainable]
+    row, tensors = OPTIMIZERS[recipe.optimizer], trained_tensors(recipe, weights)
     device = _EmptyDevice(recipe)
     stored = [size for weight in weights for size in weight.stored_sizes]
     resident, _ = device.place(Role.PARAMETERS, stored)
-    states, states_remainders = device.place(Role.OPTIMIZER_STATES, list(state_sizes(recipe, trainable)))
-    update, update_remainders = device.place(Role.OPTIMIZER_TEMPORARIES, _update_sizes(recipe, trainable))
-    decomposition_bytes = max((tensor.decomposition_bytes for tensor in _galore_tensors(recipe, trainable)), default=0)
-    decomposition = {Role.OPTIMIZER_TEMPORARIES: decomposition_bytes}
+    states, states_remainders = device.place(Role.OPTIMIZER_STATES, state_sizes(recipe, weights))
+    update, update_remainders = device.place(Role.OPTIMIZER_TEMPORARIES, row.update(tensors, recipe.gpu_spec))
+    creation = {Role.OPTIMIZER_TEMPORARIES: sum(row.creation(tensors, recipe.gpu_spec))}
     return Placement(
         resident=resident,
         states=states,
-        updates=(Counter(states) + Counter(decomposition), Counter(states) + Counter(update)) if first else (update,),
+        updates=(Counter(states) + Counter(creation), Counter(states) + Counter(update)) if first else (update,),
         states_remainders=states_remainders,
         update_remainders=update_remainders,
     )
 
 
-def state_sizes(recipe: TrainingRecipe, trainable: Iterable[Weight]) -> Iterator[int]:
-    """Bytes of each tensor that the optimizer keeps on the GPU."""
-    if recipe.optimizer is Optimizer.GALORE:
-        for tensor in _galore_tensors(recipe, trainable):
-            yield from tensor.state_sizes
-    elif recipe.optimizer is Optimizer.ADAMW_8BIT:
-        yield from EIGHT_BIT_TABLE_SIZES
-        for weight in trainable:
-            yield from eight_bit_state_sizes(weight.elements)
-    else:
-        for weight in trainable:
-            yield from parameter_state_sizes(recipe.optimizer, weight.size_bytes)
-
-
-def _update_sizes(recipe: TrainingRecipe, trainable: list[Weight]) -> list[int]:
-    """Bytes of each temporary tensor of the optimizer step."""
-    if recipe.optimizer is Optimizer.GALORE:
-        return [galore_update_bytes(_galore_tensors(recipe, trainable))]
-    return [weight.size_bytes for weight in trainable] * step_copies(recipe.optimizer)
-
-
-def _galore_tensors(recipe: TrainingRecipe, trainable: Iterable[Weight]) -> Iterator[GaloreTensor]:
-    """The trainable weights as GaLore's tensors; none with another optimizer."""
-    for weight in trainable if recipe.optimizer is Optimizer.GALORE else ():
-        projected = galore_projects(in_layer=weight.in_layer, dimensions=len(weight.shape))
-        yield GaloreTensor(
+def trained_tensors(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[OptimizedTensor]:
+    """The trainable weights as the optimizer sees them."""
+    return [
+        OptimizedTensor(
             shape=weight.shape,
             elements=weight.elements,
             width=weight.width,
-            rank=recipe.galore_rank if projected else None,
+            in_layer=weight.in_layer,
+            galore_rank=recipe.galore_rank,
         )
+        for weight in weights
+        if weight.trainable
+    ]
+
+
+def state_sizes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[int]:
+    """Bytes of each tensor that the optimizer keeps on the GPU, in torch's allocator."""
+    row = OPTIMIZERS[recipe.optimizer]
+    return [*row.shared, *(size for tensor in trained_tensors(recipe, weights) for size in row.states(tensor))]
+
+
+def paged_bytes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> int:
+    """Bytes of optimizer states in CUDA's managed memory, outside torch's allocator."""
+    row = OPTIMIZERS[recipe.optimizer]
+    return sum(row.paged(tensor) for tensor in trained_tensors(recipe, weights))
 
 
 class _EmptyDevice:

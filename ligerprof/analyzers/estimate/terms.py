@@ -7,10 +7,10 @@ from ligerprof.analyzers.estimate.placement import state_sizes
 from ligerprof.analyzers.estimate.result import Term
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.analyzers.estimate.zero import zero_copies
-from ligerprof.recipe.categories import Engine, Optimizer
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
-from ligerprof.torch_memory.optimizers import moment_count
+from ligerprof.torch_memory.optimizers import OPTIMIZERS, moment_count
 from ligerprof.units import format_bytes
 
 
@@ -30,11 +30,11 @@ def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
 
 def _states(recipe: TrainingRecipe, weights: Collection[Weight], trained_bytes: int) -> tuple[int, str]:
     """Bytes of the optimizer's moments, and text for moments that are not a multiple of the gradients."""
-    if recipe.optimizer.compresses_moments:
-        size_bytes = sum(state_sizes(recipe, [weight for weight in weights if weight.trainable]))
-        what = "8-bit moments" if recipe.optimizer is Optimizer.ADAMW_8BIT else f"moments of rank {recipe.galore_rank}"
-        return size_bytes, f" + {what} {format_bytes(size_bytes)}"
-    return moment_count(recipe.optimizer) * trained_bytes, ""
+    row = OPTIMIZERS[recipe.optimizer]
+    if row.moments is None:
+        size_bytes = sum(state_sizes(recipe, weights))
+        return size_bytes, f" + {row.label.format(rank=recipe.galore_rank)} {format_bytes(size_bytes)}"
+    return row.moments * trained_bytes, ""
 
 
 def _static_formula(recipe: TrainingRecipe, weights: Collection[Weight], state_text: str) -> str:

@@ -41,7 +41,7 @@ def _require_known(recipe: TrainingRecipe) -> None:
     optimizer = recipe.optimizer
     for given, what, instead in (
         (recipe.qlora is not None, "--qlora with --engine deepspeed", "use --lora"),
-        (optimizer.compresses_moments, f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
+        (not optimizer.is_partitioned, f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
         (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
     ):
         if given:

@@ -10,8 +10,8 @@ import torch
 from peft.tuners.lora.layer import Linear as AdaptedLinear
 from torch import Tensor, nn
 
-from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.low_bit import EIGHT_BIT_TABLE_SIZES, eight_bit_blocks, has_eight_bit_moments, nf4_sizes
+from ligerprof.torch_memory.low_bit import nf4_sizes
+from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizedTensor
 
 
 class FourBitLinear(nn.Linear):
@@ -100,12 +100,17 @@ def adapt_as_over_bitsandbytes(model: nn.Module) -> None:
             module.__class__ = _AdaptedFourBitLinear
 
 
-class EightBitAdamW(torch.optim.Optimizer):
-    """bitsandbytes.optim.AdamW8bit: states are created in the first step and updated in place by one kernel."""
+class StoredStates(torch.optim.Optimizer):
+    """An optimizer of bitsandbytes: states are created in the first step and updated in place by one kernel.
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    Args:
+        optimizer: the name of its row; states that it keeps outside torch's allocator are left out.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], optimizer: str) -> None:
         super().__init__(parameters, {})
-        self._tables: list[Tensor] = []
+        self._row = OPTIMIZERS[optimizer]
+        self._shared: list[Tensor] = []
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -117,14 +122,20 @@ class EightBitAdamW(torch.optim.Optimizer):
                     self._make_states(parameter)
 
     def _make_states(self, parameter: Tensor) -> None:
-        if not has_eight_bit_moments(parameter.numel()):
-            self.state[parameter]["moments"] = [torch.zeros_like(parameter, dtype=torch.float32) for _ in range(2)]
-            return
-        if not self._tables:
-            self._tables = [torch.zeros(size // FP32_BYTES, device=parameter.device) for size in EIGHT_BIT_TABLE_SIZES]
-        self.state[parameter]["moments"] = [torch.zeros_like(parameter, dtype=torch.uint8) for _ in range(2)]
-        blocks = eight_bit_blocks(parameter.numel())
-        self.state[parameter]["scales"] = [torch.zeros(blocks, device=parameter.device) for _ in range(2)]
+        if not self._shared:
+            self._shared = [_bytes(size, parameter) for size in self._row.shared]
+        tensor = OptimizedTensor(
+            shape=tuple(parameter.shape),
+            elements=parameter.numel(),
+            width=parameter.element_size(),
+            in_layer=False,
+            galore_rank=1,
+        )
+        self.state[parameter]["states"] = [_bytes(size, parameter) for size in self._row.states(tensor)]
+
+
+def _bytes(size_bytes: int, like: Tensor) -> Tensor:
+    return torch.zeros(size_bytes, dtype=torch.uint8, device=like.device)
 
 
 class ProjectedAdamW(torch.optim.Optimizer):

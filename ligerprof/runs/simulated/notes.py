@@ -32,8 +32,11 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
             "4-bit weights are stand-ins with the storages of bitsandbytes 0.50 (NF4, double quantization); each"
             " product unpacks its whole weight, which bitsandbytes avoids for few tokens."
         )
-    if recipe.optimizer is Optimizer.ADAMW_8BIT:
-        yield "8-bit moments are stand-ins with the storages of bitsandbytes 0.50; embeddings have 8-bit moments too."
+    if recipe.optimizer.package == "bitsandbytes":
+        yield (
+            f"The states of {recipe.optimizer} are stand-ins with the sizes of those of bitsandbytes 0.50, which trains"
+            " embeddings like other parameters; paged states are outside torch's allocator."
+        )
     if recipe.optimizer is Optimizer.GALORE:
         yield "GaLore is a stand-in with the tensors of galore_torch 1.0; the decomposition's workspace is not counted."
     if recipe.padding > 0:
