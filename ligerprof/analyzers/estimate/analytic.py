@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from ligerprof.analyzers.estimate.context import is_eager
+from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.host import host_bytes
@@ -28,6 +29,8 @@ from ligerprof.units import format_bytes
 def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     """Predict the memory of one training step from the recipe's sizes alone, without importing torch.
 
+    The recipe's memory limit is judged; the memory of its GPU is not, see `judged`.
+
     Raises:
         UnknownModelError: an architecture that the estimate does not cover.
         UnsupportedError: an option that the estimate does not cover.
@@ -42,7 +45,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))
     lowest_bytes, highest_bytes = _between(recipe, steady)
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
-    return MemoryEstimate(
+    estimated = MemoryEstimate(
         peak_bytes=steady.peak.total_bytes,
         peak_phase=steady.phase,
         phases={phase: held.total_bytes for phase, held in steady.phases.items()},
@@ -59,6 +62,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         assumed=(*_assumed(recipe), *([] if headroom is None else [headroom])),
         left_out=tuple(_left_out(recipe)),
     )
+    return judged(recipe, estimated)
 
 
 def estimated_peak_bytes(recipe: TrainingRecipe) -> int | None:

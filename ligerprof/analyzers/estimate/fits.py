@@ -18,7 +18,7 @@ def expected_reserved_bytes(recipe: TrainingRecipe, allocated_bytes: int) -> int
     return int(allocated_bytes * (_EXPANDABLE_SHARE if expandable else _FRAGMENTED_SHARE))
 
 
-def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool) -> MemoryEstimate:
+def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = False) -> MemoryEstimate:
     """The estimate with its verdict on the recipe's memory limit, the GPU's memory, or the lower of both.
 
     Args:
