@@ -23,8 +23,8 @@ from tests.drawn_recipes import draw_recipe
 TOLERANCE = 0.01
 SMALLEST_TOLERATED_BYTES = MIB
 
-CASES_A_PART = 8
-QUICK_PARTS, SLOW_PARTS = 3, 60
+CASES_A_PART = 10
+QUICK_PARTS, SLOW_PARTS = 2, 50
 _NUMBERS_A_PART = 1_000_000
 
 pytestmark = pytest.mark.usefixtures("no_log_records")

@@ -15,7 +15,7 @@ USED_PROCESS_FIRST_STEP_TOLERANCE = 0.004
 
 STEPS = measured_steps()
 # the rest is marked slow: `pytest -m "not slow"` scores only these
-QUICK = [step for step in STEPS if step.model in ("odd", "tiny")] + [step for step in STEPS if step.layers][::4]
+QUICK = [step for step in STEPS if step.model in ("odd", "tiny")] + [step for step in STEPS if step.layers][::6]
 
 pytestmark = pytest.mark.usefixtures("no_log_records")
 
