@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 # before torch reads it: two workers on two cores run no faster with two threads each, and take more of both
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,6 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from ligerprof.runs.sweep import session
+from ligerprof.runs.sweep.starting import CellStarter
 from tests import interpreter
 
 # Triton reads it when it is first imported, by whichever test comes first; transformers imports Triton, too
@@ -43,3 +46,16 @@ def no_log_records() -> Iterator[None]:
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(scope="session")
+def cell_starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CellStarter]:
+    """Start cells from one fork server, which takes seconds of CPU time to import torch and transformers."""
+    with CellStarter(tmp_path_factory.mktemp("cells")) as starter:
+        yield starter
+
+
+@pytest.fixture
+def quick_cells(cell_starter: CellStarter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sweeps in this process share a fork server."""
+    monkeypatch.setattr(session, "CellStarter", lambda _folder: nullcontext(cell_starter))

@@ -150,7 +150,7 @@ def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Mod
         RecipeError: the architecture does not support the recipe's attention.
         UnknownModelError: transformers does not have the causal language model.
     """
-    config, model_class = _architecture(recipe.spec)
+    config, model_class = find_architecture(recipe.spec)
     _require_attention(model_class, recipe)
     settings = {"dtype": getattr(torch, recipe.weight_dtype), "attn_implementation": recipe.attention.value}
     if recipe.spec.weights_path is not None and device.type != "cpu":
@@ -211,8 +211,12 @@ def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
     return trained
 
 
-def _architecture(spec: ModelSpec) -> tuple[Any, Any]:
-    """A model's transformers config and class; call it outside of device contexts: imports may create tensors."""
+def find_architecture(spec: ModelSpec) -> tuple[Any, Any]:
+    """Import a model's transformers config and class; outside of device contexts: imports may create tensors.
+
+    Raises:
+        UnknownModelError: transformers does not have the causal language model.
+    """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 

@@ -286,6 +286,7 @@ claims = ["{absent}"]
 """
 
 
+@pytest.mark.usefixtures("quick_cells")
 def test_a_user_study_runs_on_the_simulator_and_has_a_report(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text(TINY)

@@ -51,6 +51,7 @@ def processes_with(text: str) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.usefixtures("quick_cells")
 def test_a_killed_sweep_continues_without_running_finished_cells_again(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     results = folder / "results.jsonl"
@@ -73,13 +74,18 @@ def test_a_killed_sweep_continues_without_running_finished_cells_again(tmp_path:
     # a kill in the middle of a line
     with results.open("ab") as file:
         file.write(finished[: len(finished) // 2])
-    second = subprocess.run([*sweep, "--json"], capture_output=True, text=True, check=True, timeout=120)
+    second = run(*sweep[4:], "--json")
     lines = results.read_bytes().splitlines(keepends=True)
     assert lines[0] == finished
     assert [json.loads(line)["status"] for line in lines] == ["done", "oom"]
     printed = json.loads(second.stdout)
     assert printed["cells"] == [json.loads(line) for line in lines]
     assert (folder / "runs" / done["key"] / "snapshot.pickle").exists()
+    # a cell has the result of a step on its own
+    alone = ["step", *TINY, "--batch", "1", "--memory-limit", "71MiB", "-o", str(tmp_path / "alone"), "--json"]
+    step = json.loads(CliRunner().invoke(main, alone, catch_exceptions=False).stdout)
+    changing = {"kind": "cell", "run": done["run"], "finished": done["finished"]}
+    assert {**done, **step, **changing} == done
     assert printed["counts"] == {"done": 1, "oom": 1, "failed": 0, "left_out": 0}
     # a third start runs nothing and shows the results
     shown = run(*sweep[4:])
@@ -88,6 +94,7 @@ def test_a_killed_sweep_continues_without_running_finished_cells_again(tmp_path:
     assert results.read_bytes() == b"".join(lines)
 
 
+@pytest.mark.usefixtures("quick_cells")
 def test_a_failed_cell_has_a_row_and_the_exit_code_is_1(tmp_path: Path) -> None:
     # only the cell itself detects an unknown provider
     result = run(*TINY, "--batch", "1", "--liger", "rms", "--provider", "unknown", "-o", str(tmp_path / "sweep"))

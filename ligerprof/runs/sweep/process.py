@@ -4,10 +4,7 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,7 +16,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep.cells import CellStatus
 from ligerprof.runs.sweep.folder import SweepFolder, disk_errors_in_a_line
 from ligerprof.runs.sweep.grid import cell_key
-from ligerprof.runs.sweep.guard import GRACE_SECONDS
+from ligerprof.runs.sweep.starting import CellStarter, Command
 from ligerprof.serialization import document
 
 # done and out of memory
@@ -54,21 +51,26 @@ class CellProcess:
         RunDirectoryError: its files cannot be written.
     """
 
-    def __init__(self, recipe: TrainingRecipe, folder: SweepFolder, settings: SweepSettings) -> None:
+    def __init__(
+        self, recipe: TrainingRecipe, folder: SweepFolder, settings: SweepSettings, starter: CellStarter
+    ) -> None:
         self.recipe, self.key = recipe, cell_key(recipe)
         self._folder, self._settings = folder, settings
         self._started = time.monotonic()
         self._timed_out = False
+        files = {"output": self._file("out"), "log": self._file("log")}
         with disk_errors_in_a_line(folder.path):
-            self._process = self._start()
+            self._running = starter.start(Command(words=self._words(), recipe=recipe, **files))
 
     def poll(self) -> dict[str, Any] | None:
         """The row if the cell has ended, else None; ends a cell that exceeds its time limit."""
         limit_seconds = self._settings.timeout_seconds
-        if self._process.poll() is None and limit_seconds is not None and self._seconds() > limit_seconds:
+        code = self._running.poll()
+        if code is None and limit_seconds is not None and self._seconds() > limit_seconds:
             self._timed_out = True
             self.stop()
-        return None if self._process.poll() is None else self._row()
+            code = self._running.poll()
+        return None if code is None else self._row(code)
 
     def words(self) -> str:
         """The last line of the cell's stderr that is not blank, shortened; empty if there is none."""
@@ -83,24 +85,10 @@ class CellProcess:
 
     def stop(self) -> None:
         """End the cell and all its processes."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(2 * GRACE_SECONDS)
-        self._process.kill()
-        self._process.wait()
+        self._running.stop()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self._file("out").open("wb") as output, self._file("log").open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "ligerprof.runs.sweep.guard", *self._command()],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def _command(self) -> list[str]:
+    def _words(self) -> tuple[str, ...]:
+        """The words of the cell's command after `python`."""
         config = self.recipe.deepspeed_config
         flags = recipe_flags(dataclasses.replace(self.recipe, deepspeed_config=None))
         if config is not None:
@@ -109,7 +97,7 @@ class CellProcess:
             flags = (*flags, "--deepspeed-config", str(file))
         trace = "--trace" if self._settings.trace else "--no-trace"
         output = ("-o", str(self._folder.runs / self.key), "--force", "--json")
-        return [sys.executable, "-m", "ligerprof", "step", *flags, trace, *output]
+        return ("-m", "ligerprof", "step", *flags, trace, *output)
 
     def _file(self, suffix: str) -> Path:
         return self._folder.runs / f"{self.key}.{suffix}"
@@ -117,10 +105,7 @@ class CellProcess:
     def _seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def _row(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        code = self._process.returncode
+    def _row(self, code: int) -> dict[str, Any]:
         result = self._result() if code in _EXIT_CODES_WITH_RESULT else None
         if result is not None:
             status = CellStatus.DONE if result["oom"] is None else CellStatus.OOM

@@ -11,6 +11,7 @@ from ligerprof.runs.sweep.cells import Cell, CellStatus, cell_from_json
 from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.process import CellProcess, SweepSettings
+from ligerprof.runs.sweep.starting import CellStarter
 
 _POLL_SECONDS = 0.1
 
@@ -60,8 +61,8 @@ class Runner:
         requested: keys of the requested cells, in order, including those that were already finished.
     """
 
-    def __init__(self, folder: SweepFolder, settings: SweepSettings, watcher: Watcher) -> None:
-        self._folder, self._settings, self._watcher = folder, settings, watcher
+    def __init__(self, folder: SweepFolder, settings: SweepSettings, watcher: Watcher, starter: CellStarter) -> None:
+        self._folder, self._settings, self._watcher, self._starter = folder, settings, watcher, starter
         self._running: list[CellProcess] = []
         self.cells = folder.read()
         self.requested: dict[str, None] = {}
@@ -107,7 +108,7 @@ class Runner:
                 left_out.append(recipe)
                 self._watcher.expect(-1)
             else:
-                self._running.append(CellProcess(recipe, self._folder, self._settings))
+                self._running.append(CellProcess(recipe, self._folder, self._settings, self._starter))
 
     def _collect(self) -> None:
         for process in list(self._running):

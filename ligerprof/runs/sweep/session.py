@@ -15,6 +15,7 @@ from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, Refusal, expand
 from ligerprof.runs.sweep.process import SweepSettings
 from ligerprof.runs.sweep.runner import Runner, Watcher
+from ligerprof.runs.sweep.starting import CellStarter
 from ligerprof.serialization import document, select, to_json
 
 
@@ -108,10 +109,10 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: SweepSettings, wat
             f"--jobs {settings.jobs}: measured cells run one at a time, or they slow each other down. Leave it out."
         )
     folder.make()
-    with folder.locked():
+    with folder.locked(), CellStarter(folder.path) as starter:
         folder.repair()
         folder.record_grids(to_json(plan.grids))
-        runner = Runner(folder, settings, watcher)
+        runner = Runner(folder, settings, watcher, starter)
         left_out = runner.run(plan.recipes)
         borders = [
             border
