@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.runs.simulated.device import SimulatedDevice
@@ -20,6 +21,8 @@ aten = torch.ops.aten
 _ON_HOST = aten.lift_fresh.default
 _ITEM = aten._local_scalar_dense.default
 _EQUAL = aten.equal.default
+# autograd in C++ asks for it more often than it calls operators
+_DEVICE = torch.ops.prim.device.default
 
 # some versions of torch wrap dispatch modes to exclude them from compilation
 _BETWEEN = ("/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
@@ -44,6 +47,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         call = Call(self._device, func, args, kwargs or {}, self._track)
         internal = INTERNALS.get(func)
         if internal is not None:
@@ -83,7 +88,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = storage._cdata
             size = storage.nbytes()
             # parameters on "meta" are materialized later
-            if size and key not in self._held and tensor.device.type != "meta":
+            if size and key not in self._held and _device_of(tensor).type != "meta":
                 self._watch(storage, self._device.allocate(size))
 
     def _watch(self, storage: torch.UntypedStorage, block: Block) -> None:
@@ -114,6 +119,11 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _hand_over(self, old: Tensor, new: Tensor) -> None:
         block, _ = self._held.pop(old.untyped_storage()._cdata)
         self._watch(new.untyped_storage(), block)
+
+
+def _device_of(tensor: Tensor) -> torch.device:
+    # the device of a fake tensor is a dispatched call
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ligerprof.runs.simulated.device import SimulatedDevice
+from ligerprof.runs.simulated.memo import compute
 from ligerprof.torch_memory.scratch import Scratch
 
 
@@ -27,7 +28,7 @@ class Call:
 
     def run_untracked(self) -> Any:
         """Run the operator on fake tensors, without allocating blocks for its result."""
-        return self.func(*self.args, **self.kwargs)
+        return compute(self.func, self.args, self.kwargs)
 
     def run(self) -> Any:
         """Run the operator and allocate blocks for its result."""
