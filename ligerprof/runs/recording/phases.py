@@ -1,5 +1,6 @@
 """Detect the phases of a user's training: around models, backward, optimizer steps, and functions that save."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -19,10 +20,10 @@ from ligerprof.runs.recording.stamping import Stamper
 
 
 class _Calls:
-    """The function that `_call_module` replaces, and what it calls."""
+    """The function that `_call_module` replaces, and the recording that it belongs to."""
 
     original: Any = nn.Module.__call__
-    run: Callable[[nn.Module, Callable[[], Any]], Any] | None = None
+    phases: "LoopPhases | None" = None
 
 
 _calls = _Calls()
@@ -32,9 +33,10 @@ def _call_module(module: nn.Module, *arguments: Any, **named: Any) -> Any:
     """What replaces nn.Module.__call__; torch.compile follows only its first line, and guards nothing that changes."""
     if torch.compiler.is_compiling():
         return _ORIGINAL_CALL(module, *arguments, **named)
-    if _calls.run is None:
+    phases = _calls.phases
+    if phases is None or phases.is_inside or phases.passes_on():
         return _calls.original(module, *arguments, **named)
-    return _calls.run(module, partial(_calls.original, module, *arguments, **named))
+    return phases.run(module, partial(_calls.original, module, *arguments, **named))
 
 
 _ORIGINAL_CALL: Any = nn.Module.__call__
@@ -68,8 +70,10 @@ class LoopPhases:
         self._phase_before_step = Phase.OUTSIDE
         self._ended = True
         self._in_backward = False
-        # an outermost module runs
-        self._runs = False
+        self._had_backward = False
+        self._has_optimizer: bool | None = None
+        # whether an outermost module runs
+        self.is_inside = False
         self._evaluates = False
         self._in_optimizer = False
         self._names_modules = False
@@ -94,7 +98,7 @@ class LoopPhases:
             register_optimizer_step_post_hook(self._after_step),
         ]
         skip_when_compiling(*_SKIPPED)
-        _calls.original, _calls.run = nn.Module.__call__, self._call
+        _calls.original, _calls.phases = nn.Module.__call__, self
         self._patches.replace(nn.Module, "__call__", _call_module)
         for name in ("backward", "grad"):
             self._patches.wrap(torch.autograd, name, self._around_backward)
@@ -108,7 +112,7 @@ class LoopPhases:
         self._handles.clear()
         self._names_modules = False
         self._stamper.close()
-        _calls.run = None
+        _calls.phases = None
         self._patches.undo()
 
     def name_modules(self) -> None:
@@ -173,15 +177,19 @@ class LoopPhases:
         self._stamper.enter(step=self._step, phase=phase)
 
     def _begin_step(self) -> None:
-        if self._ended:
-            self._step, self._ended = self._step + 1, False
+        if self._ended or (self._had_backward and self._updates_itself()):
+            self._step, self._ended, self._had_backward = self._step + 1, False, False
             if self._on_step is not None:
                 self._on_step(self._step)
 
-    def _call(self, module: nn.Module, call: Callable[[], Any]) -> Any:
-        return call() if self._runs or self._passes_on() else self._run(module, call)
+    def _updates_itself(self) -> bool:
+        """Whether the program has no torch optimizer, so that each backward pass ends a step."""
+        if self._has_optimizer is None:
+            kinds = {type(each) for each in gc.get_objects()}
+            self._has_optimizer = any(issubclass(kind, torch.optim.Optimizer) for kind in kinds)
+        return not self._has_optimizer
 
-    def _run(self, module: nn.Module, call: Callable[[], Any]) -> Any:
+    def run(self, module: nn.Module, call: Callable[[], Any]) -> Any:
         """Run an outermost module in its phase."""
         phase = self._phase_of(module)
         if phase is None:
@@ -192,11 +200,11 @@ class LoopPhases:
         self._enter(phase)
         if self._names_modules and not self._stamper.is_attached(module) and _has_weights(module):
             self._stamper.attach(module, fixed=False)
-        self._runs = True
+        self.is_inside = True
         try:
             outputs = call()
         finally:
-            self._runs = False
+            self.is_inside = False
             if phase is Phase.EVALUATION:
                 self._enter(Phase.OUTSIDE if before is Phase.BUILD else before)
         if phase is Phase.FORWARD and self._names_modules and _has_weights(module):
@@ -229,8 +237,10 @@ class LoopPhases:
         return Phase.EVALUATION if evaluates else Phase.FORWARD
 
     def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
-        # a loop whose forward and backward are not modules and torch's autograd
-        self._begin_step()
+        self._has_optimizer = True
+        # neither a module nor autograd ran; later, a step may call several optimizers
+        if not self._step:
+            self._begin_step()
         self._phase_before_step = self._phase
         self._in_optimizer = True
         self._enter(Phase.OPTIMIZER)
@@ -245,14 +255,14 @@ class LoopPhases:
     def _around_backward(self, original: Any) -> Any:
         def backward(outputs: Any, *arguments: Any, **named: Any) -> Any:
             # a model may differentiate inside its forward pass
-            if torch.compiler.is_compiling() or self._runs or self._passes_on():
+            if torch.compiler.is_compiling() or self.is_inside or self.passes_on():
                 return original(outputs, *arguments, **named)
             with self._backward(outputs, goes_on=bool(named.get("create_graph"))):
                 return original(outputs, *arguments, **named)
 
         return backward
 
-    def _passes_on(self) -> bool:
+    def passes_on(self) -> bool:
         """Whether a call does not concern phases: recomputation in backward, or a trace of torch.compile."""
         return self._in_backward or not self._patches.active or TracingContext.try_get() is not None
 
@@ -273,6 +283,7 @@ class LoopPhases:
             yield
         finally:
             self._in_backward = False
+            self._had_backward = self._had_backward or not goes_on
             if self._in_optimizer and before is not Phase.BACKWARD:
                 # the optimizer computes the loss again
                 self._enter(Phase.OPTIMIZER)

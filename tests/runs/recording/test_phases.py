@@ -165,8 +165,22 @@ def test_a_program_without_modules_and_optimizers_has_backward_and_steps_that_fo
 
     history = record(program)
 
-    assert phases(history, "tanh_backward") == [(1, "backward")] * 2
-    assert phases(history, "zeros") == [(1, "outside")]
+    assert phases(history, "tanh_backward") == [(1, "backward"), (2, "backward")]
+    assert phases(history, "zeros") == [(2, "outside")]
+
+
+def test_several_optimizers_of_a_step_and_micro_batches_before_it_are_one_step(record: Record) -> None:
+    model = sine()
+
+    def program() -> None:
+        optimizers = [torch.optim.SGD([weight], lr=0.1) for weight in model.parameters()]
+        for _ in range(2):
+            for _ in range(3):
+                model(torch.ones(2, 4)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    assert [step for step, _ in phases(record(program), "sin")] == [1, 1, 1, 2, 2, 2]
 
 
 def test_a_gradient_that_is_part_of_a_loss_leaves_forward_as_it_was(record: Record) -> None:
