@@ -27,6 +27,8 @@ _MAIN_ROOTS = frozenset({"<module>", "_bootstrap", "_run_module_as_main", "_run_
 # paths of installed packages start with the package, those of checkouts with the folder they were cloned into
 _INSTALLED = re.compile(r"^(?:.*/)?(?:site|dist)-packages/")
 _TORCH = r"^(?:.*/pytorch/)?torch/"
+# functions that a recorder puts around those of the program
+_RECORDER = re.compile(r"ligerprof/runs/recording/\w+\.py$")
 _LIBRARY = re.compile(
     _TORCH + r"|^(?:.*/DeepSpeed/)?deepspeed/|^(?:.*/src/)?(?:accelerate|peft)/|liger_kernel/ops/|ligerprof/runs/"
 )
@@ -304,6 +306,8 @@ def _read_frame(frame: Any) -> PythonCall | str | None:
     file, name = printable(file), printable(name)
     if _NATIVE_FILE.fullmatch(file):
         return name
+    if _RECORDER.search(file):
+        return None
     known_line = line if isinstance(line, int) and 0 < line < _LINE_LIMIT else 0
     return PythonCall(_INSTALLED.sub("", file), known_line, name)
 

@@ -34,7 +34,7 @@ _WITHOUT_CODE = (Framework.AXOLOTL, Framework.LLAMA_FACTORY)
 _INSTALLED = r"(?:^|/)"
 # the first that matches runs the training loop
 _LOOPS = (
-    (Framework.LIGERPROF, r"ligerprof/runs/(?!recording/)"),
+    (Framework.LIGERPROF, r"ligerprof/runs/"),
     (Framework.AXOLOTL, rf"{_INSTALLED}axolotl/"),
     (Framework.LLAMA_FACTORY, rf"{_INSTALLED}llamafactory/"),
     (Framework.TRL, rf"{_INSTALLED}trl/(?:\w+/)*\w*trainer"),

@@ -51,3 +51,19 @@ def test_phase_of_a_stack(name: str) -> None:
     frames = [{"filename": "??", "line": 0, "name": function} for function in native]
     frames = [*({"filename": file, "line": 1, "name": function} for file, function in calls), *frames]
     assert StackReader().read(frames).phase is phase
+
+
+def test_the_recorders_own_calls_are_not_part_of_a_stack() -> None:
+    recorder = ("/env/ligerprof/runs/recording/phases.py", "__call__")
+    own = [("/home/me/ligerprof/runs/training.py", "train"), ("/home/me/recording/phases.py", "__call__")]
+    calls = [FORWARD[0], recorder, FORWARD[1], recorder, *own, *SCRIPT]
+    frames = [{"filename": file, "line": 1, "name": function} for file, function in calls]
+
+    assert [call.function for call in StackReader().read(frames).calls] == [
+        "forward",
+        "forward",
+        "train",
+        "__call__",
+        "main",
+        "<module>",
+    ]
