@@ -21,11 +21,11 @@ def peak_with_other_timing(row: Row, case: Case) -> int | None:
     """The new peak if the first buckets live shorter or longer than recorded; None without DDP."""
     if case.program.engine is not Framework.DDP:
         return None
-    other = peak_after(lambda: _with_other_timing(row, case), case.book, case.window, case.request)
+    other = peak_after(lambda: with_other_timing(row, case), case.book, case.window, case.request)
     return None if other is None else other[0]
 
 
-def _with_other_timing(row: Row, case: Case) -> Edit | None:
+def with_other_timing(row: Row, case: Case) -> Edit | None:
     """The row's effect, with the first buckets dropped before the others are built, or with both until backward."""
     edit, replayed = row.edit(case), case.replayed
     first, rebuilt = case.blocks_from(_FIRST), case.blocks_from(_REBUILT)

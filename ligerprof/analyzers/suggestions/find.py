@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.ddp_buckets import peak_with_other_timing
+from ligerprof.analyzers.suggestions.ddp_buckets import peak_with_other_timing, with_other_timing
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import peak_after
 from ligerprof.analyzers.suggestions.row import Row
@@ -40,6 +40,8 @@ def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:
     """Allocated bytes at each moment after a suggestion that was found for this case; None if not computed."""
     row = next(row for row in ROWS if row.name == suggestion.name)
     edit = row.edit(case)
+    if edit is not None and edit.highest(case.window, case.request)[0] != suggestion.new_peak_bytes:
+        edit = with_other_timing(row, case)
     return None if edit is None else edit.allocated_bytes(case.request)
 
 

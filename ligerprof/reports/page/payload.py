@@ -114,6 +114,8 @@ def _what_ifs(analysis: SnapshotAnalysis, timeline: RoleTimeline, columns: Colum
             "saves": suggestion.saves_bytes,
             "peak": suggestion.new_peak_bytes,
             "letsPass": suggestion.lets_pass,
+            "basis": suggestion.basis.value,
+            "condition": suggestion.condition,
             # how much lower each column is: mostly 0, so that it packs well
             "lower": None if highest is None else columns.add(timeline.allocated_bytes - highest),
         }

@@ -110,6 +110,7 @@ def check_suggestions(analysis: SnapshotAnalysis, data: dict[str, Any]) -> None:
         highest = [int(after[a:b].max()) for a, b in zip(timeline["starts"], stops, strict=True)]
         assert [held - lower for held, lower in zip(sums, one["lower"], strict=True)] == highest
         assert max(highest) == one["peak"] == suggestion.new_peak_bytes
+        assert (one["basis"], one["condition"]) == (suggestion.basis.value, suggestion.condition)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,9 @@
 (() => {
   const { element, formatBytes } = ligerprof;
 
+  // how exact a saving is, before its figure and before that of the new peak
+  const BASES = { replayed: ["", ""], "at least": ["at least ", "at most "], estimated: ["about ", "about "] };
+
   class WhatIf {
     constructor(host, recording, timeline) {
       this.timeline = timeline;
@@ -10,13 +13,14 @@
       this.buttons = [];
       host.append(
         element("h2", {}, failure ? "What would have let it pass" : "What would lower the peak"),
-        element("p", { class: "caption" }, "Each is computed by replaying the recording with the change. Choose one to see it in the chart; the cheapest come first."),
+        element("p", { class: "caption" }, "Each is computed by replaying the recording with the change; what is not computed makes a saving \u201cat least\u201d or \u201cabout\u201d. Choose one to see it in the chart; the cheapest come first."),
         element("div", { class: "changes" }, ...recording.whatIfs.map((change) => this.row(change))),
       );
     }
 
     row(change) {
-      const effect = change.saves === null ? "saving not computed" : `saves ${formatBytes(change.saves)}, new peak ${formatBytes(change.peak)}`;
+      const [saving, peak] = BASES[change.basis];
+      const effect = change.saves === null ? "saving not computed" : `saves ${saving}${formatBytes(change.saves)}, new peak ${peak}${formatBytes(change.peak)}`;
       const verdict = change.letsPass === null ? "" : change.letsPass ? ", enough" : ", not enough alone";
       const button = change.lower && element("button", { type: "button", "aria-pressed": "false", onclick: () => this.choose(button, change) }, "show");
       if (button) {
@@ -27,7 +31,7 @@
         "div",
         { class: "suggestion" },
         element("div", {}, button || null, element("strong", {}, ` ${change.change}`), `: ${effect}${verdict}.`),
-        element("div", { class: "muted" }, `Cost: ${change.cost}; ${change.costReason}.`),
+        element("div", { class: "muted" }, `Cost: ${change.cost}; ${change.costReason}.${change.condition ? ` ${change.condition}.` : ""}`),
         element("pre", {}, change.how.join("\n")),
       );
     }
