@@ -15,6 +15,7 @@ from ligerprof.recipe.configs.rows import (
     number,
     part_of,
     section,
+    turned_on,
     words,
 )
 from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Reading, Reason, Setting
@@ -71,6 +72,8 @@ _ROWS: Mapping[str, Row] = {
         {"no": _OFF, "false": _OFF, "bf16": "bf16", "fp16": "fp16"},
         what="mixed precision in",
     ),
+    # of the oldest versions
+    "fp16": turned_on({Setting.AUTOCAST: "fp16"}),
     "num_processes": count(Setting.GPUS),
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
     "deepspeed_config": section(_DEEPSPEED),
@@ -90,7 +93,11 @@ _ROWS: Mapping[str, Row] = {
         Reason.LAUNCH,
         "compute_environment machine_rank num_machines gpu_ids main_process_ip main_process_port rdzv_backend"
         " same_network main_training_function enable_cpu_affinity tpu_name tpu_zone tpu_use_cluster tpu_use_sudo"
-        " command_file commands tpu_vm tpu_env",
+        " command_file commands tpu_vm tpu_env base_job_name ec2_instance_type iam_role_name image_uri profile"
+        " py_version"
+        " pytorch_version region sagemaker_inputs_file sagemaker_metrics_file transformers_version use_ec2"
+        " additional_args"
+        " deepspeed_hostfile",
     ),
     **ignored(Reason.CHECKS, "debug"),
 }

@@ -98,9 +98,15 @@ _ROWS: Mapping[str, Row] = {
     # what recipes cannot express
     **lacking("flex attention", "flex_attention"),
     **lacking("attention of xformers", "xformers_attention"),
-    **lacking("another attention", "sage_attention s2_attention large_head_attention flash_attn_d512 sdpa_varlen"),
+    **lacking(
+        "another attention",
+        "sage_attention s2_attention landmark_attention large_head_attention flash_attn_d512 sdpa_varlen",
+    ),
     **lacking("another attention", "gemma4_hybrid_attn_impl fused_attn_kernel scaling_softmax"),
-    **lacking("fused operations of flash-attn", "flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_rms_norm"),
+    **lacking(
+        "fused operations of flash-attn",
+        "flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_fuse_qkv flash_attn_rms_norm",
+    ),
     **lacking("optimum's BetterTransformer", "flash_optimum"),
     **lacking("axolotl's fused LoRA kernels", "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel"),
     **lacking("kernels from the hub", "use_kernels"),

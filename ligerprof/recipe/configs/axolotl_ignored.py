@@ -21,7 +21,7 @@ IGNORED_ROWS: Mapping[str, Row] = {
         " chat_template_kwargs eot_tokens default_system_message special_tokens is_preprocess preprocess_iterable"
         " total_num_tokens total_supervised_tokens tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_type"
         " tokenizer_use_mistral_common tokenizer_save_jinja_files processor_kwargs image_resize_algorithm"
-        " role_boundaries batch_size max_packed_sequence_len fix_untrained_tokens",
+        " role_boundaries batch_size max_packed_sequence_len fix_untrained_tokens collator_pad_to_longest",
     ),
     **ignored(
         Reason.SCHEDULE,
@@ -41,7 +41,8 @@ IGNORED_ROWS: Mapping[str, Row] = {
         Reason.LOADING,
         "base_model_config base_model_ignore_patterns model_type type_of_model revision_of_model trust_remote_code"
         " is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model"
-        " low_cpu_mem_usage lora_model_dir device_map experimental_skip_move_to_device reinit_weights cls_model_config"
+        " low_cpu_mem_usage lora_model_dir lora_out_dir device_map experimental_skip_move_to_device"
+        " reinit_weights cls_model_config"
         " qlora_sharded_model_loading mean_resizing_embeddings shrink_embeddings embeddings_skip_upcast device"
         " torch_dtype freeze_mm_modules",
     ),
@@ -67,7 +68,8 @@ IGNORED_ROWS: Mapping[str, Row] = {
     **ignored(
         Reason.EVALUATION,
         "eval_batch_size eval_steps evals_per_epoch eval_sample_packing eval_sequence_len eval_table_size"
-        " eval_max_new_tokens eval_causal_lm_metrics bench_dataset bench_split metric_for_best_model greater_is_better"
+        " eval_max_new_tokens eval_table_max_new_tokens eval_causal_lm_metrics bench_dataset bench_split"
+        " metric_for_best_model greater_is_better"
         " load_best_model_at_end lm_eval_tasks lm_eval_batch_size lm_eval_post_train lm_eval_model",
     ),
     **ignored(
@@ -93,7 +95,8 @@ IGNORED_ROWS: Mapping[str, Row] = {
         " flex_attn_compile_kwargs fp8_enable_fsdp_float8_all_gather fp32_norm_classes heads_k_stride ring_attn_func"
         " torch_compile_backend torch_compile_mode torch_compile_options torchdistx_path grokfast_lamb"
         " gptq_groupsize gptq_model_v1 gptq_disable_exllama model_quantization_config_kwargs optim_target_modules"
-        " lisa_step_interval lisa_layers_attribute relora_prune_ratio relora_prune_method relora_cpu_offload"
+        " lisa_step_interval lisa_layers_attribute relora_steps relora_warmup_steps relora_prune_ratio"
+        " relora_prune_method relora_cpu_offload"
         " expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes"
         " expert_parallel_token_capacity expert_parallel_fallback_on_unsupported dense_mixer hatchery"
         " kd_ce_alpha kd_alpha kd_temperature kd_beta kd_normalize_topk kd_online_server_base_url kd_online_topk"

@@ -83,6 +83,10 @@ _ZERO = {
         " gather_16bit_weights_on_model_save load_from_fp32_weights elastic_checkpoint",
     ),
     **ignored(Reason.CHECKS, "ignore_unused_parameters log_trace_cache_warnings"),
+    # of older versions
+    **part_of("offload", "cpu_offload cpu_offload_params"),
+    **ignored(Reason.SPEED, "cpu_offload_use_pin_memory legacy_stage1 stage3_model_persistence_threshold"),
+    **ignored(Reason.SAVING, "pipeline_loading_checkpoint"),
     **lacking("secondary partitions of ZeRO++", "zero_hpz_partition_size", harmless=(1,)),
     **lacking(
         "quantized communication of ZeRO++",
@@ -217,7 +221,9 @@ def _set_offload(reading: Reading, zero: Mapping[str, Any], key: str) -> None:
     for part in ("optimizer", "param"):
         inner = zero.get(f"offload_{part}")
         inner = inner if isinstance(inner, Mapping) else {}
-        places[part] = "none" if is_off(inner.get("device")) else str(inner["device"])
+        older = {"optimizer": "cpu_offload", "param": "cpu_offload_params"}[part]
+        device = inner.get("device") or ("cpu" if not is_off(zero.get(older)) else "none")
+        places[part] = str(device)
         if places[part] == "nvme" and isinstance(inner.get("nvme_path"), str):
             reading.set(f"{key}_{part}.nvme_path", {Setting.NVME_PATH: inner["nvme_path"]})
     set_offload(reading, key, optimizer=places["optimizer"], param=places["param"])

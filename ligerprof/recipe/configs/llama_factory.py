@@ -78,6 +78,8 @@ _ROWS: Mapping[str, Row] = {
     **lacking("a merge of an adapter, which is not training", "export_dir"),
     **lacking("a prediction run, which is not training", "do_predict predict_with_generate"),
     **lacking("block-diagonal masks", "block_diag_attn"),
+    **lacking("images in the batches", "visual_inputs"),
+    **lacking("an evaluation run, which is not training", "task"),
     **left_out("added or resized embeddings", "resize_vocab add_tokens add_special_tokens new_special_tokens_config"),
     "val_size": Row(read=lambda value: Ignored(reason=Reason.UNSET) if is_off(value) else LeftOut(what=EVALUATION)),
     **left_out(EVALUATION, "eval_dataset compute_accuracy"),
@@ -109,7 +111,11 @@ _ROWS: Mapping[str, Row] = {
         " enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps"
         " profiler_repeat profiler_record_shapes profiler_profile_memory profiler_with_stack profile_modules",
     ),
-    **ignored(Reason.EVALUATION, "eval_num_beams eval_on_each_dataset early_stopping_steps"),
+    **ignored(
+        Reason.EVALUATION,
+        "eval_num_beams eval_on_each_dataset early_stopping_steps lang n_shot save_dir batch_size task_dir"
+        " download_mode split",
+    ),
     **ignored(
         Reason.GENERATION,
         "infer_backend use_kv_cache do_sample temperature top_p top_k num_beams max_length max_new_tokens"
@@ -130,7 +136,8 @@ _ROWS: Mapping[str, Row] = {
         " badam_update_ratio badam_mask_mode badam_verbose freeze_trainable_layers freeze_trainable_modules"
         " freeze_extra_modules freeze_vision_tower freeze_multi_modal_projector freeze_language_model module_dropout"
         " oft_rank oft_block_size oft_target pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing"
-        " kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target"
+        " kto_chosen_weight kto_rejected_weight simpo_gamma dpo_ftx kto_ftx orpo_beta ppo_buffer_size"
+        " ppo_epochs ppo_score_norm ppo_target"
         " ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit reward_model"
         " reward_model_adapters reward_model_quantization_bit reward_model_type ld_alpha asft_alpha eaft_alpha"
         " fp8_backend fp8_enable_fsdp_float8_all_gather kt_config kt_cpu_activation kt_weight_path"

@@ -32,7 +32,7 @@ _KEYS: Mapping[str, Row] = {
     "activation_checkpointing": turned_on({Setting.CHECKPOINTING: True, Setting.REENTRANT: False}),
     **part_of(
         "part of FSDP",
-        "transformer_layer_cls_to_wrap sharding_strategy backward_prefetch forward_prefetch"
+        "transformer_layer_cls_to_wrap sharding_strategy backward_prefetch backward_prefetch_policy forward_prefetch"
         " limit_all_gathers use_orig_params",
     ),
     "auto_wrap_policy": Row(read=_read_policy),

@@ -55,8 +55,8 @@ _TRAINING = {
     "disable_cuda_graphs": Row(
         read=lambda value: LeftOut(what="the memory that CUDA graphs keep for themselves") if is_off(value) else _OFF
     ),
-    **ignored(Reason.SCHEDULE, "steps"),
-    **ignored(Reason.DATA, "dataset dataset_path"),
+    **ignored(Reason.SCHEDULE, "steps warmup_steps"),
+    **ignored(Reason.DATA, "dataset dataset_path img_size classifier_free_guidance_prob"),
     **ignored(Reason.RANDOM, "seed deterministic"),
     **ignored(Reason.SPEED, "gc_freq gc_debug"),
     **ignored(Reason.OTHER_METHOD, f"debug_moe_force_load_balance {CLASS}"),
@@ -110,7 +110,8 @@ _OPTIMIZER = {
     **ignored(Reason.OTHER_METHOD, "moe_load_balancing state_dtype"),
 }
 _ROWS: Mapping[str, Row] = {
-    "training": section(_TRAINING),
+    # the oldest versions have the degrees of parallelism here
+    "training": section({**_PARALLELISM, **_TRAINING, **part_of("data parallelism", "data_parallel_degree")}),
     "parallelism": section(_PARALLELISM),
     "experimental": section({**_PARALLELISM, **ignored(Reason.LOADING, "custom_import custom_args_module")}),
     "activation_checkpoint": section(_CHECKPOINTING),
@@ -148,7 +149,20 @@ _ROWS: Mapping[str, Row] = {
         }
     ),
     **part_of(EVALUATION, "validator"),
-    **lacking("low-precision layers (float8, MXFP8, NVFP4)", "float8"),
+    "float8": section(
+        {
+            **lacking("float8 layers", "enable_float8_linear"),
+            # used where model.converters names float8
+            **ignored(
+                Reason.OTHER_METHOD,
+                "enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp scaling_type_input"
+                " scaling_type_weight scaling_type_grad_output force_recompute_fp8_weight_in_bwd filter_fqns"
+                " recipe_name emulate moe_fqns_prototype moe_fqns",
+            ),
+        }
+    ),
+    **lacking("image generation", "encoder"),
+    **ignored(Reason.EVALUATION, "eval"),
     **ignored(Reason.OTHER_METHOD, "quantize mx memory_estimation fault_tolerance"),
     **ignored(Reason.SCHEDULE, "lr_scheduler"),
     **ignored(Reason.OUTPUT, "job profiling profiler metrics dump_folder"),
@@ -162,7 +176,9 @@ _ROWS: Mapping[str, Row] = {
 def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: model, tokens, engine, checkpointing and loss."""
     _set_model(reading, values)
-    _set_engine(reading, _object(values, "parallelism") or _object(values, "experimental"))
+    _set_engine(
+        reading, {**_object(values, "training"), **_object(values, "experimental"), **_object(values, "parallelism")}
+    )
     _set_tokens(reading, _object(values, "training"))
     _set_classes(reading, values)
     reading.assumed.append("the model code of transformers, not that of torchtitan")

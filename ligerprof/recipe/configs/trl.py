@@ -79,7 +79,21 @@ _COMMON: Mapping[str, Row] = {
         " test_split_size dataset_num_proc dataset_batch_size dataset_text_field dataset_kwargs shuffle_dataset"
         " eos_token pad_token chat_template_path truncation_mode pad_to_multiple_of",
     ),
-    **ignored(Reason.LAUNCH, "env gradient_checkpointing_use_reentrant"),
+    # scripts on top of TRL: alignment-handbook, open-r1
+    **ignored(
+        Reason.DATA,
+        "dataset_mixer dataset_mixture dataset_splits dataset_configs dataset_columns dataset_prompt_column"
+        " preprocessing_num_workers chat_template auto_insert_empty_system_msg truncation_side system_prompt",
+    ),
+    **ignored(Reason.LOADING, "tokenizer_name_or_path model_code_revision base_model_revision"),
+    **ignored(
+        Reason.OUTPUT,
+        "callbacks benchmarks hub_model_revision overwrite_hub_revision push_to_hub_revision num_completions_to_print"
+        " wandb_entity wandb_project wandb_run_group wandb_log_unique_prompts",
+    ),
+    "use_flash_attention_2": turned_on({Setting.ATTENTION: "flash"}),
+    "gradient_checkpointing_use_reentrant": switch(Setting.REENTRANT),
+    **ignored(Reason.LAUNCH, "env"),
     **ignored(Reason.CHECKS, "ignore_bias_buffers"),
 }
 _SFT: Mapping[str, Row] = {
