@@ -41,6 +41,38 @@ def _amp(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
     return {Precision.AMP: {"bf16": True}, Precision.AMP_FP16: {"fp16": True}}.get(recipe.precision)
 
 
+def _trl_adapter(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+    return {
+        "use_peft": True,
+        "lora_r": recipe.lora or recipe.qlora,
+        "lora_target_modules": "all-linear",
+        **({"load_in_4bit": True} if recipe.qlora else {}),
+    }
+
+
+def _axolotl_adapter(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+    return {
+        "adapter": "qlora" if recipe.qlora else "lora",
+        "lora_r": recipe.lora or recipe.qlora,
+        "lora_target_linear": True,
+        **({"load_in_4bit": True} if recipe.qlora else {}),
+    }
+
+
+def _llama_factory_adapter(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+    return {
+        "finetuning_type": "lora",
+        "lora_rank": recipe.lora or recipe.qlora,
+        "lora_target": "all",
+        **({"quantization_bit": 4} if recipe.qlora else {}),
+    }
+
+
+def _adapter(spelling: Spelling) -> dict[str, Spelling]:
+    """The same keys for LoRA and for QLoRA; a recipe that leaves LoRA for QLoRA changes both."""
+    return dict.fromkeys(("lora", "qlora"), lambda recipe: spelling(recipe) if recipe.lora or recipe.qlora else None)
+
+
 _TRAINER: Mapping[str, Spelling] = {
     "batch": _spelled("per_device_train_batch_size", "batch"),
     "grad_accum": _spelled("gradient_accumulation_steps", "grad_accum"),
@@ -51,6 +83,7 @@ _TRAINER: Mapping[str, Spelling] = {
 }
 _LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
 _AXOLOTL: Mapping[str, Spelling] = {
+    **_adapter(_axolotl_adapter),
     "batch": _spelled("micro_batch_size", "batch"),
     "grad_accum": _spelled("gradient_accumulation_steps", "grad_accum"),
     "checkpointing": _spelled("gradient_checkpointing", "checkpointing"),
@@ -67,10 +100,11 @@ _AXOLOTL: Mapping[str, Spelling] = {
 }
 SPELLINGS: Mapping[str, Mapping[str, Spelling]] = {
     "transformers": _TRAINER,
-    "trl-sft": _TRAINER,
+    "trl-sft": {**_TRAINER, **_adapter(_trl_adapter)},
     "axolotl": _AXOLOTL,
     "llama-factory": {
         **_TRAINER,
+        **_adapter(_llama_factory_adapter),
         "checkpointing": lambda recipe: {"disable_gradient_checkpointing": not recipe.checkpointing},
         "liger": _kernels({"enable_liger_kernel": True}),
     },
@@ -122,7 +156,8 @@ def edit_file(file: str, framework: str, before: TrainingRecipe, after: Training
     path = Path(file)
     content = read_text(path, _FILE)
     values = parse_document(content, path)
-    changes, missing = [], []
+    changes: list[KeyChange] = []
+    missing: list[str] = []
     for name, declared in RECIPE_OPTIONS.items():
         # the provider of kernels goes with their switch
         if getattr(before, name) == getattr(after, name) or name == "provider":
@@ -135,7 +170,7 @@ def edit_file(file: str, framework: str, before: TrainingRecipe, after: Training
         for key, value in keys.items():
             old = values.get(key)
             new = _joined(old, value)
-            if old != new:
+            if old != new and key not in {change.key for change in changes}:
                 changes.append(KeyChange(key=key, old=old, new=new))
     edited = {change.key: change.new for change in changes}
     new_content = _edited(content, values, edited)

@@ -85,6 +85,16 @@ def test_the_copy_reads_back_as_the_plan(framework: str, plan: dict[str, Any], t
         assert getattr(again, name) == getattr(after, name), name
 
 
+@pytest.mark.parametrize("plan", [{"lora": 4}, {"qlora": 4}], ids=str)
+@pytest.mark.parametrize("framework", ["trl-sft", "axolotl"])
+def test_adapters_read_back(framework: str, plan: dict[str, Any], tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES[framework])
+    before, _ = load_recipe([file], {})
+    edit = edit_file(file, framework, before, dataclasses.replace(before, **plan))
+    again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content)], {})
+    assert (again.lora, again.qlora) == (plan.get("lora"), plan.get("qlora"))
+
+
 @pytest.mark.parametrize("framework", sorted(FILES))
 def test_other_lines_stay(framework: str, tmp_path: Path) -> None:
     file = write(tmp_path, "sft.yaml", FILES[framework])
