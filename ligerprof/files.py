@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 import os
-import secrets
 import stat
 import sys
 import tempfile
@@ -186,7 +185,7 @@ def write_new_file(path: Path, content: bytes | str, *, force: bool = False, fla
     Raises:
         OutputError: the file exists, or cannot be written; `flag` is as in `require_absent`.
     """
-    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
+    partial = path.with_name(f".{path.name[:200]}.{os.urandom(4).hex()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:

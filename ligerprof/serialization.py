@@ -83,8 +83,13 @@ class _Writer:
             items = [self.text(item, within) for item in value]
             return f"[{within}{f',{within}'.join(items)}{line}]"
         if kind is dict and value and {str}.issuperset(map(type, value)):
-            text, known = self.text, self._known
-            items = [f"{known.get(key) or self._escape(key)}: {text(item, within)}" for key, item in value.items()]
+            text, known, escape = self.text, self._known, self._escape
+            # most values are text, which needs no further call
+            items = [
+                f"{known.get(key) or escape(key)}: "
+                f"{known.get(item) or escape(item) if type(item) is str else text(item, within)}"
+                for key, item in value.items()
+            ]
             return f"{{{within}{f',{within}'.join(items)}{line}}}"
         return json.dumps(value, indent=len(_STEP)).replace("\n", line) if value else json.dumps(value)
 

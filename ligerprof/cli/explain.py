@@ -1,5 +1,7 @@
 """`ligerprof explain`: what the memory at the peak of a snapshot belongs to."""
 
+import atexit
+import gc
 from pathlib import Path
 
 import click
@@ -23,6 +25,7 @@ from ligerprof.reports.markdown import peak_markdown
 from ligerprof.reports.peak import render_peak
 from ligerprof.reports.ranks import render_ranks
 from ligerprof.roles import View
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.ranks import rank_snapshots
 from ligerprof.units import format_bytes
 
@@ -44,6 +47,7 @@ from ligerprof.units import format_bytes
 @force_option
 @markdown_option
 @json_option
+@collector_paused()
 def command(  # noqa: PLR0913 - one argument per option
     *,
     snapshot: Path,
@@ -65,6 +69,8 @@ def command(  # noqa: PLR0913 - one argument per option
     wrote. FOLDER has one snapshot or run directory per rank of a distributed run: the ranks are
     listed, the worst first, with what differs between them. No code in the file is run.
     """
+    # the collector's last walk over all objects finds nothing that the end of the process does not free
+    atexit.register(gc.freeze)
     rules = () if rules_path is None else read_rules(rules_path)
     sources = rank_snapshots(snapshot) if snapshot.is_dir() else {}
     if sources:

@@ -7,6 +7,7 @@ import click
 
 from ligerprof import __version__
 from ligerprof.errors import LigerprofError
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.text import printable
 
 # name: (module of `command`, summary in `ligerprof --help`)
@@ -40,7 +41,11 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """Import the module of `cmd_name`; None for an unknown command, which click reports."""
-        return import_module(COMMANDS[cmd_name][0]).command if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        with collector_paused():
+            command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """Write the table without importing the commands."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels.cross_entropy.spec import SPECS as CE_SPECS
@@ -20,6 +19,9 @@ from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
 from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.text import printable
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "ligerprof.kernels"
 
@@ -53,10 +55,13 @@ class KernelRegistry:
 @lru_cache(maxsize=1)
 def load_registry() -> KernelRegistry:
     """The built-in kernels and those of installed plug-ins, read once per process."""
+    # explain of a small recording takes as long as this import and search
+    from importlib.metadata import entry_points
+
     return build_registry(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def build_registry(plugins: Iterable[EntryPoint]) -> KernelRegistry:
+def build_registry(plugins: "Iterable[EntryPoint]") -> KernelRegistry:
     """The built-in kernels and those of `plugins`; a plug-in that fails or repeats a kernel is left out and listed."""
     kernels, broken = list(BUILT_IN), []
     for plugin in plugins:
@@ -94,15 +99,20 @@ def find_kernel(name: str, provider: str = "ligerprof") -> KernelSpec:
     Raises:
         KernelUnavailableError: there is none; the message lists the providers that have one, and broken plug-ins.
     """
+    # a plug-in cannot replace a built-in kernel
+    found = _kernel_of(BUILT_IN, name, provider) or _kernel_of(load_registry().kernels, name, provider)
+    if found is not None:
+        return found
     registry = load_registry()
-    for kernel in registry.kernels:
-        if (kernel.name, kernel.provider) == (name, provider):
-            return kernel
     having = ", ".join(kernel.provider for kernel in registry.kernels if kernel.name == name) or "none"
     broken = "".join(f" Broken plug-in {item.entry_point}: {item.reason}." for item in registry.broken)
     raise KernelUnavailableError(
         f"provider {provider!r} has no kernel {name!r}. Providers that have it: {having}.{broken}"
     )
+
+
+def _kernel_of(kernels: Iterable[KernelSpec], name: str, provider: str) -> KernelSpec | None:
+    return next((kernel for kernel in kernels if (kernel.name, kernel.provider) == (name, provider)), None)
 
 
 def find_kernel_set(names: Iterable[str], provider: str) -> dict[str, KernelSpec]:
@@ -117,7 +127,7 @@ def find_kernel_set(names: Iterable[str], provider: str) -> dict[str, KernelSpec
     return found | {kernel.name: kernel for kernel in fused}
 
 
-def _load_plugin(plugin: EntryPoint) -> tuple[KernelSpec, ...]:
+def _load_plugin(plugin: "EntryPoint") -> tuple[KernelSpec, ...]:
     loaded: Any = plugin.load()
     if callable(loaded) and not isinstance(loaded, KernelSpec):
         loaded = loaded()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +90,7 @@ class _Ranges:
     def of(cls, columns: EventColumns, segments: Sequence[Mapping[str, Any]]) -> "_Ranges | None":
         if any(segment.get("is_expandable") is True for segment in segments):
             return None
-        filled = [sum(block["size"] for block in segment.get("blocks", ())) for segment in segments]
+        filled = [sum(map(itemgetter("size"), segment.get("blocks", ()))) for segment in segments]
         sizes_at_end = np.array([segment["total_size"] for segment in segments], dtype=np.int64)
         at_end = np.array([segment["address"] for segment in segments], dtype=np.int64)
         events = np.flatnonzero((columns.actions == SEGMENT_ALLOC) | (columns.actions == SEGMENT_FREE))
@@ -152,8 +153,7 @@ class _Events:
     @classmethod
     def of(cls, columns: EventColumns, final: DeviceState) -> "_Events | None":
         times = np.flatnonzero(columns.actions <= FREE_COMPLETED)
-        order = np.argsort(columns.addresses[times], kind="stable")
-        times = times[order]
+        times = times[np.argsort(columns.addresses[times], kind="stable")]
         addresses, actions = columns.addresses[times], columns.actions[times]
         again = addresses[1:] == addresses[:-1]
         if not len(times) or (again & (actions[1:] != (actions[:-1] + 1) % _CYCLE)).any():

@@ -77,7 +77,7 @@ class Snapshot:
     def devices(self) -> tuple[int, ...]:
         """Devices that have events or segments."""
         traced = {device for device, trace in enumerate(self.device_traces) if trace}
-        return tuple(sorted(traced | {self._device_of(segment) for segment in self.segments}))
+        return tuple(sorted(traced.union(self._devices_of_segments())))
 
     def trace_of(self, device: int) -> DeviceTrace:
         """Events of one device, in order."""
@@ -85,7 +85,7 @@ class Snapshot:
 
     def segments_of(self, device: int) -> list[Mapping[str, Any]]:
         """Segments of one device at the end."""
-        return [segment for segment in self.segments if self._device_of(segment) == device]
+        return [segment for segment, of in zip(self.segments, self._devices_of_segments(), strict=True) if of == device]
 
     def notes_of(self, device: int) -> list[str]:
         """What this version does not know about a device's events."""
@@ -101,11 +101,15 @@ class Snapshot:
             notes.append(f"torch's buffer{size} overflowed: the oldest events are lost")
         return notes
 
-    def _device_of(self, segment: Mapping[str, Any]) -> int:
-        device = segment.get("device", 0)
-        if type(device) is not int or not 0 <= device < _MOST_DEVICES:
+    def _devices_of_segments(self) -> list[int]:
+        devices: list[Any] = [segment.get("device", 0) for segment in self.segments]
+        are_known = {int}.issuperset(map(type, devices)) and (
+            not devices or (min(devices) >= 0 and max(devices) < _MOST_DEVICES)
+        )
+        if not are_known:
+            device = next(one for one in devices if type(one) is not int or not 0 <= one < _MOST_DEVICES)
             raise SnapshotFormatError(f"{self.source}: a segment's device is {short_repr(device)}. {HOW_TO_RECORD}")
-        return device
+        return devices
 
 
 def read_snapshot(path: str | Path) -> Snapshot:

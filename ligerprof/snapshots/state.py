@@ -1,7 +1,7 @@
 """The state of a device at one moment: the free space in its segments, and the blocks that are not free."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -116,12 +116,11 @@ class DeviceState:
         # ranges of one expandable segment merge once the memory between them is mapped
         fixed = [segment.get("is_expandable") is not True for segment in segments]
         space.borders.update(itertools.compress(starts, fixed))
-        held: dict[int, HeldBlock] = {}
-        for block in _blocks(segments, starts, where):
-            if block.held:
-                held[block.address] = block
-            elif block.block_bytes:
+        blocks = _blocks(segments, starts, where)
+        for block in blocks:
+            if not block.held and block.block_bytes:
                 space.give(block.address, block.block_bytes)
+        held = {block.address: block for block in blocks if block.held}
         return cls(space=space, blocks=held, reserved_bytes=sum(sizes))
 
 
@@ -135,23 +134,26 @@ def _require_numbers(values: Sequence[Any], limit: int, what: str) -> None:
     raise SnapshotFormatError(f"{what} number {index} is {short_repr(value)}. Was the file damaged?")
 
 
-def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where: str) -> Iterator[HeldBlock]:
+def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where: str) -> list[HeldBlock]:
     """The blocks of all segments, free ones too; within a segment they are contiguous."""
     of_segments = [segment.get("blocks", []) for segment in segments]
     if not all(isinstance(blocks, list) and {dict}.issuperset(map(type, blocks)) for blocks in of_segments):
         raise SnapshotFormatError(f"{where}: a segment's `blocks` is not a list of blocks. Was the file damaged?")
     # only newer files contain a block's address and requested size
-    sizes: list[Any] = [block.get("size") for blocks in of_segments for block in blocks]
-    requested: list[Any] = [
-        block.get("requested_size", block.get("size")) for blocks in of_segments for block in blocks
-    ]
+    every = list(itertools.chain.from_iterable(of_segments))
+    sizes: list[Any] = [block.get("size") for block in every]
+    requested: list[Any] = [block.get("requested_size", size) for block, size in zip(every, sizes, strict=True)]
     _require_numbers(sizes, SIZE_LIMIT, f"{where}: a block's size")
     _require_numbers(requested, SIZE_LIMIT, f"{where}: a block's requested_size")
-    figures = zip(sizes, requested, strict=True)
+    addresses = []
     for start, blocks in zip(starts, of_segments, strict=True):
         address = start
-        for block, (size, requested_bytes) in zip(blocks, figures, strict=False):
-            state = block.get("state")
-            allocated, held = state == _ALLOCATED, isinstance(state, str) and state.startswith(_HELD)
-            yield HeldBlock(address, requested_bytes, size, held, allocated, block.get("frames", ()))
-            address += size
+        for block in blocks:
+            addresses.append(address)
+            address += block["size"]
+    states = [block.get("state") for block in every]
+    held = [isinstance(state, str) and state.startswith(_HELD) for state in states]
+    allocated = [state == _ALLOCATED for state in states]
+    frames = [block.get("frames", ()) for block in every]
+    columns = (addresses, requested, sizes, held, allocated, frames)
+    return list(map(HeldBlock._make, zip(*columns, strict=True)))

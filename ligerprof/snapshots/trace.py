@@ -39,10 +39,11 @@ class EventTable:
         if len(cells) and cells.max() >= 0:
             # unexpected numbers among them: each value gets its own index
             return np.arange(len(rows)), [self.event(row)[key] for row in rows.tolist()]
+        indices = -1 - cells
         seen = np.zeros(len(self.objects), dtype=bool)
-        seen[-1 - cells] = True
+        seen[indices] = True
         used = np.flatnonzero(seen)
-        return (np.cumsum(seen) - 1)[-1 - cells], [self.objects[index] for index in used.tolist()]
+        return (np.cumsum(seen) - 1)[indices], [self.objects[index] for index in used.tolist()]
 
 
 class DeviceTrace(Sequence[Event]):
@@ -85,12 +86,12 @@ class DeviceTrace(Sequence[Event]):
 
     def numbers(self, key: str) -> Int64s:
         """Values of `key`, one per event: 0 if missing, -1 if not an integer in [0, 2**63)."""
+        in_table, in_dicts = self._parts()
         column = np.zeros(len(self), dtype=np.int64)
         if key in self._table.columns:
-            cells = self._table.columns[key][self._rows[self._in_table]]
-            column[self._in_table] = np.maximum(cells, _NO_NUMBER)
-        values = (event.get(key, 0) for event in self._dicts())
-        column[~self._in_table] = [
+            column[in_table] = np.maximum(self._table.columns[key][self._rows[in_table]], _NO_NUMBER)
+        values = (event.get(key, 0) for event in self._dicts(in_dicts))
+        column[in_dicts] = [
             value if type(value) is int and 0 <= value < _NUMBER_LIMIT else _NO_NUMBER for value in values
         ]
         return column
@@ -100,21 +101,26 @@ class DeviceTrace(Sequence[Event]):
 
         Values are distinguished by identity: a pickle stores an object that it has seen as a reference.
         """
+        in_table, in_dicts = self._parts()
         column = np.empty(len(self), dtype=np.int64)
-        column[self._in_table], found = self._table.objects_of(key, self._rows[self._in_table])
-        dicts = self._dicts()
+        column[in_table], found = self._table.objects_of(key, self._rows[in_table])
+        dicts = self._dicts(in_dicts)
         if dicts:
             numbers = {id(value): number for number, value in enumerate(found)}
-            column[~self._in_table] = [_number(event.get(key), found, numbers) for event in dicts]
+            column[in_dicts] = [_number(event.get(key), found, numbers) for event in dicts]
         return column, found
 
-    @property
-    def _in_table(self) -> npt.NDArray[np.bool_]:
-        in_table: npt.NDArray[np.bool_] = self._rows >= 0
-        return in_table
+    def _parts(self) -> tuple["Int64s | slice", Int64s]:
+        """Indices of the events in the table, and of those that are dicts."""
+        in_dicts = np.flatnonzero(self._rows < 0)
+        first = int(in_dicts[0]) if len(in_dicts) else len(self)
+        # most often, all events but the last are in the table
+        if first + len(in_dicts) == len(self):
+            return slice(first), in_dicts
+        return np.flatnonzero(self._rows >= 0), in_dicts
 
-    def _dicts(self) -> list[Event]:
-        return [self._events[-1 - row] for row in self._rows[~self._in_table].tolist()]
+    def _dicts(self, places: Int64s) -> list[Event]:
+        return [self._events[-1 - row] for row in self._rows[places].tolist()]
 
 
 def _number(value: Any, found: list[Any], numbers: dict[int, int]) -> int:

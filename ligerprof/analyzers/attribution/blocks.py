@@ -99,32 +99,28 @@ class Attribution:
         by_weights = layers_by_weights(self.replayed, sites, roles, layers)
         layers[list(by_weights)] = list(by_weights.values())
         site_of = sites.site_of[blocks].tolist()
+        used = {site: sites.sites[site] for site in set(site_of)}
+        modules = {site: used[site].module for site in used}
+        frames = {site: used[site].description for site in used}
+        operations = {site: used[site].operation for site in used}
+        keepers = self._keepers.of(blocks, moment)
+        # in the order of the fields, column by column: there may be a million blocks
         columns = (
             blocks.tolist(),
             self.replayed.requested_bytes[blocks].tolist(),
             roles.values(),
+            [modules[site] for site in site_of],
+            [frames[site] for site in site_of],
+            [phase or Phase.OUTSIDE for phase in finder.extractor.phases(blocks)],
+            map(_layer, layers[blocks].tolist(), roles.values()),
             site_of,
-            finder.extractor.phases(blocks),
-            layers[blocks].tolist(),
-            self._keepers.of(blocks, moment),
+            [keeper.operation or operations[site] for keeper, site in zip(keepers, site_of, strict=True)],
+            [
+                keeper.of_checkpoint() if role is Role.CHECKPOINTS else keeper
+                for keeper, role in zip(keepers, roles.values(), strict=True)
+            ],
         )
-        named = {site: (sites.sites[site].module, sites.sites[site].description) for site in set(site_of)}
-        operations = {site: sites.sites[site].operation for site in named}
-        return [
-            # in the order of the fields: keywords take twice as long, and there may be a million blocks
-            Owner(
-                block,
-                size,
-                role,
-                *named[site],
-                phase or Phase.OUTSIDE,
-                _layer(layer, role),
-                site,
-                keeper.operation or operations[site],
-                keeper.of_checkpoint() if role is Role.CHECKPOINTS else keeper,
-            )
-            for block, size, role, site, phase, layer, keeper in zip(*columns, strict=True)
-        ]
+        return list(map(Owner._make, zip(*columns, strict=True)))
 
     def roles_of(self, blocks: Int64s, moment: int) -> list[Role]:
         """The role of each block, based on its features as seen from `moment`."""
@@ -165,15 +161,17 @@ class _RoleFinder:
         self._known: dict[Hashable, Role] = {}
 
     def roles(self, blocks: Int64s) -> list[Role]:
-        known, roles = self._known, []
-        for block, signature in zip(blocks.tolist(), self.extractor.signatures(blocks), strict=True):
-            role = known.get(signature)
-            if role is None:
-                features = self.extractor.features(block)
-                by_user = (rule.role for rule in self._user_rules if rule.matches(features))
-                role = known[signature] = next(by_user, None) or role_of(features)
-            roles.append(role)
-        return roles
+        firsts, signatures, kinds = self.extractor.signatures(blocks)
+        found = [self._role(*kind) for kind in zip(firsts.tolist(), signatures, strict=True)]
+        return [found[kind] for kind in kinds]
+
+    def _role(self, block: int, signature: Hashable) -> Role:
+        role = self._known.get(signature)
+        if role is None:
+            features = self.extractor.features(block)
+            by_user = (rule.role for rule in self._user_rules if rule.matches(features))
+            role = self._known[signature] = next(by_user, None) or role_of(features)
+        return role
 
 
 def _is_after(time_us: object, end_us: int) -> bool:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ligerprof.analyzers.attribution.distinct_rows import distinct_numbers
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.models.module_names import layer_index
 from ligerprof.snapshots.replay import Replay
@@ -134,7 +135,7 @@ class CallSites:
         frame_of = np.append(np.arange(len(older)) + len(frames), frame_codes[allocated])
         text_of = np.append(np.full(len(older), len(texts)), text_codes[allocated])
         frames, texts = [*frames, *older], [*texts, None]
-        _, first, site_of_pair = np.unique(frame_of * len(texts) + text_of, return_index=True, return_inverse=True)
+        first, site_of_pair = distinct_numbers(frame_of * len(texts) + text_of, len(frames) * len(texts))
         reader, unknown = StackReader(), Stack(calls=(), native=())
         known: dict[tuple[int, Stamp | None], int] = {}
         sites = np.zeros(len(first), dtype=np.int64)

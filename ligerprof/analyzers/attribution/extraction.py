@@ -8,6 +8,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL
+from ligerprof.analyzers.attribution.distinct_rows import distinct_rows
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.analyzers.attribution.partitions import Partitions
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
@@ -97,8 +98,13 @@ class FeatureExtractor:
             features=self._of_site(block, site) | features,
         )
 
-    def signatures(self, blocks: Int64s) -> Iterator[tuple[int, ...]]:
-        """A key for each block; blocks with equal keys have equal features."""
+    def signatures(self, blocks: Int64s) -> tuple[Int64s, list[tuple[int, ...]], list[int]]:
+        """Find blocks with equal features.
+
+        Returns:
+            The first block of each kind, a key for each kind, and the kind of each block. Kinds with equal keys have
+            equal features, also in other calls.
+        """
         freed = self._replayed.freed_by[blocks]
         kept = freed < 0
         freed_span = np.where(kept, self._phases.last_span, self._phases.spans_of(freed))
@@ -132,11 +138,15 @@ class FeatureExtractor:
             self._program.feeds_pass[blocks],
             self._program.follows_pass[blocks],
         )
-        return zip(*(column.tolist() for column in columns), strict=True)
+        first, kinds = distinct_rows(columns)
+        keys = zip(*(column[first].tolist() for column in columns), strict=True)
+        return blocks[first], list(keys), kinds.tolist()
 
     def phases(self, blocks: Int64s) -> list[Phase | None]:
         """The phase in which each block was allocated; the stack's phase for blocks older than the recording."""
-        return [phase_of_code(code) for code in self._codes[blocks].tolist()]
+        codes = self._codes[blocks].tolist()
+        phases = {code: phase_of_code(code) for code in set(codes)}
+        return [phases[code] for code in codes]
 
     def _of_block(self, block: int, site: CallSite, phase: Phase | None) -> Iterator[tuple[Feature, bool]]:
         yield from self._lifetime(block)

@@ -48,7 +48,8 @@ def layers_by_weights(
     by_role: dict[Role, list[int]] = defaultdict(list)
     for block, role in roles.items():
         by_role[role].append(block)
-    sizes: list[int] = replayed.requested_bytes.tolist()
+    blocks = np.array(list(roles), dtype=np.int64)
+    sizes: dict[int, int] = dict(zip(roles, replayed.requested_bytes[blocks].tolist(), strict=True))
     weights = by_role[Role.PARAMETERS]
     layers = _loop(weights, [call_sites.of(block).stack.build_calls for block in weights])
     gradients = [block for block in by_role[Role.GRADIENTS] if known[block] == NO_LAYER]
@@ -144,7 +145,7 @@ def _layers_of_states(
     weights: Sequence[int],
     layers: Mapping[int, int],
     call_sites: CallSites,
-    sizes: Sequence[int],
+    sizes: Mapping[int, int],
 ) -> dict[int, int]:
     """Layers of optimizer states: each call site allocates one as large as each weight, in the weights' order."""
     by_site: dict[str, list[int]] = defaultdict(list)
@@ -163,7 +164,7 @@ def _layers_of_states(
 
 
 def _layers_of_gradients(
-    gradients: Sequence[int], weights: Sequence[int], layers: Mapping[int, int], sizes: Sequence[int]
+    gradients: Sequence[int], weights: Sequence[int], layers: Mapping[int, int], sizes: Mapping[int, int]
 ) -> dict[int, int]:
     """Layers of gradients: backward completes them layer by layer, from the last to the first."""
     outside = {sizes[weight] for weight in weights if weight not in layers}

@@ -72,9 +72,9 @@ def group_blocks(owners: Iterable[Owner], sites: Sequence[CallSite] = ()) -> tup
     """
     grouped: dict[tuple[Hashable, ...], list[Owner]] = defaultdict(list)
     for owner in owners:
-        stack = sites[owner.site].stack.lines if sites else ()
-        key = (owner.role, owner.module, owner.frame, owner.phase, owner.layer, owner.operation, owner.keeper, stack)
-        grouped[key].append(owner)
+        # all but the block, its size and its call site
+        key = owner[2:7] + owner[8:]
+        grouped[(*key, sites[owner.site].stack.lines) if sites else key].append(owner)
     groups = (_group(members, sites) for members in grouped.values())
     return tuple(sorted(groups, key=lambda group: -group.size_bytes))
 

@@ -86,8 +86,8 @@ def find_growth(
         return ()
     keys = _site_keys(attribution)
     groups: dict[int, list[Owner]] = defaultdict(list)
-    for owner in owners:
-        groups[int(keys[owner.block])].append(owner)
+    for key, owner in zip(keys[[owner.block for owner in owners]].tolist(), owners, strict=True):
+        groups[key].append(owner)
     sizes, counts = _held_at(attribution, moment, starts, keys, sorted(groups))
     allocated_bytes = int(attribution.replayed.allocated_bytes[moment])
     found = []

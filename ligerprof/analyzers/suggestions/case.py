@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -31,6 +31,7 @@ class Case:
         window: the moments that are searched for the peak.
         peak_moment: the moment of the recorded peak.
         failed: the event of the allocation that failed, None if all succeeded.
+        blocks_by_size_and_span: blocks of a size that the events from a first up to an end allocated, once searched.
     """
 
     attribution: Attribution
@@ -38,6 +39,9 @@ class Case:
     window: Window
     peak_moment: int
     failed: int | None = None
+
+    # a change is made several times, until the roles at its peak are known
+    blocks_by_size_and_span: dict[tuple[int, tuple[int, int]], Int64s] = field(default_factory=dict, repr=False)
 
     @property
     def replayed(self) -> Replay:

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
 
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.replayed_change import Edit
-from ligerprof.kernels.spec import KernelShape
+from ligerprof.kernels.registry import find_kernel
+from ligerprof.kernels.spec import KernelMemory, KernelShape
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.dtypes import HALF_BYTES, INDEX_BYTES
@@ -153,27 +155,7 @@ def _add_kernel(
     hidden_gradient = _event_of_first(case, _of_size(case, shape.hidden_bytes, backward))
     if len(gradients) >= _TIED_GRADIENTS:
         _sum_in_place(case, edit, gradients)
-    # the registry looks for plug-ins, which takes as long as the rest of a small explain
-    from ligerprof.kernels.registry import find_kernel
-
-    kernel = find_kernel("flce", provider)
-    assert kernel.memory is not None
-    memory = kernel.memory(
-        KernelShape(
-            tokens=shape.tokens,
-            sequences=1,
-            hidden=shape.hidden,
-            vocab=shape.vocab,
-            intermediate=0,
-            heads=0,
-            kv_heads=0,
-            head_dim=0,
-            activation_bytes=shape.activation_bytes,
-            parameter_bytes=shape.parameter_bytes,
-            compute_bytes=shape.product_bytes,
-            weight_requires_grad=backward is None or gradient is not None,
-        )
-    )
+    memory = _kernel_memory(shape, provider, weight_requires_grad=backward is None or gradient is not None)
     head_bytes = shape.head_bytes if backward is None or gradient is not None else 0
     rest_bytes = memory.forward_gradient_bytes - head_bytes
     end = case.replayed.last_moment + 1
@@ -186,6 +168,30 @@ def _add_kernel(
         casts = case.book.blocks(Role.WEIGHT_CASTS)
         of_head = casts[case.sizes(casts) == shape.vocab * shape.hidden * shape.product_bytes]
         edit.remove(case.allocated_within(of_head, event - 10, event + 1))
+
+
+# all steps have one shape
+@lru_cache(maxsize=100)
+def _kernel_memory(shape: LossShape, provider: str, *, weight_requires_grad: bool) -> KernelMemory:
+    """What the provider's kernel allocates."""
+    kernel = find_kernel("flce", provider)
+    assert kernel.memory is not None
+    return kernel.memory(
+        KernelShape(
+            tokens=shape.tokens,
+            sequences=1,
+            hidden=shape.hidden,
+            vocab=shape.vocab,
+            intermediate=0,
+            heads=0,
+            kv_heads=0,
+            head_dim=0,
+            activation_bytes=shape.activation_bytes,
+            parameter_bytes=shape.parameter_bytes,
+            compute_bytes=shape.product_bytes,
+            weight_requires_grad=weight_requires_grad,
+        )
+    )
 
 
 def _sum_in_place(case: Case, edit: Edit, gradients: Int64s) -> None:
@@ -204,9 +210,11 @@ def _of_size(case: Case, size_bytes: int, span: tuple[int, int] | None) -> Int64
     """Blocks of a size that a span allocates."""
     if span is None:
         return np.empty(0, dtype=np.int64)
-    first, last = np.searchsorted(case.replayed.allocated_by, span)
-    found: Int64s = first + np.flatnonzero(case.replayed.requested_bytes[first:last] == size_bytes)
-    return found
+    found = case.blocks_by_size_and_span
+    if (size_bytes, span) not in found:
+        first, last = np.searchsorted(case.replayed.allocated_by, span)
+        found[size_bytes, span] = first + np.flatnonzero(case.replayed.requested_bytes[first:last] == size_bytes)
+    return found[size_bytes, span]
 
 
 def _event_of_first(case: Case, blocks: Int64s) -> int | None:

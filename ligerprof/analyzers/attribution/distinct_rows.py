@@ -1,0 +1,41 @@
+"""Find distinct rows of a table and distinct numbers, so that equal ones are looked at once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ligerprof.snapshots.trace import Int64s
+
+_ODD_NUMBER = 0x9E3779B97F4A7C15
+
+
+def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64s, Int64s]:
+    """Compare rows whose columns hold integers or flags.
+
+    Returns:
+        Index of the first row of each kind, and the kind of each row.
+    """
+    table = np.stack([column.astype(np.int64) for column in columns])
+    sums = np.cumprod(np.full(len(table), _ODD_NUMBER, dtype=np.uint64)) @ table.view(np.uint64)
+    _, first, kind = np.unique(sums, return_index=True, return_inverse=True)
+    if not (table[:, first][:, kind] == table).all():
+        # rows with equal sums that differ, which are rare
+        _, first, kind = np.unique(table, axis=1, return_index=True, return_inverse=True)
+    return first, kind.reshape(-1)
+
+
+def distinct_numbers(numbers: Int64s, limit: int) -> tuple[Int64s, Int64s]:
+    """Compare numbers in [0, limit); faster than np.unique if the limit is not much larger than their count.
+
+    Returns:
+        Index of the first of each kind, in ascending order of the numbers, and the kind of each number.
+    """
+    if limit > 2 * len(numbers):
+        _, first, kind = np.unique(numbers, return_index=True, return_inverse=True)
+        return first, kind
+    first = np.full(limit, -1, dtype=np.int64)
+    # of several values for one place, the last one stays
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    occurs = first >= 0
+    return first[occurs], (np.cumsum(occurs) - 1)[numbers]

@@ -1,0 +1,37 @@
+"""Distinct rows and numbers are those that numpy finds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ligerprof.analyzers.attribution import distinct_rows as module
+from ligerprof.analyzers.attribution.distinct_rows import distinct_numbers, distinct_rows
+
+ROWS = st.lists(st.tuples(st.integers(-2, 2), st.booleans(), st.integers(0, 2**44)), min_size=1, max_size=40)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=ROWS, copies=st.integers(1, 3), all_sums_collide=st.booleans())
+def test_rows(rows: list[tuple[int, bool, int]], copies: int, all_sums_collide: bool) -> None:
+    columns = [np.array(column) for column in zip(*(rows * copies), strict=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        if all_sums_collide:
+            patch.setattr(module, "_ODD_NUMBER", 0)
+        first, kind = distinct_rows(columns)
+
+    table = list(zip(*(column.tolist() for column in columns), strict=True))
+    assert [table[first[number]] for number in kind.tolist()] == table
+    assert len({table[row] for row in first.tolist()}) == len(first)
+
+
+@settings(max_examples=50, deadline=None)
+@given(numbers=st.lists(st.integers(0, 60), max_size=50), limit=st.integers(61, 200))
+def test_numbers(numbers: list[int], limit: int) -> None:
+    column = np.array(numbers, dtype=np.int64)
+    _, *expected = np.unique(column, return_index=True, return_inverse=True)
+
+    first, kind = distinct_numbers(column, limit)
+
+    assert first.tolist() == expected[0].tolist()
+    assert kind.tolist() == expected[1].tolist()
