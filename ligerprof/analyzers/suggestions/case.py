@@ -1,9 +1,10 @@
 """What the computation of each suggestion reads: the replay, roles, passes of layers, and facts about the program."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from ligerprof.analyzers.suggestions.request import Request, find_request
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
+
+FoundT = TypeVar("FoundT")
 
 # the first steps differ from each other, later ones do not
 _LEARNED_SPANS = 4
@@ -31,7 +34,6 @@ class Case:
         window: the moments that are searched for the peak.
         peak_moment: the moment of the recorded peak.
         failed: the event of the allocation that failed, None if all succeeded.
-        blocks_by_size_and_span: blocks of a size that the events from a first up to an end allocated, once searched.
     """
 
     attribution: Attribution
@@ -39,9 +41,7 @@ class Case:
     window: Window
     peak_moment: int
     failed: int | None = None
-
-    # a change is made several times, until the roles at its peak are known
-    blocks_by_size_and_span: dict[tuple[int, tuple[int, int]], Int64s] = field(default_factory=dict, repr=False)
+    _found: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @property
     def replayed(self) -> Replay:
@@ -109,6 +109,14 @@ class Case:
     def edit(self) -> Edit:
         """An empty edit of the replay."""
         return Edit(self.replayed)
+
+    def once(self, find: Callable[..., FoundT], *arguments: Hashable) -> FoundT:
+        """The result of `find(self, *arguments)`, kept: a change is made until the roles at its peak are known."""
+        key = (find, *arguments)
+        if key not in self._found:
+            self._found[key] = find(self, *arguments)
+        found: FoundT = self._found[key]
+        return found
 
     def without(self, *roles: Role) -> Edit:
         """An edit that removes every block of some roles, except those of evaluations."""

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.replayed_change import Edit
+from ligerprof.analyzers.suggestions.replayed_change import Edit, starts, stops
 from ligerprof.kernels.registry import find_kernel
 from ligerprof.kernels.spec import KernelMemory, KernelShape
 from ligerprof.roles import Phase, Role
@@ -57,6 +58,7 @@ def without_logits(case: Case, provider: str) -> Edit | None:
     edit = case.without(*LOSS_ROLES)
     backwards = case.backwards
     known: dict[int, LossShape | None] = {}
+    tensors = []
     for head, end in _heads(case):
         size_bytes = int(case.sizes([head])[0])
         if size_bytes not in known:
@@ -65,8 +67,18 @@ def without_logits(case: Case, provider: str) -> Edit | None:
         if shape is None:
             return None
         backward = next((span for span in backwards if span[0] >= end), None)
-        _add_kernel(case, edit, shape, provider, event=int(case.replayed.allocated_by[head]), backward=backward)
-    return edit if known else None
+        event = int(case.replayed.allocated_by[head])
+        tensors.append(case.once(_kernel_tensors, shape, provider, event, backward))
+        if shape.product_bytes != shape.parameter_bytes:
+            # the kernel makes its own copy of the head's weight
+            casts = case.book.blocks(Role.WEIGHT_CASTS)
+            of_head = casts[case.sizes(casts) == shape.vocab * shape.hidden * shape.product_bytes]
+            edit.remove(case.allocated_within(of_head, event - 10, event + 1))
+    if not known:
+        return None
+    edit.hold(*np.array([lives for each in tensors for lives in each.lives], dtype=np.int64).reshape(-1, 3).T)
+    edit.spike(*np.array([each.spike for each in tensors], dtype=np.int64).reshape(-1, 2).T)
+    return edit
 
 
 def loss_shapes(case: Case) -> Iterator[LossShape]:
@@ -84,10 +96,8 @@ def _heads(case: Case) -> Iterator[tuple[int, int]]:
         made = case.allocated_within(logits, start, end)
         if not len(made):
             continue
-        largest = int(case.sizes(made).max())
-        head = next((block for block in made.tolist() if 4 * int(case.sizes([block])[0]) >= largest), None)
-        if head is not None:
-            yield head, end
+        sizes = case.sizes(made)
+        yield int(made[np.argmax(4 * sizes >= sizes.max())]), end
 
 
 def find_loss_shape(case: Case, logits: int) -> LossShape | None:
@@ -146,28 +156,38 @@ def _hidden_bytes(case: Case, event: int) -> int:
     return int(values[np.argmax(counts)])
 
 
-def _add_kernel(
-    case: Case, edit: Edit, shape: LossShape, provider: str, *, event: int, backward: tuple[int, int] | None
-) -> None:
-    """Add the kernel's tensors: from the loss in forward until backward makes the same gradients."""
+class _KernelTensors(NamedTuple):
+    """The tensors of one call of the kernel.
+
+    Attributes:
+        lives: bytes, first moment and the moment after the last of each tensor; negative for one that is not made.
+        spike: the moment of the call, and bytes that live only then.
+    """
+
+    lives: tuple[tuple[int, int, int], ...]
+    spike: tuple[int, int]
+
+
+def _kernel_tensors(
+    case: Case, shape: LossShape, provider: str, event: int, backward: tuple[int, int] | None
+) -> _KernelTensors:
+    """The kernel's tensors: from the loss in forward until backward makes the same gradients."""
     gradients = _of_size(case, shape.head_bytes, backward)
     gradient = _event_of_first(case, gradients)
     hidden_gradient = _event_of_first(case, _of_size(case, shape.hidden_bytes, backward))
-    if len(gradients) >= _TIED_GRADIENTS:
-        _sum_in_place(case, edit, gradients)
     memory = _kernel_memory(shape, provider, weight_requires_grad=backward is None or gradient is not None)
     head_bytes = shape.head_bytes if backward is None or gradient is not None else 0
     rest_bytes = memory.forward_gradient_bytes - head_bytes
     end = case.replayed.last_moment + 1
-    start = np.array([event + 1])
-    edit.hold(head_bytes, start, np.array([end if gradient is None else gradient + 1]))
-    edit.hold(rest_bytes, start, np.array([end if hidden_gradient is None else hidden_gradient + 1]))
-    edit.spike(start, np.array([memory.output_bytes + memory.saved_bytes + memory.forward_temporary_bytes]))
-    if shape.product_bytes != shape.parameter_bytes:
-        # the kernel makes its own copy of the head's weight
-        casts = case.book.blocks(Role.WEIGHT_CASTS)
-        of_head = casts[case.sizes(casts) == shape.vocab * shape.hidden * shape.product_bytes]
-        edit.remove(case.allocated_within(of_head, event - 10, event + 1))
+    start = event + 1
+    return _KernelTensors(
+        lives=(
+            (head_bytes, start, end if gradient is None else gradient + 1),
+            (rest_bytes, start, end if hidden_gradient is None else hidden_gradient + 1),
+            *(_sum_in_place(case, gradients) if len(gradients) >= _TIED_GRADIENTS else ()),
+        ),
+        spike=(start, memory.output_bytes + memory.saved_bytes + memory.forward_temporary_bytes),
+    )
 
 
 # all steps have one shape
@@ -194,27 +214,26 @@ def _kernel_memory(shape: LossShape, provider: str, *, weight_requires_grad: boo
     )
 
 
-def _sum_in_place(case: Case, edit: Edit, gradients: Int64s) -> None:
+def _sum_in_place(case: Case, gradients: Int64s) -> Iterator[tuple[int, int, int]]:
     """Drop the sum of the gradients of a weight that head and embedding share.
 
     The product's gradient is a transposed view, to which autograd cannot add in place; the kernel's is not
     (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
     """
-    first, total = gradients[[0]], gradients[[_TIED_GRADIENTS - 1]]
-    size_bytes = case.replayed.block_bytes[total]
-    edit.release(size_bytes, edit.starts(total), edit.stops(total))
-    edit.hold(size_bytes, edit.stops(first), edit.stops(total))
+    both = gradients[[0, _TIED_GRADIENTS - 1]]
+    size_bytes = int(case.replayed.block_bytes[both[1]])
+    stop_of_first, stop = stops(case.replayed, both).tolist()
+    yield -size_bytes, int(starts(case.replayed, both)[1]), stop
+    yield size_bytes, stop_of_first, stop
 
 
 def _of_size(case: Case, size_bytes: int, span: tuple[int, int] | None) -> Int64s:
     """Blocks of a size that a span allocates."""
     if span is None:
         return np.empty(0, dtype=np.int64)
-    found = case.blocks_by_size_and_span
-    if (size_bytes, span) not in found:
-        first, last = np.searchsorted(case.replayed.allocated_by, span)
-        found[size_bytes, span] = first + np.flatnonzero(case.replayed.requested_bytes[first:last] == size_bytes)
-    return found[size_bytes, span]
+    first, last = np.searchsorted(case.replayed.allocated_by, span)
+    found: Int64s = first + np.flatnonzero(case.replayed.requested_bytes[first:last] == size_bytes)
+    return found
 
 
 def _event_of_first(case: Case, blocks: Int64s) -> int | None:

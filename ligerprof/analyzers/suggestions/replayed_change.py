@@ -76,12 +76,11 @@ class Edit:
 
     def starts(self, blocks: Int64s) -> Int64s:
         """The first moment of each block."""
-        return self._replayed.allocated_by[blocks] + 1
+        return starts(self._replayed, blocks)
 
     def stops(self, blocks: Int64s) -> Int64s:
         """The moment after the last one of each block."""
-        freed = self._replayed.freed_by[blocks]
-        return np.where(freed < 0, self._replayed.last_moment, freed) + 1
+        return stops(self._replayed, blocks)
 
     def allocated_bytes(self, request: Request | None) -> Int64s:
         """Allocated bytes at each moment after the change, with spikes and the allocation that failed."""
@@ -101,6 +100,17 @@ class Edit:
         place = int(np.argmax(allocated[window]))
         moment = range(len(allocated))[window][place] if isinstance(window, slice) else int(window[place])
         return int(allocated[moment]), moment
+
+
+def starts(replayed: Replay, blocks: Int64s) -> Int64s:
+    """The first moment of each block."""
+    return replayed.allocated_by[blocks] + 1
+
+
+def stops(replayed: Replay, blocks: Int64s) -> Int64s:
+    """The moment after the last one of each block."""
+    freed = replayed.freed_by[blocks]
+    return np.where(freed < 0, replayed.last_moment, freed) + 1
 
 
 class RoleBook:
