@@ -137,10 +137,11 @@ def _require_numbers(values: Sequence[Any], limit: int, what: str) -> None:
 def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where: str) -> list[HeldBlock]:
     """The blocks of all segments, free ones too; within a segment they are contiguous."""
     of_segments = [segment.get("blocks", []) for segment in segments]
-    if not all(isinstance(blocks, list) and {dict}.issuperset(map(type, blocks)) for blocks in of_segments):
+    are_lists = all(isinstance(blocks, list) for blocks in of_segments)
+    every = list(itertools.chain.from_iterable(of_segments)) if are_lists else []
+    if not are_lists or not {dict}.issuperset(map(type, every)):
         raise SnapshotFormatError(f"{where}: a segment's `blocks` is not a list of blocks. Was the file damaged?")
     # only newer files contain a block's address and requested size
-    every = list(itertools.chain.from_iterable(of_segments))
     sizes: list[Any] = [block.get("size") for block in every]
     requested: list[Any] = [block.get("requested_size", size) for block, size in zip(every, sizes, strict=True)]
     _require_numbers(sizes, SIZE_LIMIT, f"{where}: a block's size")

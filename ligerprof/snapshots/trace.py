@@ -55,12 +55,13 @@ class DeviceTrace(Sequence[Event]):
         rows: for each event its row in the table, or -1 - i for `events[i]`; None if all events are dicts.
     """
 
-    __slots__ = ("_events", "_rows", "_table")
+    __slots__ = ("_events", "_objects", "_rows", "_table")
 
     def __init__(self, events: Sequence[Event], table: EventTable | None = None, rows: Int64s | None = None) -> None:
         self._events = events
         self._table = table or EventTable(columns={}, objects=())
         self._rows = np.arange(-1, -1 - len(events), -1) if rows is None else rows
+        self._objects: dict[str, tuple[Int64s, list[Any]]] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -99,8 +100,14 @@ class DeviceTrace(Sequence[Event]):
     def objects(self, key: str) -> tuple[Int64s, list[Any]]:
         """Index of each event's value of a key, and the values; None for events without the key.
 
-        Values are distinguished by identity: a pickle stores an object that it has seen as a reference.
+        Values are distinguished by identity: a pickle stores an object that it has seen as a reference. Both are kept
+        for the next call, and must not be changed.
         """
+        if key not in self._objects:
+            self._objects[key] = self._find_objects(key)
+        return self._objects[key]
+
+    def _find_objects(self, key: str) -> tuple[Int64s, list[Any]]:
         in_table, in_dicts = self._parts()
         column = np.empty(len(self), dtype=np.int64)
         column[in_table], found = self._table.objects_of(key, self._rows[in_table])

@@ -69,11 +69,16 @@ def _loop(blocks: Sequence[int], chains: Sequence[Chain]) -> dict[int, int]:
     """
     best: list[tuple[int, int]] = []
     rounds = 0
+    # many blocks share a chain
+    distinct = {id(chain): chain for chain in chains}
     for depth in range(_DEEPEST_LOOP):
+        heads = {number: (chain[:depth], chain[depth].line) for number, chain in distinct.items() if len(chain) > depth}
         under: dict[Chain, list[tuple[int, int]]] = defaultdict(list)
+        of_head = {number: (under[head], line) for number, (head, line) in heads.items()}
         for block, chain in zip(blocks, chains, strict=True):
-            if len(chain) > depth:
-                under[chain[:depth]].append((block, chain[depth].line))
+            if id(chain) in of_head:
+                made, line = of_head[id(chain)]
+                made.append((block, line))
         for made in under.values():
             counted = list(_count_rounds(made))
             # a loop inside a layer runs as often as the loop over the layers, so the outermost wins
