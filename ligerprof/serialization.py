@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
-from operator import attrgetter
+from operator import add, attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
+        self._known_heads: dict[tuple[tuple[Any, ...], str], Sequence[str]] = {}
 
     def text(self, value: Any, line: str) -> str:
         """The text of a value; `line` starts a line with its indent."""
@@ -82,16 +83,27 @@ class _Writer:
         if kind is list and value:
             items = [self.text(item, within) for item in value]
             return f"[{within}{f',{within}'.join(items)}{line}]"
-        if kind is dict and value and {str}.issuperset(map(type, value)):
+        if kind is dict and value and (heads := self._heads(tuple(value), within)):
             text, known, escape = self.text, self._known, self._escape
-            # most values are text, which needs no further call
+            # most values are text and numbers, which need no further call
             items = [
-                f"{known.get(key) or escape(key)}: "
-                f"{known.get(item) or escape(item) if type(item) is str else text(item, within)}"
-                for key, item in value.items()
+                known.get(item) or escape(item)
+                if type(item) is str
+                else repr(item)
+                if type(item) is int
+                else text(item, within)
+                for item in value.values()
             ]
-            return f"{{{within}{f',{within}'.join(items)}{line}}}"
+            return f"{{{''.join(map(add, heads, items))}{line}}}"
         return json.dumps(value, indent=len(_STEP)).replace("\n", line) if value else json.dumps(value)
+
+    def _heads(self, keys: tuple[Any, ...], within: str) -> Sequence[str]:
+        """The text before each value of a dict; empty if a key is not text. Thousands of dicts have the same keys."""
+        heads = self._known_heads.get((keys, within))
+        if heads is None:
+            texts = [f"{within}{self._escape(key)}: " for key in keys] if {str}.issuperset(map(type, keys)) else []
+            heads = self._known_heads[keys, within] = [*texts[:1], *(f",{text}" for text in texts[1:])]
+        return heads
 
     def _escape(self, value: str) -> str:
         escaped = self._known[value] = json.dumps(value)
