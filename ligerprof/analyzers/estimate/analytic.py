@@ -111,17 +111,18 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     else:
         if recipe.spec.attention_softcap is not None:
             yield "SDPA omits the softcap of the scores, as in transformers 5.17; later versions require eager"
-        yield f"scaled_dot_product_attention uses {attention_kernel(recipe).label} kernel on {gpu.title}"
+        if gpu.vendor is Vendor.AMD:
+            yield f"which attention kernel ROCm runs is not known; counted: {attention_kernel(recipe).label} kernel"
+        else:
+            yield f"scaled_dot_product_attention uses {attention_kernel(recipe).label} kernel on {gpu.title}"
         if recipe.spec.mixes_windows and slides(recipe) and not recipe.padding:
             yield "every layer masks its scores, including layers whose window holds all tokens"
-    if gpu.vendor is Vendor.AMD:
-        yield f"{gpu.title}: which attention kernels ROCm runs is not known; they are counted as CUDA's"
-    elif not gpu.measured:
+    if not gpu.measured:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
     yield from _assumed_of_low_bits(recipe)
     if keeps_products(recipe):
         yield "the layer after a gated activation has an adapter, so the activation's product is saved"
-    if recipe.autocast:
+    if recipe.autocast and recipe.weight_dtype == "float32":
         yield "autocast keeps its 16-bit weights until the forward pass ends"
 
 

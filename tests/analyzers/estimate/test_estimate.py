@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.estimate import MemoryEstimate, estimate, micro_batch
+from ligerprof.analyzers.estimate import MemoryEstimate, estimate, judged, micro_batch
 from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
@@ -320,3 +320,28 @@ def test_layers_that_are_alike_hold_alike() -> None:
     layer = sum(item.elements for item in spec.parameters if ".layers.3." in item.name)
     assert first.roles[Role.PARAMETERS] == 4 * layer
     assert parts["embedding"].roles[Role.PARAMETERS] == 4 * spec.vocab_size * spec.hidden_size
+
+
+def test_assumptions_name_what_the_figures_stand_on() -> None:
+    def assumed(**options: Any) -> str:
+        return "\n".join(estimate(TrainingRecipe(seq=256, **options)).assumed)
+
+    assert "which attention kernel ROCm runs is not known" in assumed(gpu="mi325x")
+    assert "uses FlashAttention's kernel on NVIDIA GeForce RTX 5090" in assumed(gpu="rtx5090")
+    assert "autocast keeps its 16-bit weights" in assumed(precision="amp")
+    assert "autocast keeps its 16-bit weights" not in assumed(precision="bf16-amp")
+    paged = estimate(TrainingRecipe(optimizer="paged-adamw-8bit"))
+    assert any("GiB of paged optimizer states" in sentence or "MiB of paged" in sentence for sentence in paged.left_out)
+
+
+def test_the_memory_limit_of_the_recipe_is_judged_and_its_gpu_only_if_asked() -> None:
+    fitting, over = (estimate(TrainingRecipe(memory_limit_bytes=size * 2**30)).verdict for size in (40, 20))
+    assert fitting is not None
+    assert over is not None
+    assert (fitting.fits, over.fits, over.allocated_fits) == (True, False, False)
+    recipe = TrainingRecipe(gpu="rtx3060")
+    plain = estimate(recipe)
+    assert plain.verdict is None
+    by_gpu = judged(recipe, plain, by_gpu=True).verdict
+    assert by_gpu is not None
+    assert by_gpu.limit_bytes == recipe.gpu_spec.usable_bytes
