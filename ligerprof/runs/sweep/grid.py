@@ -80,11 +80,10 @@ def expand(
 
 def without_unused_options(recipe: TrainingRecipe) -> TrainingRecipe:
     """The recipe with options of unused kernels reset to their defaults, so that equal steps run once."""
-    if not recipe.kernels:
-        return dataclasses.replace(recipe, provider=_DEFAULTS["provider"], flce_budget=_DEFAULTS["flce_budget"])
-    if "flce" not in recipe.kernels:
-        return dataclasses.replace(recipe, flce_budget=_DEFAULTS["flce_budget"])
-    return recipe
+    unused = () if "flce" in recipe.kernels else ("flce_budget",) if recipe.kernels else ("provider", "flce_budget")
+    changes = {name: _DEFAULTS[name] for name in unused if getattr(recipe, name) != _DEFAULTS[name]}
+    # a study asks for each cell many times, and a new recipe checks all of its options
+    return dataclasses.replace(recipe, **changes) if changes else recipe
 
 
 def cell_key(recipe: TrainingRecipe) -> str:
