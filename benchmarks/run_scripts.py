@@ -134,13 +134,14 @@ def launch(
     }
 
 
-def check(script: Path, folder: Path) -> dict[str, Any]:
+def check(script: Path, folder: Path, steps: str = ":") -> dict[str, Any]:
     """Record a script, and compare its peaks."""
-    run = folder / script.stem
-    got = launch(script, options=["-o", str(run)])
+    run = folder / f"{script.stem}-{steps.replace(':', '-')}"
+    got = launch(script, options=["-o", str(run), "--steps", steps])
     ranks = got["result"]["ranks"] if got["result"] else []
     found = {
         "script": script.stem,
+        "recorded": steps,
         "exit_code": got["exit_code"],
         "seconds": got["seconds"],
         "torch_peaks": sorted(got["peaks"]),
@@ -244,6 +245,8 @@ def main() -> None:
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for name in names:
             pool.submit(keep, "scripts", lambda script: check(script, scratch), SCRIPTS / f"{name}.py")
+        for steps in ("2:3", "5:6") if "plain" in names else ():
+            pool.submit(keep, "scripts", lambda steps: check(SCRIPTS / "plain.py", scratch, steps), steps)
         for case in FAILURES[: arguments.failures]:
             pool.submit(keep, "failures", lambda case: failure(case, scratch), case)
     for name in filter(None, arguments.overhead.split(",")):

@@ -13,7 +13,7 @@ from ligerprof.errors import DoesNotFitError, MissingDependencyError
 from ligerprof.reports.run import render_run
 from ligerprof.reports.terminal import console
 from ligerprof.runs.directory import RESULT, create_run_directory
-from ligerprof.runs.recording.collected import clear_recordings, collect, has_recordings
+from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
 from ligerprof.runs.recording.launch import environment_of, python_command, run_command
 from ligerprof.runs.recording.settings import Mode, Settings, Steps
 
@@ -68,7 +68,7 @@ def command(  # noqa: PLR0913 - one argument per option
     if end.interrupted:
         if end.runs:
             say(f"interrupted; the command is still ending, and writes its recordings to {run.path}")
-        elif has_recordings(run.path):
+        elif arrange(run.path, []):
             say(f"interrupted; the recordings are in {run.path}, for `ligerprof explain`")
         else:
             run.remove_if_empty()

@@ -100,9 +100,16 @@ def clear_recordings(output: Path) -> None:
         raise OutputError(f"{output}: cannot be cleared ({error.strerror}). Choose another -o.") from None
 
 
-def has_recordings(output: Path) -> bool:
-    """Whether a process of a command has begun to record."""
-    return any(output.glob(f"{PREFIX}*"))
+_Process = tuple[Path, RecordingSummary]
+
+
+def arrange(output: Path, notes: list[str]) -> dict[int, _Process]:
+    """Name the folders of a command's processes by rank, and add to `notes` what is not a rank."""
+    chosen = dict(_numbered(_complete(_processes(output, notes), notes), notes))
+    return {
+        rank: (_place(output, rank, folder, alone=len(chosen) == 1), summary)
+        for rank, (folder, summary) in chosen.items()
+    }
 
 
 def collect(output: Path, command: Sequence[str], exit_code: int) -> CommandReport:
@@ -111,8 +118,8 @@ def collect(output: Path, command: Sequence[str], exit_code: int) -> CommandRepo
     The files of a single rank move to `output` itself.
     """
     notes: list[str] = []
-    chosen = dict(_numbered(_complete(_processes(output, notes), notes), notes))
-    places = {rank: _place(output, rank, folder, alone=len(chosen) == 1) for rank, (folder, _) in chosen.items()}
+    arranged = arrange(output, notes)
+    places = {rank: folder for rank, (folder, _) in arranged.items()}
     reports: list[RankPeak] = []
     for rank, folder in places.items():
         try:
@@ -120,7 +127,7 @@ def collect(output: Path, command: Sequence[str], exit_code: int) -> CommandRepo
         except LigerprofError as error:
             notes.append(f"rank {rank} cannot be explained: {str(error).rstrip('.')}")
     ranks = [
-        RecordedRank(peak=each, summary=chosen[each.rank][1], run=places[each.rank])
+        RecordedRank(peak=each, summary=arranged[each.rank][1], run=places[each.rank])
         for each in sorted(reports, key=lambda each: each.rank)
     ]
     ranks.sort(key=lambda rank: (not rank.ran_out, -rank.report.peak_bytes, rank.peak.rank))
@@ -135,9 +142,6 @@ def collect(output: Path, command: Sequence[str], exit_code: int) -> CommandRepo
         compared=compared,
         notes=tuple(notes),
     )
-
-
-_Process = tuple[Path, RecordingSummary]
 
 
 def _processes(output: Path, notes: list[str]) -> list[_Process]:

@@ -49,7 +49,7 @@ class ProcessRecording:
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
         # that runs, or the next
-        self._step = 0
+        self._step = self._events_before = 0
         self._counts: Any = None
         self._counted: Callable[[], object] = lambda: None
 
@@ -109,11 +109,16 @@ class ProcessRecording:
             return
         self._step = step
         self._summary = replace(self._summary, steps=step)
+        events = self._history.events()
+        if step <= self._steps.first:
+            # long before the chosen steps, old events may have been dropped
+            self._events_before = events if step > 1 else 0
+            return
         is_last = self._steps.last is not None and step > self._steps.last
-        if not is_last and self._history.events() < _MOST_EVENTS:
+        if not is_last and events - self._events_before < _MOST_EVENTS:
             return
         if not is_last:
-            self._note(f"the recording ends after step {step - 1}, with {self._history.events()} events")
+            self._note(f"the recording ends after step {step - 1}, with {events} events")
         self._summary = replace(self._summary, last_recorded=step - 1)
         self._stop()
         self._write_summary()

@@ -112,8 +112,9 @@ class Recorder:
     """Records from `open` to `close`, and writes snapshot.pickle on `close`, or earlier if memory runs out.
 
     Args:
-        first_step: the step from which on events have stacks and modules. Before it, they have a phase and a step,
-            which costs little.
+        first_step: the step from which on events have stacks and modules. Between the first step and this one, they
+            have a phase and a step, which costs little. The build and the first step have stacks, since weights and
+            optimizer states stay.
         on_step: callback that receives the number of each step when it begins.
         on_out_of_memory: callback for each allocation that fails, until the process ends.
 
@@ -158,11 +159,9 @@ class Recorder:
 
     def open(self) -> "Recorder":
         """Start recording."""
-        in_full = self._first_step == 1
-        settings = {} if in_full else {"frames": False}
-        self._history.start(max_entries=self._max_entries, stacks=self._stacks, **settings)
+        self._history.start(max_entries=self._max_entries, stacks=self._stacks)
         self._phases = LoopPhases(self._history.stamp, self._saved, self._begin_step)
-        self._phases.open(modules=in_full)
+        self._phases.open(modules=self._first_step == 1)
         self._history.observe_out_of_memory(self._save_out_of_memory)
         return self
 
@@ -194,6 +193,8 @@ class Recorder:
         if self._phases is not None and step == self._first_step > 1:
             self._history.start(max_entries=self._max_entries, stacks=self._stacks)
             self._phases.name_modules()
+        elif step == 2 and self._first_step > 2:
+            self._history.start(max_entries=self._max_entries, stacks=self._stacks, frames=False)
         if self._on_step is not None:
             self._on_step(step)
 

@@ -214,18 +214,20 @@ def test_an_optimizer_that_computes_the_loss_again_is_one_step(record: Record) -
     assert {phase for _, phase in phases(history, "dot")} == {"optimizer"}
 
 
-def test_before_the_first_chosen_step_events_have_no_stacks_and_no_modules(record: Any) -> None:
+def test_between_the_first_step_and_the_first_chosen_one_events_have_no_stacks_and_no_modules(record: Any) -> None:
     model = sine()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    history = record(lambda: [step(model, optimizer) for _ in range(3)], first_step=2)
+    history = record(lambda: [step(model, optimizer) for _ in range(5)], first_step=4)
 
-    assert [(start.get("frames", True), start["stacks"]) for start in history.starts] == [
-        (False, "python"),
-        (True, "python"),
+    # the first step allocates what stays: optimizer states
+    assert [(at, start.get("frames", True)) for at, start in zip((0, 2, 4), history.starts, strict=True)] == [
+        (0, True),
+        (2, False),
+        (4, True),
     ]
-    assert [stamp.module for stamp in history.stamps_of("addmm")] == ["", "inner", "inner"]
-    assert phases(history, "addmm") == [(number, "forward") for number in (1, 2, 3)]
+    assert [stamp.module for stamp in history.stamps_of("addmm")] == ["", "", "", "inner", "inner"]
+    assert phases(history, "addmm") == [(number, "forward") for number in range(1, 6)]
 
 
 def test_all_functions_are_restored(record: Record) -> None:
