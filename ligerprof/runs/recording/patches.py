@@ -12,14 +12,19 @@ import torch
 from ligerprof.roles import Phase
 from ligerprof.runs.recording.imports import after_import, forget
 
-# functions that gather, convert or write weights and states
+# functions that gather, convert or write weights and states; and what they call, for programs that import them by name
 _SAVING = {
     "torch": ("save",),
+    "torch.serialization": ("_save",),
     "torch.nn.modules.module": ("Module.state_dict",),
     "torch.optim.optimizer": ("Optimizer.state_dict",),
     "torch.distributed.checkpoint": ("save", "async_save"),
-    "torch.distributed.checkpoint.state_dict": ("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict"),
-    "safetensors.torch": ("save_file", "save_model"),
+    "torch.distributed.checkpoint.state_dict_saver": ("_save_state_dict",),
+    "torch.distributed.checkpoint.state_dict": (
+        *("get_state_dict", "get_model_state_dict", "get_optimizer_state_dict"),
+        *("_get_model_state_dict", "_get_optim_state_dict", "_maybe_full_or_cpu_state_dict"),
+    ),
+    "safetensors.torch": ("save_file", "save_model", "_flatten", "_flatten_as_ptr"),
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
     "peft.peft_model": ("PeftModel.save_pretrained",),
     "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model", "Accelerator.get_state_dict"),

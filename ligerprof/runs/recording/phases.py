@@ -40,6 +40,8 @@ def _call_module(module: nn.Module, *arguments: Any, **named: Any) -> Any:
 
 
 _ORIGINAL_CALL: Any = nn.Module.__call__
+# what backward and grad call, for programs that import them by name
+_ENGINE = "_engine_run_backward"
 # frames that run between compiled ones
 _SKIPPED = (__name__, Patches.__module__, Stamper.__module__)
 
@@ -100,8 +102,9 @@ class LoopPhases:
         skip_when_compiling(*_SKIPPED)
         _calls.original, _calls.phases = nn.Module.__call__, self
         self._patches.replace(nn.Module, "__call__", _call_module)
-        for name in ("backward", "grad"):
-            self._patches.wrap(torch.autograd, name, self._around_backward)
+        for name in ("backward", "grad", _ENGINE):
+            if hasattr(torch.autograd, name):
+                self._patches.wrap(torch.autograd, name, self._around_backward)
         for module, path, phase in PHASES:
             self._patches.around(module, path, partial(self._during, phase))
 

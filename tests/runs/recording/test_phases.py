@@ -169,6 +169,28 @@ def test_a_program_without_modules_and_optimizers_has_backward_and_steps_that_fo
     assert phases(history, "zeros") == [(2, "outside")]
 
 
+class Gathered:
+    """Computes what it contains when it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return list, (torch.ones(2).acos().tolist(),)
+
+
+def test_functions_that_a_program_imported_by_name_before_are_found_by_what_they_call(record: Record) -> None:
+    model, backward, save = sine(), torch.autograd.backward, torch.save
+
+    def program() -> None:
+        backward([torch.cosh(model(torch.ones(2, 4))).sum()])
+        save(Gathered(), io.BytesIO())
+        torch.zeros(2)
+
+    history = record(program)
+
+    assert phases(history, "sinh") == [(1, "backward")]
+    assert phases(history, "acos") == [(1, "saving")]
+    assert phases(history, "zeros") == [(1, "outside")]
+
+
 def test_several_optimizers_of_a_step_and_micro_batches_before_it_are_one_step(record: Record) -> None:
     model = sine()
 
