@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ligerprof.analyzers.explain.analysis import explain
@@ -118,13 +119,19 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = options.output.read_text(encoding="utf-8").splitlines() if options.output.is_file() else []
     known = {(row["program"], row["suggestion"]) for row in map(json.loads, lines) if "achieved_saving_bytes" in row}
+    lock = Lock()
     with options.output.open("a", encoding="utf-8") as output, ThreadPoolExecutor(options.jobs) as pool:
-        for rows in pool.map(lambda program: list(compare(program, folder, known, options.repeats)), options.only):
-            for row in rows:
-                output.write(json.dumps(row) + "\n")
-                output.flush()
-                achieved = row.get("achieved_saving_bytes", row.get("failed"))
-                print(row["program"], row.get("suggestion"), row.get("predicted_saving_bytes"), achieved, flush=True)
+
+        def measure(program: str) -> None:
+            # each line is written as soon as it is known, so that a run that is cut short keeps it
+            for row in compare(program, folder, known, options.repeats):
+                with lock:
+                    output.write(json.dumps(row) + "\n")
+                    output.flush()
+                    achieved = row.get("achieved_saving_bytes", row.get("failed"))
+                    print(program, row.get("suggestion"), row.get("predicted_saving_bytes"), achieved, flush=True)
+
+        list(pool.map(measure, options.only))
 
 
 if __name__ == "__main__":
