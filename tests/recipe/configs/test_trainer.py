@@ -71,6 +71,9 @@ def test_defaults_are_those_of_the_installed_transformers(tmp_path: Path) -> Non
         ({"fp16": True, "max_grad_norm": 0.3}, {"precision": "amp-fp16", "clip": 0.3}),
         ({"dtype": "bfloat16"}, {"precision": "bf16"}),
         ({"torch_dtype": "auto"}, {"precision": "bf16"}),
+        ({"dtype": "auto", "bf16": True}, {"precision": "bf16-amp"}),
+        ({"dtype": "bfloat16", "bf16": True}, {"precision": "bf16-amp"}),
+        ({"optim": "paged_adamw_8bit"}, {"optimizer": "paged-adamw-8bit"}),
         ({"gradient_checkpointing": True}, {"checkpointing": True, "reentrant": False}),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
