@@ -25,7 +25,7 @@ from ligerprof.reports.markdown import peak_markdown
 from ligerprof.reports.peak import render_peak
 from ligerprof.reports.ranks import render_ranks
 from ligerprof.roles import View
-from ligerprof.snapshots.collector import collector_paused
+from ligerprof.snapshots.collector import collector_paused, keep_freed_memory
 from ligerprof.snapshots.ranks import rank_snapshots
 from ligerprof.units import format_bytes
 
@@ -71,6 +71,7 @@ def command(  # noqa: PLR0913 - one argument per option
     """
     # the collector's last walk over all objects finds nothing that the end of the process does not free
     atexit.register(gc.freeze)
+    keep_freed_memory()
     rules = () if rules_path is None else read_rules(rules_path)
     sources = rank_snapshots(snapshot) if snapshot.is_dir() else {}
     if sources:

@@ -1,8 +1,13 @@
-"""Pause Python's garbage collector while millions of objects are created and none becomes garbage."""
+"""Memory management for millions of events: pause Python's garbage collector, and keep what arrays free."""
 
+import ctypes
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+# parameters of mallopt (glibc's malloc.h), and values that no array of a recording reaches
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES, _LARGEST_FROM_HEAP_BYTES = 2**30, 2**29
 
 
 @contextmanager
@@ -15,3 +20,14 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def keep_freed_memory() -> None:
+    """Let the memory of one array serve the next, instead of new pages from the system, which it must clear.
+
+    For processes that analyze one recording and end. Only glibc has this setting; others go on as before.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _LARGEST_FROM_HEAP_BYTES)
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
