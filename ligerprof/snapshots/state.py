@@ -1,8 +1,10 @@
 """The state of a device at one moment: the free space in its segments, and the blocks that are not free."""
 
 import itertools
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ligerprof.errors import SnapshotFormatError
@@ -12,6 +14,8 @@ from ligerprof.text import short_repr
 _ALLOCATED = "active_allocated"
 # active_pending_free, active_awaiting_free: waiting for another stream
 _HELD = "active"
+# newer addresses are inserted one by one if they are fewer than this share
+_FEW_SHARE = 64
 
 
 class FreeSpace:
@@ -23,12 +27,14 @@ class FreeSpace:
         borders: addresses at which memory from cudaMalloc starts; free blocks never merge across one.
     """
 
-    __slots__ = ("borders", "ends", "starts")
+    __slots__ = ("_newest", "_sorted", "borders", "ends", "starts")
 
     def __init__(self) -> None:
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
         self.borders: set[int] = set()
+        self._sorted: list[int] = []
+        self._newest: int | None = None
 
     def copy(self) -> "FreeSpace":
         """An independent copy."""
@@ -60,12 +66,28 @@ class FreeSpace:
         return True
 
     def around(self, address: int) -> tuple[int, int] | None:
-        """Start and size of the free block that contains `address`; slow, so for rare events only."""
+        """Start and size of the free block that contains `address`, if any."""
         size = self.starts.get(address)
         if size is not None:
             return address, size
-        start = max((start for start in self.starts if start < address), default=address)
+        self._update_order()
+        place = bisect_left(self._sorted, address)
+        while place and self._sorted[place - 1] not in self.starts:
+            place -= 1
+            del self._sorted[place]
+        start = self._sorted[place - 1] if place else address
         return (start, self.starts[start]) if start < address < start + self.starts[start] else None
+
+    def _update_order(self) -> None:
+        """Add the starts since the last search to the sorted ones; replays change `starts` without calling a method."""
+        # a dict has its newest keys last
+        newer = list(takewhile(lambda start: start != self._newest, reversed(self.starts)))
+        if len(newer) * _FEW_SHARE < len(self._sorted):
+            for start in newer:
+                insort(self._sorted, start)
+        else:
+            self._sorted = sorted({*self._sorted, *newer})
+        self._newest = next(reversed(self.starts), None)
 
     def _put(self, start: int, end: int) -> None:
         self.starts[start] = end - start

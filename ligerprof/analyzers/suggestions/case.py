@@ -135,9 +135,8 @@ class Case:
         return list(zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True))
 
     def allocated_within(self, blocks: Int64s, start: int, end: int) -> Int64s:
-        """Those of the blocks that events from `start` up to `end` allocated."""
-        events = self.replayed.allocated_by[blocks]
-        return blocks[(start <= events) & (events < end)]
+        """Those of the ascending blocks that events from `start` up to `end` allocated."""
+        return blocks[slice(*np.searchsorted(blocks, np.searchsorted(self.replayed.allocated_by, (start, end))))]
 
     def blocks_from(self, pattern: str) -> Int64s:
         """Blocks whose stack has a call, as `file:function`, that matches a regular expression."""

@@ -124,16 +124,21 @@ def with_half_the_batch(case: Case) -> Edit | None:
     gradients = case.gradients
     forwards = case.spans_of_phase(Phase.FORWARD)
     stops = [stop for _, stop in forwards]
+    dropped = np.sort(replayed.freed_by[gradients])
+    previous_end = 0
     for start, end in case.backwards:
-        before = [first for first, _ in forwards[: bisect_right(stops, start)][-1:]]
-        made = case.allocated_within(gradients, before[-1] if before else start, end)
+        passes = bisect_right(stops, start)
+        begin = forwards[passes - 1][0] if passes else start
+        # a pass may have several spans of backward
+        made = case.allocated_within(gradients, max(begin, previous_end), end)
+        previous_end = end
         made = made[(replayed.freed_by[made] < 0) | (replayed.freed_by[made] >= end)]
-        if not before or not len(made):
+        if not passes or not len(made):
             continue
         sizes, events = replayed.block_bytes[made], replayed.allocated_by[made]
         # gradients of the step before may live until then
-        freed = replayed.freed_by[gradients]
-        zeroed = int(np.max(freed, where=(before[-1] <= freed) & (freed < start), initial=before[-1] - 1)) + 1
+        latest = dropped[: np.searchsorted(dropped, start)][-1:]
+        zeroed = max([*latest.tolist(), begin - 1]) + 1
         # the gradient of the first micro-batch, up to this one; then this one, until it is added to the first
         edit.hold(sizes, np.full(len(made), zeroed), events + 1)
         edit.hold(sizes, events + 1, _added_at(case, made, start, end) + 1)
@@ -153,11 +158,12 @@ def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:
     """When each gradient is added to the one before: at the next one, or with the other of a weight used twice."""
     events = case.replayed.allocated_by[gradients]
     added = np.append(events[1:], end)
-    first, last = np.searchsorted(case.replayed.allocated_by, (start, end))
-    for place in np.flatnonzero(events < start).tolist():
-        # a fused loss makes it in forward
-        twins = first + np.flatnonzero(case.sizes(np.arange(first, last)) == case.sizes(gradients[[place]]))
-        added[place] = case.replayed.allocated_by[twins[-1]] if len(twins) else start
+    # a fused loss makes some in forward
+    earlier = np.flatnonzero(events < start)
+    if len(earlier):
+        blocks = np.arange(*np.searchsorted(case.replayed.allocated_by, (start, end)))
+        last_of_size = dict(zip(case.sizes(blocks).tolist(), case.replayed.allocated_by[blocks].tolist(), strict=True))
+        added[earlier] = [last_of_size.get(size, start) for size in case.sizes(gradients[earlier]).tolist()]
     return added
 
 
