@@ -9,7 +9,8 @@ from ligerprof.errors import MissingDependencyError, RecipeError, UnsupportedErr
 from ligerprof.gpus import Vendor
 from ligerprof.recipe.categories import Attention, Engine, Loss, Offload, Optimizer
 from ligerprof.recipe.options import options_of
-from ligerprof.recipe.training_options import TrainingOptions
+from ligerprof.recipe.training_options import ALL_LINEAR, TrainingOptions
+from ligerprof.text import short_repr
 
 
 def typed(name: str, value: Any) -> str:
@@ -69,10 +70,7 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         not spec.rotary and options.seq > spec.max_positions,
         f"{spec.name} has {spec.max_positions} learned positions, seq is {options.seq}. Choose fewer tokens.",
     )
-    yield (
-        options.lora is not None and options.qlora is not None,
-        f"{_FLAGS['lora']} and {_FLAGS['qlora']} exclude each other. Give one.",
-    )
+    yield from _adapter_conflicts(options)
     yield (
         options.reentrant and not options.checkpointing,
         f"{_FLAGS['reentrant']} does not go with {_CHECKPOINTING.off_flag}.",
@@ -98,6 +96,25 @@ def require_positions(options: TrainingOptions) -> None:
             f"{typed('seq', options.seq)}: {spec.name} has {spec.max_positions} positions. Choose fewer tokens, or give"
             " a config.json with a larger max_position_embeddings."
         )
+
+
+def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    yield (
+        options.lora is not None and options.qlora is not None,
+        f"{_FLAGS['lora']} and {_FLAGS['qlora']} exclude each other. Give one.",
+    )
+    chosen = options.lora_targets != ALL_LINEAR
+    yield (
+        chosen and options.lora is None and options.qlora is None,
+        f"{_FLAGS['lora_targets']} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
+    )
+    layers = options.spec.architecture.lora_targets
+    unknown = [name for name in options.adapted_layers if name not in layers]
+    yield (
+        chosen and bool(unknown),
+        f"{options.spec.name} has no linear layer {short_repr(next(iter(unknown), ''))} in its decoder layers."
+        f" It has: {', '.join(layers)}.",
+    )
 
 
 def require_supported(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:

@@ -11,6 +11,8 @@ from ligerprof.recipe.categories import Attention, Engine, FlceBudget, Loss, Off
 from ligerprof.recipe.options import Group, Options, option
 from ligerprof.units import MIB
 
+ALL_LINEAR = "all-linear"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(Options):
@@ -89,6 +91,12 @@ class TrainingOptions(Options):
     qlora: int | None = option(
         Group.TRAINING, "Train LoRA adapters of rank R over 4-bit weights.", metavar="R", minimum=1
     )
+    lora_targets: str = option(
+        Group.TRAINING,
+        "Layers that get adapters: all-linear, or module names joined by '+', such as q_proj+v_proj (peft's default).",
+        default=ALL_LINEAR,
+        metavar="NAMES",
+    )
     engine: Engine = option(Group.SEVERAL_GPUS, "Library that trains.", default=Engine.TORCH)
     zero: int = option(Group.SEVERAL_GPUS, "ZeRO stage.", default=0, metavar="0-3", minimum=0, maximum=3)
     offload: Offload = option(Group.SEVERAL_GPUS, "What DeepSpeed keeps in host memory.", default=Offload.NONE)
@@ -135,6 +143,13 @@ class TrainingOptions(Options):
     def gpu_spec(self) -> GpuSpec:
         """The GPU that a simulation or an estimate is for."""
         return find_gpu(self.gpu)
+
+    @property
+    def adapted_layers(self) -> tuple[str, ...]:
+        """Module names of the linear layers that LoRA's or QLoRA's adapters are trained on."""
+        if self.lora_targets == ALL_LINEAR:
+            return self.spec.architecture.lora_targets
+        return tuple(self.lora_targets.replace(",", "+").split("+"))
 
     @property
     def autocast(self) -> str | None:

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from ligerprof.analyzers.estimate.lora import is_adapted
+from ligerprof.analyzers.estimate.lora import is_quantized
 from ligerprof.errors import MissingDependencyError
 from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.categories import Optimizer
@@ -38,7 +38,7 @@ def linears_on_meta() -> Iterator[None]:
 
 
 def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.device) -> None:
-    """Replace the layers that QLoRA adapts by 4-bit ones, and materialize the others that are still on meta.
+    """Replace the layers that QLoRA quantizes by 4-bit ones, and materialize the others that are still on meta.
 
     Raises:
         MissingDependencyError: on a GPU, bitsandbytes is not installed.
@@ -47,7 +47,7 @@ def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.dev
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear):
             continue
-        if is_adapted(recipe.spec, f"{name}.weight"):
+        if is_quantized(recipe.spec, f"{name}.weight"):
             parent, _, own_name = name.rpartition(".")
             setattr(model.get_submodule(parent), own_name, _four_bit(module, dtype, device))
             continue

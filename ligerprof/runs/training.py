@@ -237,7 +237,7 @@ def _with_lora(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingDependencyError("--lora needs peft. Install it with: pip install 'ligerprof[peft]'.") from None
-    targets = list(recipe.spec.architecture.lora_targets)
+    targets = list(recipe.adapted_layers)
     adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=16, target_modules=targets))
     if recipe.checkpointing:
         adapted.enable_input_require_grads()

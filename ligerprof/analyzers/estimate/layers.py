@@ -8,7 +8,17 @@ from ligerprof.analyzers.estimate.fused import add_and_norm, gated_linear, takes
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory, share_of
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
 from ligerprof.analyzers.estimate.norms import norm
-from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear_4bit, multiply, renamed, scale, unary
+from ligerprof.analyzers.estimate.operations import (
+    add,
+    dropout,
+    linear,
+    linear_4bit,
+    multiply,
+    renamed,
+    saved_factors,
+    scale,
+    unary,
+)
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Dropout, Feature
@@ -61,10 +71,11 @@ def _add_and_norm(context: Context, residual: Value, added: Value, layer: str) -
 def project(context: Context, value: Value, name: str) -> Value:
     """A linear layer of the model, with its bias and its adapter, if any."""
     weight, bias = context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias")
-    if weight.packed_sizes:
-        return add_adapter_to_quantized(context, value, linear_4bit(context, value, weight, bias), name)
-    result = linear(context, value, weight, bias)
-    return add_adapter(context, value, result, name) if f"{name}.lora_A" in context.weights else result
+    is_packed, is_adapted = bool(weight.packed_sizes), f"{name}.lora_A" in context.weights
+    result = (linear_4bit if is_packed else linear)(context, value, weight, bias)
+    if not is_adapted:
+        return result
+    return (add_adapter_to_quantized if is_packed else add_adapter)(context, value, result, name)
 
 
 def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value | None]:
@@ -320,7 +331,7 @@ def _times_wider(context: Context, left: Value, right: Value) -> Value:
             elements=right.elements,
             width=right.width,
             inputs=(read, right),
-            saves=(read, right),
+            saves=saved_factors(read, right),
             backward_scratch_bytes=right.size_bytes if read.width != right.width else 0,
         )
     )

@@ -24,7 +24,7 @@ def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
         return
     # DeepSpeed casts the whole model to its 16-bit dtype
     width = FP32_BYTES if recipe.engine is Engine.TORCH else DTYPE_BYTES[recipe.weight_dtype]
-    targets = [item for item in recipe.spec.parameters if is_adapted(recipe.spec, item.name)]
+    targets = [item for item in recipe.spec.parameters if is_weight_of(recipe.adapted_layers, item.name)]
     if not targets:
         raise RecipeError(f"LoRA adapts the linear layers of decoder layers: {recipe.spec.name} has none.")
     for item in targets:
@@ -38,9 +38,14 @@ def adapter_rank(recipe: TrainingRecipe) -> int | None:
     return recipe.lora or recipe.qlora
 
 
-def is_adapted(spec: ModelSpec, name: str) -> bool:
-    """Whether a parameter is the weight of an adapted layer; QLoRA quantizes exactly these."""
-    return name.endswith(tuple(f".{target}.weight" for target in spec.architecture.lora_targets))
+def is_quantized(spec: ModelSpec, name: str) -> bool:
+    """Whether QLoRA quantizes a parameter: the weights of all linear layers of decoder layers, adapted or not."""
+    return is_weight_of(spec.architecture.lora_targets, name)
+
+
+def is_weight_of(layers: tuple[str, ...], name: str) -> bool:
+    """Whether a parameter is the weight of one of these modules."""
+    return name.endswith(tuple(f".{layer}.weight" for layer in layers))
 
 
 def add_adapter(context: Context, value: Value, result: Value, name: str) -> Value:

@@ -104,10 +104,14 @@ def scale(context: Context, value: Value, *, role: Role = Role.ACTIVATIONS) -> V
 
 
 def multiply(context: Context, left: Value, right: Value) -> Value:
-    """`left * right` of two activations of one shape and dtype: saves both."""
-    return context.tape.run(
-        Operation(elements=left.elements, width=left.width, inputs=(left, right), saves=(left, right))
-    )
+    """`left * right` of two activations of one shape and dtype."""
+    saves = saved_factors(left, right)
+    return context.tape.run(Operation(elements=left.elements, width=left.width, inputs=(left, right), saves=saves))
+
+
+def saved_factors(left: Value, right: Value) -> tuple[Value, ...]:
+    """What a product saves: each factor whose counterpart needs a gradient (torch's derivatives.yaml)."""
+    return tuple(kept for kept, other in ((left, right), (right, left)) if other.needs_gradient)
 
 
 def unary(context: Context, value: Value, *, saves_output: bool = False, role: Role = Role.ACTIVATIONS) -> Value:

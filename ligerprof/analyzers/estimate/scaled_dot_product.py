@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.model import mask_elements
-from ligerprof.analyzers.estimate.operations import dropout, renamed, scale
+from ligerprof.analyzers.estimate.operations import dropout, renamed, saved_factors, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Feature
@@ -51,7 +51,8 @@ def scaled_dot_product(context: Context, query: Value, key: Value, value: Value)
     """sdpa_attention_forward: heads repeated unless torch groups them, and the output with its tokens in order."""
     tape = context.tape
     # reentrant checkpointing runs the first pass under no_grad
-    recorded = query.needs_gradient and (tape.saving or not context.recipe.reentrant)
+    differentiable = any(item.needs_gradient for item in (query, key, value))
+    recorded = differentiable and (tape.saving or not context.recipe.reentrant)
     problem = replace(attention_problem(context.recipe), needs_gradient=recorded)
     keys, values = (item if problem.grouped else repeat_heads(context, item) for item in (key, value))
     inputs = (context.autocast(query), context.autocast(keys), context.autocast(values))
@@ -101,7 +102,7 @@ def score_product(context: Context, query: Value, key: Value) -> Value:
             elements=context.tokens * context.recipe.seq * context.spec.heads,
             width=query.width,
             inputs=(copied, copied_key),
-            saves=(copied, copied_key),
+            saves=saved_factors(copied, copied_key),
             role=SCORES,
             gradient_role=SCORES,
             scratch_role=Role.ACTIVATIONS,
@@ -119,7 +120,7 @@ def weighted_sum(context: Context, probabilities: Value, value: Value) -> Value:
             elements=context.tokens * context.spec.heads * context.spec.head_dim,
             width=value.width,
             inputs=(copied, probabilities),
-            saves=(copied, probabilities),
+            saves=saved_factors(copied, probabilities),
         )
     )
     tape.release(copied)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ligerprof.analyzers.estimate.lora import adapter_weights, is_adapted
+from ligerprof.analyzers.estimate.lora import adapter_weights, is_quantized
 from ligerprof.analyzers.estimate.tape import Weight
 from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
@@ -16,7 +16,7 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     adapters = dict(adapter_weights(recipe))
 
     def is_packed(name: str) -> bool:
-        return recipe.qlora is not None and is_adapted(recipe.spec, name)
+        return recipe.qlora is not None and is_quantized(recipe.spec, name)
 
     weights = {
         item.name: Weight(

@@ -31,6 +31,7 @@ _OF_A_SETTING: Mapping[str, str] = {
     "padding": "{:.0%} padding",
     "lora": "LoRA of rank {}",
     "qlora": "QLoRA of rank {}",
+    "lora_targets": "adapters on {}",
     "engine": "",
     "zero": "ZeRO-{}",
     "offload": "offload {}",
