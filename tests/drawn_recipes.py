@@ -75,6 +75,16 @@ def _draw_window(random: Random, family: str) -> dict[str, Any]:
     return {}
 
 
+def _draw_adapter(random: Random, spec: ModelSpec) -> dict[str, Any]:
+    rank = random.choice((None, None, None, 8)) if spec.rotary else None
+    if rank is None:
+        return {}
+    layers = random.choice(
+        (("all-linear",), spec.architecture.lora_targets, random.sample(spec.architecture.lora_targets, 2))
+    )
+    return {"lora": rank, "lora_targets": "+".join(layers)}
+
+
 def draw_recipe(random: Random) -> TrainingRecipe:
     """A training step with plain torch on an NVIDIA GPU of the table."""
     spec = draw_spec(random)
@@ -94,7 +104,7 @@ def draw_recipe(random: Random) -> TrainingRecipe:
         optimizer=random.choice(OPTIMIZERS),
         # transformers refuses sdpa for capped scores
         attention="eager" if spec.model_type == "gemma2" else random.choice(("sdpa", "sdpa", "eager")),
-        lora=random.choice((None, None, None, 8)) if spec.rotary else None,
+        **_draw_adapter(random, spec),
         gpu=random.choice(SIMULATED_GPUS),
         # these segments split every block, so that no peak depends on which one served it before
         alloc_conf=random.choice((None, *("expandable_segments:True",) * 3)),

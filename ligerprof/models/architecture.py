@@ -204,6 +204,7 @@ class Architecture:
         final_softcap: applied to the logits.
         tied_by_default: whether head and embedding share their weight if the config lacks the key.
         output_class: class of the causal model's result, in transformers.modeling_outputs.
+        peft_targets: the layers that peft adapts if none are named; empty if peft knows none.
     """
 
     model_type: str
@@ -224,6 +225,7 @@ class Architecture:
     final_softcap: Softcap | None = None
     tied_by_default: bool = False
     output_class: str = "CausalLMOutputWithPast"
+    peft_targets: tuple[str, ...] = ("q_proj", "v_proj")
 
     @property
     def modeling_module(self) -> str:

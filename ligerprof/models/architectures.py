@@ -114,6 +114,7 @@ _ROWS = (
     ),
     Architecture(
         model_type="phi3",
+        peft_targets=(),
         class_prefix="Phi3",
         tensors=(
             Linear(name="self_attn.o_proj", inputs="query", outputs=("hidden",)),
@@ -132,6 +133,7 @@ _ROWS = (
     ),
     Architecture(
         model_type="olmo2",
+        peft_targets=(),
         class_prefix="Olmo2",
         tensors=(
             *_CONFIGURED_ATTENTION,
@@ -151,6 +153,7 @@ _ROWS = (
     ),
     Architecture(
         model_type="gpt2",
+        peft_targets=(),
         class_prefix="GPT2",
         tensors=(
             NormWeight(name="ln_1"),

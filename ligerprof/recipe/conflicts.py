@@ -112,8 +112,7 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     unknown = [name for name in options.adapted_layers if name not in layers]
     yield (
         chosen and bool(unknown),
-        f"{options.spec.name} has no linear layer {short_repr(next(iter(unknown), ''))} in its decoder layers."
-        f" It has: {', '.join(layers)}.",
+        f"{options.spec.name} has no linear layer {short_repr((unknown or [''])[0])}. It has: {', '.join(layers)}.",
     )
 
 

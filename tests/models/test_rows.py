@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from ligerprof.models import ARCHITECTURES
 
 PACKAGE = Path(__file__).parents[2] / "ligerprof"
@@ -57,3 +59,11 @@ def test_no_name_of_a_row_is_written_outside_models() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
     }
     assert written == set(OTHER_MEANINGS)
+
+
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
+def test_peft_chooses_the_layers_of_the_row(model_type: str) -> None:
+    constants = pytest.importorskip("peft.utils.constants")
+    chosen = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type, ())
+    row = ARCHITECTURES[model_type]
+    assert row.peft_targets == tuple(name for name in chosen if name in row.lora_targets)

@@ -9,8 +9,9 @@ from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.configs.deepspeed import HIDDEN_SIZE_KEYS
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
-from ligerprof.recipe.configs.settings import Found, Lacking, Reading, Setting
+from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Found, Lacking, Reading, Setting
 from ligerprof.recipe.training import RECIPE_OPTIONS
+from ligerprof.recipe.training_options import ALL_LINEAR
 from ligerprof.words import Word
 
 S = Setting
@@ -235,15 +236,19 @@ class Resolver:
         return {"qlora" if bits else "lora": rank, **self._targets(spec)}
 
     def _targets(self, spec: ModelSpec) -> dict[str, Any]:
-        targets = self._value(S.LORA_TARGETS)
-        known = set(spec.architecture.lora_targets)
-        names = {name.rpartition(".")[2] for name in targets} if isinstance(targets, list) else set()
-        if targets in (None, "all-linear") or names == known:
+        targets, known = self._value(S.LORA_TARGETS), spec.architecture.lora_targets
+        if targets == PEFT_DEFAULT:
+            targets = list(spec.architecture.peft_targets)
+        elif isinstance(targets, str) and targets != ALL_LINEAR:
+            targets = targets.split("+")
+        if targets in (None, ALL_LINEAR):
             return {}
-        if "lora_targets" in RECIPE_OPTIONS and names:
-            return {"lora_targets": "+".join(targets)}
-        shown = ", ".join(targets) if isinstance(targets, list) else str(targets)
-        raise self._refuse(f"LoRA on some layers only ({shown[:80]})", S.LORA_TARGETS)
+        names = dict.fromkeys(name.rpartition(".")[2] for name in targets)
+        if names.keys() == set(known):
+            return {}
+        if not names or not names.keys() <= set(known):
+            raise self._refuse(f"LoRA on {', '.join(targets)[:80] or PEFT_DEFAULT}", S.LORA_TARGETS)
+        return {"lora_targets": "+".join(names)}
 
     def _optimizer(self) -> dict[str, Any]:
         word = self._value(S.OPTIMIZER)

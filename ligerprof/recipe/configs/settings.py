@@ -7,6 +7,9 @@ from typing import Any
 from ligerprof.text import short_repr
 from ligerprof.words import ExplainedWord, Word
 
+# LoRA's layers if a file names none: what peft adapts depends on the model
+PEFT_DEFAULT = "peft's default"
+
 
 class Setting(Word):
     """What a key can set. A setting with the name of a recipe option sets that option."""

@@ -18,7 +18,7 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import Lacking, Outcome, Reading, Reason, Setting
+from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Lacking, Outcome, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     DROPOUT_ROW,
@@ -128,7 +128,7 @@ def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
         return
     reading.set("use_peft" if "lora_r" not in values else "lora_r", {Setting.RANK: values.get("lora_r") or 16})
     targets = values.get("lora_target_modules")
-    named = targets if isinstance(targets, str) else module_names(targets) if targets else "peft's default"
+    named = targets if isinstance(targets, str) else module_names(targets) if targets else PEFT_DEFAULT
     # peft reads a list of one name as the name
     single = named[0] if isinstance(named, list) and named == ["all-linear"] else named
     reading.set("lora_target_modules" if targets else "use_peft", {Setting.LORA_TARGETS: single})

@@ -17,6 +17,7 @@ from ligerprof.recipe.configs.load import load_options
 from ligerprof.recipe.configs.sources import read_sources
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from tests.paths import DATA
+from tests.recipe.configs.texts import read
 
 FILES = DATA / "configs" / "files"
 SAMPLE: list[dict[str, Any]] = json.loads((DATA / "configs" / "sample.json").read_text(encoding="utf-8"))
@@ -74,3 +75,27 @@ def test_the_examples_of_all_repositories_are_read_without_unknown_keys() -> Non
     clean = [row for row in read if not row.get("unknown")]
     assert len(clean) >= KNOWN_KEYS * len(read)
     assert len(read) > 400
+
+
+@pytest.mark.parametrize(
+    ("targets", "means"),
+    [
+        (None, "q_proj+v_proj"),
+        ("all-linear", "all-linear"),
+        (["o_proj", "model.layers.0.mlp.up_proj"], "o_proj+up_proj"),
+        (["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "all-linear"),
+    ],
+)
+def test_adapted_layers(targets: list[str] | str | None, means: str, tmp_path: Path) -> None:
+    keys = {} if targets is None else {"lora_target_modules": targets}
+    recipe, _ = read(
+        tmp_path,
+        {"model_name_or_path": "tiny", "max_length": 128, "use_peft": True, "lora_r": 4, "loss_type": "nll", **keys},
+    )
+    assert (recipe.lora, recipe.lora_targets) == (4, means)
+
+
+def test_adapters_on_other_layers_are_named(tmp_path: Path) -> None:
+    keys = {"model_name_or_path": "tiny", "max_length": 128, "use_peft": True, "lora_target_modules": ["lm_head"]}
+    with pytest.raises(UnsupportedError, match="lora_target_modules: LoRA on lm_head is not supported yet"):
+        read(tmp_path, keys)
