@@ -24,7 +24,7 @@ TOLERANCE = 0.01
 SMALLEST_TOLERATED_BYTES = MIB
 
 CASES_A_PART = 10
-QUICK_PARTS, SLOW_PARTS = 2, 50
+QUICK_PARTS, SLOW_PARTS = 4, 50
 _NUMBERS_A_PART = 1_000_000
 
 pytestmark = pytest.mark.usefixtures("no_log_records")
