@@ -16,11 +16,15 @@ def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64s, I
     Returns:
         Index of the first row of each kind, and the kind of each row.
     """
-    table = np.stack([column.astype(np.int64) for column in columns])
-    sums = np.cumprod(np.full(len(table), _ODD_NUMBER, dtype=np.uint64)) @ table.view(np.uint64)
+    # column by column: a table of them takes more memory than the recording
+    sums, factor = np.zeros(len(columns[0]), dtype=np.uint64), 1
+    for column in columns:
+        factor = factor * _ODD_NUMBER % 2**64
+        sums += column.astype(np.int64).view(np.uint64) * np.uint64(factor)
     _, first, kind = np.unique(sums, return_index=True, return_inverse=True)
-    if not (table[:, first][:, kind] == table).all():
+    if not all((column[first][kind] == column).all() for column in columns):
         # rows with equal sums that differ, which are rare
+        table = np.stack([column.astype(np.int64) for column in columns])
         _, first, kind = np.unique(table, axis=1, return_index=True, return_inverse=True)
     return first, kind.reshape(-1)
 

@@ -28,6 +28,8 @@ _SMALL_SHARE = 10_000
 # inputs of a linear layer, and bytes of a bias in 16 bit
 _LEAST_INPUTS = 64
 _LARGEST_BIAS = 2**17
+# blocks at either end of a call that `_call` distinguishes
+_ENDS_OF_CALL = 2
 _EAGER_CALL = "eager_attention_forward"
 _SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{_EAGER_CALL}$", re.MULTILINE)
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
@@ -95,7 +97,7 @@ class FeatureExtractor:
             native=site.stack.native_text,
             node=site.node,
             module=site.module,
-            features=self._of_site(block, site) | features,
+            features=self._of_site(block, site) | self._of_size(int(self._sizes[block])) | features,
         )
 
     def signatures(self, blocks: Int64s) -> tuple[Int64s, list[tuple[int, ...]], list[int]]:
@@ -109,16 +111,18 @@ class FeatureExtractor:
         kept = freed < 0
         freed_span = np.where(kept, self._phases.last_span, self._phases.spans_of(freed))
         spans, allocated = self._spans[blocks], self._allocated_by[blocks]
+        index, count = self._call_sites.index_in_call[blocks], self._call_sites.blocks_in_call[blocks]
         columns = (
             self._call_sites.site_of[blocks],
-            self._sizes[blocks],
+            self._size_kinds[blocks],
             self._codes[blocks],
             kept,
             np.sign(freed_span - spans),
             allocated < self._phases.last_between_steps,
             ~kept & (freed < self._call_sites.next_call[blocks]),
-            self._call_sites.index_in_call[blocks],
-            self._call_sites.blocks_in_call[blocks],
+            # all that the place in the call contributes: a call can allocate every block of a recording
+            np.minimum(index, _ENDS_OF_CALL),
+            np.minimum(count - index, _ENDS_OF_CALL + 1),
             self._follows_bias[blocks],
             np.isin(blocks, list(self._first_workspaces)),
             self._layers[blocks] < self._deepest_layer[spans],
@@ -150,7 +154,7 @@ class FeatureExtractor:
 
     def _of_block(self, block: int, site: CallSite, phase: Phase | None) -> Iterator[tuple[Feature, bool]]:
         yield from self._lifetime(block)
-        yield from self._size(block)
+        yield Feature.FIRST_WORKSPACE, block in self._first_workspaces
         yield from self._call(block, site)
         yield Feature.REDUCED, bool(self._reductions.gradients[block])
         yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
@@ -164,8 +168,7 @@ class FeatureExtractor:
         yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
         yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
         yield Feature.FIRST_COPY, bool(self._program.vocabulary.first_of_size[block])
-        size = int(self._sizes[block])
-        if size in self._score_sizes:
+        if int(self._sizes[block]) in self._score_sizes:
             in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None
             in_attention = not site.module or is_attention(site.module)
             yield Feature.ATTENTION_SCORES, _EAGER_CALL in site.stack.text or (in_backward and in_attention)
@@ -197,14 +200,16 @@ class FeatureExtractor:
         yield Feature.OUTLIVES_LAYER, outlives_phase or in_later_layer
         yield Feature.DIES_IN_CALL, 0 <= freed < int(self._call_sites.next_call[block])
 
-    def _size(self, block: int) -> Iterator[tuple[Feature, bool]]:
-        size = int(self._sizes[block])
+    def _of_size(self, size: int) -> frozenset[Feature]:
+        """Features that all blocks of a size share."""
+        return frozenset(feature for feature, holds in self._size(size) if holds)
+
+    def _size(self, size: int) -> Iterator[tuple[Feature, bool]]:
         yield Feature.WEIGHT_SIZED, size in self._weights.sizes
         yield Feature.GATHERED_SIZED, size in self._reductions.gathered_sizes
         yield Feature.HALF_WEIGHT_SIZED, 2 * size in self._weights.sizes
         yield Feature.HEAD_WEIGHT_SIZED, size in self._weights.head_sizes
         yield Feature.WORKSPACE_SIZED, size in _WORKSPACE_SIZES
-        yield Feature.FIRST_WORKSPACE, block in self._first_workspaces
         yield Feature.SMALL, size * _SMALL_SHARE < self._peak_bytes
         vocabulary = self._program.vocabulary
         yield Feature.LOGITS_SIZED, size in vocabulary.sizes
@@ -277,6 +282,15 @@ class FeatureExtractor:
         """Sizes of eager attention's score matrices, in either precision."""
         sizes = set(self._sizes[self._in_forward & self._call_sites.matching(_SOFTMAX)].tolist())
         return frozenset(sizes | {2 * size for size in sizes} | {size // 2 for size in sizes})
+
+    @cached_property
+    def _size_kinds(self) -> Int64s:
+        """A number for each block; equal for sizes that have the same features."""
+        sizes, size_of = np.unique(self._sizes, return_inverse=True)
+        numbers: dict[object, int] = {}
+        kinds = ((self._of_size(size), size in self._score_sizes) for size in sizes.tolist())
+        of_size = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+        return np.array(of_size, dtype=np.int64)[size_of.reshape(-1)]
 
     @cached_property
     def _last_checkpointed(self) -> Int64s:

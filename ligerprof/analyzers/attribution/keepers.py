@@ -2,13 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
@@ -65,7 +64,9 @@ class Keepers:
         self._phases = phases
         self._saved = saved
         self._reader = StackReader()
-        self._borrowed: dict[tuple[int, int], Keeper] = {}
+        # by surroundings and size, and by surroundings
+        self._borrowed: dict[int, Keeper] = {}
+        self._borrowed_at: dict[int, frozenset[Keeper]] = {}
 
     def of(self, blocks: Int64s, moment: int) -> list[Keeper]:
         """What keeps each block at a moment, if forward or its recomputation allocated it; not known for others."""
@@ -156,28 +157,43 @@ class Keepers:
         return Keeper(PYTHON, released.innermost) if _drops_a_variable(released, allocated) else NOT_KNOWN
 
     def _of_earlier_steps(self, block: int) -> Keeper:
-        if self._replayed.allocated_by[block] <= self._last_backward_end:
-            # its own backward has ended without releasing it
+        if not len(self._released) or self._replayed.allocated_by[block] <= self._last_backward_end:
+            # there is no evidence, or its own backward has ended without releasing it
             return NOT_KNOWN
-        size = int(self._replayed.requested_bytes[block])
-        key = int(self._call_sites.surroundings[block]), size
-        if key not in self._borrowed:
-            alike = (self._call_sites.surroundings == key[0]) & self._released
-            same_size = alike & (self._replayed.requested_bytes == size)
+        place, kind = int(self._call_sites.surroundings[block]), int(self._places_and_sizes[block])
+        if kind not in self._borrowed:
             # sequences of another length have other sizes
-            found = set(self._releasers(same_size)) or set(self._releasers(alike))
-            self._borrowed[key] = found.pop() if len(found) == 1 else NOT_KNOWN
-        return self._borrowed[key]
+            found = self._releasers(self._released_by_size.newest(kind)) or self._releasers_at(place)
+            self._borrowed[kind] = next(iter(found)) if len(found) == 1 else NOT_KNOWN
+        return self._borrowed[kind]
 
-    def _releasers(self, chosen: npt.NDArray[np.bool_]) -> Iterator[Keeper]:
-        for block in np.flatnonzero(chosen)[-_MOST_ALIKE:].tolist():
-            yield self._releaser(block, int(self._replayed.freed_by[block]))
+    def _releasers_at(self, place: int) -> frozenset[Keeper]:
+        if place not in self._borrowed_at:
+            self._borrowed_at[place] = self._releasers(self._released_by_place.newest(place))
+        return self._borrowed_at[place]
+
+    def _releasers(self, blocks: Sequence[int]) -> frozenset[Keeper]:
+        return frozenset(self._releaser(block, int(self._replayed.freed_by[block])) for block in blocks)
 
     @cached_property
-    def _released(self) -> npt.NDArray[np.bool_]:
+    def _places_and_sizes(self) -> Int64s:
+        """A number for each block; equal for blocks of the same surroundings and size."""
+        sizes, size_of = np.unique(self._replayed.requested_bytes, return_inverse=True)
+        return np.asarray(self._call_sites.surroundings * len(sizes) + size_of.reshape(-1), dtype=np.int64)
+
+    @cached_property
+    def _released_by_size(self) -> "_Newest":
+        return _Newest(self._released, self._places_and_sizes)
+
+    @cached_property
+    def _released_by_place(self) -> "_Newest":
+        return _Newest(self._released, self._call_sites.surroundings)
+
+    @cached_property
+    def _released(self) -> Int64s:
         """The blocks of steps whose backward has ended, and that are freed."""
         replayed = self._replayed
-        return (replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end)
+        return np.flatnonzero((replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end))
 
     @cached_property
     def _last_backward_end(self) -> int:
@@ -185,6 +201,21 @@ class Keepers:
         in_backward = self._phases.codes == phase_code(Phase.BACKWARD)
         ends = np.flatnonzero(in_backward[:-1] & ~in_backward[1:])
         return int(ends[-1]) if len(ends) else -1
+
+
+class _Newest:
+    """Some blocks in groups of equal number, sorted once: a recording can have as many groups as blocks."""
+
+    def __init__(self, blocks: Int64s, numbers: Int64s) -> None:
+        order = np.argsort(numbers[blocks], kind="stable")
+        self._blocks = blocks[order]
+        self._numbers = numbers[self._blocks]
+
+    def newest(self, number: int) -> list[int]:
+        """The newest blocks of one group, oldest first; none if there is no such group."""
+        start, end = np.searchsorted(self._numbers, (number, number + 1)).tolist()
+        blocks: list[int] = self._blocks[max(start, end - _MOST_ALIKE) : end].tolist()
+        return blocks
 
 
 def _common(rows: Sequence[SavedTensor]) -> str:

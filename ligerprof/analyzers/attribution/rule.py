@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.roles import Phase, Role
@@ -57,4 +57,10 @@ class Rule:
 # a recording has few stacks, and each is matched with the same patterns for thousands of blocks
 @lru_cache(maxsize=100_000)
 def _occurs(pattern: str, text: str) -> bool:
-    return re.search(pattern, text, re.MULTILINE) is not None
+    return _compiled(pattern).search(text) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # re's own cache is checked in Python
+    return re.compile(pattern, re.MULTILINE)

@@ -175,7 +175,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-@lru_cache(maxsize=100_000)
+# the features of a block take 2 KB
+@lru_cache(maxsize=5_000)
 def role_of(block: BlockFeatures, rules: tuple[Rule, ...] = RULES) -> Role:
     """The role of the first rule that matches, unattributed if none does."""
     of_phase = _rules_of(block.phase) if rules is RULES else rules

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from ligerprof.analyzers.attribution.extraction import FeatureExtractor
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.analyzers.attribution.rules import RULES, Rule, role_of
 from ligerprof.analyzers.explain.analysis import explain
@@ -11,6 +12,7 @@ from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from tests.analyzers.attribution.recording import Recording
 from tests.paths import RECORDINGS
 from tests.recorded import report
 
@@ -329,3 +331,25 @@ def test_rules_give_the_expected_role(expected: Role, given: BlockFeatures) -> N
 
 def test_every_role_except_the_remainders_has_a_rule() -> None:
     assert {rule.role for rule in RULES} == set(Role) - {Role.ALLOCATOR_ROUNDING, Role.UNATTRIBUTED}
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+@pytest.mark.parametrize("smallest_bytes", [512, 64 * MIB])
+def test_blocks_that_differ_only_in_size_or_place_in_a_long_call_are_judged_once(
+    monkeypatch: pytest.MonkeyPatch, alternate: bool, smallest_bytes: int
+) -> None:
+    judged: list[int] = []
+    of_block = FeatureExtractor.features
+
+    def count(extractor: FeatureExtractor, block: int) -> BlockFeatures:
+        judged.append(block)
+        return of_block(extractor, block)
+
+    monkeypatch.setattr(FeatureExtractor, "features", count)
+    made, main = Recording(), ("train.py", 9, "<module>")
+    for number in range(600):
+        line = number % 2 if alternate else 0
+        made.alloc(smallest_bytes + number * 4, [("model.py", 5 + line, "forward"), main])
+
+    assert set(made.roles()) == {Role.ACTIVATIONS}
+    assert 1 <= len(judged) <= 12

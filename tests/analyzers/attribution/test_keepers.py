@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.analyzers.attribution.keepers import PYTHON
+from ligerprof.analyzers.attribution.keepers import PYTHON, Keeper, Keepers
 from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze, explain
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
@@ -166,6 +166,31 @@ def test_blocks_of_earlier_steps_that_disagree_or_were_allocated_elsewhere_are_n
 def test_blocks_of_another_size_are_evidence_where_none_has_the_same() -> None:
     longer = steps(SILU, SILU).allocate(0, size_bytes=2 * MIB - 512).allocate(1)
     assert ("SiluBackward0", "") in longer.kept_by()
+
+
+def test_evidence_of_a_place_is_read_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    of_block = Keepers._releaser
+
+    def count(keepers: Keepers, block: int, freed_by: int) -> Keeper:
+        read.append(block)
+        return of_block(keepers, block, freed_by)
+
+    monkeypatch.setattr(Keepers, "_releaser", count)
+    made, between = Recording(), [frame("act.py", 3, "forward"), *FORWARD]
+    for place in range(0, 80, 2):
+        made.allocate(place).allocate(place + 1, between)
+    made.allocate(80, IN_BACKWARD)
+    for place in range(0, 80, 2):
+        made.free(place, SILU).free(place + 1, MUL)
+    made.free(80, MUL).allocate(81, IN_OPTIMIZER)
+    for place in range(82, 282, 2):
+        made.allocate(place, size_bytes=MIB + place * 512).allocate(place + 1, between)
+    kept = Counter(keeper for keeper, _ in made.kept_by())
+
+    assert set(kept) == {"", "SiluBackward0", "MulBackward0"}
+    # each of the 81 that were freed, and the 64 newest of both places
+    assert 2 <= len(read) <= 81 + 2 * 64
 
 
 def test_two_calls_of_one_line_are_told_apart_by_the_call_before() -> None:
