@@ -22,6 +22,8 @@ VECTOR = 4
 _SUM_VECTOR_16_BIT = 8
 _MIN_VECTORIZED = 128
 _LARGEST_OFFSET = 2**31 - 1
+# each is at least half of 2 GiB
+_MOST_PIECES = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,18 +142,30 @@ def _last_power(number: int) -> int:
 
 
 def split_to_32_bit(axes: Axes) -> list[Axes]:
-    """Halve the widest dimension until offsets fit 32 bits (TensorIterator::with_32bit_indexing)."""
-    if not axes.needs_64_bit:
-        return [axes]
+    """Halve the widest dimension until offsets fit 32 bits (TensorIterator::with_32bit_indexing).
+
+    Of a tensor in more pieces than fit any device, equal pieces count once.
+    """
+    pieces, wide = [axes], axes.needs_64_bit
+    while wide:
+        pieces = [half for piece in pieces for half in (_halves(piece) if piece.needs_64_bit else (piece,))]
+        if len(pieces) > _MOST_PIECES:
+            pieces = list(dict.fromkeys(pieces))
+        wide = any(piece.needs_64_bit for piece in pieces)
+    return pieces
+
+
+def _halves(axes: Axes) -> tuple[Axes, Axes]:
     dimensions = (*axes.reduced, *axes.kept)
     widest = max(range(len(dimensions)), key=lambda index: (dimensions[index][0] - 1) * dimensions[index][1])
     extent, stride = dimensions[widest]
-    halves = []
-    for part in (extent // 2, extent - extent // 2):
-        changed = [(part, stride) if index == widest else item for index, item in enumerate(dimensions)]
-        cut = len(axes.reduced)
-        halves.append(Axes(reduced=tuple(changed[:cut]), kept=tuple(changed[cut:]), element_bytes=axes.element_bytes))
-    return [piece for half in halves for piece in split_to_32_bit(half)]
+    cut = len(axes.reduced)
+
+    def with_extent(part: int) -> Axes:
+        changed = (*dimensions[:widest], (part, stride), *dimensions[widest + 1 :])
+        return Axes(reduced=changed[:cut], kept=changed[cut:], element_bytes=axes.element_bytes)
+
+    return with_extent(extent // 2), with_extent(extent - extent // 2)
 
 
 def sum_vector(element_bytes: int) -> int:
