@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -254,6 +254,27 @@ def summarize(rows: list[dict[str, Any]]) -> None:
 
 def errors(rows: list[dict[str, Any]], figure: str, truth: str) -> list[float]:
     return [abs(row[figure] / row[truth] - 1) for row in rows]
+
+
+def measure_or_score(recipes: Sequence[dict[str, Any]], *, at_once: int, description: str | None) -> None:
+    """The command line of a script whose recipes are chosen, not drawn: run them on a GPU, or score what that wrote."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("measure", "score"))
+    parser.add_argument("results", type=Path)
+    arguments = parser.parse_args()
+    if arguments.action == "score":
+        score(arguments.results)
+        return
+
+    def run(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+        number, options = numbered
+        return {"seed": 0, "number": number, "options": options, **run_step(options)}
+
+    with ThreadPoolExecutor(at_once) as pool:
+        rows = list(pool.map(run, enumerate(recipes)))
+    arguments.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for row in rows:
+        print(row["options"], row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr)
 
 
 def main() -> None:

@@ -6,14 +6,9 @@
 Few tokens, so that the optimizer determines the peak.
 """
 
-import argparse
-import json
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from accuracy import run_step, score
+from accuracy import measure_or_score
 
 AT_ONCE = 3
 NAMES = (
@@ -35,25 +30,5 @@ RECIPES: tuple[dict[str, Any], ...] = tuple(
 )
 
 
-def measure(results: Path) -> None:
-    def run(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
-        number, options = numbered
-        return {"seed": 0, "number": number, "options": options, **run_step(options)}
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        rows = list(pool.map(run, enumerate(RECIPES)))
-    results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for row in rows:
-        print(row["options"], row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("measure", "score"))
-    parser.add_argument("results", type=Path)
-    arguments = parser.parse_args()
-    (measure if arguments.action == "measure" else score)(arguments.results)
-
-
 if __name__ == "__main__":
-    main()
+    measure_or_score(RECIPES, at_once=AT_ONCE, description=__doc__)
