@@ -15,9 +15,9 @@ from ligerprof.text import short_repr
 @click.argument("text", nargs=-1)
 @json_option
 def command(text: tuple[str, ...], as_json: bool) -> None:
-    """List the models of the catalog, or show the figures of those whose names contain TEXT.
+    """List models by hub id, and show their figures.
 
-    Options that take a model also accept the path of a config.json or of a model folder, and the hub id of a model in
+    With TEXT, show the figures of the models whose names contain it. Options that take a model also accept the path of a config.json or of a model folder, and the hub id of a model in
     the local Hugging Face cache.
     """
     searched = " ".join(text)

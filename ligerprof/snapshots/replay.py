@@ -249,7 +249,8 @@ class _Run:
                     ends.pop(address + free, None)
                     continue
                 if free >= 0:
-                    starts[address] = free
+                    # a new number, which is not marked: see FreeSpace.around
+                    starts[address] = free + 0
             elif self._step(action, address, size):
                 continue
             self.mismatches += 1

@@ -18,6 +18,10 @@ _HELD = "active"
 _FEW_SHARE = 64
 
 
+class _Mark(int):
+    """The size of the newest free block at the last search, recognized by identity; calculations make plain numbers."""
+
+
 class FreeSpace:
     """Free blocks by address; adjacent ones of one segment are merged.
 
@@ -27,14 +31,14 @@ class FreeSpace:
         borders: addresses at which memory from cudaMalloc starts; free blocks never merge across one.
     """
 
-    __slots__ = ("_newest", "_sorted", "borders", "ends", "starts")
+    __slots__ = ("_mark", "_sorted", "borders", "ends", "starts")
 
     def __init__(self) -> None:
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
         self.borders: set[int] = set()
         self._sorted: list[int] = []
-        self._newest: int | None = None
+        self._mark: _Mark | None = None
 
     def copy(self) -> "FreeSpace":
         """An independent copy."""
@@ -80,14 +84,15 @@ class FreeSpace:
 
     def _update_order(self) -> None:
         """Add the starts since the last search to the sorted ones; replays change `starts` without calling a method."""
-        # a dict has its newest keys last
-        newer = list(takewhile(lambda start: start != self._newest, reversed(self.starts)))
+        # a dict has its newest keys last; a key that was taken out and put back lost its mark
+        newer = list(takewhile(lambda start: self.starts[start] is not self._mark, reversed(self.starts)))
         if len(newer) * _FEW_SHARE < len(self._sorted):
             for start in newer:
                 insort(self._sorted, start)
         else:
             self._sorted = sorted({*self._sorted, *newer})
-        self._newest = next(reversed(self.starts), None)
+        if newer:
+            self._mark = self.starts[newer[0]] = _Mark(self.starts[newer[0]])
 
     def _put(self, start: int, end: int) -> None:
         self.starts[start] = end - start

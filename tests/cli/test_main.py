@@ -87,7 +87,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["stpe"], "No such command 'stpe'"),
         (["models", "--jsno"], "No such option"),
-        (["models", "extra"], "unexpected extra argument"),
+        (["env", "extra"], "unexpected extra argument"),
         (["estimate", "--liger", "rms+rms"], "twice"),
         (["explain"], "Missing argument"),
         (["explain", "no-such-file.pickle"], "no-such-file.pickle"),

@@ -107,7 +107,7 @@ def test_a_failed_cell_has_a_row_and_the_exit_code_is_1(tmp_path: Path) -> None:
 
 
 def test_every_option_of_a_recipe_takes_several_values() -> None:
-    names = set(RECIPE_OPTIONS)
+    names = {*RECIPE_OPTIONS, "configs"}
     grid = {option.name for option in command.params if isinstance(option, type(command.params[0])) and option.multiple}
     assert grid == names
 

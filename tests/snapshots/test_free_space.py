@@ -27,7 +27,11 @@ def test_free_block_around_an_address_is_found_after_any_changes(seed: int) -> N
         if draw.random() < 0.2 and space.starts:
             # as replays do it
             start = draw.choice(list(space.starts))
-            space.ends.pop(start + space.starts.pop(start))
+            size = space.starts.pop(start)
+            space.ends.pop(start + size)
+            if draw.random() < 0.5:
+                # back again, as the newest
+                space.starts[start], space.ends[start + size] = size + 0, start
 
 
 def test_searches_in_blocks_that_only_grow_in_number_sort_them_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,9 +164,9 @@ def test_an_architecture_without_estimate_is_searched_by_simulation() -> None:
     recipe = TrainingRecipe(model=spec_from_config(MIXTRAL, name="experts"), seq=64)
 
     def check(recipe: TrainingRecipe) -> Reserved:
-        return Reserved(first_bytes=recipe.tokens * 1000, steady_bytes=0, fits=True)
+        return Reserved(first_bytes=recipe.tokens * 10_000, steady_bytes=0, fits=True)
 
-    judge = Judge(limited(64 * 11 * 1000), check)
+    judge = Judge(limited(64 * 11 * 10_000), check)
     found = fit(recipe, judge, silent)
 
     assert found.batch is not None
