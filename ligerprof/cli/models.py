@@ -17,8 +17,8 @@ from ligerprof.text import short_repr
 def command(text: tuple[str, ...], as_json: bool) -> None:
     """List models by hub id, and show their figures.
 
-    With TEXT, show the figures of the models whose names contain it. Options that take a model also accept the path of a config.json or of a model folder, and the hub id of a model in
-    the local Hugging Face cache.
+    With TEXT, show the figures of the models whose names contain it. Options that take a model also accept the path of
+    a config.json or of a model folder, and the hub id of a model in the local Hugging Face cache.
     """
     searched = " ".join(text)
     found = find_models(CATALOG, models_without_config().values(), searched)
