@@ -94,7 +94,8 @@ class Attribution:
     def owners_of(self, blocks: Int64s, moment: int) -> list[Owner]:
         """The owners of some blocks, based on their features as seen from `moment`."""
         finder, sites = self._finder_at(moment), self.call_sites
-        roles = dict(zip(blocks.tolist(), finder.roles(blocks), strict=True))
+        numbers: list[int] = blocks.tolist()
+        roles = dict(zip(numbers, finder.roles(blocks), strict=True))
         layers = self.layers.copy()
         by_weights = layers_by_weights(self.replayed, sites, roles, layers)
         layers[list(by_weights)] = list(by_weights.values())
@@ -106,7 +107,7 @@ class Attribution:
         keepers = self._keepers.of(blocks, moment)
         # in the order of the fields, column by column: there may be a million blocks
         columns = (
-            blocks.tolist(),
+            numbers,
             self.replayed.requested_bytes[blocks].tolist(),
             roles.values(),
             [modules[site] for site in site_of],

@@ -134,7 +134,7 @@ def _held_at(
         changes = np.zeros((len(chosen), len(starts) + 1), dtype=np.int64)
         np.add.at(changes, (number, first[blocks]), amounts)
         np.subtract.at(changes, (number, end[blocks]), amounts)
-        held.append(np.cumsum(changes, axis=1)[:, :-1])
+        held.append(np.cumsum(changes, axis=1, out=changes)[:, :-1])
     return held[0], held[1]
 
 

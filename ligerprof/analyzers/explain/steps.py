@@ -1,6 +1,5 @@
 """Split a recording into training steps: the peaks of each step, and where they start."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,18 +37,19 @@ def step_peaks(phases: EventPhases, replayed: Replay) -> tuple[PhasePeaks, ...]:
         return ()
     within = np.maximum.reduceat(replayed.allocated_bytes[:-1], starts)
     highest = np.maximum(within, replayed.allocated_bytes[stops])
-    peaks: dict[int, dict[Phase, int]] = defaultdict(dict)
+    # by phase and step: a recording can have a step for each event, and a dict for each takes most of the memory
+    peaks: dict[Phase, dict[int, int]] = {phase: {} for phase in STEP_PHASES}
     steps = phases.steps[starts] if phases.stamped else np.searchsorted(step_starts(phases), starts, "right")
     for start, size_bytes, number in zip(starts.tolist(), highest.tolist(), steps.tolist(), strict=True):
         phase = phases.shown_at(start)
-        if phase in STEP_PHASES and number:
-            peaks[number][phase] = max(size_bytes, peaks[number].get(phase, 0))
+        if phase in peaks and number:
+            peaks[phase][number] = max(size_bytes, peaks[phase].get(number, 0))
+    in_optimizer = peaks[Phase.OPTIMIZER]
     for number, size_bytes in _optimizer_starts(phases, replayed):
-        peaks[number][Phase.OPTIMIZER] = max(size_bytes, peaks[number].get(Phase.OPTIMIZER, 0))
-    order = STEP_PHASES.index
+        in_optimizer[number] = max(size_bytes, in_optimizer.get(number, 0))
     return tuple(
-        PhasePeaks(step=number, phases={phase: peaks[number][phase] for phase in sorted(peaks[number], key=order)})
-        for number in sorted(peaks)
+        PhasePeaks(step=number, phases={phase: of[number] for phase, of in peaks.items() if number in of})
+        for number in sorted(set().union(*peaks.values()))
     )
 
 
