@@ -18,8 +18,8 @@ from ligerprof.roles import Role
 def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> tuple[Value, Value]:
     """`residual + added`, which replaces `added`, and its norm with the weight `{name}.weight`."""
     middle = add(context, residual, added)
-    kernel = find_slot(context.spec.architecture.norm.feature).with_residual_add
-    if kernel is None or kernel not in context.kernels:
+    kernel = _norm_kernel(context)
+    if kernel is None:
         context.tape.release(added)
         return middle, norm(context, middle, name)
     weight = context.weights[f"{name}.weight"]
@@ -42,6 +42,17 @@ def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> 
     )
     context.tape.release(added)
     return middle, normed
+
+
+def adds_in_norm(context: Context) -> bool:
+    """Whether a kernel fuses the residual addition between a layer's sublayers with the norm after it."""
+    return context.spec.architecture.layer_norms.before_mlp is not None and _norm_kernel(context) is not None
+
+
+def _norm_kernel(context: Context) -> str | None:
+    """Name of the kernel that fuses a residual addition with the model's norm, if the recipe has it."""
+    kernel = find_slot(context.spec.architecture.norm.feature).with_residual_add
+    return kernel if kernel in context.kernels else None
 
 
 def keeps_products(recipe: TrainingRecipe) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
+from ligerprof.analyzers.estimate.fused import adds_in_norm
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.loss import head_and_loss
@@ -215,7 +216,11 @@ class MicroBatch:
         output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
         context.leave_autocast()
         if reentrant:
+            # its backward function holds the gradient it was called with; a fused norm writes the sum to new memory
+            argument = self._meter.keep(gradient) if adds_in_norm(context) else None
             flowing = context.tape.backward(output, gradient, layer.source)
+            if argument is not None:
+                self._meter.drop(argument)
             context.tape.release(output)
             return flowing
         context.tape.take_over(first_pass)
