@@ -158,7 +158,7 @@ class Keepers:
 
     def _of_earlier_steps(self, block: int) -> Keeper:
         if not len(self._released) or self._replayed.allocated_by[block] <= self._last_backward_end:
-            # there is no evidence, or its own backward has ended without releasing it
+            # nothing shows its keeper, or its own backward ended without releasing it
             return NOT_KNOWN
         place, kind = int(self._call_sites.surroundings[block]), int(self._places_and_sizes[block])
         if kind not in self._borrowed:
@@ -212,7 +212,7 @@ class _Newest:
         self._numbers = numbers[self._blocks]
 
     def newest(self, number: int) -> list[int]:
-        """The newest blocks of one group, oldest first; none if there is no such group."""
+        """The newest blocks of one group, oldest first; empty for an unknown group."""
         start, end = np.searchsorted(self._numbers, (number, number + 1)).tolist()
         blocks: list[int] = self._blocks[max(start, end - _MOST_ALIKE) : end].tolist()
         return blocks

@@ -25,7 +25,7 @@ def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = 
         by_gpu: whether the user chose the GPU; otherwise its memory is not a limit.
 
     Returns:
-        the estimate itself if there is no limit.
+        the estimate itself without a limit.
     """
     gpu, given_bytes = recipe.gpu_spec, recipe.memory_limit_bytes
     if by_gpu and (given_bytes is None or gpu.usable_bytes < given_bytes):

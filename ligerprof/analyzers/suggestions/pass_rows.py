@@ -14,7 +14,7 @@ from ligerprof.analyzers.suggestions.edits import (
 )
 from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES, without_logits
 from ligerprof.analyzers.suggestions.program import Framework
-from ligerprof.analyzers.suggestions.row import TRAINERS, YAML, Row, for_each, has, knows_model, without
+from ligerprof.analyzers.suggestions.row import TRAINERS, YAML, Row, for_each, has, knows_model, owns_loop, without
 from ligerprof.analyzers.suggestions.state_edits import with_saved_tensors_on_host
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
 from ligerprof.kernels.providers.liger.model_types import LIGER_MODEL_TYPES
@@ -132,7 +132,7 @@ PASS_ROWS: tuple[Row, ...] = (
         cost=Cost.FREE,
         cost_reason="the same results",
         without=LOSS_ROLES,
-        applies=lambda case: case.trains_model and case.program.loop in (None, Framework.ACCELERATE),
+        applies=lambda case: case.trains_model and owns_loop(case),
         edit=without_old_outputs,
         how={
             Framework.TORCH: (
@@ -147,7 +147,7 @@ PASS_ROWS: tuple[Row, ...] = (
         cost=Cost.FREE,
         cost_reason="the same values, in main memory",
         without=LOSS_ROLES,
-        applies=lambda case: not case.program.generates and case.program.loop in (None, Framework.ACCELERATE),
+        applies=lambda case: not case.program.generates and owns_loop(case),
         edit=without_kept_outputs,
         how={
             Framework.TORCH: (
@@ -162,9 +162,7 @@ PASS_ROWS: tuple[Row, ...] = (
         cost=Cost.FREE,
         cost_reason="the same results",
         without=(Role.GRADIENTS,),
-        applies=lambda case: (
-            case.trains_model and case.program.loop in (None, Framework.ACCELERATE) and case.program.engine is None
-        ),
+        applies=lambda case: case.trains_model and owns_loop(case) and case.program.engine is None,
         edit=with_earlier_zero_grad,
         how={Framework.TORCH: ("optimizer.step()", "optimizer.zero_grad(set_to_none=True)")},
     ),

@@ -61,3 +61,8 @@ def without(*roles: Role) -> Callable[[Case], Edit]:
 def knows_model(case: Case) -> bool:
     """Whether the architecture of a transformers model that runs has a row."""
     return not case.program.model_types.isdisjoint(ARCHITECTURES)
+
+
+def owns_loop(case: Case) -> bool:
+    """Whether the program's own code is the training loop, with accelerate or without a library."""
+    return case.program.loop in (None, Framework.ACCELERATE)

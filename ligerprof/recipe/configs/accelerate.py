@@ -169,7 +169,7 @@ _ENVIRONMENT_NAMES = {
 
 
 def values_of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The keys of accelerate's YAML that the environment of a launched process stands for."""
+    """The keys of accelerate's YAML that match the environment of a launched process."""
     values: dict[str, Any] = {}
     for variable, text in environment.items():
         if variable in _TOP:

@@ -1,4 +1,4 @@
-"""What a recorded process is told through its environment: by `ligerprof run`, or by the user with LIGERPROF=oom."""
+"""Settings in the environment of a recorded process, from `ligerprof run` or from the user's LIGERPROF=oom."""
 
 import os
 from collections.abc import Mapping

@@ -78,7 +78,7 @@ class CellStarter:
         """Start a command.
 
         Raises:
-            OSError: its files cannot be written, or there is no room for another process.
+            OSError: its files cannot be written, or the system cannot start another process.
         """
         if command.recipe.device is Device.SIMULATED and _HAS_FORK_SERVER:
             if self._server is None or not self._server.is_alive():
