@@ -14,7 +14,7 @@ from ligerprof.reports.page.run import render_page
 from ligerprof.reports.step import render_step
 from ligerprof.reports.tensorboard import write_summaries
 from ligerprof.runs.directory import REPORT, create_run_directory
-from ligerprof.runs.measured.deepspeed.ranks import Rank, rank_from_environment
+from ligerprof.runs.measured.ranks.group import Rank, rank_from_environment
 from ligerprof.runs.step import require_runnable, run_step
 from ligerprof.units import format_bytes
 
@@ -35,7 +35,7 @@ def command(
     all output is then marked as simulated.
     """
     require_runnable(recipe, command="step")
-    rank = rank_from_environment() if recipe.engine is Engine.DEEPSPEED else None
+    rank = None if recipe.engine is Engine.TORCH else rank_from_environment()
     if rank is not None and rank.rank > 0:
         fits = _follow(recipe, rank, trace)
     else:
@@ -58,7 +58,7 @@ def _follow(recipe: TrainingRecipe, rank: Rank, trace: bool) -> bool:
 
     The launcher stops the other ranks when this one exits with an error code.
     """
-    from ligerprof.runs.measured.deepspeed.measure import follow_step
+    from ligerprof.runs.measured.engines import follow_step
 
     outcome = follow_step(recipe, trace=trace)
     if outcome.oom is None:

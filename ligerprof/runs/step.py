@@ -11,7 +11,7 @@ from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.errors import LigerprofError, MissingDependencyError, UnknownModelError, UnsupportedError
-from ligerprof.recipe.categories import Device, Engine
+from ligerprof.recipe.categories import Device
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend, Phase
@@ -164,13 +164,9 @@ def _outcome(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
 
         return simulate_step(recipe, progress=progress)
     trace_directory = run.tensorboard if trace else None
-    if recipe.engine is Engine.DEEPSPEED:
-        from ligerprof.runs.measured.deepspeed.measure import measure_deepspeed_step
+    from ligerprof.runs.measured.engines import measure_with_engine
 
-        return measure_deepspeed_step(recipe, trace_directory=trace_directory, logs=run.path, progress=progress)
-    from ligerprof.runs.measured.step import measure_step
-
-    return measure_step(recipe, trace_directory=trace_directory, progress=progress)
+    return measure_with_engine(recipe, trace_directory=trace_directory, logs=run.path, progress=progress)
 
 
 def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> StepReport:

@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,10 @@ from click.testing import CliRunner, Result
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.cli.main import main
-from ligerprof.errors import LigerprofError, MissingDependencyError, RecipeError
+from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.directory import create_run_directory
-from ligerprof.runs.measured.deepspeed.launch import run_ranks
-from ligerprof.runs.measured.deepspeed.ranks import Rank
-from ligerprof.runs.outcome import Progress, StepOutcome
 from tests.paths import RESULTS
-from tests.runs.measured.deepspeed.test_ranks import outcome
 
 DEEPSPEED = ("step", "--model", "tiny", "--batch", "2", "--seq", "64", "--engine", "deepspeed", "--precision", "mixed")
 ROWS = [json.loads(line) for line in (RESULTS / "zero-h200.jsonl").read_text().splitlines()]
@@ -69,46 +64,6 @@ def test_what_cannot_run_is_one_line_and_leaves_nothing(
     assert says in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "run").exists()
-
-
-def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **options: Any) -> StepOutcome:
-    from ligerprof.runs.measured.deepspeed import measure as module
-
-    monkeypatch.setattr(module, "require_deepspeed", lambda: None)
-    recipe = TrainingRecipe(model="tiny", engine="deepspeed", precision="mixed", **options)
-    return module.measure_deepspeed_step(recipe, trace_directory=None, logs=tmp_path, progress=print)
-
-
-def test_more_gpus_than_there_are_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(MissingDependencyError, match="64 CUDA devices are needed"):
-        measure(monkeypatch, tmp_path, gpus=64)
-
-
-def test_a_launchers_group_must_have_the_recipes_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(RecipeError, match="WORLD_SIZE is 2, --gpus 3"):
-        measure(monkeypatch, tmp_path, gpus=3)
-
-
-def gathers(folder: Path, _progress: Progress) -> StepOutcome:
-    """What a launcher's rank does when it has measured, over gloo."""
-    from torch import distributed
-
-    from ligerprof.runs.measured.deepspeed.measure import gather
-
-    rank = Rank(rank=int(os.environ["RANK"]), world_size=2, local=0)
-    distributed.init_process_group("gloo")
-    found = gather(rank, outcome(100 + rank.rank))
-    (folder / f"{rank.rank}.json").write_text(json.dumps({each: of.peak_bytes for each, of in found.items()}))
-    distributed.barrier()
-    return outcome(0)
-
-
-def test_rank_0_gathers_what_all_measured(tmp_path: Path) -> None:
-    run_ranks(partial(gathers, tmp_path), 2, tmp_path, print)
-    assert json.loads((tmp_path / "0.json").read_text()) == {"0": 100, "1": 101}
-    assert json.loads((tmp_path / "1.json").read_text()) == {"1": 101}
 
 
 def test_every_rank_leaves_a_snapshot(tmp_path: Path) -> None:
@@ -168,7 +123,7 @@ def test_a_users_configuration_runs(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_a_killed_build_left_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ligerprof.runs.measured.deepspeed import engine
+    from ligerprof.runs.measured import deepspeed as engine
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     engine._require_no_stale_lock()

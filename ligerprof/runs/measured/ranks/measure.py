@@ -1,4 +1,4 @@
-"""Measure a step under DeepSpeed: in this process, in ranks started here, or as one rank of a launcher's group."""
+"""Measure a step as one rank of several: in ranks started here, or as one rank of a launcher's group."""
 
 import os
 import sys
@@ -6,34 +6,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.measured.deepspeed.engine import deepspeed_trainer, require_deepspeed
-from ligerprof.runs.measured.deepspeed.launch import Work, free_port, local_environment, run_ranks
-from ligerprof.runs.measured.deepspeed.ranks import Rank, merge_ranks, rank_from_environment
-from ligerprof.runs.measured.step import measure_step
+from ligerprof.runs.measured.ranks.group import Rank, merge_ranks, rank_from_environment
+from ligerprof.runs.measured.ranks.launch import Work, free_port, local_environment, run_ranks
+from ligerprof.runs.measured.step import Build, measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
 
 
-def measure_deepspeed_step(
-    recipe: TrainingRecipe, *, trace_directory: Path | None, logs: Path, progress: Progress
+def measure_on_ranks(
+    recipe: TrainingRecipe, *, build: Build, trace_directory: Path | None, logs: Path, progress: Progress
 ) -> StepOutcome:
-    """Train under DeepSpeed as `measure_step` does under plain torch.
+    """Train on all GPUs of the recipe as `measure_step` does on one.
 
     Args:
+        build: builds the training under the recipe's engine; a function that a new process can import.
         logs: a folder for the output of the ranks that this process starts.
 
     Raises:
-        MissingDependencyError: deepspeed is not installed, or there are too few CUDA devices.
+        MissingDependencyError: there are too few CUDA devices.
         RecipeError: the launcher's group does not have the recipe's number of GPUs.
         LigerprofError: a rank failed.
     """
-    require_deepspeed()
-    measure = partial(_measure_here, recipe, trace_directory)
+    measure = partial(_measure_here, recipe, build, trace_directory)
     if (rank := rank_from_environment()) is not None:
         return _measure_as(rank, recipe, measure, progress)
     _require_devices(recipe.gpus)
@@ -43,15 +41,9 @@ def measure_deepspeed_step(
         return measure(progress)
 
 
-def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
-    """Train as rank 1 or higher of a launcher's group; `trace` must be rank 0's, since all ranks run the same steps."""
-    with TemporaryDirectory() as folder:
-        logs = Path(folder)
-        trace_directory = logs if trace else None
-        return measure_deepspeed_step(recipe, trace_directory=trace_directory, logs=logs, progress=lambda _: None)
-
-
-def _measure_here(recipe: TrainingRecipe, trace_directory: Path | None, progress: Progress) -> StepOutcome:
+def _measure_here(
+    recipe: TrainingRecipe, build: Build, trace_directory: Path | None, progress: Progress
+) -> StepOutcome:
     """Measure in this process, on the GPU of its LOCAL_RANK."""
     import torch
 
@@ -59,7 +51,7 @@ def _measure_here(recipe: TrainingRecipe, trace_directory: Path | None, progress
     _require_devices(local + 1)
     torch.cuda.set_device(local)
     with _stdout_to_stderr():
-        return measure_step(recipe, trace_directory=trace_directory, progress=progress, build=deepspeed_trainer)
+        return measure_step(recipe, trace_directory=trace_directory, progress=progress, build=build)
 
 
 def _require_devices(count: int) -> None:

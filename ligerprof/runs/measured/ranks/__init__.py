@@ -1,0 +1,1 @@
+"""Training on several GPUs: launch one process per rank, measure in each, merge the outcomes."""
