@@ -1,5 +1,6 @@
 """Recipes drawn over everything that decides which kernels run, each small enough to simulate in about a second."""
 
+import dataclasses
 from random import Random
 from typing import Any
 
@@ -24,6 +25,8 @@ OPTIMIZERS = (
     "paged-adamw-8bit",
     "galore",
 )
+# of the recipes without padding
+PACKED_SHARE = 0.3
 # the simulator covers NVIDIA GPUs only
 SIMULATED_GPUS = tuple(gpu.name for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA)
 
@@ -90,7 +93,7 @@ def draw_recipe(random: Random) -> TrainingRecipe:
     spec = draw_spec(random)
     checkpointing = random.random() < 0.5
     applying = [name for name in KERNEL_NAMES if inapplicable_reason(name, spec) is None]
-    return TrainingRecipe(
+    recipe = TrainingRecipe(
         model=spec,
         batch=random.randint(1, 4),
         seq=random.choice(_SEQUENCES),
@@ -109,3 +112,5 @@ def draw_recipe(random: Random) -> TrainingRecipe:
         # these segments split every block, so that no peak depends on which one served it before
         alloc_conf=random.choice((None, *("expandable_segments:True",) * 3)),
     )
+    packs = recipe.padding == 0 and random.random() < PACKED_SHARE
+    return dataclasses.replace(recipe, packing=True) if packs else recipe

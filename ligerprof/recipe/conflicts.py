@@ -70,6 +70,10 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         not spec.rotary and options.seq > spec.max_positions,
         f"{spec.name} has {spec.max_positions} learned positions, seq is {options.seq}. Choose fewer tokens.",
     )
+    yield (
+        options.packing and options.padding > 0,
+        f"{_FLAGS['packing']} leaves no padding. Take out {_FLAGS['padding']}.",
+    )
     yield from _adapter_conflicts(options)
     yield (
         options.reentrant and not options.checkpointing,

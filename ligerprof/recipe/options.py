@@ -44,6 +44,7 @@ class Option:
         below: exclusive upper bound of a number; `minimum` and `maximum` are inclusive.
         requirement: the range in words, if the limits alone do not explain it.
         default_text: the default in words, if it depends on other options.
+        negatable: whether a switch that is off by default has a flag to turn it off, as files may turn it on.
         has_commas: whether a value may contain commas, so that commas cannot separate several values.
         name: the field, which is also the JSON key.
         kind: type of the value: int, float, bool, str, or a Word; the first type in the field's annotation.
@@ -62,6 +63,7 @@ class Option:
     below: float | None = None
     requirement: str | None = None
     default_text: str | None = None
+    negatable: bool = False
     has_commas: bool = False
     name: str = ""
     kind: type = str
@@ -70,8 +72,8 @@ class Option:
 
     @property
     def off_flag(self) -> str | None:
-        """The flag that turns off a switch that is on by default."""
-        return self.flag.replace("--", "--no-", 1) if self.default is True else None
+        """The flag that turns off a switch that is on by default, or negatable."""
+        return self.flag.replace("--", "--no-", 1) if self.default is True or self.negatable else None
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -43,6 +43,12 @@ class TrainingOptions(Options):
         below=1,
         requirement="a share from 0 up to, but not including, 1",
     )
+    packing: bool = option(
+        Group.MODEL,
+        "Train on one row of batch x seq tokens without padding, in which positions restart with each document.",
+        default=False,
+        negatable=True,
+    )
     liger: str = option(
         Group.KERNELS,
         "Fused kernels: none, all, no-flce, or names joined by '+' (see `ligerprof kernels`).",
@@ -140,6 +146,28 @@ class TrainingOptions(Options):
         return self.batch * self.seq
 
     @property
+    def rows(self) -> int:
+        """Rows of the tensors that the model is called with: the sequences, or one if they are packed."""
+        return 1 if self.packing else self.batch
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of each row."""
+        return self.tokens // self.rows
+
+    @property
+    def packed_lengths(self) -> tuple[int, ...]:
+        """Tokens of each document of a packed row: at least two documents, where there are two tokens."""
+        if self.batch > 1 or self.seq == 1:
+            return (self.seq,) * self.batch
+        return (self.seq // 2, self.seq - self.seq // 2)
+
+    @property
+    def holds_several_documents(self) -> bool:
+        """Whether a row holds documents that attention must keep apart."""
+        return self.packing and len(self.packed_lengths) > 1
+
+    @property
     def gpu_spec(self) -> GpuSpec:
         """The GPU that a simulation or an estimate is for."""
         return find_gpu(self.gpu)
@@ -172,7 +200,7 @@ class TrainingOptions(Options):
         return ", ".join(
             (
                 self.spec.name,
-                f"{self.batch} x {self.seq} tokens",
+                f"{self.batch} x {self.seq} tokens" + (" packed" if self.packing else ""),
                 self.precision,
                 "checkpointed" if self.checkpointing else "not checkpointed",
                 self.optimizer,

@@ -1,7 +1,7 @@
 """One training step of a recipe; the same code runs on a GPU and on fake tensors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -259,8 +259,13 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opti
 
 
 def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor]:
-    """Random tokens, also used as labels; padding adds a mask and ignored labels at the end of each row."""
-    ids = torch.randint(0, recipe.spec.vocab_size, (recipe.batch, recipe.seq), device=device)
+    """Random tokens, also used as labels; padding adds a mask and ignored labels at the end of each row.
+
+    A packed batch is what transformers' DataCollatorWithFlattening returns.
+    """
+    ids = torch.randint(0, recipe.spec.vocab_size, (recipe.rows, recipe.row_tokens), device=device)
+    if recipe.packing:
+        return _packed_batch(ids, recipe.packed_lengths)
     padded = round(recipe.padding * recipe.seq)
     if padded == 0:
         return {"input_ids": ids, "labels": ids}
@@ -268,6 +273,13 @@ def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor
     mask[:, recipe.seq - padded :] = 0
     # cross-entropy ignores the label -100
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def _packed_batch(ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
+    """Positions restart with each document, whose first token is not predicted."""
+    positions = torch.cat([torch.arange(length, device=ids.device) for length in lengths]).unsqueeze(0)
+    # cross-entropy ignores the label -100
+    return {"input_ids": ids, "labels": ids.masked_fill(positions == 0, -100), "position_ids": positions}
 
 
 def train_step(trainer: Training, batch: dict[str, Tensor], observer: PhaseObserver) -> Tensor:

@@ -7,7 +7,7 @@ from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.host import host_bytes
-from ligerprof.analyzers.estimate.model import slides
+from ligerprof.analyzers.estimate.model import keeps_tokens_apart, slides
 from ligerprof.analyzers.estimate.placement import paged_bytes
 from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
@@ -18,7 +18,7 @@ from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, sta
 from ligerprof.errors import LigerprofError, UnknownModelError
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.recipe.categories import Engine, Offload, Optimizer
+from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -106,6 +106,8 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.engine is Engine.DEEPSPEED and recipe.deepspeed_config is None:
         yield "DeepSpeed's default sizes of buckets and live parameters, overlap_comm off, even shares"
     gpu = recipe.gpu_spec
+    if recipe.holds_several_documents:
+        yield _documents_assumption(recipe)
     if is_eager(recipe):
         yield "attention is eager: each score matrix is a tensor"
     else:
@@ -115,7 +117,7 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
             yield f"which attention kernel ROCm runs is not known; counted: {attention_kernel(recipe).label} kernel"
         else:
             yield f"scaled_dot_product_attention uses {attention_kernel(recipe).label} kernel on {gpu.title}"
-        if recipe.spec.mixes_windows and slides(recipe) and not recipe.padding:
+        if recipe.spec.mixes_windows and slides(recipe) and not keeps_tokens_apart(recipe):
             yield "every layer masks its scores, including layers whose window holds all tokens"
     if not gpu.measured:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
@@ -124,6 +126,16 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         yield "the layer after a gated activation has an adapter, so the activation's product is saved"
     if recipe.autocast and recipe.weight_dtype == "float32":
         yield "autocast keeps its 16-bit weights until the forward pass ends"
+
+
+def _documents_assumption(recipe: TrainingRecipe) -> str:
+    if recipe.attention is Attention.FLASH:
+        return "a packed row holds several documents, which FlashAttention takes as sequences of their own"
+    tokens = recipe.row_tokens
+    return (
+        f"a packed row of {tokens} tokens holds several documents: transformers makes a mask of {tokens} x {tokens} to"
+        " keep them apart, where FlashAttention needs none"
+    )
 
 
 def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:

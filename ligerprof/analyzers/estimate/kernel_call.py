@@ -23,7 +23,7 @@ def kernel_memory(context: Context, slot: str, value: Value, weight: Weight | No
     tokens = value.elements // width if is_vector else context.tokens
     shape = KernelShape(
         tokens=tokens,
-        sequences=recipe.batch,
+        sequences=recipe.rows,
         hidden=width,
         intermediate=spec.intermediate_size,
         vocab=spec.vocab_size,

@@ -78,7 +78,7 @@ def _shifted_copy_loss(context: Context, logits: Value) -> Value:
     tape = context.tape
     wide = _upcast(context, logits)
     tape.release(logits)
-    rows = context.tokens - context.recipe.batch
+    rows = context.tokens - context.recipe.rows
     shifted = tape.run(
         Operation(
             elements=rows * context.spec.vocab_size,

@@ -4,6 +4,7 @@ from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
 from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
@@ -37,7 +38,7 @@ def _embed_with_positions(context: Context, positions_name: str, role: Role) -> 
 
 def _look_up(context: Context, name: str, role: Role, *, sequences: int | None = None) -> Value:
     weight = context.weights[name]
-    tokens = context.tokens if sequences is None else sequences * context.recipe.seq
+    tokens = context.tokens if sequences is None else sequences * context.recipe.row_tokens
     hidden = context.spec.hidden_size
     sort = embedding_gradient(tokens, weight.elements // hidden, hidden)
     return context.tape.run(
@@ -58,25 +59,32 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
     if rotary is None:
         return ()
     width = FP32_BYTES if rotary.fp32_tables else stream.width
-    size_bytes = recipe.seq * recipe.spec.rotary_dim * width
+    size_bytes = recipe.row_tokens * recipe.spec.rotary_dim * width
     return (size_bytes, size_bytes)
 
 
 def mask_elements(recipe: TrainingRecipe) -> int:
     """Elements of a layer's attention mask: eager attention always has one, SDPA if its causal flag is not enough."""
-    square = recipe.seq**2
-    if is_eager(recipe) or recipe.padding:
-        return recipe.batch * square
+    if recipe.attention is Attention.FLASH:
+        return 0
+    square = recipe.row_tokens**2
+    if is_eager(recipe) or keeps_tokens_apart(recipe):
+        return recipe.rows * square
     # a window alone is the same for every sequence: `sdpa_mask` expands one
     return square if slides(recipe) else 0
 
 
+def keeps_tokens_apart(recipe: TrainingRecipe) -> bool:
+    """Whether a mask hides padding or other documents (`find_packed_sequence_indices` in masking_utils.py)."""
+    return recipe.padding > 0 or recipe.holds_several_documents
+
+
 def has_two_masks(recipe: TrainingRecipe) -> bool:
     """Whether layers with and without a window have masks of their own."""
-    return recipe.spec.mixes_windows and (is_eager(recipe) or recipe.padding > 0)
+    return recipe.spec.mixes_windows and (is_eager(recipe) or keeps_tokens_apart(recipe))
 
 
 def slides(recipe: TrainingRecipe) -> bool:
     """Whether a sequence fills the window (`_ignore_causal_mask_sdpa` in masking_utils.py)."""
     window = recipe.spec.sliding_window
-    return window is not None and recipe.seq >= window
+    return window is not None and recipe.row_tokens >= window

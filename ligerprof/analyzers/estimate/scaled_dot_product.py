@@ -28,15 +28,15 @@ def attention_problem(recipe: TrainingRecipe) -> AttentionProblem:
     grouped = spec.heads != spec.kv_heads and not masked and spec.head_dim <= _LARGEST_GROUPED_HEAD
     return AttentionProblem(
         dtype=recipe.compute_dtype,
-        batch=recipe.batch,
+        batch=recipe.rows,
         heads=spec.heads,
         kv_heads=spec.kv_heads if grouped else spec.heads,
-        queries=recipe.seq,
-        keys=recipe.seq,
+        queries=recipe.row_tokens,
+        keys=recipe.row_tokens,
         head_dim=spec.head_dim,
         value_dim=spec.head_dim,
         masked=masked,
-        causal=not masked and recipe.seq > 1,
+        causal=not masked and recipe.row_tokens > 1,
         dropout=spec.dropout_rate(spec.architecture.attention.dropout),
         grouped=grouped,
     )
@@ -99,7 +99,7 @@ def score_product(context: Context, query: Value, key: Value) -> Value:
     copied_key = context.tape.name(key) if joined else _repeated_apart(context, key)
     product = context.tape.run(
         Operation(
-            elements=context.tokens * context.recipe.seq * context.spec.heads,
+            elements=context.tokens * context.recipe.row_tokens * context.spec.heads,
             width=query.width,
             inputs=(copied, copied_key),
             saves=saved_factors(copied, copied_key),
@@ -169,7 +169,7 @@ def _dtype(context: Context, width: int) -> str:
 
 def _has_heads_between(context: Context) -> bool:
     """Whether the heads of one sequence lie between its tokens, so that one batch of matrices needs a copy."""
-    return context.recipe.batch > 1 and context.spec.heads > 1
+    return context.recipe.rows > 1 and context.spec.heads > 1
 
 
 def _joins_rotated(context: Context) -> bool:

@@ -35,8 +35,8 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
 
 
 def input_sizes(recipe: TrainingRecipe) -> Iterator[int]:
-    """Bytes of each tensor of the batch: tokens, which are also the labels; with padding, a mask and labels."""
+    """Bytes of each tensor of the batch: tokens, which are also the labels, or labels and a mask or positions."""
     yield recipe.tokens * INDEX_BYTES
-    if recipe.padding:
+    if recipe.padding or recipe.packing:
         yield recipe.tokens * INDEX_BYTES
         yield recipe.tokens * INDEX_BYTES

@@ -22,7 +22,7 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Packing, Reading, Reason, Sets, Setting
 from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
@@ -62,7 +62,8 @@ _ROWS: Mapping[str, Row] = {
             Ignored(reason=Reason.UNSET) if is_off(value) else Sets(values={Setting.ACTIVATION_OFFLOAD: True})
         )
     ),
-    "sample_packing": turned_on({Setting.PACKING: "masked"}),
+    "sample_packing": turned_on({Setting.PACKING: Packing.MASK}),
+    "batch_flattening": turned_on({Setting.PACKING: Packing.PADDING_FREE}),
     "attn_implementation": ATTENTION,
     "flash_attention": turned_on({Setting.ATTENTION: "flash"}),
     "sdp_attention": turned_on({Setting.ATTENTION: "sdpa"}),

@@ -17,7 +17,7 @@ IGNORED_ROWS: Mapping[str, Row] = {
         " sample_packing_eff_est sample_packing_seq_len_multiplier curriculum_sampling multipack_real_batches"
         " excess_length_strategy min_sample_len max_prompt_len use_pose pose_split_on_token_ids pose_max_context_len"
         " pose_num_chunks pretrain_multipack_buffer_size pretrain_multipack_attn pretraining_sample_concatenation"
-        " streaming streaming_multipack_buffer_size batch_flattening chat_template chat_template_jinja"
+        " streaming streaming_multipack_buffer_size chat_template chat_template_jinja"
         " chat_template_kwargs eot_tokens default_system_message special_tokens is_preprocess preprocess_iterable"
         " total_num_tokens total_supervised_tokens tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_type"
         " tokenizer_use_mistral_common tokenizer_save_jinja_files processor_kwargs image_resize_algorithm"

@@ -19,7 +19,7 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Setting
+from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Packing, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     DROPOUT_ROW,
@@ -41,8 +41,8 @@ _ROWS: Mapping[str, Row] = {
             Ignored(reason=Reason.UNSET) if value == "auto" else ATTENTION.read("disabled" if is_off(value) else value)
         )
     ),
-    "packing": turned_on({Setting.PACKING: "plain"}),
-    "neat_packing": turned_on({Setting.PACKING: "masked"}),
+    "packing": turned_on({Setting.PACKING: Packing.PLAIN}),
+    "neat_packing": turned_on({Setting.PACKING: Packing.MASK}),
     "disable_gradient_checkpointing": switch(Setting.CHECKPOINTING, invert=True),
     "use_reentrant_gc": switch(Setting.REENTRANT),
     "galore_rank": count(Setting.GALORE_RANK),
@@ -164,7 +164,7 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     if not is_off(values.get("enable_liger_kernel")):
         reading.set("enable_liger_kernel", {Setting.LIGER: LIGER_DEFAULTS, Setting.PROVIDER: "liger"})
     if stage == "pt" and "packing" not in values:
-        reading.defaults[Setting.PACKING] = "plain"
+        reading.defaults[Setting.PACKING] = Packing.PLAIN
 
 
 def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None:
@@ -239,7 +239,11 @@ _VERSION_1: Mapping[str, Row] = {
     "dist_config": section(_DISTRIBUTED),
     "batching_strategy": words(
         Setting.PACKING,
-        {"normal": Ignored(reason=Reason.UNSET), "padding_free": "masked", "dynamic_padding_free": "masked"},
+        {
+            "normal": Ignored(reason=Reason.UNSET),
+            "padding_free": Packing.PADDING_FREE,
+            "dynamic_padding_free": Packing.PADDING_FREE,
+        },
         what="batching",
     ),
     **lacking("context parallelism", "cp_size", harmless=(1,)),

@@ -6,17 +6,16 @@ from typing import Any
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
-from ligerprof.recipe.categories import Engine, Offload
+from ligerprof.recipe.categories import Attention, Engine, Offload
 from ligerprof.recipe.configs.deepspeed import HIDDEN_SIZE_KEYS
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
-from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Found, Lacking, Reading, Setting
+from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Found, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.recipe.training_options import ALL_LINEAR
 from ligerprof.words import Word
 
 S = Setting
 _FEATURES: Mapping[Setting, str] = {
-    S.PACKING: "packed sequences",
     S.COMPILE: "torch.compile",
     S.ACTIVATION_OFFLOAD: "activations in host memory",
     S.DORA: "DoRA",
@@ -274,15 +273,18 @@ class Resolver:
         return {name: value}
 
     def _check_packing(self, chosen: dict[str, Any]) -> None:
-        """Packed sequences are full ones, unless a mask has to keep the documents apart."""
-        if not self._value(S.PACKING):
+        """Packed rows are full; whether they are one row depends on what keeps documents apart."""
+        kind = self._value(S.PACKING)
+        if not isinstance(kind, Packing):
+            chosen["packing"] = kind
             return
-        if "packing" in RECIPE_OPTIONS:
-            chosen["packing"] = True
-        elif self._value(S.PACKING) == "masked" and chosen.get("attention") != "flash":
-            raise self._refuse("packed sequences that a mask keeps apart", S.PACKING)
-        else:
-            self.assumed.append("packed micro-batches are full, and attention keeps documents apart without a mask")
+        batch = chosen.get("batch") or RECIPE_OPTIONS["batch"].default
+        if kind is Packing.MASK and chosen.get("attention") != Attention.FLASH:
+            raise self._refuse("packing without flash attention", S.PACKING)
+        # the only sequence of a micro-batch stays one document
+        alone = kind is Packing.PADDING_FREE and batch == 1
+        chosen["packing"] = kind is not Packing.PLAIN and not alone
+        self.assumed.append("packed micro-batches are full")
 
 
 def _defaults(readings: Sequence[Reading]) -> dict[Setting, Found]:

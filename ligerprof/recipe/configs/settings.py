@@ -54,6 +54,15 @@ class Setting(Word):
     SEVERAL = "several"
 
 
+class Packing(ExplainedWord):
+    """How a file packs sequences: the values of Setting.PACKING."""
+
+    DOCUMENTS = "documents", "each row holds several documents, which positions keep apart"
+    PADDING_FREE = "padding-free", "the sequences of a micro-batch are joined to one row without padding"
+    MASK = "mask", "each row holds several documents; without flash attention, rows stay apart and have a mask"
+    PLAIN = "plain", "each row is filled with tokens, and documents see each other"
+
+
 class Reason(ExplainedWord):
     """Why a key has no effect on the memory of a training step."""
 

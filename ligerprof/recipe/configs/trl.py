@@ -18,7 +18,7 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Lacking, Outcome, Reading, Reason, Setting
+from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Lacking, Outcome, Packing, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     DROPOUT_ROW,
@@ -98,8 +98,8 @@ _COMMON: Mapping[str, Row] = {
 }
 _SFT: Mapping[str, Row] = {
     **_COMMON,
-    "packing": turned_on({Setting.PACKING: "masked"}),
-    "padding_free": turned_on({Setting.PACKING: "masked"}),
+    "packing": turned_on({Setting.PACKING: Packing.DOCUMENTS}),
+    "padding_free": turned_on({Setting.PACKING: Packing.PADDING_FREE}),
     **part_of("packing", "packing_strategy"),
     "loss_type": words(
         Setting.LOSS, {"nll": "hf", "chunked_nll": "chunked-nll"}, what="loss", remedy="Choose another with --loss."
@@ -137,12 +137,11 @@ def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
 def _finish_sft(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: precision, adapter, packing and the loss."""
     _finish_common(reading, values)
-    if (
-        reading.value(Setting.PACKING)
-        and values.get("packing_strategy") == "wrapped"
-        and is_off(values.get("padding_free"))
-    ):
-        reading.set("packing", {Setting.PACKING: "plain"})
+    if not is_off(values.get("packing")):
+        # only bfd, the default, turns padding_free on; wrapped rows are cut from one stream of tokens
+        wrapped = Packing.PLAIN if is_off(values.get("padding_free")) else Packing.PADDING_FREE
+        is_wrapped = values.get("packing_strategy") == "wrapped"
+        reading.set("packing", {Setting.PACKING: wrapped if is_wrapped else Packing.DOCUMENTS})
     uses_liger = not is_off(values.get("use_liger_kernel")) or not is_off(values.get("use_liger"))
     reading.defaults[Setting.LOSS] = "hf" if uses_liger else "chunked-nll"
 

@@ -67,7 +67,9 @@ class _Simulation:
         oom, recorder = None, self._recorder
         with (
             _no_collections(),
-            simulated_process(self._recipe.gpu_spec, recorder, self._attention),
+            simulated_process(
+                self._recipe.gpu_spec, recorder, self._attention, packed=self._recipe.holds_several_documents
+            ),
             FakeTensorMode(),
             recorder,
             model_failures_in_a_line(self._recipe, AllocatorFullError),

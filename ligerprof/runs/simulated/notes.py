@@ -41,3 +41,5 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
         yield "GaLore is a stand-in with the tensors of galore_torch 1.0; the decomposition's workspace is not counted."
     if recipe.padding > 0:
         yield "Every batch is assumed to contain padding, and so to have a mask."
+    if recipe.holds_several_documents:
+        yield "Every packed row is assumed to hold several documents."

@@ -38,12 +38,15 @@ _PROVIDERS = ("liger_kernel.ops", "cut_cross_entropy")
 
 
 @contextmanager
-def simulated_process(gpu: GpuSpec, recorder: StorageRecorder, attention_used: set[str]) -> Iterator[None]:
+def simulated_process(
+    gpu: GpuSpec, recorder: StorageRecorder, attention_used: set[str], *, packed: bool = False
+) -> Iterator[None]:
     """Make this process treat fake CPU tensors as it would treat tensors on `gpu`.
 
     Args:
         recorder: supplies values that fake tensors do not have.
         attention_used: receives the names of the attention kernels that ran.
+        packed: whether positions restart within a row.
     """
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply_out_of_place))
@@ -51,7 +54,7 @@ def simulated_process(gpu: GpuSpec, recorder: StorageRecorder, attention_used: s
         stack.enter_context(simulated_device(sm_count=gpu.sm_count))
         for context in (
             _foreach_as_on_cuda(),
-            _masks_as_when_eager(recorder),
+            _masks_as_when_eager(recorder, packed=packed),
             _autocast_without_a_device(recorder),
             _no_launches(),
             _device_queries(gpu),
@@ -130,19 +133,19 @@ def _foreach_as_on_cuda() -> Iterator[None]:
 
 
 @contextmanager
-def _masks_as_when_eager(recorder: StorageRecorder) -> Iterator[None]:
+def _masks_as_when_eager(recorder: StorageRecorder, *, packed: bool) -> Iterator[None]:
     import transformers.masking_utils as masking
 
     find_packed = masking.find_packed_sequence_indices
 
-    def nothing_is_packed(position_ids: Tensor) -> Any:
-        # its allocations count; positions are consecutive, so the answer is no
-        with recorder.answering(truth=True):
+    def find_documents(position_ids: Tensor) -> Any:
+        # its allocations count, and it reads whether all positions are consecutive
+        with recorder.answering(truth=not packed):
             return find_packed(position_ids)
 
     with (
         mock.patch.object(masking, "is_tracing", _is_never_tracing),
-        mock.patch.object(masking, "find_packed_sequence_indices", nothing_is_packed),
+        mock.patch.object(masking, "find_packed_sequence_indices", find_documents),
     ):
         yield
 
