@@ -187,14 +187,12 @@ class FeatureExtractor:
     def _lifetime(self, block: int) -> Iterator[tuple[Feature, bool]]:
         freed, span = int(self._replayed.freed_by[block]), int(self._spans[block])
         freed_span = int(self._phases.spans[freed]) if freed >= 0 else None
-        between_steps = bool(self._allocated_by[block] < self._phases.last_between_steps)
         yield Feature.NEVER_FREED, freed_span is None
         yield Feature.DIES_IN_PHASE, freed_span == span
         outlives_phase = (self._phases.last_span if freed_span is None else freed_span) > span
         yield Feature.OUTLIVES_PHASE, outlives_phase
         yield Feature.KEPT_BEFORE, bool(self._precedents.kept[block])
         yield Feature.DROPPED_BEFORE, bool(self._precedents.dropped[block])
-        yield Feature.OUTLIVES_STEP, freed_span is None and between_steps
         # a recording can end within forward: the block then outlives its layer if a later layer has begun
         in_later_layer = freed_span is None and bool(self._layers[block] < self._deepest_layer[span])
         yield Feature.OUTLIVES_LAYER, outlives_phase or in_later_layer
@@ -209,7 +207,6 @@ class FeatureExtractor:
         yield Feature.GATHERED_SIZED, size in self._reductions.gathered_sizes
         yield Feature.HALF_WEIGHT_SIZED, 2 * size in self._weights.sizes
         yield Feature.HEAD_WEIGHT_SIZED, size in self._weights.head_sizes
-        yield Feature.WORKSPACE_SIZED, size in _WORKSPACE_SIZES
         yield Feature.SMALL, size * _SMALL_SHARE < self._peak_bytes
         vocabulary = self._program.vocabulary
         yield Feature.LOGITS_SIZED, size in vocabulary.sizes
@@ -259,12 +256,18 @@ class FeatureExtractor:
 
     @cached_property
     def _first_workspaces(self) -> frozenset[int]:
-        """The first block of each phase that may be cuBLAS's: never freed, and allocated after a product's output."""
+        """The first block of each phase that may be cuBLAS's: never freed, and allocated after a product's output.
+
+        The order of blocks from before the recording is unknown: of these, a phase's only one counts.
+        """
         first: dict[int, int] = {}
         backward = phase_code(Phase.BACKWARD)
-        kept = self._replayed.freed_by < 0
-        sized = np.isin(self._sizes, list(_WORKSPACE_SIZES))
-        for block in np.flatnonzero(sized & kept & (self._call_sites.index_in_call > 0)).tolist():
+        sized = np.flatnonzero(np.isin(self._sizes, list(_WORKSPACE_SIZES)) & (self._replayed.freed_by < 0))
+        older = sized[sized < len(self._replayed.older_blocks)]
+        phases, indices, counts = np.unique(self._codes[older], return_index=True, return_counts=True)
+        for phase, index in zip(phases[counts == 1].tolist(), indices[counts == 1].tolist(), strict=True):
+            first[phase] = int(older[index])
+        for block in sized[self._call_sites.index_in_call[sized] > 0].tolist():
             phase = int(self._codes[block])
             in_product = self._call_sites.of(block).stack.in_linear or phase == backward
             if in_product or self._allocated_by[block] < self._phases.last_between_steps:

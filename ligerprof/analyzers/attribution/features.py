@@ -13,7 +13,6 @@ class Feature(Enum):
     DIES_IN_PHASE = auto()
     OUTLIVES_PHASE = auto()
     OUTLIVES_LAYER = auto()
-    OUTLIVES_STEP = auto()
     NEVER_FREED = auto()
     KEPT_BEFORE = auto()
     DROPPED_BEFORE = auto()
@@ -25,7 +24,6 @@ class Feature(Enum):
     LOGITS_SIZED = auto()
     SHIFTED_LOGITS_SIZED = auto()
     VOCABULARY_SIZED = auto()
-    WORKSPACE_SIZED = auto()
     FIRST_WORKSPACE = auto()
     SMALL = auto()
     # place in the program

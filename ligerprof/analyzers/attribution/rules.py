@@ -40,12 +40,6 @@ RULES: tuple[Rule, ...] = (
     # libraries: named in C++ frames, or a known size that is allocated once and never freed
     Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
     Rule(Role.LIBRARY_WORKSPACE, _PASSES, has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)),
-    Rule(
-        Role.LIBRARY_WORKSPACE,
-        _PASSES,
-        has=(Feature.WORKSPACE_SIZED, Feature.OUTLIVES_STEP),
-        lacks=(Feature.WEIGHT_SIZED,),
-    ),
     Rule(Role.OTHER, stack=_MEASURES),
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
     *STATE_RULES,

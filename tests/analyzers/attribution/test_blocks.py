@@ -353,3 +353,22 @@ def test_blocks_that_differ_only_in_size_or_place_in_a_long_call_are_judged_once
 
     assert set(made.roles()) == {Role.ACTIVATIONS}
     assert 1 <= len(judged) <= 12
+
+
+def test_outputs_of_the_size_of_a_workspace_that_every_step_keeps_are_activations() -> None:
+    made, main = Recording(), ("train.py", 9, "<module>")
+    linear = [("torch/nn/modules/linear.py", 125, "forward"), ("model.py", 5, "forward"), main]
+    gelu = [("torch/nn/modules/activation.py", 7, "forward"), ("model.py", 6, "forward"), main]
+    optimizer = [("torch/optim/adamw.py", 1, "step"), ("train.py", 12, "<module>")]
+    expected = []
+    for step in range(4):
+        # the first product allocates its output, and then cuBLAS's workspace
+        products = 2 if step == 0 else 1
+        for _ in range(products):
+            made.alloc(32 * MIB, linear)
+        made.alloc(32 * MIB, gelu)
+        made.free(made.alloc(MIB, optimizer))
+        expected += [Role.ACTIVATIONS, *[Role.LIBRARY_WORKSPACE] * (products - 1), Role.ACTIVATIONS]
+        expected.append(Role.OPTIMIZER_TEMPORARIES)
+
+    assert made.roles() == expected
