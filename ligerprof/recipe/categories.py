@@ -34,7 +34,7 @@ class Precision(Word):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether 16-bit weights have an fp32 master copy, as DeepSpeed keeps one."""
+        """Whether a training step computes with 16-bit copies of fp32 weights that the engine keeps."""
         return self in (Precision.MIXED, Precision.MIXED_FP16)
 
     @property
@@ -116,11 +116,44 @@ class Engine(Word):
     """The library that runs the training step."""
 
     TORCH = "torch"
+    DDP = "ddp"
+    FSDP2 = "fsdp2"
     DEEPSPEED = "deepspeed"
+
+    @property
+    def has_mixed(self) -> bool:
+        """Whether it keeps fp32 weights next to the 16-bit ones that it computes with."""
+        return self in (Engine.FSDP2, Engine.DEEPSPEED)
+
+    @property
+    def trains_on_several(self) -> bool:
+        """Whether several GPUs can train together."""
+        return self is not Engine.TORCH
+
+
+class Wrap(Word):
+    """Which modules FSDP2 shards as groups: decoder layers and the root, or the groups of accelerate 1.15."""
+
+    LAYERS = "layers"
+    ACCELERATE = "accelerate"
+
+
+class ReduceDtype(Word):
+    """The dtype that FSDP2 reduces gradients in, as torch names it."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class GradSync(Word):
+    """Which accumulated micro-batches reduce their gradients over the GPUs."""
+
+    LAST = "last"
+    EVERY = "every"
 
 
 class Offload(Word):
-    """What DeepSpeed keeps outside GPU memory."""
+    """What DeepSpeed or FSDP2 keeps outside GPU memory."""
 
     NONE = "none"
     OPTIMIZER = "optimizer"

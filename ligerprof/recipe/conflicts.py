@@ -7,7 +7,7 @@ from typing import Any
 
 from ligerprof.errors import MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.gpus import Vendor
-from ligerprof.recipe.categories import Attention, Engine, Loss, Offload, Optimizer
+from ligerprof.recipe.categories import Attention, Engine, GradSync, Loss, Offload, Optimizer, Precision, Wrap
 from ligerprof.recipe.options import options_of
 from ligerprof.recipe.training_options import ALL_LINEAR, TrainingOptions
 from ligerprof.text import short_repr
@@ -20,12 +20,16 @@ def typed(name: str, value: Any) -> str:
 
 _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
-_DEEPSPEED = typed("engine", Engine.DEEPSPEED)
+_DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
+_SIMULATED = frozenset({Engine.TORCH})
+_MEASURED = frozenset({Engine.TORCH, Engine.DEEPSPEED})
+# optimizers that work element by element, and so on shards as on whole weights
+_ON_SHARDS = frozenset({Optimizer.ADAMW_FUSED, Optimizer.ADAMW_FOREACH, Optimizer.ADAMW, Optimizer.SGD, Optimizer.NONE})
 
 
 def require_compatible(options: TrainingOptions) -> None:
     """Raise RecipeError for the first conflict between options."""
-    for wrong, message in (*_engine_conflicts(options), *_other_conflicts(options)):
+    for wrong, message in (*_engine_conflicts(options), *_fsdp2_conflicts(options), *_other_conflicts(options)):
         if wrong:
             raise RecipeError(message)
 
@@ -33,21 +37,30 @@ def require_compatible(options: TrainingOptions) -> None:
 def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     deepspeed, mixed = options.engine is Engine.DEEPSPEED, options.precision.is_mixed
     precision, offload, optimizer = options.precision, options.offload, options.optimizer
-    yield mixed and not deepspeed, f"precision {precision} is DeepSpeed's. Add {_DEEPSPEED}, or choose amp."
-    yield deepspeed and not mixed, f"engine deepspeed trains in mixed or mixed-fp16, not {precision}."
-    for name, unused in (("zero", 0), ("offload", Offload.NONE), ("gpus", 1)):
-        value = getattr(options, name)
-        yield value != unused and not deepspeed, f"{typed(name, value)} needs {_DEEPSPEED}."
     yield (
-        optimizer is Optimizer.DEEPSPEED_CPU_ADAM and offload is Offload.NONE,
-        f"{optimizer} works on an offloaded optimizer. Add {typed('offload', Offload.OPTIMIZER)} or all.",
+        mixed and not options.engine.has_mixed,
+        f"precision {precision} needs {_DEEPSPEED} or {_FSDP2}. Add one, or choose amp.",
+    )
+    yield deepspeed and not mixed, f"engine deepspeed trains in mixed or mixed-fp16, not {precision}."
+    yield options.zero != 0 and not deepspeed, f"{typed('zero', options.zero)} needs {_DEEPSPEED}."
+    yield (
+        options.gpus > 1 and not options.engine.trains_on_several,
+        f"{typed('gpus', options.gpus)} needs {typed('engine', 'ddp')}, {_FSDP2} or {_DEEPSPEED}.",
     )
     yield (
-        offload.moves_parameters and options.zero != 3,
+        offload is not Offload.NONE and not options.engine.has_mixed,
+        f"{typed('offload', offload)} needs {_DEEPSPEED}, or {_FSDP2} for {typed('offload', Offload.ALL)}.",
+    )
+    yield (
+        optimizer is Optimizer.DEEPSPEED_CPU_ADAM and (offload is Offload.NONE or not deepspeed),
+        f"{optimizer} needs {_DEEPSPEED} and an offloaded optimizer. Add {typed('offload', Offload.OPTIMIZER)} or all.",
+    )
+    yield (
+        deepspeed and offload.moves_parameters and options.zero != 3,
         f"{typed('offload', offload)} moves parameters: it needs {typed('zero', 3)}.",
     )
     yield (
-        offload is Offload.OPTIMIZER and options.zero == 0,
+        deepspeed and offload is Offload.OPTIMIZER and options.zero == 0,
         f"{typed('offload', offload)} needs {typed('zero', '1, 2 or 3')}.",
     )
     yield (
@@ -61,6 +74,38 @@ def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     yield (
         options.deepspeed_config is not None and not deepspeed,
         f"{_FLAGS['deepspeed_config']} needs {_DEEPSPEED}.",
+    )
+    yield (
+        options.grad_sync is not GradSync.LAST and options.engine not in (Engine.DDP, Engine.FSDP2),
+        f"{typed('grad_sync', options.grad_sync)} needs {typed('engine', 'ddp')} or {_FSDP2}.",
+    )
+
+
+def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    fsdp2, gpus, replicate = options.engine is Engine.FSDP2, options.gpus, options.replicate
+    for name, unused in (("reshard", True), ("wrap", Wrap.LAYERS), ("reduce_dtype", None), ("replicate", 1)):
+        value = getattr(options, name)
+        yield value != unused and not fsdp2, f"{typed(name, value)} needs {_FSDP2}."
+    yield (
+        fsdp2 and options.offload not in (Offload.NONE, Offload.ALL),
+        f"engine fsdp2 offloads everything or nothing. Choose {typed('offload', Offload.ALL)}.",
+    )
+    yield (
+        gpus % replicate != 0,
+        f"{typed('gpus', gpus)} is not a multiple of {typed('replicate', replicate)}. Change one.",
+    )
+    yield (
+        fsdp2 and options.optimizer not in _ON_SHARDS,
+        f"{options.optimizer} is not supported on FSDP2's shards yet. Choose an AdamW or sgd.",
+    )
+    yield fsdp2 and options.qlora is not None, f"{_FLAGS['qlora']} is not supported with {_FSDP2} yet."
+    yield (
+        fsdp2 and options.lora is not None and options.weight_dtype != "float32",
+        f"{_FLAGS['lora']} adds fp32 adapters, and FSDP2 shards weights of one dtype. Choose mixed, amp or fp32.",
+    )
+    yield (
+        fsdp2 and options.precision in (Precision.AMP_FP16, Precision.MIXED_FP16),
+        f"engine fsdp2 does not scale the loss, which {options.precision} needs. Choose mixed or amp.",
     )
 
 
@@ -129,10 +174,11 @@ def require_supported(options: TrainingOptions, *, command: str, simulated: bool
     Raises:
         UnsupportedError: names the first such option.
     """
-    if simulated and options.engine is Engine.DEEPSPEED:
-        raise UnsupportedError(
-            f"{command}: the simulator does not cover {_DEEPSPEED}. Use `ligerprof estimate`, or a GPU."
-        )
+    engine = typed("engine", options.engine)
+    if simulated and options.engine not in _SIMULATED:
+        raise UnsupportedError(f"{command}: the simulator does not cover {engine}. Use `ligerprof estimate`, or a GPU.")
+    if not simulated and options.engine not in _MEASURED:
+        raise UnsupportedError(f"{command}: {engine} is not measured yet. Use --device simulated.")
     if simulated and options.gpu_spec.vendor is not Vendor.NVIDIA:
         raise UnsupportedError(
             f"{command}: {typed('gpu', options.gpu)} cannot be simulated yet; ROCm selects other kernels. Use"

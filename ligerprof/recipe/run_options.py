@@ -15,6 +15,7 @@ class RunOptions(Options):
         Group.RUN,
         "Steps before the profiled one.",
         default=1,
+        default_text="1; 2 with ddp",
         minimum=1,
         requirement="at least 1: the first step is not the steady one",
     )

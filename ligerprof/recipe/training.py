@@ -26,6 +26,9 @@ class TrainingRecipe(RunOptions, TrainingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_compatible(self)
+        if self.engine is Engine.DDP:
+            # it builds its buckets anew in the second step, so the third is the first steady one
+            self._settle("warmup", max(self.warmup, 2))
         if self.deepspeed_config is not None:
             self._settle("deepspeed_config", read_deepspeed_config(self.deepspeed_config))
         if self.engine is Engine.DEEPSPEED:

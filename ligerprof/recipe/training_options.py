@@ -7,7 +7,18 @@ from typing import Any
 from ligerprof.gpus import DEFAULT_GPU, GpuSpec, find_gpu
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
-from ligerprof.recipe.categories import Attention, Engine, FlceBudget, Loss, Offload, Optimizer, Precision
+from ligerprof.recipe.categories import (
+    Attention,
+    Engine,
+    FlceBudget,
+    GradSync,
+    Loss,
+    Offload,
+    Optimizer,
+    Precision,
+    ReduceDtype,
+    Wrap,
+)
 from ligerprof.recipe.options import Group, Options, option
 from ligerprof.units import MIB
 
@@ -79,7 +90,7 @@ class TrainingOptions(Options):
         Group.TRAINING,
         "Optimizer and its implementation.",
         default=Optimizer.DEFAULT,
-        default_text="adamw-fused; deepspeed-cpu-adam if the optimizer is offloaded",
+        default_text="adamw-fused; deepspeed-cpu-adam if DeepSpeed offloads the optimizer",
     )
     galore_rank: int = option(Group.TRAINING, "Rank of GaLore's projections.", default=128, minimum=1)
     clip: float | None = option(
@@ -105,12 +116,38 @@ class TrainingOptions(Options):
     )
     engine: Engine = option(Group.SEVERAL_GPUS, "Library that trains.", default=Engine.TORCH)
     zero: int = option(Group.SEVERAL_GPUS, "ZeRO stage.", default=0, metavar="0-3", minimum=0, maximum=3)
-    offload: Offload = option(Group.SEVERAL_GPUS, "What DeepSpeed keeps in host memory.", default=Offload.NONE)
+    offload: Offload = option(
+        Group.SEVERAL_GPUS, "What is kept in host memory: DeepSpeed's, or all with FSDP2.", default=Offload.NONE
+    )
     nvme_path: str | None = option(Group.SEVERAL_GPUS, "Folder on the disk that --offload nvme uses.", metavar="DIR")
     deepspeed_config: str | Mapping[str, Any] | None = option(
         Group.SEVERAL_GPUS, "DeepSpeed's JSON, for what no option here decides.", metavar="FILE"
     )
     gpus: int = option(Group.SEVERAL_GPUS, "GPUs that train together.", default=1, minimum=1)
+    reshard: bool = option(
+        Group.SEVERAL_GPUS, "FSDP2: free a layer's gathered weights between its forward and backward.", default=True
+    )
+    wrap: Wrap = option(
+        Group.SEVERAL_GPUS,
+        "FSDP2: modules gathered together: each decoder layer and the rest, or those that accelerate 1.15 wraps.",
+        default=Wrap.LAYERS,
+    )
+    reduce_dtype: ReduceDtype | None = option(
+        Group.SEVERAL_GPUS,
+        "FSDP2: dtype of the gradients' reduction.",
+        default_text="float32 with mixed, else the dtype of the gradients",
+    )
+    grad_sync: GradSync = option(
+        Group.SEVERAL_GPUS,
+        "DDP and FSDP2: reduce gradients in the last accumulated micro-batch, or in every one.",
+        default=GradSync.LAST,
+    )
+    replicate: int = option(
+        Group.SEVERAL_GPUS,
+        "FSDP2: copies of the sharded model (HSDP); each is sharded over gpus / replicate GPUs.",
+        default=1,
+        minimum=1,
+    )
     gpu: str = option(
         Group.MEMORY,
         "GPU that a simulation or an estimate is for: a name from `ligerprof env`, or 24GiB:sm89.",
@@ -135,7 +172,7 @@ class TrainingOptions(Options):
         self._settle("spec", self.model if isinstance(self.model, ModelSpec) else load_model(self.model))
         self._settle("kernels", select_kernels(self.liger, self.spec))
         if self.optimizer is Optimizer.DEFAULT:
-            on_gpu = self.offload is Offload.NONE
+            on_gpu = self.offload is Offload.NONE or self.engine is not Engine.DEEPSPEED
             self._settle("optimizer", Optimizer.ADAMW_FUSED if on_gpu else Optimizer.DEEPSPEED_CPU_ADAM)
         if self.clip is None and self.engine is Engine.DEEPSPEED:
             self._settle("clip", 1.0)
@@ -186,13 +223,35 @@ class TrainingOptions(Options):
 
     @property
     def weight_dtype(self) -> str:
-        """The dtype of the module's parameters, as torch names it."""
-        return self.precision.weight_dtype
+        """The dtype of the module's parameters, as torch names it; under FSDP2 that of the shards."""
+        return "float32" if self.casts_gathered else self.precision.weight_dtype
 
     @property
     def compute_dtype(self) -> str:
         """The dtype of matrix products, as torch names it."""
         return self.precision.compute_dtype
+
+    @property
+    def casts_gathered(self) -> bool:
+        """Whether FSDP2 gathers fp32 shards in 16 bits, as its mixed-precision policy does."""
+        return self.engine is Engine.FSDP2 and self.precision.is_mixed
+
+    @property
+    def gathered_dtype(self) -> str:
+        """The dtype of FSDP2's gathered weights and of their gradients, as torch names it."""
+        return self.precision.weight_dtype
+
+    @property
+    def reduction_dtype(self) -> str:
+        """The dtype that FSDP2 reduces gradients in, as torch names it."""
+        if self.reduce_dtype is not None:
+            return self.reduce_dtype.value
+        return ReduceDtype.FLOAT32.value if self.casts_gathered else self.gathered_dtype
+
+    @property
+    def shards(self) -> int:
+        """Number of GPUs that each weight is sharded over; 1 for engines that do not shard it."""
+        return self.gpus // self.replicate if self.engine is Engine.FSDP2 else 1
 
     @property
     def summary(self) -> str:

@@ -45,6 +45,7 @@ class StepOutcome:
         host_bytes: main memory that the step holds if it offloads to main memory, else None.
         ranks: outcomes by rank if several trained together; this outcome is then that of the rank with the
             highest peak.
+        second_step_peak_bytes: of the second step under ddp, which builds its buckets anew there; else None.
     """
 
     backend: Backend
@@ -63,3 +64,5 @@ class StepOutcome:
     notes: tuple[str, ...] = ()
     host_bytes: int | None = None
     ranks: Mapping[int, "StepOutcome"] = field(default_factory=dict)
+    second_step_peak_bytes: int | None = None
+    second_step_reserved_bytes: int | None = None

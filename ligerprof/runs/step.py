@@ -84,6 +84,7 @@ class StepReport:
             "step",
             select(self, "outcome.backend", "outcome.gpu", "outcome.peak_bytes", "peak.peak_phase"),
             select(outcome, "reserved_bytes", "first_step_peak_bytes", "first_step_reserved_bytes"),
+            select(outcome, "second_step_peak_bytes", "second_step_reserved_bytes"),
             {"phases": _per_phase(outcome.phases), "after_phase": _per_phase(outcome.after_phase)},
             select(self, "peak.roles", "step_seconds", "step_seconds_all=outcome.step_seconds", "tokens_per_second"),
             {

@@ -91,6 +91,19 @@ def test_a_recipe_of_ours_reads_back(model: str, tmp_path: Path) -> None:
             zero=2,
             deepspeed_config={"zero_optimization": {"reduce_bucket_size": 1000}},
         ),
+        TrainingRecipe(model=model, seq=64, engine="ddp", gpus=2, grad_accum=2, grad_sync="every"),
+        TrainingRecipe(model=model, seq=64, engine="fsdp2", gpus=2, precision="amp", reshard=False),
+        TrainingRecipe(
+            model=model,
+            seq=64,
+            engine="fsdp2",
+            gpus=4,
+            precision="mixed",
+            replicate=2,
+            wrap="accelerate",
+            reduce_dtype="bfloat16",
+            offload="all",
+        ),
     ]
     for number, recipe in enumerate(recipes):
         path = tmp_path / f"{number}.json"

@@ -27,9 +27,28 @@ def test_recipe_survives_json(model: str) -> None:
         ({"clip": -1.0}, "clip"),
         ({"zero": 4}, "zero is 4"),
         ({"zero": 3}, "needs --engine deepspeed"),
-        ({"gpus": 2}, "needs --engine deepspeed"),
-        ({"offload": "all"}, "needs --engine deepspeed"),
-        ({"precision": "mixed"}, "DeepSpeed"),
+        ({"gpus": 2}, "needs --engine ddp, --engine fsdp2 or --engine deepspeed"),
+        ({"offload": "all"}, "needs --engine deepspeed, or --engine fsdp2 for --offload all"),
+        ({"offload": "all", "engine": "ddp"}, "needs --engine deepspeed, or --engine fsdp2"),
+        ({"precision": "mixed"}, "needs --engine deepspeed or --engine fsdp2"),
+        ({"precision": "mixed", "engine": "ddp", "gpus": 2}, "needs --engine deepspeed or --engine fsdp2"),
+        ({"precision": "mixed-fp16", "engine": "fsdp2"}, "does not scale the loss"),
+        ({"precision": "amp-fp16", "engine": "fsdp2"}, "does not scale the loss"),
+        ({"engine": "fsdp2", "offload": "optimizer"}, "Choose --offload all"),
+        ({"engine": "fsdp2", "optimizer": "muon"}, "muon is not supported on FSDP2's shards"),
+        (
+            {"engine": "fsdp2", "optimizer": "deepspeed-cpu-adam", "offload": "all"},
+            "needs --engine deepspeed and an offloaded",
+        ),
+        ({"engine": "fsdp2", "qlora": 8}, "--qlora is not supported with --engine fsdp2"),
+        ({"engine": "fsdp2", "lora": 8, "precision": "bf16"}, "weights of one dtype"),
+        ({"engine": "fsdp2", "gpus": 6, "replicate": 4}, "not a multiple"),
+        ({"replicate": 0}, "replicate"),
+        ({"reshard": False}, "--no-reshard needs --engine fsdp2"),
+        ({"wrap": "accelerate", "engine": "ddp"}, "--wrap accelerate needs --engine fsdp2"),
+        ({"reduce_dtype": "bfloat16"}, "--reduce-dtype bfloat16 needs --engine fsdp2"),
+        ({"reduce_dtype": "float16", "engine": "fsdp2"}, "unknown reduce dtype"),
+        ({"grad_sync": "every"}, "--grad-sync every needs --engine ddp or --engine fsdp2"),
         ({"engine": "deepspeed"}, "mixed"),
         ({"engine": "deepspeed", "precision": "mixed", "offload": "all", "zero": 2}, "--zero 3"),
         ({"engine": "deepspeed", "precision": "mixed", "offload": "optimizer"}, "--zero 1, 2 or 3"),
@@ -93,6 +112,39 @@ def test_default_optimizer_follows_the_offload() -> None:
 )
 def test_kernel_sets(liger: str, model: str, kernels: tuple[str, ...]) -> None:
     assert TrainingRecipe(model=model, liger=liger, seq=512).kernels == kernels
+
+
+def test_fsdp2_keeps_its_shards_in_fp32_under_mixed() -> None:
+    dtypes = {
+        (precision, reduced): (recipe.weight_dtype, recipe.gathered_dtype, recipe.compute_dtype, recipe.reduction_dtype)
+        for precision, reduced in (("mixed", None), ("mixed", "bfloat16"), ("amp", None), ("bf16", None))
+        for recipe in (TrainingRecipe(engine="fsdp2", gpus=2, precision=precision, reduce_dtype=reduced),)
+    }
+    assert dtypes == {
+        ("mixed", None): ("float32", "bfloat16", "bfloat16", "float32"),
+        ("mixed", "bfloat16"): ("float32", "bfloat16", "bfloat16", "bfloat16"),
+        ("amp", None): ("float32", "float32", "bfloat16", "float32"),
+        ("bf16", None): ("bfloat16", "bfloat16", "bfloat16", "bfloat16"),
+    }
+
+
+def test_ddp_warms_up_twice() -> None:
+    warmups = [TrainingRecipe(engine=engine, warmup=warmup).warmup for engine in ("torch", "ddp") for warmup in (1, 3)]
+    assert warmups == [1, 3, 2, 3]
+
+
+def test_a_weight_is_sharded_over_the_gpus_of_one_copy() -> None:
+    assert TrainingRecipe(engine="fsdp2", gpus=8, replicate=2).shards == 4
+    assert TrainingRecipe(engine="ddp", gpus=8).shards == 1
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_engines_that_are_not_built_are_named(engine: str) -> None:
+    recipe = TrainingRecipe(engine=engine, gpus=2)
+    with pytest.raises(UnsupportedError, match=f"simulator does not cover --engine {engine}"):
+        require_supported(recipe, command="step", simulated=True)
+    with pytest.raises(UnsupportedError, match=f"--engine {engine} is not measured yet"):
+        require_supported(recipe, command="step")
 
 
 def test_precisions_say_their_dtypes() -> None:

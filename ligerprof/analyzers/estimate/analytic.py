@@ -15,7 +15,7 @@ from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernel
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StepPeaks, step_peaks
 from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
-from ligerprof.errors import LigerprofError, UnknownModelError
+from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer
@@ -92,6 +92,8 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."
         )
+    if recipe.engine in (Engine.DDP, Engine.FSDP2):
+        raise UnsupportedError(f"estimate: --engine {recipe.engine} is not estimated yet.")
 
 
 def _terms(recipe: TrainingRecipe, logits_bytes: int) -> Iterator[Term]:

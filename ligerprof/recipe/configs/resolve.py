@@ -9,6 +9,7 @@ from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import Attention, Engine, Offload
 from ligerprof.recipe.configs.deepspeed import HIDDEN_SIZE_KEYS
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
+from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Found, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.recipe.training_options import ALL_LINEAR
@@ -27,6 +28,8 @@ _DIRECT = (
     *(S.COMPILE, S.ACTIVATION_OFFLOAD, S.DORA, S.MODULES_TO_SAVE),
 )
 _DDP, _FSDP = "ddp", "fsdp2"
+# engines that a recipe has and that are not taken from other frameworks' files yet
+ENGINES_NOT_READ = (_DDP, _FSDP)
 _ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA)
 # the setting's option on the command line, where it has another name
 _OPTIONS: Mapping[Setting, str] = {
@@ -54,6 +57,7 @@ class Resolver:
         self._given = given
         self._options: dict[str, Any] = {}
         self._settings = _defaults(readings)
+        self._is_own = any(reading.framework == OWN for reading in readings)
         self._lacking = [found for reading in readings for found in reading.lacking]
         for reading in readings:
             self._settings.update(reading.settings)
@@ -162,7 +166,8 @@ class Resolver:
             word = "torch"
         if word == "torch" and gpus > 1:
             word = str(self._value(S.SEVERAL) or _DDP)
-        if word not in RECIPE_OPTIONS["engine"].choices:
+        chosen_here = "engine" in self._given or self._is_own
+        if word not in RECIPE_OPTIONS["engine"].choices or (word in ENGINES_NOT_READ and not chosen_here):
             several = f" on {gpus} GPUs" if gpus > 1 else ""
             what = {"fsdp1": "FSDP version 1", "fsdp2": "FSDP version 2", "ddp": "DistributedDataParallel"}.get(
                 word, word
@@ -180,8 +185,8 @@ class Resolver:
             config = _filled(self._value(S.DEEPSPEED) or {}, spec)
             return {**offload, **own, "deepspeed_config": config or None}
         if engine == _FSDP:
-            known = (name for name in (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE) if name.value in RECIPE_OPTIONS)
-            return {**offload, **{name.value: self._value(name) for name in known}}
+            own = {name.value: self._value(name) for name in (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE)}
+            return {**offload, **own}
         return {}
 
     def _precision(self, engine: str, spec: ModelSpec) -> dict[str, Any]:
@@ -200,7 +205,9 @@ class Resolver:
         weights = self._value(S.WEIGHTS) or "float32"
         if weights == "checkpoint":
             weights = self._checkpoint_dtype(spec)
-        if engine == _FSDP and weights == "float32" and autocast in MIXED_PRECISIONS:
+        # a recipe of ours names no weights if it is mixed
+        is_amp = self._is_own and S.WEIGHTS in self._settings and self._value(S.WEIGHTS) is not None
+        if engine == _FSDP and weights == "float32" and autocast in MIXED_PRECISIONS and not is_amp:
             return {"precision": MIXED_PRECISIONS[autocast]}
         word = PRECISIONS.get((weights, autocast))
         if word not in RECIPE_OPTIONS["precision"].choices:
