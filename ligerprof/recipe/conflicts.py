@@ -22,7 +22,6 @@ _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
 _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
 _SIMULATED = frozenset({Engine.TORCH})
-_MEASURED = frozenset({Engine.TORCH, Engine.DEEPSPEED})
 # optimizers that work element by element, and so on shards as on whole weights
 _ON_SHARDS = frozenset({Optimizer.ADAMW_FUSED, Optimizer.ADAMW_FOREACH, Optimizer.ADAMW, Optimizer.SGD, Optimizer.NONE})
 
@@ -177,8 +176,6 @@ def require_supported(options: TrainingOptions, *, command: str, simulated: bool
     engine = typed("engine", options.engine)
     if simulated and options.engine not in _SIMULATED:
         raise UnsupportedError(f"{command}: the simulator does not cover {engine}. Use `ligerprof estimate`, or a GPU.")
-    if not simulated and options.engine not in _MEASURED:
-        raise UnsupportedError(f"{command}: {engine} is not measured yet. Use --device simulated.")
     if simulated and options.gpu_spec.vendor is not Vendor.NVIDIA:
         raise UnsupportedError(
             f"{command}: {typed('gpu', options.gpu)} cannot be simulated yet; ROCm selects other kernels. Use"

@@ -215,8 +215,9 @@ def _median_seconds(outcome: StepOutcome) -> float | None:
 def _rank_json(rank: int, outcome: StepOutcome) -> dict[str, Any]:
     return {
         "rank": rank,
-        **select(outcome, "gpu", "peak_bytes", "reserved_bytes"),
+        **select(outcome, "gpu", "peak_bytes", "reserved_bytes", "first_step_peak_bytes", "second_step_peak_bytes"),
         "phases": _per_phase(outcome.phases),
         "host_bytes": outcome.host_bytes,
         "step_seconds": _median_seconds(outcome),
+        "oom": to_json(outcome.oom),
     }

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError
+from ligerprof.kernels.device import is_simulated
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Attention, Loss, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
@@ -45,6 +46,10 @@ class Training(ABC):
     """A model under an engine: the calls of a training step."""
 
     recipe: TrainingRecipe
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Prepare for the next micro-batch; `is_last`: the optimizer steps after it."""
+        del is_last
 
     @abstractmethod
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
@@ -130,19 +135,24 @@ def torch_trainer(
 
 def make_trainer(recipe: TrainingRecipe, model: nn.Module, device_type: str) -> Trainer:
     """A trainer of a built model, with its optimizer and loss scaler."""
-    scaler = torch.amp.GradScaler(device_type) if recipe.autocast == "float16" else None
-    optimizer = make_optimizer(recipe, model)
+    scaler, optimizer = make_scaler(recipe, device_type), make_optimizer(recipe, model)
     return Trainer(recipe=recipe, model=model, optimizer=optimizer, scaler=scaler, device_type=device_type)
 
 
+def make_scaler(recipe: TrainingRecipe, device_type: str) -> torch.amp.GradScaler | None:
+    """The loss scaler of amp-fp16, else None."""
+    return torch.amp.GradScaler(device_type) if recipe.autocast == "float16" else None
+
+
 @contextmanager
-def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Module]:
+def built_model(recipe: TrainingRecipe, device: torch.device, *, on_meta: bool = False) -> Iterator[nn.Module]:
     """The transformers model of a recipe in training mode, with its kernels and adapters.
 
     Kernels also patch modules of transformers; these patches are removed at exit.
 
     Args:
         device: a CUDA device, or the CPU under the simulator.
+        on_meta: create the weights on the meta device, without memory; the caller allocates them on `device`.
 
     Raises:
         KernelUnavailableError: a kernel cannot run on the device.
@@ -150,18 +160,27 @@ def built_model(recipe: TrainingRecipe, device: torch.device) -> Iterator[nn.Mod
         RecipeError: the architecture does not support the recipe's attention.
         UnknownModelError: transformers does not have the causal language model.
     """
-    config, model_class = find_architecture(recipe.spec)
-    _require_attention(model_class, recipe)
-    settings = {"dtype": getattr(torch, recipe.weight_dtype), "attn_implementation": recipe.attention.value}
-    if recipe.spec.weights_path is not None and device.type != "cpu":
-        model = model_class.from_pretrained(recipe.spec.weights_path, config=config, **settings).to(device)
-    else:
-        with device, linears_on_meta() if recipe.qlora is not None else nullcontext():
-            model = model_class._from_config(config, **settings)
+    model = load_model(recipe, torch.device("meta") if on_meta else device)
     if recipe.qlora is not None:
         quantize_linears(model, recipe, device)
     with _kernels_in(model, recipe, "cuda" if device.type == "cuda" else "simulated"):
         yield _prepared(model, recipe)
+
+
+def load_model(recipe: TrainingRecipe, device: torch.device) -> Any:
+    """The plain transformers model: random weights, or those of the recipe's folder if the device holds values.
+
+    Raises:
+        RecipeError: the architecture does not support the recipe's attention.
+        UnknownModelError: transformers does not have the causal language model.
+    """
+    config, model_class = find_architecture(recipe.spec)
+    _require_attention(model_class, recipe)
+    settings = {"dtype": getattr(torch, recipe.weight_dtype), "attn_implementation": recipe.attention.value}
+    if recipe.spec.weights_path is not None and device.type != "meta" and not is_simulated():
+        return model_class.from_pretrained(recipe.spec.weights_path, config=config, **settings).to(device)
+    with device, linears_on_meta() if recipe.qlora is not None else nullcontext():
+        return model_class._from_config(config, **settings)
 
 
 def _require_attention(model_class: Any, recipe: TrainingRecipe) -> None:
@@ -284,7 +303,9 @@ def _packed_batch(ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
 
 def train_step(trainer: Training, batch: dict[str, Tensor], observer: PhaseObserver) -> Tensor:
     """Train on each micro-batch, step the optimizer and drop the gradients; returns the last loss, detached."""
-    for _ in range(trainer.recipe.grad_accum):
+    micro_batches = trainer.recipe.grad_accum
+    for number in range(1, micro_batches + 1):
+        trainer.begin_micro_batch(is_last=number == micro_batches)
         with observer.phase(Phase.FORWARD):
             loss = trainer.forward(batch)
             observer.loss_made(loss)

@@ -119,9 +119,19 @@ def _restore_class(reference: "weakref.ref[nn.Module]", ours: type[nn.Module], b
     module = reference()
     if module is None:
         return
-    if type(module) is not ours:
+    module.__class__ = _without(type(module), ours, before)
+
+
+def _without(current: type[nn.Module], ours: type[nn.Module], before: type[nn.Module]) -> type[nn.Module]:
+    """A module's class with `before` in place of ours; the class that fully_shard mixed in stays."""
+    if current is ours:
+        return before
+    sharded = any(base.__module__.startswith("torch.distributed.fsdp") for base in current.__bases__)
+    if not sharded or ours not in current.__bases__:
         raise KernelInputError(
-            f"a {before.__name__} was changed to {type(module).__name__} after the kernels were put in."
+            f"a {before.__name__} was changed to {current.__name__} after the kernels were put in."
             " Undo that change first."
         )
-    module.__class__ = before
+    bases = tuple(before if base is ours else base for base in current.__bases__)
+    own = {name: value for name, value in vars(current).items() if name not in ("__dict__", "__weakref__")}
+    return type(current.__name__, bases, own)

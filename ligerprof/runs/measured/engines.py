@@ -5,9 +5,12 @@ from tempfile import TemporaryDirectory
 
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.measured.deepspeed import deepspeed_trainer, require_deepspeed
 from ligerprof.runs.measured.ranks.measure import measure_on_ranks
 from ligerprof.runs.measured.step import Build, measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
+from ligerprof.runs.parallel.ddp import ddp_trainer
+from ligerprof.runs.parallel.fsdp2 import fsdp2_trainer
 
 
 def measure_with_engine(
@@ -38,8 +41,10 @@ def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
         )
 
 
-def _build_of(_engine: Engine) -> Build:
-    from ligerprof.runs.measured.deepspeed import deepspeed_trainer, require_deepspeed
-
+def _build_of(engine: Engine) -> Build:
+    if engine is Engine.DDP:
+        return ddp_trainer
+    if engine is Engine.FSDP2:
+        return fsdp2_trainer
     require_deepspeed()
     return deepspeed_trainer

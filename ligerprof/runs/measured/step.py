@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError
-from ligerprof.recipe.categories import Offload
+from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend, Phase
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
@@ -225,6 +225,8 @@ class _Session:
 
     def _outcome(self, counters: _Counters, *, peak_bytes: int, reserved_bytes: int) -> StepOutcome:
         first = self._recorded[0] if self._recorded else counters
+        # DDP builds its buckets anew in the second step
+        second = self._recorded[1] if self._recipe.engine is Engine.DDP and len(self._recorded) > 1 else None
         return StepOutcome(
             backend=Backend.MEASURED,
             gpu=torch.cuda.get_device_name(self._device),
@@ -232,6 +234,8 @@ class _Session:
             reserved_bytes=reserved_bytes,
             first_step_peak_bytes=first.peak_bytes,
             first_step_reserved_bytes=first.reserved_bytes,
+            second_step_peak_bytes=None if second is None else second.peak_bytes,
+            second_step_reserved_bytes=None if second is None else second.reserved_bytes,
             phases=counters.peaks,
             after_phase=counters.ends,
             profiled_step=counters.step,

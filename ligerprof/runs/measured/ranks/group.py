@@ -40,17 +40,24 @@ def rank_from_environment(environment: Mapping[str, str] | None = None) -> Rank 
 
 
 def merge_ranks(outcomes: Mapping[int, StepOutcome]) -> StepOutcome:
-    """The outcome of the worst rank, with those of all ranks in `ranks`.
+    """The outcome of the worst rank, with those of all ranks in `ranks`, the worst first.
 
     The worst rank is one that ran out of memory, else the one with the highest peak. The slowest rank gives the
     time of each step.
     """
-    worst = max(outcomes, key=lambda rank: (outcomes[rank].oom is not None, outcomes[rank].peak_bytes, -rank))
+    worst_first = sorted(outcomes, key=lambda rank: (outcomes[rank].oom is None, -outcomes[rank].peak_bytes, rank))
+    worst = worst_first[0]
     timings = [outcome.step_seconds for outcome in outcomes.values() if outcome.step_seconds]
     notes = dict.fromkeys(note for outcome in outcomes.values() for note in outcome.notes)
     return dataclasses.replace(
         outcomes[worst],
         step_seconds=tuple(max(seconds) for seconds in zip(*timings, strict=False)),
-        notes=(f"the peak, the roles and the phases are rank {worst}'s, the highest of {len(outcomes)}", *notes),
-        ranks=dict(outcomes),
+        notes=(_worst_note(worst, outcomes), *notes),
+        ranks={rank: outcomes[rank] for rank in worst_first},
     )
+
+
+def _worst_note(worst: int, outcomes: Mapping[int, StepOutcome]) -> str:
+    if outcomes[worst].oom is not None:
+        return f"rank {worst} ran out of memory; the peak, the roles and the phases are its own"
+    return f"the peak, the roles and the phases are rank {worst}'s, the highest of {len(outcomes)}"

@@ -64,6 +64,9 @@ def test_the_worst_rank_is_the_headline(ranks: list[tuple[int, bool]]) -> None:
     assert merged.peak_bytes == max(each.peak_bytes for each in candidates)
     assert (merged.oom is not None) == any(ran_out for _, ran_out in ranks)
     assert merged.ranks == outcomes
+    order = [(each.oom is None, -each.peak_bytes) for each in merged.ranks.values()]
+    assert order == sorted(order)
+    assert merged.peak_bytes == next(iter(merged.ranks.values())).peak_bytes
 
 
 def test_the_headlines_snapshot_is_the_worst_ranks() -> None:

@@ -1,0 +1,161 @@
+"""Train a recipe's model under FSDP2: fully_shard on a model without memory, then each rank's weights."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ligerprof.kernels.device import is_simulated
+from ligerprof.recipe.categories import GradSync, Offload
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.parallel.groups import module_groups
+from ligerprof.runs.parallel.process_group import join_process_group
+from ligerprof.runs.training import Trainer, built_model, load_model, make_optimizer
+
+_REPLICATE, _SHARD = "replicate", "shard"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardedTrainer(Trainer):
+    """Training under FSDP2."""
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Reduce gradients in this micro-batch, or keep them unsharded until a later one."""
+        model: Any = self.model
+        model.set_requires_gradient_sync(is_last or self.recipe.grad_sync is GradSync.EVERY)
+
+
+@contextmanager
+def fsdp2_trainer(
+    recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
+) -> Iterator[ShardedTrainer]:
+    """Build a sharded model and its optimizer, as the rank that the environment variables give.
+
+    Args:
+        device: this rank's GPU; the CPU trains over gloo.
+        see_model: called with the model before FSDP2 hooks it.
+
+    Raises:
+        LigerprofError: as `built_model`.
+    """
+    join_process_group(recipe, device)
+    with built_model(recipe, device, on_meta=True) as model:
+        see_model(model)
+        shard(model, recipe, make_mesh(recipe, device.type))
+        fill_shards(model, recipe, device)
+        yield make_sharded_trainer(recipe, model, device.type)
+
+
+def make_sharded_trainer(recipe: TrainingRecipe, model: nn.Module, device_type: str) -> ShardedTrainer:
+    """A trainer of a sharded model, with its optimizer over the shards."""
+    optimizer = make_optimizer(recipe, model)
+    return ShardedTrainer(recipe=recipe, model=model, optimizer=optimizer, scaler=None, device_type=device_type)
+
+
+def make_mesh(recipe: TrainingRecipe, device_type: str) -> DeviceMesh:
+    """The mesh over all ranks: the shards, or replicas times shards."""
+    if recipe.replicate == 1:
+        return init_device_mesh(device_type, (recipe.shards,), mesh_dim_names=(_SHARD,))
+    return init_device_mesh(device_type, (recipe.replicate, recipe.shards), mesh_dim_names=(_REPLICATE, _SHARD))
+
+
+def shard(model: nn.Module, recipe: TrainingRecipe, mesh: DeviceMesh) -> None:
+    """Apply fully_shard to the recipe's groups."""
+    from torch.distributed.fsdp import fully_shard
+
+    options = fully_shard_options(recipe, mesh.device_type)
+    for group in module_groups(model, recipe):
+        fully_shard(list(group.modules), mesh=mesh, reshard_after_forward=group.reshard, **options)
+
+
+def fully_shard_options(recipe: TrainingRecipe, device_type: str) -> Mapping[str, Any]:
+    """The policies that every group gets; page-locked memory needs a GPU."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+    dtypes = {}
+    if recipe.gathered_dtype != recipe.weight_dtype:
+        dtypes["param_dtype"] = getattr(torch, recipe.gathered_dtype)
+    if recipe.reduction_dtype != recipe.gathered_dtype:
+        dtypes["reduce_dtype"] = getattr(torch, recipe.reduction_dtype)
+    return {
+        "mp_policy": MixedPrecisionPolicy(**dtypes),
+        "offload_policy": CPUOffloadPolicy(pin_memory=device_type == "cuda")
+        if recipe.offload is Offload.ALL
+        else OffloadPolicy(),
+    }
+
+
+def fill_shards(model: Any, recipe: TrainingRecipe, device: torch.device) -> None:
+    """Allocate this rank's shards of a model on the meta device, and load or initialize them.
+
+    Random weights differ from those of an unsharded model: each rank draws its own shards.
+    """
+    offloads = recipe.offload is not Offload.NONE
+    model.to_empty(device="cpu" if offloads else device)
+    with _local_parameters(model), torch.no_grad():
+        _initialize(model)
+    if recipe.spec.weights_path is not None and not is_simulated():
+        _load(model, recipe)
+    if offloads:
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(device))
+
+
+@contextmanager
+def _local_parameters(model: nn.Module) -> Iterator[None]:
+    """Put this rank's shards in place of the distributed parameters, so that no operation communicates."""
+    kept: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+    local: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            kept.append((module._parameters, name, parameter))
+            local.setdefault(parameter, nn.Parameter(_local(parameter), requires_grad=False))
+            module._parameters[name] = local[parameter]
+    try:
+        yield
+    finally:
+        for parameters, name, parameter in kept:
+            parameters[name] = parameter
+
+
+def _local(parameter: Any) -> Tensor:
+    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local.detach()
+
+
+def _initialize(model: Any) -> None:
+    """Initialize weights and buffers with the functions of transformers and peft."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for module in model.modules():
+        padding = getattr(module, "padding_idx", None)
+        if isinstance(module, nn.Embedding):
+            # its row may be in another rank's shard
+            module.padding_idx = None
+        inner._init_weights(module)
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = padding
+        for adapter in getattr(module, "lora_A", {}):
+            module.reset_lora_parameters(adapter, init_lora_weights=True)
+
+
+def _load(model: Any, recipe: TrainingRecipe) -> None:
+    """Copy this rank's parts of the weights in the recipe's folder into the shards."""
+    source = dict(load_model(recipe, torch.device("cpu")).named_parameters())
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    with torch.no_grad():
+        for name, parameter in inner.named_parameters():
+            # peft wraps the layers that it adapts
+            if (whole := source.get(name.replace(".base_layer", ""))) is not None:
+                _copy_part(parameter, whole)
+
+
+def _copy_part(parameter: Any, whole: Tensor) -> None:
+    mesh = parameter.device_mesh
+    parts, place = whole.chunk(mesh.size(mesh.ndim - 1)), mesh.get_local_rank(_SHARD)
+    if place < len(parts):
+        parameter.to_local().copy_(parts[place])
