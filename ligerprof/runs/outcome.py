@@ -29,6 +29,57 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OutsideMoment:
+    """Memory of the GPU at one moment.
+
+    Attributes:
+        moment: what has just ended: context, process_group, model, a phase of the first step, warm_up or step.
+        outside_bytes: in use by CUDA's count (cudaMemGetInfo), less `reserved_bytes`.
+        reserved_bytes: of torch's allocator.
+        process_bytes: of this process as nvidia-smi lists it; None if the driver does not say.
+    """
+
+    moment: str
+    outside_bytes: int
+    reserved_bytes: int
+    process_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutsideMemory:
+    """What a step needs of a GPU besides torch's allocator: context, kernels, NCCL and other processes.
+
+    Attributes:
+        other_processes_bytes: in use by NVML's count before this process had a context; None if not known.
+        driver_bytes: what the driver keeps, and CUDA does not count as memory of the GPU; None if not known.
+    """
+
+    moments: tuple[OutsideMoment, ...]
+    other_processes_bytes: int | None
+    driver_bytes: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `outside` of result.json: each moment with what has been added since the one before."""
+        outside = [each.outside_bytes for each in self.moments]
+        before = [self.other_processes_bytes or 0, *outside]
+        return {
+            "outside_bytes": outside[-1] if outside else None,
+            "other_processes_bytes": self.other_processes_bytes,
+            "driver_bytes": self.driver_bytes,
+            "moments": [
+                {
+                    "moment": each.moment,
+                    "outside_bytes": each.outside_bytes,
+                    "added_bytes": each.outside_bytes - earlier,
+                    "reserved_bytes": each.reserved_bytes,
+                    "process_bytes": each.process_bytes,
+                }
+                for each, earlier in zip(self.moments, before, strict=False)
+            ],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
     """One steady-state step (the second or a later one) and the first step.
 
@@ -45,6 +96,7 @@ class StepOutcome:
         host_bytes: main memory that the step holds if it offloads to main memory, else None.
         ranks: outcomes by rank if several trained together; this outcome is then that of the rank with the
             highest peak.
+        outside: memory outside torch's allocator; None if simulated.
         second_step_peak_bytes: of the second step under ddp, which builds its buckets anew there; else None.
     """
 
@@ -66,3 +118,4 @@ class StepOutcome:
     ranks: Mapping[int, "StepOutcome"] = field(default_factory=dict)
     second_step_peak_bytes: int | None = None
     second_step_reserved_bytes: int | None = None
+    outside: OutsideMemory | None = None

@@ -89,6 +89,7 @@ class StepReport:
             select(self, "peak.roles", "step_seconds", "step_seconds_all=outcome.step_seconds", "tokens_per_second"),
             {
                 "host_bytes": outcome.host_bytes,
+                "outside": to_json(outcome.outside),
                 "ranks": [_rank_json(rank, of_rank) for rank, of_rank in outcome.ranks.items()],
             },
             {"oom": self._oom_json(), "reached_phases": to_json(self.reached_phases)},
@@ -218,6 +219,7 @@ def _rank_json(rank: int, outcome: StepOutcome) -> dict[str, Any]:
         **select(outcome, "gpu", "peak_bytes", "reserved_bytes", "first_step_peak_bytes", "second_step_peak_bytes"),
         "phases": _per_phase(outcome.phases),
         "host_bytes": outcome.host_bytes,
+        "outside": to_json(outcome.outside),
         "step_seconds": _median_seconds(outcome),
         "oom": to_json(outcome.oom),
     }

@@ -7,10 +7,11 @@ from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.measured.deepspeed import deepspeed_trainer, require_deepspeed
 from ligerprof.runs.measured.ranks.measure import measure_on_ranks
-from ligerprof.runs.measured.step import Build, measure_step
+from ligerprof.runs.measured.step import Build, Join, measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
 from ligerprof.runs.parallel.ddp import ddp_trainer
 from ligerprof.runs.parallel.fsdp2 import fsdp2_trainer
+from ligerprof.runs.parallel.process_group import join_process_group
 
 
 def measure_with_engine(
@@ -28,8 +29,10 @@ def measure_with_engine(
     """
     if recipe.engine is Engine.TORCH:
         return measure_step(recipe, trace_directory=trace_directory, progress=progress)
-    build = _build_of(recipe.engine)
-    return measure_on_ranks(recipe, build=build, trace_directory=trace_directory, logs=logs, progress=progress)
+    build, join = _engine(recipe.engine)
+    return measure_on_ranks(
+        recipe, build=build, join=join, trace_directory=trace_directory, logs=logs, progress=progress
+    )
 
 
 def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
@@ -41,10 +44,11 @@ def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
         )
 
 
-def _build_of(engine: Engine) -> Build:
+def _engine(engine: Engine) -> tuple[Build, Join | None]:
+    """What builds the training, and what joins the ranks before; DeepSpeed joins them itself."""
     if engine is Engine.DDP:
-        return ddp_trainer
+        return ddp_trainer, join_process_group
     if engine is Engine.FSDP2:
-        return fsdp2_trainer
+        return fsdp2_trainer, join_process_group
     require_deepspeed()
-    return deepspeed_trainer
+    return deepspeed_trainer, None

@@ -15,6 +15,7 @@ from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend, Phase
+from ligerprof.runs.measured.outside import OutsideLedger
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.stamping import Stamper
@@ -24,17 +25,26 @@ from ligerprof.snapshots.saved import with_saved_tensors
 
 # builds the training under the recipe's engine; calls back with the model before anything wraps it
 Build = Callable[[TrainingRecipe, torch.device, Callable[[nn.Module], None]], AbstractContextManager[Training]]
+# joins the other ranks, before the model is built
+Join = Callable[[TrainingRecipe, torch.device], None]
 
 
 def measure_step(
-    recipe: TrainingRecipe, *, trace_directory: Path | None, progress: Progress, build: Build = torch_trainer
+    recipe: TrainingRecipe,
+    *,
+    trace_directory: Path | None,
+    progress: Progress,
+    build: Build = torch_trainer,
+    join: Join | None = None,
+    index: int = 0,
 ) -> StepOutcome:
-    """Train on the current CUDA device: recorded steps, then a counted step, timed steps and a traced step.
+    """Train on a CUDA device: recorded steps, then a counted step, timed steps and a traced step.
 
     The figures are those of the counted step, which runs without recorder and stamps.
 
     Args:
         trace_directory: the folder for the profiler's trace; None: no trace.
+        index: the device; it becomes the current one.
 
     Raises:
         MissingDependencyError: no CUDA device.
@@ -43,8 +53,9 @@ def measure_step(
     if not torch.cuda.is_available():
         raise MissingDependencyError("no CUDA device. Use --device simulated.")
     with ExitStack() as cleanup:
-        session = _Session(recipe, progress, cleanup)
+        session = _Session(recipe, progress, cleanup, index)
         try:
+            session.join(join)
             with session.recorded():
                 session.build(build)
                 session.run_recorded()
@@ -58,14 +69,25 @@ def measure_step(
 
 
 class _Counters:
-    """Peak and final bytes of each phase of one step, from torch's counters; a stamper stamps the step, too."""
+    """Peak and final bytes of each phase of one step, from torch's counters.
 
-    def __init__(self, step: int, base_bytes: int, stamper: Stamper | None = None) -> None:
+    Args:
+        stamper: stamps the step's events.
+        ended: called with the name of each phase that ended.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        base_bytes: int,
+        stamper: Stamper | None = None,
+        ended: Callable[[str], None] | None = None,
+    ) -> None:
         self.step, self.last_phase = step, Phase.BUILD
         self.peaks: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
         self.ends: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
         self.reserved_bytes = 0
-        self._base_bytes, self._stamper = base_bytes, stamper
+        self._base_bytes, self._stamper, self._ended = base_bytes, stamper, ended
 
     @property
     def peak_bytes(self) -> int:
@@ -85,6 +107,8 @@ class _Counters:
             self.peaks[phase] = max(self.peaks[phase], peak_bytes)
             self.ends[phase] = torch.cuda.memory_allocated() - self._base_bytes
             self.reserved_bytes = max(self.reserved_bytes, torch.cuda.max_memory_reserved())
+            if self._ended is not None:
+                self._ended(phase.value)
 
     def loss_made(self, loss: Tensor) -> None:
         if self._stamper is not None:
@@ -104,9 +128,12 @@ class _Unobserved:
 class _Session:
     """The state of one measurement."""
 
-    def __init__(self, recipe: TrainingRecipe, progress: Progress, cleanup: ExitStack) -> None:
+    def __init__(self, recipe: TrainingRecipe, progress: Progress, cleanup: ExitStack, index: int) -> None:
         self._recipe, self._progress, self._cleanup = recipe, progress, cleanup
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._device = torch.device("cuda", index)
+        self._outside = OutsideLedger(self._device)
+        torch.cuda.set_device(self._device)
+        self._outside.note("context")
         self._limit_bytes = _limit_memory(recipe, self._device)
         torch.cuda.empty_cache()
         self._base_bytes = torch.cuda.memory_allocated()
@@ -119,6 +146,13 @@ class _Session:
         self._seconds: list[float] = []
         self._host_base_bytes = _resident_bytes() if recipe.offload is not Offload.NONE else 0
         self._host_bytes: int | None = None
+
+    def join(self, join: Join | None) -> None:
+        """Join the other ranks, if there are any."""
+        if join is not None:
+            self._progress("joining the other ranks")
+            join(self._recipe, self._device)
+            self._outside.note("process_group")
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -144,6 +178,7 @@ class _Session:
         torch.manual_seed(0)
         self._trainer = self._cleanup.enter_context(build(self._recipe, self._device, self._see_model))
         self._batch = make_batch(self._recipe, self._device)
+        self._outside.note("model")
 
     def _see_model(self, model: nn.Module) -> None:
         if self._stamper is not None:
@@ -154,7 +189,10 @@ class _Session:
         last = self._recipe.warmup + 1
         for number in range(1, last + 1):
             self._progress(f"step {number} of {last}, recorded")
-            self._recorded.append(_Counters(number, self._base_bytes, self._stamper))
+            if number == last:
+                self._outside.note("warm_up")
+            ended = self._outside.note if number == 1 else None
+            self._recorded.append(_Counters(number, self._base_bytes, self._stamper, ended))
             train_step(self._trainer, self._batch, self._recorded[-1])
 
     def count(self) -> None:
@@ -162,6 +200,7 @@ class _Session:
         self._progress("counting a step without the recorder")
         self._counted = _Counters(self._recorded[-1].step, self._base_bytes)
         train_step(self._trainer, self._batch, self._counted)
+        self._outside.note("step")
         if self._recipe.offload is not Offload.NONE:
             self._host_bytes = _resident_bytes() - self._host_base_bytes
 
@@ -240,6 +279,7 @@ class _Session:
             after_phase=counters.ends,
             profiled_step=counters.step,
             snapshot=self._snapshot,
+            outside=self._outside.result(),
             versions={**package_versions(), "cuda": str(torch.version.cuda)},
         )
 

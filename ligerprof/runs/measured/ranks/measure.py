@@ -13,17 +13,24 @@ from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.measured.ranks.group import Rank, merge_ranks, rank_from_environment
 from ligerprof.runs.measured.ranks.launch import Work, free_port, local_environment, run_ranks
-from ligerprof.runs.measured.step import Build, measure_step
+from ligerprof.runs.measured.step import Build, Join, measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
 
 
 def measure_on_ranks(
-    recipe: TrainingRecipe, *, build: Build, trace_directory: Path | None, logs: Path, progress: Progress
+    recipe: TrainingRecipe,
+    *,
+    build: Build,
+    join: Join | None = None,
+    trace_directory: Path | None,
+    logs: Path,
+    progress: Progress,
 ) -> StepOutcome:
     """Train on all GPUs of the recipe as `measure_step` does on one.
 
     Args:
         build: builds the training under the recipe's engine; a function that a new process can import.
+        join: joins the ranks before; None: `build` does.
         logs: a folder for the output of the ranks that this process starts.
 
     Raises:
@@ -31,7 +38,7 @@ def measure_on_ranks(
         RecipeError: the launcher's group does not have the recipe's number of GPUs.
         LigerprofError: a rank failed.
     """
-    measure = partial(_measure_here, recipe, build, trace_directory)
+    measure = partial(_measure_here, recipe, build, join, trace_directory)
     if (rank := rank_from_environment()) is not None:
         return _measure_as(rank, recipe, measure, progress)
     _require_devices(recipe.gpus)
@@ -42,16 +49,20 @@ def measure_on_ranks(
 
 
 def _measure_here(
-    recipe: TrainingRecipe, build: Build, trace_directory: Path | None, progress: Progress
+    recipe: TrainingRecipe, build: Build, join: Join | None, trace_directory: Path | None, progress: Progress
 ) -> StepOutcome:
     """Measure in this process, on the GPU of its LOCAL_RANK."""
-    import torch
-
     local = int(os.environ.get("LOCAL_RANK", "0"))
     _require_devices(local + 1)
-    torch.cuda.set_device(local)
     with _stdout_to_stderr():
-        return measure_step(recipe, trace_directory=trace_directory, progress=progress, build=build)
+        return measure_step(
+            recipe,
+            trace_directory=trace_directory,
+            progress=progress,
+            build=build,
+            join=join,
+            index=local,
+        )
 
 
 def _require_devices(count: int) -> None:
