@@ -29,7 +29,7 @@ def measure_with_engine(
     """
     if recipe.engine is Engine.TORCH:
         return measure_step(recipe, trace_directory=trace_directory, progress=progress)
-    build, join = _engine(recipe.engine)
+    build, join = engine_of(recipe.engine)
     return measure_on_ranks(
         recipe, build=build, join=join, trace_directory=trace_directory, logs=logs, progress=progress
     )
@@ -44,7 +44,7 @@ def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
         )
 
 
-def _engine(engine: Engine) -> tuple[Build, Join | None]:
+def engine_of(engine: Engine) -> tuple[Build, Join | None]:
     """What builds the training, and what joins the ranks before; DeepSpeed joins them itself."""
     if engine is Engine.DDP:
         return ddp_trainer, join_process_group
