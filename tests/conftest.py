@@ -9,6 +9,9 @@ from contextlib import nullcontext
 # before torch reads it: two workers on two cores run no faster with two threads each, and take more of both
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# reports that are not on a terminal are as wide as it says
+os.environ.pop("COLUMNS", None)
+
 import pytest
 import torch
 from hypothesis import settings

@@ -13,8 +13,12 @@ from ligerprof.text import printable
 class PlainConsole(Console):
     """Prints every string and every `Text` escaped, wherever it is in a table or a group."""
 
-    def __init__(self, *, file: IO[str], width: int | None = None) -> None:
-        super().__init__(file=file, width=width, highlight=False, soft_wrap=False, markup=False, emoji=False)
+    def __init__(self, *, file: IO[str], width: int | None = None, **options: Any) -> None:
+        super().__init__(file=file, width=width, highlight=False, soft_wrap=False, markup=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; a table that needs more than the width is not cropped."""
+        super().print(*objects, **{"crop": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Turn a string into a `Text`."""

@@ -22,11 +22,11 @@ def listing_table(
         folded: headings of columns whose cells may wrap.
         rows: cells to print verbatim, not as rich markup; an empty row is a rule.
     """
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    from ligerprof.reports.whole_table import WholeTable
+
+    table = WholeTable()
     for heading in headings:
         # a Text is printed verbatim; names of models and plug-ins may look like rich markup
         text = Text(heading, justify="right" if heading in right else "left")

@@ -1,5 +1,6 @@
 """Terminal tables of roles and phases, shared by the commands."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,14 +42,14 @@ class FiguresColumn:
 
 
 def console(file: IO[str] | None = None) -> "Console":
-    """The console for results, on stdout by default; 100 columns wide if that is not a terminal.
+    """The console for results, on stdout by default; COLUMNS wide, or 100, if that is not a terminal.
 
     It prints text literally: it ignores markup in brackets and escapes control characters.
     """
     from ligerprof.reports.console import PlainConsole
 
     target = file if file is not None else sys.stdout
-    width = None if target.isatty() else PLAIN_WIDTH
+    width = None if target.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
     return PlainConsole(file=target, width=width)
 
 
@@ -87,10 +88,9 @@ def groups_table(
     who: str | None = None,
 ) -> "Table":
     """An empty table of block groups: a heading, figures, and optionally a column of call sites."""
-    from rich import box
-    from rich.table import Table
+    from ligerprof.reports.whole_table import WholeTable
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = WholeTable()
     table.add_column(heading, no_wrap=True, min_width=heading_width)
     for figure in figures:
         table.add_column(figure, justify="right", no_wrap=True, min_width=figure_width)
@@ -137,15 +137,14 @@ def _figures_table(
     distance: str,
 ) -> "Table":
     """Lay out rows of bytes; the last row is the total, below a rule."""
-    from rich import box
-    from rich.table import Table
+    from ligerprof.reports.whole_table import WholeTable
 
     against = None if len(columns) == 1 else reference or 0
     differing = [
         against is not None and index != against and column.comparable and columns[against].comparable
         for index, column in enumerate(columns)
     ]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = WholeTable()
     table.add_column(heading, no_wrap=True)
     for column, differs in zip(columns, differing, strict=True):
         table.add_column(f"{column.title}, MiB", justify="right", overflow="fold")

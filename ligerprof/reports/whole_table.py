@@ -1,0 +1,109 @@
+"""A table that never cuts a value: where it is wider than the console, its rows are printed as blocks of lines."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+# a cell that may wrap gets at least its longest word, up to this many columns
+_LONGEST_WORD = 28
+_LEAST_CELL_WIDTH = 12
+_INDENT = 2
+_UNBOUNDED = 10**6
+
+
+class WholeTable(Table):
+    """A table without vertical lines.
+
+    Columns without `no_wrap` may wrap between words. If the console is too narrow for the other columns and for the
+    words of these, each row becomes a block: its first cell, then a line with its heading for every other cell.
+    Output to a file or pipe is as wide as the table needs, unless COLUMNS is set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(box=box.SIMPLE_HEAD, pad_edge=False)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the rows, or their blocks."""
+        if not self.columns:
+            return
+        for column in self.columns:
+            column.width = None
+        needed, wanted = self._widths(console, options.update(max_width=_UNBOUNDED, width=_UNBOUNDED))
+        least = sum(needed) + self._extra_width
+        free = options.max_width - least
+        if free < 0 and not console.is_terminal and "COLUMNS" not in os.environ:
+            options, free = options.update(max_width=least, width=least), 0
+        if free < 0 and any(column.min_width for column in self.columns):
+            # widths that only align several tables
+            for column in self.columns:
+                column.min_width = None
+            yield self
+            return
+        if free < 0:
+            yield from self._blocks(console, options)
+            return
+        for index, width in enumerate(_shared_out(needed, wanted, free)):
+            self.columns[index].width = width - self._get_padding_width(index)
+        yield from super().__rich_console__(console, options)
+
+    def _widths(self, console: Console, options: ConsoleOptions) -> tuple[list[int], list[int]]:
+        """The least and the largest width of each column, with its padding."""
+        found = [self._measure_column(console, options, column) for column in self.columns]
+        pairs = zip(self.columns, found, strict=True)
+        needed = [each.maximum if column.no_wrap else min(each.minimum, _LONGEST_WORD) for column, each in pairs]
+        return needed, [each.maximum for each in found]
+
+    def _blocks(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        headings = [_text(console, column.header) for column in self.columns[1:]]
+        rows = zip(*(column.cells for column in self.columns), strict=True)
+        width = max((heading.cell_len for heading in headings), default=0)
+        room = options.max_width - _INDENT - width - _INDENT
+        yield Text()
+        for first, *cells in rows:
+            yield from _folded(_text(console, first), 0)
+            for heading, cell in zip(headings, cells, strict=True):
+                text = _text(console, cell)
+                if not text.plain.strip():
+                    continue
+                if not heading.plain.strip():
+                    yield from _folded(text, _INDENT)
+                elif room >= _LEAST_CELL_WIDTH and room >= max(map(len, text.plain.split())):
+                    grid = Table.grid(padding=(0, _INDENT, 0, 0))
+                    grid.add_column(width=width, no_wrap=True)
+                    grid.add_column(overflow="fold")
+                    grid.add_row(_left(heading), _left(text))
+                    yield Padding(grid, (0, 0, 0, _INDENT))
+                else:
+                    yield from _folded(heading, _INDENT)
+                    yield from _folded(text, 2 * _INDENT)
+        yield Text()
+
+
+def _shared_out(needed: Sequence[int], wanted: Sequence[int], free: int) -> list[int]:
+    """Widths of the columns: what they need, and the free columns one by one where more is wanted."""
+    widths = list(needed)
+    while free > 0 and any(width < most for width, most in zip(widths, wanted, strict=True)):
+        # the narrowest that wants more, so that long cells share
+        index = min((i for i in range(len(widths)) if widths[i] < wanted[i]), key=lambda i: widths[i])
+        widths[index] += 1
+        free -= 1
+    return widths
+
+
+def _text(console: Console, cell: RenderableType) -> Text:
+    return cell if isinstance(cell, Text) else console.render_str(str(cell))
+
+
+def _left(text: Text) -> Text:
+    copied = text.copy()
+    copied.justify, copied.overflow, copied.no_wrap = "left", "fold", False
+    return copied
+
+
+def _folded(text: Text, indent: int) -> Iterator[RenderableType]:
+    yield Padding(_left(text), (0, 0, 0, indent))
