@@ -5,9 +5,9 @@
     python benchmarks/ranks.py compare benchmarks/results/ranks-h200x2.jsonl --simulate
 
 `measure` requires two GPUs. It starts one process per GPU. They join once, and then build and train each model anew, so
-that a configuration takes seconds. Each row has the recipe, and per rank the highest allocated and reserved bytes of the
-first three steps and the bytes outside torch's allocator. Further rows follow: losses on two GPUs next to those on one,
-how often each group of weights is gathered in a step, and the time of a step with the kernels of ligerprof and of
+that a configuration takes seconds. Each row has the recipe, and per rank the highest allocated and reserved bytes of
+the first three steps and the bytes outside torch's allocator. Further rows follow: losses on two GPUs next to those on
+one, how often each group of weights is gathered in a step, and the time of a step with the kernels of ligerprof and of
 liger-kernel in turns.
 """
 
