@@ -1,6 +1,7 @@
 """Read a GPU's memory from NVML, the driver's library behind nvidia-smi, without creating a CUDA context."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,10 @@ class NvmlDevice:
         self._library, self._handle = library, handle
 
     @classmethod
-    def find(cls, uuid: str, *, library: str = _LIBRARY) -> "NvmlDevice | None":
+    def find(cls, uuid: str, *, load: Callable[[str], Any] = ctypes.CDLL) -> "NvmlDevice | None":
         """The GPU with this UUID, such as `GPU-5a0b…`; None without NVML or such a GPU."""
         try:
-            nvml = ctypes.CDLL(library)
+            nvml = load(_LIBRARY)
             handle = ctypes.c_void_p()
             if nvml.nvmlInit_v2() != _SUCCESS:
                 return None
