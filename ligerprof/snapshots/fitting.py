@@ -1,13 +1,11 @@
 """Replay a recording whose events all fit each other in whole columns, instead of event by event."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ligerprof.snapshots.distinct import numbered
 from ligerprof.snapshots.events import (
     ALLOC,
     FREE_COMPLETED,
@@ -18,8 +16,9 @@ from ligerprof.snapshots.events import (
     SEGMENT_UNMAP,
     EventColumns,
 )
+from ligerprof.snapshots.final import FinalSegments
 from ligerprof.snapshots.rewind import frees_carry_the_owners_stack
-from ligerprof.snapshots.state import DeviceState, HeldBlock
+from ligerprof.snapshots.state import DeviceState, HeldBlock, Outcome
 from ligerprof.snapshots.trace import DeviceTrace, Int64s
 from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, SizeRules
 
@@ -30,27 +29,12 @@ _CYCLE = 3
 _MOST_CELLS = 16
 
 
-class FittingReplay(NamedTuple):
-    """The outcome of the replay.
-
-    Attributes:
-        before: the device before the first event.
-        held: size of each block, older ones first.
-        freed: block of each free_requested event.
-    """
-
-    before: DeviceState
-    held: Int64s
-    freed: Int64s
-
-
 def replay_fitting(
     trace: DeviceTrace,
     columns: EventColumns,
-    final: DeviceState,
-    segments: Sequence[Mapping[str, Any]],
+    final: FinalSegments,
     rules: SizeRules,
-) -> FittingReplay | None:
+) -> Outcome | None:
     """Replay events that all fit and end in `final`; None if they do not, or if only the slow replay can tell.
 
     The outcome equals that of the slow replay, which starts from an empty device or from the state that rewinding
@@ -59,7 +43,7 @@ def replay_fitting(
     is_expandable = ((columns.actions == SEGMENT_MAP) | (columns.actions == SEGMENT_UNMAP)).any()
     if is_expandable or rules.expandable_segments or rules.max_split_bytes is not None:
         return None
-    ranges = _Ranges.of(columns, segments)
+    ranges = _Ranges.of(columns, final)
     events = _Events.of(columns, final)
     if ranges is None or events is None:
         return None
@@ -87,19 +71,16 @@ class _Ranges:
     width: int
 
     @classmethod
-    def of(cls, columns: EventColumns, segments: Sequence[Mapping[str, Any]]) -> "_Ranges | None":
-        if any(segment.get("is_expandable") is True for segment in segments):
+    def of(cls, columns: EventColumns, final: FinalSegments) -> "_Ranges | None":
+        if final.is_expandable.any():
             return None
-        filled = [sum(map(itemgetter("size"), segment.get("blocks", ()))) for segment in segments]
-        sizes_at_end = np.array([segment["total_size"] for segment in segments], dtype=np.int64)
-        at_end = np.array([segment["address"] for segment in segments], dtype=np.int64)
         events = np.flatnonzero((columns.actions == SEGMENT_ALLOC) | (columns.actions == SEGMENT_FREE))
-        starts = np.append(columns.addresses[events], at_end)
-        sizes = np.append(columns.sizes[events], sizes_at_end)
+        starts = np.append(columns.addresses[events], final.starts)
+        sizes = np.append(columns.sizes[events], final.sizes)
         unique, first, number = np.unique(starts, return_index=True, return_inverse=True)
         ends = unique + sizes[first]
         if (
-            filled != sizes_at_end.tolist()
+            (final.filled != final.sizes).any()
             or (sizes[first][number] != sizes).any()
             or (sizes <= 0).any()
             or ((starts | sizes) % MIN_BLOCK_BYTES).any()
@@ -151,7 +132,7 @@ class _Events:
     starts: Flags
 
     @classmethod
-    def of(cls, columns: EventColumns, final: DeviceState) -> "_Events | None":
+    def of(cls, columns: EventColumns, final: FinalSegments) -> "_Events | None":
         times = np.flatnonzero(columns.actions <= FREE_COMPLETED)
         times = times[np.argsort(columns.addresses[times], kind="stable")]
         addresses, actions = columns.addresses[times], columns.actions[times]
@@ -160,7 +141,9 @@ class _Events:
             return None
         first = np.flatnonzero(np.append(True, ~again))
         last = np.append(first[1:], len(times)) - 1
-        at_end = np.array(sorted(final.blocks), dtype=np.int64)
+        at_end = final.addresses[final.held_by_address]
+        if (at_end[1:] == at_end[:-1]).any():
+            return None
         seen = addresses[first]
         known = seen[np.minimum(np.searchsorted(seen, at_end), len(seen) - 1)] == at_end
         if not np.array_equal(addresses[last][actions[last] != FREE_COMPLETED], at_end[known]):
@@ -184,7 +167,7 @@ class _Blocks:
     """All blocks by address, then by time."""
 
     def __init__(
-        self, columns: EventColumns, events: _Events, final: DeviceState, ranges: _Ranges, rules: SizeRules
+        self, columns: EventColumns, events: _Events, final: FinalSegments, ranges: _Ranges, rules: SizeRules
     ) -> None:
         self.events, self.ranges, self.rules = events, ranges, rules
         self.never = len(columns.actions) + events.older
@@ -204,8 +187,8 @@ class _Blocks:
         states = np.where(self.is_older, self.freed, self.made) - events.older
         known = self.is_older & self.stays
         self.requested = np.append(columns.sizes, 0)[np.where(known, len(columns.sizes), states)]
-        self.final_addresses = np.array(sorted(final.blocks), dtype=np.int64)
-        self.final_sizes = np.array([final.blocks[address].block_bytes for address in self.final_addresses.tolist()])
+        self.final_addresses = final.addresses[final.held_by_address]
+        self.final_sizes = final.block_sizes[final.held_by_address]
         self.known = known
         self.cells = events.addresses[events.starts]
         self.cell_of = (np.cumsum(events.starts) - 1)[rows]
@@ -229,9 +212,8 @@ class _Blocks:
         return np.array_equal(self.addresses[self.stays], self.final_addresses)
 
     def _find_sizes(self) -> bool:
-        distinct = sorted(set(self.requested.tolist()))
-        rounded = np.array([self.rules.round_request(size) for size in distinct], dtype=np.int64)
-        self.sizes = rounded[np.searchsorted(np.array(distinct, dtype=np.int64), self.requested)]
+        distinct, size_of = numbered(self.requested)
+        self.sizes = np.array([self.rules.round_request(size) for size in distinct.tolist()], dtype=np.int64)[size_of]
         self.sizes[self.known] = self.final_sizes[np.searchsorted(self.final_addresses, self.addresses[self.known])]
         is_large = self.sizes > SMALL_REQUEST_BYTES
         large, all_blocks = (np.bincount(self.range_of[which]) for which in (is_large, slice(None)))
@@ -292,7 +274,7 @@ class _Blocks:
             ).all()
         )
 
-    def result(self, trace: DeviceTrace, columns: EventColumns, final: DeviceState) -> FittingReplay:
+    def result(self, trace: DeviceTrace, columns: EventColumns, final: FinalSegments) -> Outcome:
         """The outcome, in the order of the trace."""
         older = self.events.older
         made = np.append(np.arange(older), older + np.flatnonzero(columns.actions == ALLOC))
@@ -306,7 +288,7 @@ class _Blocks:
         for row in np.flatnonzero(self.is_older).tolist():
             address, is_allocated = int(self.addresses[row]), bool(self.requested_free[row] < self.never)
             if self.known[row]:
-                block = final.blocks[address]
+                block = final.held_block(final.held_by_address[np.searchsorted(self.final_addresses, address)])
                 blocks[address] = block._replace(allocated=True) if is_allocated else block
                 continue
             event = trace[int(self.freed[row]) - older] if keeps_stacks else {}
@@ -318,7 +300,7 @@ class _Blocks:
                 frames=event.get("frames", ()),
             )
         reserved = int((self.ranges.ends - self.ranges.starts)[self.ranges.initially].sum())
-        return FittingReplay(
+        return Outcome(
             before=DeviceState(blocks=blocks, reserved_bytes=reserved),
             held=sizes[made],
             freed=freed[older + np.flatnonzero(columns.actions == FREE_REQUESTED)],

@@ -18,11 +18,12 @@ from ligerprof.snapshots.events import (
     SEGMENT_UNMAP,
     EventColumns,
 )
+from ligerprof.snapshots.final import FinalSegments
 from ligerprof.snapshots.fitting import replay_fitting
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.repetition import MOST_TURNS_COMPARED, Repetition, find_repetition
 from ligerprof.snapshots.rewind import rewind
-from ligerprof.snapshots.state import DeviceState, HeldBlock
+from ligerprof.snapshots.state import DeviceState, HeldBlock, Outcome
 from ligerprof.snapshots.trace import DeviceTrace, Int64s
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
@@ -88,8 +89,9 @@ class Replay:
 
     def live_at(self, moment: int) -> Int64s:
         """Indices of the blocks that are allocated at a moment, oldest first."""
-        freed_later = (self.freed_by == _MISSING) | (self.freed_by >= moment)
-        return np.flatnonzero((self.allocated_by < moment) & freed_later).astype(np.int64)
+        made = np.searchsorted(self.allocated_by, moment)
+        # as an unsigned number, -1 is the largest
+        return np.flatnonzero(self.freed_by[:made].view(np.uint64) >= np.uint64(moment)).astype(np.int64)
 
     def addresses_of(self, blocks: Int64s) -> Int64s:
         """Addresses of some blocks."""
@@ -117,29 +119,24 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     """Replay one device; a truncated trace starts from the state that its end implies.
 
     Raises:
-        SnapshotFormatError: from `EventColumns.of` and `DeviceState.from_segments`.
+        SnapshotFormatError: from `EventColumns.of` and `FinalSegments.of`.
     """
     trace, where = snapshot.trace_of(device), f"{snapshot.source}: device {device}"
     columns = EventColumns.of(trace, where)
-    segments = snapshot.segments_of(device)
-    final = DeviceState.from_segments(segments, where)
+    final = FinalSegments.of(snapshot.segments_of(device), where)
     rules = SizeRules.from_settings(snapshot.settings)
-    found = replay_fitting(trace, columns, final, segments, rules) if len(trace) >= _LEAST_EVENTS_IN_COLUMNS else None
+    found = replay_fitting(trace, columns, final, rules) if len(trace) >= _LEAST_EVENTS_IN_COLUMNS else None
     if found is not None:
-        run = _Run(columns, found.before, rules)
-        run.held, run.freed, verified = found.held.tolist(), found.freed.tolist(), True
-        complete = not found.before.blocks and not found.before.reserved_bytes
+        complete, verified = not found.before.blocks and not found.before.reserved_bytes, True
     else:
-        run, complete, verified = _replay_event_by_event(snapshot, trace, columns, final, rules)
-    result = run.result(snapshot.source, device, trace, complete=complete, verified=verified)
-    failures = np.flatnonzero(columns.actions == OUT_OF_MEMORY).tolist()
-    return replace(result, segments=segments, rules=rules, failures=tuple(failures))
+        found, complete, verified = _replay_event_by_event(snapshot, trace, columns, final.state, rules)
+    return _result(snapshot, device, columns, found, complete=complete, verified=verified)
 
 
 def _replay_event_by_event(
     snapshot: Snapshot, trace: DeviceTrace, columns: EventColumns, final: DeviceState, rules: SizeRules
-) -> tuple["_Run", bool, bool]:
-    """The replay of any trace, whether it is complete, and whether it is verified."""
+) -> tuple[Outcome, bool, bool]:
+    """The outcome of the replay of any trace, whether it is complete, and whether it is verified."""
     repetition = find_repetition(columns)
     run = _Run(columns, DeviceState(), rules)
     run.play(repetition, stop_at_mismatch=True)
@@ -149,7 +146,7 @@ def _replay_event_by_event(
         run = _Run(columns, rewind(trace, columns, final, rules, repetition), rules)
         run.play(repetition)
         verified = run.ends_in(final)
-    return run, complete, verified
+    return run.outcome(), complete, verified
 
 
 class _Run:
@@ -160,12 +157,12 @@ class _Run:
         self.rules = rules
         self.space = before.space.copy()
         self.starts, self.ends = self.space.starts, self.space.ends
-        self.start_reserved_bytes = before.reserved_bytes
-        self.older = [before.blocks[address] for address in sorted(before.blocks)]
+        self.before = before
+        older = before.ordered
         # block index by address: in use, and freed but waiting for another stream
-        self.used = {block.address: index for index, block in enumerate(self.older) if block.allocated}
-        self.waiting = {block.address: index for index, block in enumerate(self.older) if not block.allocated}
-        self.held = [block.block_bytes for block in self.older]
+        self.used = {block.address: index for index, block in enumerate(older) if block.allocated}
+        self.waiting = {block.address: index for index, block in enumerate(older) if not block.allocated}
+        self.held = [block.block_bytes for block in older]
         # the block of each free_requested event
         self.freed: list[int] = []
         self.mismatches = 0
@@ -293,7 +290,7 @@ class _Run:
         """Whether all events fit and the device now holds exactly `final`."""
         return (
             self.mismatches == 0
-            and int(self._reserved()[-1]) == final.reserved_bytes
+            and int(_reserved_bytes(self.before, self.columns)[-1]) == final.reserved_bytes
             and self.starts == final.space.starts
             and self._block_sizes() == {address: block.block_bytes for address, block in final.blocks.items()}
         )
@@ -302,45 +299,67 @@ class _Run:
         """Bytes of the blocks that are not free now, by address."""
         return {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
 
-    def _reserved(self) -> Int64s:
-        """Reserved bytes at each moment."""
-        changes = _RESERVES[self.columns.actions] * self.columns.sizes
-        return self.start_reserved_bytes + np.append(0, np.cumsum(changes))
-
-    def result(self, source: str, device: int, trace: DeviceTrace, *, complete: bool, verified: bool) -> Replay:
-        actions, sizes = self.columns.actions, self.columns.sizes
-        made = np.flatnonzero(actions == ALLOC)
-        older = np.array([block.requested_bytes for block in self.older], dtype=np.int64)
-        requested, block_bytes = np.append(older, sizes[made]), np.array(self.held, dtype=np.int64)
-        allocated_by = np.append(np.full(len(older), _MISSING), made)
-        freed_by = np.full(len(block_bytes), _MISSING)
-        freed = np.array(self.freed, dtype=np.int64)
-        freed_by[freed[freed >= 0]] = np.flatnonzero(actions == FREE_REQUESTED)[freed >= 0]
-        # a block that waits for another stream at the start is no longer allocated
-        keep = np.ones(len(block_bytes), dtype=bool)
-        keep[[index for index, block in enumerate(self.older) if not block.allocated]] = False
-        changes = np.zeros(len(trace) + 1, dtype=np.int64)
-        changes[0] = block_bytes[: len(older)][keep[: len(older)]].sum()
-        # an event allocates or frees one block
-        changes[made + 1] = block_bytes[len(older) :]
-        known = keep & (freed_by >= 0)
-        changes[freed_by[known] + 1] = -block_bytes[known]
-        return Replay(
-            source=source,
-            device=device,
-            trace=trace,
-            requested_bytes=requested[keep],
-            block_bytes=block_bytes[keep],
-            allocated_by=allocated_by[keep],
-            freed_by=freed_by[keep],
-            allocated_bytes=np.cumsum(changes),
-            reserved_bytes=self._reserved(),
-            older_blocks=[block for block in self.older if block.allocated],
-            older_waiting=[block for block in self.older if not block.allocated],
-            complete=complete,
-            verified=verified,
+    def outcome(self) -> Outcome:
+        return Outcome(
+            before=self.before,
+            held=np.array(self.held, dtype=np.int64),
+            freed=np.array(self.freed, dtype=np.int64),
             mismatches=self.mismatches,
         )
+
+
+def _reserved_bytes(before: DeviceState, columns: EventColumns) -> Int64s:
+    """Reserved bytes at each moment."""
+    changes = np.empty(len(columns.actions) + 1, dtype=np.int64)
+    changes[0] = before.reserved_bytes
+    np.multiply(_RESERVES[columns.actions], columns.sizes, out=changes[1:])
+    return np.cumsum(changes, out=changes)
+
+
+def _result(
+    snapshot: Snapshot, device: int, columns: EventColumns, outcome: Outcome, *, complete: bool, verified: bool
+) -> Replay:
+    """The blocks and totals that follow from the outcome of a replay."""
+    actions, block_bytes, freed = columns.actions, outcome.held, outcome.freed
+    before = outcome.before.ordered
+    older = np.array([block.requested_bytes for block in before], dtype=np.int64)
+    made = np.flatnonzero(actions == ALLOC)
+    requested = np.append(older, columns.sizes[made])
+    allocated_by = np.append(np.full(len(older), _MISSING), made)
+    freed_by = np.full(len(block_bytes), _MISSING)
+    freed_by[freed[freed >= 0]] = np.flatnonzero(actions == FREE_REQUESTED)[freed >= 0]
+    # a block that waits for another stream at the start is no longer allocated
+    waiting = [index for index, block in enumerate(before) if not block.allocated]
+    if waiting:
+        requested, block_bytes, allocated_by, freed_by = (
+            np.delete(column, waiting) for column in (requested, block_bytes, allocated_by, freed_by)
+        )
+    older_blocks = [block for block in before if block.allocated]
+    changes = np.zeros(len(actions) + 1, dtype=np.int64)
+    changes[0] = block_bytes[: len(older_blocks)].sum()
+    # an event allocates or frees one block
+    changes[made + 1] = block_bytes[len(older_blocks) :]
+    known = np.flatnonzero(freed_by >= 0)
+    changes[freed_by[known] + 1] = -block_bytes[known]
+    return Replay(
+        source=snapshot.source,
+        device=device,
+        trace=snapshot.trace_of(device),
+        requested_bytes=requested,
+        block_bytes=block_bytes,
+        allocated_by=allocated_by,
+        freed_by=freed_by,
+        allocated_bytes=np.cumsum(changes, out=changes),
+        reserved_bytes=_reserved_bytes(outcome.before, columns),
+        older_blocks=older_blocks,
+        older_waiting=[block for block in before if not block.allocated],
+        complete=complete,
+        verified=verified,
+        mismatches=outcome.mismatches,
+        segments=snapshot.segments_of(device),
+        rules=SizeRules.from_settings(snapshot.settings),
+        failures=tuple(np.flatnonzero(actions == OUT_OF_MEMORY).tolist()),
+    )
 
 
 class _Done(NamedTuple):

@@ -1,19 +1,13 @@
 """The state of a device at one moment: the free space in its segments, and the blocks that are not free."""
 
-import itertools
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots.events import ADDRESS_LIMIT, SIZE_LIMIT
-from ligerprof.text import short_repr
+from ligerprof.snapshots.trace import Int64s
 
-_ALLOCATED = "active_allocated"
-# active_pending_free, active_awaiting_free: waiting for another stream
-_HELD = "active"
 # newer addresses are inserted one by one if they are fewer than this share
 _FEW_SHARE = 64
 
@@ -106,7 +100,6 @@ class HeldBlock(NamedTuple):
     """A block at some moment.
 
     Attributes:
-        held: False if it is free.
         requested_bytes: the program's request.
         allocated: False if it waits for another stream, which torch no longer counts as allocated.
         frames: the stack of its allocation, as in the file.
@@ -115,7 +108,6 @@ class HeldBlock(NamedTuple):
     address: int
     requested_bytes: int
     block_bytes: int
-    held: bool = True
     allocated: bool = True
     frames: Any = ()
 
@@ -128,60 +120,23 @@ class DeviceState:
     blocks: Mapping[int, HeldBlock] = field(default_factory=dict)
     reserved_bytes: int = 0
 
-    @classmethod
-    def from_segments(cls, segments: Sequence[Mapping[str, Any]], where: str) -> "DeviceState":
-        """Read the `segments` of a snapshot.
-
-        Raises:
-            SnapshotFormatError: a value is not a block, or an address or size is not a number in range.
-        """
-        space = FreeSpace()
-        starts: list[Any] = [segment.get("address") for segment in segments]
-        sizes: list[Any] = [segment.get("total_size") for segment in segments]
-        _require_numbers(starts, ADDRESS_LIMIT, f"{where}: a segment's address")
-        _require_numbers(sizes, SIZE_LIMIT, f"{where}: a segment's total_size")
-        # ranges of one expandable segment merge once the memory between them is mapped
-        fixed = [segment.get("is_expandable") is not True for segment in segments]
-        space.borders.update(itertools.compress(starts, fixed))
-        blocks = _blocks(segments, starts, where)
-        for block in blocks:
-            if not block.held and block.block_bytes:
-                space.give(block.address, block.block_bytes)
-        held = {block.address: block for block in blocks if block.held}
-        return cls(space=space, blocks=held, reserved_bytes=sum(sizes))
+    @property
+    def ordered(self) -> list[HeldBlock]:
+        """The blocks that are not free, by address."""
+        return [self.blocks[address] for address in sorted(self.blocks)]
 
 
-def _require_numbers(values: Sequence[Any], limit: int, what: str) -> None:
-    """Raise a SnapshotFormatError that names the first value that is not an integer in [0, limit)."""
-    if set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < limit)):
-        return
-    index, value = next(
-        (index, value) for index, value in enumerate(values) if type(value) is not int or not 0 <= value < limit
-    )
-    raise SnapshotFormatError(f"{what} number {index} is {short_repr(value)}. Was the file damaged?")
+class Outcome(NamedTuple):
+    """What a replay found.
 
+    Attributes:
+        before: the device before the first event.
+        held: size of each block, older ones first, by address.
+        freed: block of each free_requested event, -1 if there was none.
+        mismatches: number of events that do not fit the events before them.
+    """
 
-def _blocks(segments: Sequence[Mapping[str, Any]], starts: Sequence[int], where: str) -> list[HeldBlock]:
-    """The blocks of all segments, free ones too; within a segment they are contiguous."""
-    of_segments = [segment.get("blocks", []) for segment in segments]
-    are_lists = all(isinstance(blocks, list) for blocks in of_segments)
-    every = list(itertools.chain.from_iterable(of_segments)) if are_lists else []
-    if not are_lists or not {dict}.issuperset(map(type, every)):
-        raise SnapshotFormatError(f"{where}: a segment's `blocks` is not a list of blocks. Was the file damaged?")
-    # only newer files contain a block's address and requested size
-    sizes: list[Any] = [block.get("size") for block in every]
-    requested: list[Any] = [block.get("requested_size", size) for block, size in zip(every, sizes, strict=True)]
-    _require_numbers(sizes, SIZE_LIMIT, f"{where}: a block's size")
-    _require_numbers(requested, SIZE_LIMIT, f"{where}: a block's requested_size")
-    addresses = []
-    for start, blocks in zip(starts, of_segments, strict=True):
-        address = start
-        for block in blocks:
-            addresses.append(address)
-            address += block["size"]
-    states = [block.get("state") for block in every]
-    held = [isinstance(state, str) and state.startswith(_HELD) for state in states]
-    allocated = [state == _ALLOCATED for state in states]
-    frames = [block.get("frames", ()) for block in every]
-    columns = (addresses, requested, sizes, held, allocated, frames)
-    return list(map(HeldBlock._make, zip(*columns, strict=True)))
+    before: DeviceState
+    held: Int64s
+    freed: Int64s
+    mismatches: int = 0

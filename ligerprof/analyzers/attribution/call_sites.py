@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ligerprof.analyzers.attribution.distinct_rows import distinct_numbers
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.models.module_names import layer_index
+from ligerprof.snapshots.distinct import distinct_numbers, number_pairs, numbered
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.snapshots.trace import Int64s
@@ -79,13 +79,14 @@ class CallSites:
     def __init__(self, replayed: Replay) -> None:
         self.sites: list[CallSite] = []
         self.is_cut = False
+        self._requested_bytes = replayed.requested_bytes
         self.site_of = self._find_sites(replayed)
         self._site_by_block: list[int] = self.site_of.tolist()
         self.index_in_call, self.blocks_in_call, self.next_call = self._group_calls(replayed)
 
     @cached_property
     def place_of(self) -> Int64s:
-        """A number for each block, below the number of blocks; equal for the same place in any step."""
+        """A number for each block, ascending without gaps from 0; equal for the same place in any step."""
         numbers: dict[object, int] = {}
         places = [(site.stack.calls, site.node, site.module, site.recomputes) for site in self.sites]
         of_site = [numbers.setdefault(place, len(numbers)) for place in places]
@@ -99,9 +100,17 @@ class CallSites:
         """
         before = np.arange(len(self.place_of)) - self.index_in_call - 1
         places = np.append(self.place_of, -1)
-        pairs = np.unique(self.place_of * (len(places) + 1) + places[before] + 1, return_inverse=True)[1].reshape(-1)
-        numbers: Int64s = np.unique(pairs * len(places) + self.index_in_call, return_inverse=True)[1].reshape(-1)
-        return numbers
+        return number_pairs(number_pairs(self.place_of, places[before] + 1), self.index_in_call)
+
+    @cached_property
+    def sizes(self) -> tuple[Int64s, Int64s]:
+        """The distinct numbers of requested bytes, ascending, and the index of each block's among them."""
+        return numbered(self._requested_bytes)
+
+    @cached_property
+    def size_at_place(self) -> Int64s:
+        """A number for each block; equal for the same place and size in any step."""
+        return number_pairs(self.place_of, self.sizes[1])
 
     def of(self, block: int) -> CallSite:
         """The call site of one block."""

@@ -8,7 +8,6 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL
-from ligerprof.analyzers.attribution.distinct_rows import distinct_rows
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.analyzers.attribution.partitions import Partitions
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
@@ -18,6 +17,7 @@ from ligerprof.analyzers.attribution.reduction import Reductions
 from ligerprof.analyzers.attribution.weights import Weights
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
+from ligerprof.snapshots.distinct import distinct_rows
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import MIB
@@ -289,11 +289,11 @@ class FeatureExtractor:
     @cached_property
     def _size_kinds(self) -> Int64s:
         """A number for each block; equal for sizes that have the same features."""
-        sizes, size_of = np.unique(self._sizes, return_inverse=True)
+        sizes, size_of = self._call_sites.sizes
         numbers: dict[object, int] = {}
         kinds = ((self._of_size(size), size in self._score_sizes) for size in sizes.tolist())
         of_size = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
-        return np.array(of_size, dtype=np.int64)[size_of.reshape(-1)]
+        return np.array(of_size, dtype=np.int64)[size_of]
 
     @cached_property
     def _last_checkpointed(self) -> Int64s:

@@ -178,8 +178,8 @@ class Keepers:
     @cached_property
     def _places_and_sizes(self) -> Int64s:
         """A number for each block; equal for blocks of the same surroundings and size."""
-        sizes, size_of = np.unique(self._replayed.requested_bytes, return_inverse=True)
-        return np.asarray(self._call_sites.surroundings * len(sizes) + size_of.reshape(-1), dtype=np.int64)
+        sizes, size_of = self._call_sites.sizes
+        return self._call_sites.surroundings * len(sizes) + size_of
 
     @cached_property
     def _released_by_size(self) -> "_Newest":

@@ -73,7 +73,7 @@ class EventPhases:
 
     def codes_of(self, events: Int64s) -> Int64s:
         """Phase codes of several events; -1 before the recording or if unknown."""
-        return np.append(self.codes, _UNKNOWN)[events]
+        return _at(self.codes, events)
 
     def are_in(self, phase: Phase) -> npt.NDArray[np.bool_]:
         """Whether each event is in a phase."""
@@ -81,7 +81,7 @@ class EventPhases:
 
     def spans_of(self, events: Int64s) -> Int64s:
         """Spans of several events, -1 before the recording."""
-        return np.append(self.spans, _UNKNOWN)[events]
+        return _at(self.spans, events)
 
     def feeds_forward(self, allocated: Int64s, freed: Int64s) -> npt.NDArray[np.bool_]:
         """Whether blocks are alive when a forward pass runs after their allocation; `freed` is -1 for kept blocks."""
@@ -93,7 +93,7 @@ class EventPhases:
     def follows_forward(self, events: Int64s) -> npt.NDArray[np.bool_]:
         """Whether the last phase up to each event, apart from `outside`, was forward."""
         passes = _filled_forward(np.where(self.codes == _CODES[Phase.OUTSIDE], _UNKNOWN, self.codes))
-        follows: npt.NDArray[np.bool_] = np.append(passes, _UNKNOWN)[events] == _CODES[Phase.FORWARD]
+        follows: npt.NDArray[np.bool_] = _at(passes, events) == _CODES[Phase.FORWARD]
         return follows
 
     def moments_of(self, phase: Phase, step: int | None = None) -> list[Int64s]:
@@ -138,6 +138,15 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
         stamps=stamps,
         stamp_of=stamp_of,
     )
+
+
+def _at(values: Int64s, events: Int64s) -> Int64s:
+    """The values of some events, -1 for those before the recording."""
+    if not len(values):
+        return np.full(len(events), _UNKNOWN, dtype=np.int64)
+    found = values[events]
+    found[events < 0] = _UNKNOWN
+    return found
 
 
 def _read_stamps(trace: DeviceTrace) -> tuple[Int64s, list[Stamp | None]]:

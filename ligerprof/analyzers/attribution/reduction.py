@@ -149,9 +149,12 @@ class Reductions:
         """
         found = np.zeros_like(self._by_autograd)
         freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
+        is_gathered = self._call_sites.matching_inner(_FSDP2_GATHERED)
+        if not is_gathered.any():
+            return found
         order = np.flatnonzero(freed >= 0)
         order = order[np.argsort(freed[order])]
-        gathered = self._call_sites.matching_inner(_FSDP2_GATHERED)[order]
+        gathered = is_gathered[order]
         edges = np.flatnonzero(np.diff(gathered, prepend=False, append=False))
         for start, end in edges.reshape(-1, 2).tolist():
             weights, before = order[start:end], order[max(2 * start - end, 0) : start]
@@ -189,11 +192,13 @@ class Reductions:
         Gradients of a weight that the model uses twice are added. FSDP1 joins the gradients of a flat parameter.
         """
         freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
-        latest = np.searchsorted(self._replayed.allocated_by, freed) - 1
-        candidates = self._by_autograd & (freed >= 0) & (latest > np.arange(len(freed))) & results[latest]
-        total = np.bincount(latest[candidates], sizes[candidates], len(sizes))[latest]
+        blocks = np.flatnonzero(self._by_autograd & (freed >= 0))
+        latest = np.searchsorted(self._replayed.allocated_by, freed[blocks]) - 1
+        candidates = (latest > blocks) & results[latest]
+        blocks, latest = blocks[candidates], latest[candidates]
+        total = np.bincount(latest, sizes[blocks], len(sizes))[latest]
         joined = (total <= sizes[latest]) & (total * _PADDING_SHARE > sizes[latest] * (_PADDING_SHARE - 1))
-        return np.asarray(candidates & (joined | (sizes == sizes[latest])))
+        return _mask(blocks[joined | (sizes[blocks] == sizes[latest])], len(freed))
 
 
 def _mask(blocks: Int64s, count: int) -> Mask:

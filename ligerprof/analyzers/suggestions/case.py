@@ -104,7 +104,8 @@ class Case:
 
     def in_training(self, *roles: Role) -> Int64s:
         """The blocks of some roles that no evaluation allocated."""
-        return np.setdiff1d(self.book.blocks(*roles), self.evaluation, assume_unique=True)
+        blocks = self.book.blocks(*roles)
+        return np.setdiff1d(blocks, self.evaluation, assume_unique=True) if len(self.evaluation) else blocks
 
     def edit(self) -> Edit:
         """An empty edit of the replay."""

@@ -1,11 +1,11 @@
 """Replay a recording with some blocks removed, resized, or alive at other times: the peak after a change."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.blocks import Attribution
-from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.suggestions.request import Request
 from ligerprof.roles import Role
 from ligerprof.snapshots.replay import Replay
@@ -17,8 +17,6 @@ Window = Int64s | slice
 _ROLES = tuple(Role)
 _CODES = {role: code for code, role in enumerate(_ROLES)}
 _UNKNOWN = -1
-# larger than any request, and small enough to be multiplied by the number of call sites
-_SIZE_LIMIT = 2**44
 # smaller blocks need no role: a hundred thousand of them would be needed to matter
 _SMALL_SHARE = 100_000
 _MOST_ROUNDS = 40
@@ -123,9 +121,10 @@ class RoleBook:
     def __init__(self, attribution: Attribution, peak_moment: int) -> None:
         self._attribution, self._peak_moment = attribution, peak_moment
         self._replayed = attribution.replayed
-        self._alike = number_alike(self._replayed, attribution.call_sites)
-        self._codes = np.full(len(self._alike), _UNKNOWN, dtype=np.int64)
-        self._codes_of_alike = np.full(len(self._alike), _UNKNOWN, dtype=np.int64)
+        self._alike = attribution.call_sites.size_at_place
+        self._codes = np.full(len(self._alike), _UNKNOWN, dtype=np.int8)
+        self._codes_of_alike = np.full(int(self._alike.max(initial=-1)) + 1, _UNKNOWN, dtype=np.int8)
+        self._all_codes: npt.NDArray[np.int8] | None = None
         self._smallest = int(self._replayed.allocated_bytes[peak_moment]) // _SMALL_SHARE
         self._looked_at: set[int] = set()
         self.learn(peak_moment)
@@ -138,35 +137,38 @@ class RoleBook:
         live = self._replayed.live_at(moment)
         unknown = live[(self._codes[live] == _UNKNOWN) & (self._replayed.block_bytes[live] >= self._smallest)]
         roles = self._attribution.roles_of(unknown, self._peak_moment)
-        found = np.array([_CODES[role] for role in roles], dtype=np.int64)
+        found = np.array([_CODES[role] for role in roles], dtype=np.int8)
         self._codes[unknown] = found
         alike = self._alike[unknown]
         first = self._codes_of_alike[alike] == _UNKNOWN
         self._codes_of_alike[alike[first]] = found[first]
+        self._all_codes = None
         return True
 
     def blocks(self, *roles: Role) -> Int64s:
         """The blocks that have one of the roles."""
-        codes = np.where(self._codes == _UNKNOWN, self._codes_of_alike[self._alike], self._codes)
-        return np.flatnonzero(np.isin(codes, [_CODES[role] for role in roles])).astype(np.int64)
+        return np.flatnonzero(_is_one_of(roles)[self._known_codes()]).astype(np.int64)
 
     def live(self, moment: int, *roles: Role) -> Int64s:
         """The blocks with one of the roles that are live at a moment."""
-        return np.intersect1d(self._replayed.live_at(moment), self.blocks(*roles), assume_unique=True)
+        live = self._replayed.live_at(moment)
+        return live[_is_one_of(roles)[self._known_codes()[live]]]
 
     def bytes_at(self, moment: int, *roles: Role) -> int:
         """Bytes of these roles at a moment."""
         return int(self._replayed.block_bytes[self.live(moment, *roles)].sum())
 
+    def _known_codes(self) -> npt.NDArray[np.int8]:
+        if self._all_codes is None:
+            self._all_codes = np.where(self._codes == _UNKNOWN, self._codes_of_alike[self._alike], self._codes)
+        return self._all_codes
 
-def number_alike(replayed: Replay, call_sites: CallSites) -> Int64s:
-    """A number for each block, below the number of blocks; equal for the same call site and size in any step."""
-    numbers: dict[object, int] = {}
-    places = [(site.stack.calls, site.node, site.module, site.recomputes) for site in call_sites.sites]
-    of_site = [numbers.setdefault(place, len(numbers)) for place in places]
-    keys = np.array(of_site, dtype=np.int64)[call_sites.site_of] * _SIZE_LIMIT + replayed.requested_bytes
-    alike: Int64s = np.unique(keys, return_inverse=True)[1]
-    return alike
+
+def _is_one_of(roles: Sequence[Role]) -> npt.NDArray[np.bool_]:
+    """Whether each code is that of one of the roles; the last one is of unknown roles."""
+    chosen = np.zeros(len(_ROLES) + 1, dtype=bool)
+    chosen[[_CODES[role] for role in roles]] = True
+    return chosen
 
 
 def peak_after(

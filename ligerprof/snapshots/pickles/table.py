@@ -24,7 +24,9 @@ _REFERENCE_BYTES = np.zeros(256, dtype=np.int64)
 _REFERENCE_BYTES[[ord("h"), ord("j")]] = 2, 5
 _FIRST_BYTES = np.array([2 ** (8 * size) - 1 for size in range(6)], dtype=np.uint64)
 _LONGEST_HEAD_BYTES = 16
-_SAMPLES = 10
+_NO_REFERENCE = 0
+# parts of a pickle that are searched for its most frequent dict, and their size
+_SAMPLES, _SAMPLE_BYTES = 64, 2**13
 # pieces that fit in the processor's caches
 _BYTES_AT_ONCE = 2**21
 _ROWS_AT_ONCE = 2**13
@@ -75,43 +77,53 @@ def cut_alike(data: Bytes) -> Cut | None:
     Args:
         data: the pickle's bytes, overwritten.
     """
-    starts = _starts(data)
+    first_key = _most_frequent_first_key(data)
+    if first_key is None:
+        return None
     # events of recordings are longer; the arrays below take about as many bytes per dict
-    most = len(data) // _SHORTEST_EVENT_BYTES + _LEAST_ALIKE
-    return _Cutter(data, starts).cut() if _LEAST_ALIKE <= len(starts) <= most else None
+    starts = np.empty(len(data) // _SHORTEST_EVENT_BYTES + _LEAST_ALIKE, dtype=np.int64)
+    count = 0
+    is_brace = np.empty(_BYTES_AT_ONCE, dtype=bool)
+    for start in range(0, len(data), _BYTES_AT_ONCE):
+        heads, keys = _heads(data, start, is_brace)
+        found = heads[keys == first_key]
+        if count + len(found) > len(starts):
+            return None
+        starts[count : count + len(found)] = found
+        count += len(found)
+    return _Cutter(data, starts[:count]).cut() if count >= _LEAST_ALIKE else None
 
 
-def _starts(data: Bytes) -> Int64s:
-    """Offsets of the dicts whose first key is the most frequent one."""
-    bounds = range(0, max(0, len(data) - _LONGEST_HEAD_BYTES), _BYTES_AT_ONCE)
-    pieces = [_Heads(data, start, min(start + _BYTES_AT_ONCE, bounds.stop)) for start in bounds]
-    ranking = Counter(key for piece in pieces for key in piece.sample()).most_common(1)
-    found = [piece.starts_with(*ranking[0][0]) for piece in pieces] if ranking else []
-    return np.concatenate([*found, np.empty(0, dtype=np.int64)])
+def _most_frequent_first_key(data: Bytes) -> int | None:
+    """The most frequent first key of dicts, judged by samples from all parts of the data."""
+    is_brace = np.empty(_SAMPLE_BYTES, dtype=bool)
+    samples: Counter[int] = Counter()
+    for start in range(0, len(data), max(_SAMPLE_BYTES, len(data) // _SAMPLES)):
+        _, keys = _heads(data, start, is_brace)
+        samples.update(keys.tolist())
+    del samples[_NO_REFERENCE]
+    return samples.most_common(1)[0][0] if samples else None
 
 
-class _Heads:
-    """All byte sequences in a piece of a pickle that look like the head of a dict."""
+def _heads(data: Bytes, start: int, is_brace: npt.NDArray[np.bool_]) -> tuple[Int64s, npt.NDArray[np.uint64]]:
+    """Offsets of all byte sequences in a piece of a pickle that look like the head of a dict, and their first keys.
 
-    def __init__(self, data: Bytes, start: int, stop: int) -> None:
-        braces = np.flatnonzero(data[start:stop] == _DICT) + start
-        marks = braces + 1 + _PUT_BYTES[data[braces + 1]]
-        kept = data[marks] == _MARK
-        self.starts: Int64s = braces[kept].astype(np.int64)
-        keys = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))[marks[kept] + 1]
-        self.sizes = _REFERENCE_BYTES[keys & 0xFF]
-        self.keys = keys & _FIRST_BYTES[self.sizes]
+    Args:
+        is_brace: overwritten; as long as the piece. New memory for each piece would take longer than its search.
 
-    def sample(self) -> list[tuple[int, int]]:
-        """First keys of a few dicts, and the sizes of those references."""
-        every = max(1, len(self.keys) // _SAMPLES)
-        pairs = zip(self.keys[::every].tolist(), self.sizes[::every].tolist(), strict=True)
-        return [(key, size) for key, size in pairs if size]
-
-    def starts_with(self, key: int, size: int) -> Int64s:
-        """Offsets of the dicts that have this first key."""
-        chosen: Int64s = self.starts[(self.keys == key) & (self.sizes == size)]
-        return chosen
+    Returns:
+        For each head its offset and the opcode that refers to its first key, or _NO_REFERENCE for another opcode.
+    """
+    stop = min(start + len(is_brace), len(data) - _LONGEST_HEAD_BYTES)
+    if stop <= start:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint64)
+    braces = np.flatnonzero(np.equal(data[start:stop], _DICT, out=is_brace[: stop - start]))
+    braces += start
+    marks = braces + 1
+    marks += _PUT_BYTES[data[marks]]
+    kept = data[marks] == _MARK
+    keys = np.ndarray((len(data) - WORD_BYTES + 1,), np.uint64, data, strides=(1,))[marks[kept] + 1]
+    return braces[kept], keys & _FIRST_BYTES[_REFERENCE_BYTES[keys & 0xFF]]
 
 
 class _Cutter:

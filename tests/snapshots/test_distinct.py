@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.attribution import distinct_rows as module
-from ligerprof.analyzers.attribution.distinct_rows import distinct_numbers, distinct_rows
+from ligerprof.snapshots import distinct as module
+from ligerprof.snapshots.distinct import distinct_numbers, distinct_rows, number_pairs, numbered
 
 ROWS = st.lists(st.tuples(st.integers(-2, 2), st.booleans(), st.integers(0, 2**44)), min_size=1, max_size=40)
 
@@ -35,3 +35,24 @@ def test_numbers(numbers: list[int], limit: int) -> None:
 
     assert first.tolist() == expected[0].tolist()
     assert kind.tolist() == expected[1].tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(numbers=st.lists(st.integers(-3, 2**50), max_size=50))
+def test_indices_of_numbers(numbers: list[int]) -> None:
+    column = np.array(numbers, dtype=np.int64)
+    expected, expected_index = np.unique(column, return_inverse=True)
+
+    distinct, index = numbered(column)
+
+    assert distinct.tolist() == expected.tolist()
+    assert index.tolist() == expected_index.tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(pairs=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=50), scale=st.sampled_from([1, 2**20]))
+def test_pairs(pairs: list[tuple[int, int]], scale: int) -> None:
+    order = {pair: number for number, pair in enumerate(sorted(set(pairs)))}
+    firsts, seconds = np.array(pairs, dtype=np.int64).reshape(-1, 2).T * scale
+
+    assert number_pairs(firsts, seconds).tolist() == [order[pair] for pair in pairs]

@@ -8,6 +8,8 @@ import numpy.typing as npt
 from ligerprof.snapshots.trace import Int64s
 
 _ODD_NUMBER = 0x9E3779B97F4A7C15
+# entries of a table of all numbers that can occur, per number; larger ones take longer than sorting
+_LARGEST_TABLE = 2
 
 
 def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64s, Int64s]:
@@ -29,13 +31,39 @@ def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64s, I
     return first, kind.reshape(-1)
 
 
+def numbered(numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """The distinct numbers in ascending order, and the index of each number among them.
+
+    Faster than np.unique if there are few distinct ones: numpy sorts numbers faster than their indices.
+    """
+    ordered = np.sort(numbers)
+    distinct = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    index: Int64s = np.searchsorted(distinct, numbers)
+    return distinct, index
+
+
+def number_pairs(firsts: Int64s, seconds: Int64s) -> Int64s:
+    """A number for each pair of numbers from 0, ascending without gaps, equal for equal pairs.
+
+    The highest numbers must not be larger than the count of any array that fits in memory.
+    """
+    width = int(seconds.max(initial=0)) + 1
+    keys, limit = firsts * width + seconds, (int(firsts.max(initial=0)) + 1) * width
+    if limit > _LARGEST_TABLE * len(keys):
+        return numbered(keys)[1]
+    occurs = np.zeros(limit, dtype=bool)
+    occurs[keys] = True
+    pairs: Int64s = (np.cumsum(occurs) - 1)[keys]
+    return pairs
+
+
 def distinct_numbers(numbers: Int64s, limit: int) -> tuple[Int64s, Int64s]:
     """Compare numbers in [0, limit); faster than np.unique if the limit is not much larger than their count.
 
     Returns:
         Index of the first of each kind, in ascending order of the numbers, and the kind of each number.
     """
-    if limit > 2 * len(numbers):
+    if limit > _LARGEST_TABLE * len(numbers):
         _, first, kind = np.unique(numbers, return_index=True, return_inverse=True)
         return first, kind
     first = np.full(limit, -1, dtype=np.int64)

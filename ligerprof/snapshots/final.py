@@ -1,0 +1,158 @@
+"""A device's segments and their blocks at the end of a recording, as checked columns."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ligerprof.errors import SnapshotFormatError
+from ligerprof.snapshots.events import ADDRESS_LIMIT, SIZE_LIMIT, TOTAL_LIMIT
+from ligerprof.snapshots.state import DeviceState, FreeSpace, HeldBlock
+from ligerprof.snapshots.trace import Int64s
+from ligerprof.text import short_repr
+
+Flags = npt.NDArray[np.bool_]
+
+_ALLOCATED = "active_allocated"
+# active_pending_free, active_awaiting_free: waiting for another stream
+_HELD = "active"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FinalSegments:
+    """The `segments` of a device, and the blocks in them, which are contiguous within a segment.
+
+    Attributes:
+        starts: address of each segment.
+        sizes: its `total_size`.
+        is_expandable: whether its ranges merge once the memory between them is mapped.
+        block_counts: number of its blocks, free ones included.
+        addresses: of all blocks, segment by segment.
+        requested: the program's request for each block.
+        block_sizes: bytes of each block.
+        held: False for free blocks.
+        allocated: False for free blocks, and for those that wait for another stream.
+        blocks: the blocks as in the file.
+    """
+
+    starts: Int64s
+    sizes: Int64s
+    is_expandable: Flags
+    block_counts: Int64s
+    addresses: Int64s
+    requested: Int64s
+    block_sizes: Int64s
+    held: Flags
+    allocated: Flags
+    blocks: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, segments: Sequence[Mapping[str, Any]], where: str) -> "FinalSegments":
+        """Read the `segments` of a snapshot.
+
+        Raises:
+            SnapshotFormatError: a value is not a block, or an address or size is not a number in range.
+        """
+        starts = _numbers(
+            [segment.get("address") for segment in segments], ADDRESS_LIMIT, f"{where}: a segment's address"
+        )
+        sizes = _numbers(
+            [segment.get("total_size") for segment in segments], SIZE_LIMIT, f"{where}: a segment's total_size"
+        )
+        of_segments = [segment.get("blocks", []) for segment in segments]
+        are_lists = all(isinstance(blocks, list) for blocks in of_segments)
+        blocks: list[dict[str, Any]] = list(itertools.chain.from_iterable(of_segments)) if are_lists else []
+        if not are_lists or not {dict}.issuperset(map(type, blocks)):
+            raise SnapshotFormatError(f"{where}: a segment's `blocks` is not a list of blocks. Was the file damaged?")
+        of_blocks = list(map(methodcaller("get", "size"), blocks))
+        block_sizes = _numbers(of_blocks, SIZE_LIMIT, f"{where}: a block's size")
+        # only newer files contain a block's address and requested size
+        requested = [block.get("requested_size", size) for block, size in zip(blocks, of_blocks, strict=True)]
+        if max(sizes.sum(dtype=np.float64), block_sizes.sum(dtype=np.float64)) >= TOTAL_LIMIT:
+            raise SnapshotFormatError(f"{where}: its segments have more bytes than 62 bits can count. Was it damaged?")
+        counts = np.fromiter(map(len, of_segments), dtype=np.int64, count=len(of_segments))
+        states = [block.get("state") for block in blocks]
+        held = [isinstance(state, str) and state.startswith(_HELD) for state in states]
+        return cls(
+            starts=starts,
+            sizes=sizes,
+            is_expandable=np.array([segment.get("is_expandable") is True for segment in segments], dtype=bool),
+            block_counts=counts,
+            addresses=_addresses(starts, counts, block_sizes),
+            requested=_numbers(requested, SIZE_LIMIT, f"{where}: a block's requested_size"),
+            block_sizes=block_sizes,
+            held=np.array(held, dtype=bool),
+            allocated=np.array([state == _ALLOCATED for state in states], dtype=bool),
+            blocks=blocks,
+        )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of all segments."""
+        return int(self.sizes.sum())
+
+    @cached_property
+    def filled(self) -> Int64s:
+        """The bytes of each segment's blocks."""
+        totals = np.append(0, np.cumsum(self.block_sizes))
+        ends = np.cumsum(self.block_counts)
+        filled: Int64s = totals[ends] - totals[ends - self.block_counts]
+        return filled
+
+    @cached_property
+    def held_by_address(self) -> Int64s:
+        """Indices of the blocks that are not free, by address."""
+        held = np.flatnonzero(self.held)
+        return held[np.argsort(self.addresses[held], kind="stable")]
+
+    def held_block(self, index: int) -> HeldBlock:
+        """One of the blocks that are not free."""
+        return HeldBlock(
+            address=int(self.addresses[index]),
+            requested_bytes=int(self.requested[index]),
+            block_bytes=int(self.block_sizes[index]),
+            allocated=bool(self.allocated[index]),
+            frames=self.blocks[index].get("frames", ()),
+        )
+
+    @cached_property
+    def state(self) -> DeviceState:
+        """The state of the device, as replays change it."""
+        space = FreeSpace()
+        space.borders.update(self.starts[~self.is_expandable].tolist())
+        free = ~self.held & (self.block_sizes > 0)
+        for start, size in zip(self.addresses[free].tolist(), self.block_sizes[free].tolist(), strict=True):
+            space.give(start, size)
+        held = np.flatnonzero(self.held)
+        numbers = (
+            column[held].tolist() for column in (self.addresses, self.requested, self.block_sizes, self.allocated)
+        )
+        frames = (self.blocks[index].get("frames", ()) for index in held.tolist())
+        blocks = map(HeldBlock._make, zip(*numbers, frames, strict=True))
+        return DeviceState(
+            space=space, blocks={block.address: block for block in blocks}, reserved_bytes=self.reserved_bytes
+        )
+
+
+def _numbers(values: Sequence[Any], limit: int, what: str) -> Int64s:
+    """The values as a column; raise a SnapshotFormatError that names the first one that is not in [0, limit)."""
+    if {int}.issuperset(map(type, values)) and (not values or (min(values) >= 0 and max(values) < limit)):
+        return np.array(values, dtype=np.int64)
+    index, value = next(
+        (index, value) for index, value in enumerate(values) if type(value) is not int or not 0 <= value < limit
+    )
+    raise SnapshotFormatError(f"{what} number {index} is {short_repr(value)}. Was the file damaged?")
+
+
+def _addresses(starts: Int64s, counts: Int64s, block_sizes: Int64s) -> Int64s:
+    before = np.cumsum(block_sizes) - block_sizes
+    firsts = np.cumsum(counts) - counts
+    has_blocks = counts > 0
+    shifts = np.zeros(len(starts), dtype=np.int64)
+    shifts[has_blocks] = starts[has_blocks] - before[firsts[has_blocks]]
+    return before + np.repeat(shifts, counts)
