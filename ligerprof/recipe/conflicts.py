@@ -21,7 +21,7 @@ def typed(name: str, value: Any) -> str:
 _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
 _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
-_SIMULATED = frozenset({Engine.TORCH})
+_SIMULATED = frozenset({Engine.TORCH, Engine.DDP, Engine.FSDP2})
 # optimizers that work element by element, and so on shards as on whole weights
 _ON_SHARDS = frozenset({Optimizer.ADAMW_FUSED, Optimizer.ADAMW_FOREACH, Optimizer.ADAMW, Optimizer.SGD, Optimizer.NONE})
 

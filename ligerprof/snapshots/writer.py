@@ -34,6 +34,7 @@ class TraceEvent(NamedTuple):
     address: int
     size_bytes: int
     context: EventContext
+    stream: int = 0
 
 
 def build_snapshot(
@@ -62,7 +63,7 @@ def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
         # an out-of-memory event has no address; torch writes the free device memory instead
         ("device_free" if event.action == "oom" else "addr"): event.address,
         "size": event.size_bytes,
-        "stream": 0,
+        "stream": event.stream,
         "time_us": event_time_us(index),
         "compile_context": "N/A",
         "user_metadata": event.context.stamp,
@@ -81,7 +82,7 @@ def _segment(blocks: Sequence[Block], settings: AllocatorSettings) -> dict[str, 
         "allocated_size": held_bytes,
         "active_size": held_bytes,
         "requested_size": sum(block.requested_bytes for block in held),
-        "stream": 0,
+        "stream": head.pool.stream,
         "segment_type": "small" if head.pool.small else "large",
         "segment_pool_id": (0, 0),
         "is_expandable": settings.rules.expandable_segments,

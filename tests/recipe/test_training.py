@@ -138,14 +138,6 @@ def test_a_weight_is_sharded_over_the_gpus_of_one_copy() -> None:
     assert TrainingRecipe(engine="ddp", gpus=8).shards == 1
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_engines_that_are_not_built_are_named(engine: str) -> None:
-    recipe = TrainingRecipe(engine=engine, gpus=2)
-    with pytest.raises(UnsupportedError, match=f"simulator does not cover --engine {engine}"):
-        require_supported(recipe, command="step", simulated=True)
-    require_supported(recipe, command="step")
-
-
 def test_precisions_say_their_dtypes() -> None:
     dtypes = {
         precision: (recipe.weight_dtype, recipe.compute_dtype)

@@ -44,6 +44,7 @@ class SimulatedDevice:
         gpu: the simulated GPU.
         allocator: its caching allocator, with all counters.
         events: all events so far, if they are recorded.
+        stream: the current CUDA stream; 0 is the default one.
     """
 
     def __init__(self, gpu: GpuSpec, limits: DeviceLimits, settings: AllocatorSettings, *, record: bool) -> None:
@@ -54,6 +55,7 @@ class SimulatedDevice:
         self._tracebacks: list[tuple[EventContext, Any]] = []
         self._stamp = EventContext("")
         self._held_for_good: set[str] = set()
+        self.stream = self._event_stream = 0
         self.allocator = CachingAllocator(
             settings=settings,
             capacity_bytes=limits.capacity_bytes,
@@ -71,10 +73,12 @@ class SimulatedDevice:
 
     def allocate(self, size_bytes: int) -> Block:
         """Allocate a block and record its stack."""
-        return self.allocator.malloc(size_bytes, self._context() if self._record else None)
+        self._event_stream = self.stream
+        return self.allocator.malloc(size_bytes, self._context() if self._record else None, stream=self.stream)
 
     def release(self, block: Block) -> None:
         """Free a block."""
+        self._event_stream = block.pool.stream
         self.allocator.free(block, self._stamp)
 
     def touch(self, *sizes_bytes: int) -> None:
@@ -121,7 +125,7 @@ class SimulatedDevice:
 
     def _keep(self, action: str, address: int, size_bytes: int, context: object) -> None:
         kept = context if isinstance(context, EventContext) else self._stamp
-        self.events.append(TraceEvent(action, address, size_bytes, kept))
+        self.events.append(TraceEvent(action, address, size_bytes, kept, self._event_stream))
 
     def _context(self) -> EventContext:
         context = EventContext(self._stamp.stamp)

@@ -3,13 +3,13 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.errors import RecipeError
+from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
@@ -17,18 +17,16 @@ from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
+from ligerprof.runs.simulated.engines import STAND_IN, built_trainer, has_uneven_shards, joined_group
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
-from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
+from ligerprof.runs.simulated.patches import simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
-from ligerprof.runs.training import built_model, make_batch, make_trainer, train_step
+from ligerprof.runs.training import Training, make_batch, train_step
 from ligerprof.runs.versions import package_versions
 from ligerprof.snapshots.saved import with_saved_tensors
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-
-# fake CPU tensors in place of GPU tensors
-_STAND_IN = torch.device("cpu")
 
 
 def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Progress | None = None) -> StepOutcome:
@@ -47,14 +45,31 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
     """
     require_supported(recipe, command="simulate", simulated=True)
     require_packages(recipe, command="simulate", simulated=True)
-    return _Simulation(recipe, record=record, progress=progress or _silent).run()
+    first = _Simulation(recipe, 0, record=record, progress=progress or _silent)
+    outcome = first.run()
+    if recipe.engine is Engine.TORCH:
+        return outcome
+    if not first.is_uneven:
+        note = f"Rank 0 of {recipe.gpus} was simulated; every rank holds as much."
+        return replace(outcome, ranks={0: outcome}, notes=(*outcome.notes, note))
+    # shards are cut from the first rank on, so that the last one has the smallest
+    last = recipe.gpus - 1
+    outcomes = {0: outcome, last: _Simulation(recipe, last, record=record, progress=progress or _silent).run()}
+    worst = max(outcomes, key=lambda rank: (outcomes[rank].oom is not None, outcomes[rank].peak_bytes, -rank))
+    note = f"Ranks 0 and {last} of {recipe.gpus} were simulated, whose shards differ; the figures are rank {worst}'s."
+    return replace(outcomes[worst], ranks=outcomes, notes=(*outcomes[worst].notes, note))
 
 
 class _Simulation:
-    """One run of simulate_step."""
+    """One rank's run of simulate_step.
 
-    def __init__(self, recipe: TrainingRecipe, *, record: bool, progress: Progress) -> None:
-        self._recipe, self._progress = recipe, progress
+    Attributes:
+        is_uneven: whether ranks hold shards of different sizes.
+    """
+
+    def __init__(self, recipe: TrainingRecipe, rank: int, *, record: bool, progress: Progress) -> None:
+        self._recipe, self._rank, self._progress = recipe, rank, progress
+        self.is_uneven = False
         settings = parse_allocator_settings(recipe.alloc_conf)
         self._device = SimulatedDevice(recipe.gpu_spec, _limits(recipe), settings, record=record)
         self._recorder = StorageRecorder(self._device)
@@ -67,6 +82,7 @@ class _Simulation:
         oom, recorder = None, self._recorder
         with (
             _no_collections(),
+            joined_group(self._recipe, self._rank, self._device, recorder) as mesh,
             simulated_process(
                 self._recipe.gpu_spec, recorder, self._attention, packed=self._recipe.holds_several_documents
             ),
@@ -75,23 +91,22 @@ class _Simulation:
             model_failures_in_a_line(self._recipe, AllocatorFullError),
         ):
             try:
-                self._build_and_train()
+                self._build_and_train(mesh)
             except AllocatorFullError as error:
                 # the frames of the failed call still hold the live tensors
                 self._take_snapshot()
                 oom = self._out_of_memory(error)
         return self._outcome(oom)
 
-    def _build_and_train(self) -> None:
+    def _build_and_train(self, mesh: Any) -> None:
         self._progress(f"building {self._recipe.spec.name} on a simulated {self._recipe.gpu_spec.title}")
-        with built_model(self._recipe, _STAND_IN) as model, providers_take_cpu_for_cuda():
-            self._train(model)
+        with built_trainer(self._recipe, mesh, self._recorder, self._meter.stamper.attach) as trainer:
+            self.is_uneven = has_uneven_shards(trainer.model)
+            self._train(trainer)
 
-    def _train(self, model: nn.Module) -> None:
+    def _train(self, trainer: Training) -> None:
         recipe = self._recipe
-        self._meter.stamper.attach(model)
-        trainer = make_trainer(recipe, model, _STAND_IN.type)
-        batch = make_batch(recipe, _STAND_IN)
+        batch = make_batch(recipe, STAND_IN)
         # the optimizer has no state in the first step, so the second is the earliest steady one
         last = max(recipe.warmup, 1) + 1
         for number in range(1, last + 1):
@@ -119,6 +134,7 @@ class _Simulation:
         allocator = self._device.allocator
         steps = self._meter.steps or [StepFigures()]
         first, last = steps[0], steps[-1]
+        second = steps[1] if self._recipe.engine is Engine.DDP and len(steps) > 1 else None
         return StepOutcome(
             backend=Backend.SIMULATED,
             gpu=self._recipe.gpu_spec.title,
@@ -126,6 +142,8 @@ class _Simulation:
             reserved_bytes=allocator.highest_reserved_bytes if oom else last.reserved_bytes,
             first_step_peak_bytes=first.peak_bytes,
             first_step_reserved_bytes=first.reserved_bytes,
+            second_step_peak_bytes=None if second is None else second.peak_bytes,
+            second_step_reserved_bytes=None if second is None else second.reserved_bytes,
             phases=last.phases,
             after_phase=last.after_phase,
             profiled_step=self._meter.step,
@@ -133,6 +151,7 @@ class _Simulation:
             oom=oom,
             versions=package_versions(),
             notes=tuple(notes_on(self._recipe, self._attention)),
+            host_bytes=None if self._recipe.offload is Offload.NONE else self._recorder.highest_host_bytes,
         )
 
 

@@ -95,14 +95,22 @@ def _with_constant(code: types.CodeType, before: str, after: str) -> types.CodeT
 def _apply_out_of_place(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     if recurse:
         for child in self.children():
-            _apply_out_of_place(child, fn)
+            child._apply(fn)  # type: ignore[no-untyped-call]
+    # parameters that several modules share, from what they were to what they are
+    moved: dict[Any, nn.Parameter] = vars(fn).setdefault("moved", {})
     for name, parameter in self._parameters.items():
         if parameter is None:
             continue
+        shared: Any = moved.get(parameter)
         with torch.no_grad():
-            changed = fn(parameter)
-        if changed is not parameter:
-            self._parameters[name] = nn.Parameter(changed, parameter.requires_grad)
+            changed: Any = fn(parameter if shared is None else shared)
+        if shared is not None:
+            # torch swaps a DTensor each time that it meets it
+            if hasattr(changed, "_local_tensor"):
+                shared._local_tensor = changed._local_tensor
+            self._parameters[name] = shared
+        elif changed is not parameter:
+            self._parameters[name] = moved[parameter] = nn.Parameter(changed, parameter.requires_grad)
     for name, buffer in self._buffers.items():
         if buffer is not None:
             self._buffers[name] = fn(buffer)

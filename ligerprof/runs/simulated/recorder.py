@@ -27,12 +27,18 @@ _DEVICE = torch.ops.prim.device.default
 # some versions of torch wrap dispatch modes to exclude them from compilation
 _BETWEEN = ("/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
 
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
+
 # references to a storage held only by an input buffer of autograd: the buffer's and this call's
 _BUFFER_REFERENCES = 2
 
 
 class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode, entered inside a FakeTensorMode: allocates a block per storage and frees it with the storage."""
+    """A dispatch mode, entered inside a FakeTensorMode: allocates a block per storage and frees it with the storage.
+
+    Attributes:
+        highest_host_bytes: the most that storages made inside `on_host` held in main memory.
+    """
 
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -40,18 +46,27 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._truth = False
         self._waiting: list[Block] | None = None
         self._held: dict[int, tuple[Block, weakref.ref[Any]]] = {}
+        self._paused = self._on_host = False
+        self._host: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._host_bytes = self.highest_host_bytes = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Avoid a wrapper around each operator, and the import of the compiler: nothing is compiled here."""
         return False
 
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _PLAIN.issuperset(types):
+            # a DTensor calls operators on its local tensors, which come here again
+            return NotImplemented
+        return func(*args, **(kwargs or {})) if self._paused else self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
-        call = Call(self._device, func, args, kwargs or {}, self._track)
+        call = Call(self._device, func, args, kwargs, self._track)
         internal = INTERNALS.get(func)
-        if internal is not None:
+        if internal is not None and not self._on_host:
             return internal(call)
         if func is _ITEM:
             return self._answer(args[0].dtype)
@@ -70,6 +85,24 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None if held is None else (0, held[0].address)
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ignore operators that torch runs to compute shapes only."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Count the tensors that are made inside as main memory, which the stand-in device cannot tell apart."""
+        before, self._on_host = self._on_host, True
+        try:
+            yield
+        finally:
+            self._on_host = before
+
+    @contextmanager
     def answering(self, *, truth: bool) -> Iterator[None]:
         """Return `truth` when code reads the value of a fake bool."""
         before, self._truth = self._truth, truth
@@ -82,14 +115,36 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A value for a fake tensor: masks are not full, and numbers are 1."""
         return self._truth if dtype == torch.bool else 1
 
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
+        """Free a storage's block and allocate one of another size, as a resized storage on a GPU does."""
+        held = self._held.pop(storage._cdata, None)
+        if held is not None:
+            self._device.release(held[0])
+        if size_bytes:
+            self._watch(storage, self._device.allocate(size_bytes))
+
     def _track(self, value: Any) -> None:
         for tensor in _tensors(value):
             storage = tensor.untyped_storage()
             key = storage._cdata
             size = storage.nbytes()
             # parameters on "meta" are materialized later
-            if size and key not in self._held and _device_of(tensor).type != "meta":
+            if not size or key in self._held or key in self._host or _device_of(tensor).type == "meta":
+                continue
+            if self._on_host:
+                self._watch_on_host(storage, size)
+            else:
                 self._watch(storage, self._device.allocate(size))
+
+    def _watch_on_host(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
+        key = storage._cdata
+
+        def reap(_reference: Any) -> None:
+            self._host_bytes -= self._host.pop(key)[0]
+
+        self._host[key] = (size_bytes, weakref.ref(storage, reap))
+        self._host_bytes += size_bytes
+        self.highest_host_bytes = max(self.highest_host_bytes, self._host_bytes)
 
     def _watch(self, storage: torch.UntypedStorage, block: Block) -> None:
         key = storage._cdata

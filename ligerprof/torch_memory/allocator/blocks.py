@@ -74,9 +74,11 @@ class Pool:
         free: mapped ones, sorted by (size, address).
         unmapped: those without memory, by address.
         clock: how often a block was looked for.
+        stream: the CUDA stream that allocates from it.
     """
 
     small: bool
+    stream: int = 0
     free: list[tuple[int, int, Block]] = field(default_factory=list)
     unmapped: dict[int, Block] = field(default_factory=dict)
     clock: int = 0

@@ -1,8 +1,9 @@
 """Decide which block an allocation gets, as torch's CUDA caching allocator does.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp (native backend, one device, one stream): sizes are rounded up,
-small and large blocks come from pools of their own, the best fit is taken and split, freed neighbours merge, and what
-fits nowhere gets a new segment, after a retry without what is cached.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp (native backend, one device): sizes are rounded up, small and
+large blocks come from pools of their own, the best fit is taken and split, freed neighbours merge, and what fits
+nowhere gets a new segment, after a retry without what is cached. Each CUDA stream has its own pools: a free block
+serves only the stream that it was allocated on. A block is freed when its holder frees it, as without `record_stream`.
 """
 
 from collections.abc import Callable, Iterator
@@ -81,35 +82,39 @@ class CachingAllocator:
         self._ceiling = min((bound for bound in (capacity_bytes, limit_bytes) if bound is not None), default=None)
         self._limit_bytes = limit_bytes
         self._observe = observe or _ignore
-        self._small, self._large = Pool(small=True), Pool(small=False)
+        self._pools: dict[tuple[int, bool], Pool] = {}
         self._heads: dict[int, Block] = {}
         self._next_address = _TOP_ADDRESS
-        self._expandable = self._make_expandable() if self._settings.rules.expandable_segments else {}
+        self._expandable: dict[tuple[int, bool], ExpandableSegment] = {}
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = 0
         self.highest_allocated_bytes = self.highest_reserved_bytes = 0
         self.reset_peaks()
 
-    def _make_expandable(self) -> dict[bool, ExpandableSegment]:
-        return {
-            pool.small: ExpandableSegment(
-                pool, page_bytes=SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES, account=self._account
-            )
-            for pool in (self._small, self._large)
-        }
+    def _pool(self, stream: int, *, small: bool) -> Pool:
+        key = (stream, small)
+        if key not in self._pools:
+            pool = self._pools[key] = Pool(small=small, stream=stream)
+            if self._settings.rules.expandable_segments:
+                page_bytes = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+                self._expandable[key] = ExpandableSegment(pool, page_bytes=page_bytes, account=self._account)
+        return self._pools[key]
+
+    def _segment_of(self, pool: Pool) -> ExpandableSegment | None:
+        return self._expandable.get((pool.stream, pool.small))
 
     def reset_peaks(self) -> None:
         """Start new peaks from what is held now."""
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
-    def malloc(self, requested_bytes: int, context: object = None) -> Block:
-        """Hand out a block for `requested_bytes`, which are more than 0.
+    def malloc(self, requested_bytes: int, context: object = None, *, stream: int = 0) -> Block:
+        """Hand out a block of a stream for `requested_bytes`, which are more than 0.
 
         Raises:
             AllocatorFullError: it fits nowhere.
         """
         size = self._settings.rules.round_request(requested_bytes)
-        pool = self._small if size <= SMALL_REQUEST_BYTES else self._large
+        pool = self._pool(stream, small=size <= SMALL_REQUEST_BYTES)
         block = self._best_fit(pool, size) or self._new_block_or_retry(pool, size, requested_bytes, context)
         rest = block.size_bytes - size
         if self._settings.rules.splits_off(size, rest):
@@ -133,9 +138,9 @@ class CachingAllocator:
 
     def empty_cache(self, context: object = None) -> None:
         """Give back every segment that holds nothing, and free pages of expandable ones."""
-        for pool in (self._large, self._small):
-            if pool.small in self._expandable:
-                self._expandable[pool.small].unmap_free_pages(context)
+        for pool in sorted(self._pools.values(), key=lambda pool: (pool.small, pool.stream)):
+            if (segment := self._segment_of(pool)) is not None:
+                segment.unmap_free_pages(context)
             else:
                 for _, _, block in [entry for entry in pool.free if entry[2].is_whole_segment]:
                     self._release(block, context)
@@ -196,8 +201,8 @@ class CachingAllocator:
         wanted = segment_bytes(size)
         if not self._has_room(wanted):
             return None
-        if pool.small in self._expandable:
-            return self._expandable[pool.small].grow(size, context)
+        if (segment := self._segment_of(pool)) is not None:
+            return segment.grow(size, context)
         self._next_address -= wanted
         block = Block(address=self._next_address, size_bytes=wanted, pool=pool, segment_context=context)
         self._heads[block.address] = block
@@ -249,9 +254,10 @@ class CachingAllocator:
         if self._limit_bytes is None or threshold == 0.0 or self._expandable:
             return
         target = self.reserved_bytes - int(threshold * self._limit_bytes)
-        whole = [entry[2] for entry in self._large.free if entry[2].is_whole_segment]
+        large = [pool for pool in self._pools.values() if not pool.small]
+        whole = [entry[2] for pool in large for entry in pool.free if entry[2].is_whole_segment]
         while target > 0 and whole:
-            ages = [self._large.clock - block.freed_at for block in whole]
+            ages = [block.pool.clock - block.freed_at for block in whole]
             average = sum(ages) / len(ages)
             kept = []
             for block, age in zip(whole, ages, strict=True):

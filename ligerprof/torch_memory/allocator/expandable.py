@@ -11,6 +11,8 @@ from ligerprof.torch_memory.allocator.blocks import Block, Pool
 _SPACE_BYTES = 2**44
 _SMALL_ADDRESS = 0x10_0000_000000
 _LARGE_ADDRESS = 0x40_0000_000000
+# of the segments of streams other than the default one
+_STREAMS_ADDRESS = 0x60_0000_000000
 
 
 class ExpandableSegment:
@@ -25,6 +27,8 @@ class ExpandableSegment:
     def __init__(self, pool: Pool, *, page_bytes: int, account: Callable[[str, int, int, object], bool]) -> None:
         self._pool, self._page_bytes, self._account = pool, page_bytes, account
         self._origin = _SMALL_ADDRESS if pool.small else _LARGE_ADDRESS
+        if pool.stream:
+            self._origin = _STREAMS_ADDRESS + (2 * pool.stream + (not pool.small)) * _SPACE_BYTES
         self._first = Block(address=self._origin, size_bytes=_SPACE_BYTES, pool=pool, mapped=False)
         pool.insert(self._first)
 

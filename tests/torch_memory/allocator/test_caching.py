@@ -239,3 +239,17 @@ def test_an_expandable_recording_is_mapped_and_unmapped_as_the_gpu_did() -> None
     ours = [(event.action, event.size_bytes) for event in machine.events if event.action.startswith("segment")]
     assert ours == [(event["action"], event["size"]) for event in events if event["action"].startswith("segment")]
     assert [len(each) for each in distances.values()] == [1, 1]
+
+
+def test_a_free_block_serves_its_own_stream_alone() -> None:
+    for text in ("", "expandable_segments:True"):
+        allocator = CachingAllocator(settings=parse_allocator_settings(text))
+        freed = allocator.malloc(24 * MIB, stream=1)
+        allocator.free(freed)
+        other = allocator.malloc(24 * MIB)
+        again = allocator.malloc(24 * MIB, stream=1)
+        assert other.address != freed.address == again.address
+        assert (other.pool.stream, again.pool.stream) == (0, 1)
+        allocator.free(again)
+        allocator.empty_cache()
+        assert allocator.reserved_bytes == allocator.allocated_bytes + (-24 * MIB) % (20 * MIB if text else 1)
