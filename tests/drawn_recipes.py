@@ -1,6 +1,7 @@
 """Recipes drawn over everything that decides which kernels run, each small enough to simulate in about a second."""
 
 import dataclasses
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -8,7 +9,9 @@ from ligerprof.gpus import GPUS, Vendor
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.kernels.slots import KERNEL_NAMES
 from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
+from ligerprof.recipe.categories import Loss, Precision
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
 
 PRECISIONS = ("amp", "amp-fp16", "bf16-amp", "bf16", "fp16", "fp32")
 OPTIMIZERS = (
@@ -90,6 +93,22 @@ def _draw_adapter(random: Random, spec: ModelSpec) -> dict[str, Any]:
 
 def draw_recipe(random: Random) -> TrainingRecipe:
     """A training step with plain torch on an NVIDIA GPU of the table."""
+    recipe = _draw_with_hf_loss(random)
+    return dataclasses.replace(recipe, loss=random.choice((Loss.HF, Loss.HF, *_chunked_losses(recipe))))
+
+
+def _chunked_losses(recipe: TrainingRecipe) -> Iterator[Loss]:
+    """The chunked losses that go with a recipe."""
+    if "flce" in recipe.kernels or "ce" in recipe.kernels:
+        return
+    yield Loss.CHUNKED_NLL
+    if recipe.spec.final_softcap is None:
+        yield Loss.TORCH_LINEAR
+        if recipe.tokens % TITAN_CHUNKS == 0 and recipe.precision is not Precision.AMP_FP16:
+            yield Loss.TITAN_CHUNKED
+
+
+def _draw_with_hf_loss(random: Random) -> TrainingRecipe:
     spec = draw_spec(random)
     checkpointing = random.random() < 0.5
     applying = [name for name in KERNEL_NAMES if inapplicable_reason(name, spec) is None]

@@ -106,10 +106,18 @@ class Attention(Word):
 
 
 class Loss(Word):
-    """The loss over the vocabulary: transformers' today, or that of version 4.45."""
+    """The loss over the vocabulary: transformers' today or that of version 4.45, TRL's, torch's or torchtitan's."""
 
     HF = "hf"
     HF_4_45 = "hf-4.45"
+    CHUNKED_NLL = "chunked-nll"
+    TORCH_LINEAR = "torch-linear"
+    TITAN_CHUNKED = "titan-chunked"
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether it computes the logits of a part of the tokens at a time."""
+        return self in (Loss.CHUNKED_NLL, Loss.TORCH_LINEAR, Loss.TITAN_CHUNKED)
 
 
 class Engine(Word):

@@ -11,6 +11,7 @@ from ligerprof.recipe.categories import Attention, Engine, GradSync, Loss, Offlo
 from ligerprof.recipe.options import options_of
 from ligerprof.recipe.training_options import ALL_LINEAR, TrainingOptions
 from ligerprof.text import short_repr
+from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
 
 
 def typed(name: str, value: Any) -> str:
@@ -127,6 +128,7 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         options.loss is not Loss.HF and bool({"ce", "flce"} & set(options.kernels)),
         f"{typed('loss', options.loss)} and the kernel ce or flce replace the same loss. Choose one.",
     )
+    yield from _loss_conflicts(options)
     yield (
         nvme is not None and not Path(nvme).is_dir(),
         f"{nvme}: no such folder. {_FLAGS['nvme_path']} names one.",
@@ -144,6 +146,28 @@ def require_positions(options: TrainingOptions) -> None:
             f"{typed('seq', options.seq)}: {spec.name} has {spec.max_positions} positions. Choose fewer tokens, or give"
             " a config.json with a larger max_position_embeddings."
         )
+
+
+def _loss_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    chosen = typed("loss", options.loss)
+    capped = options.spec.final_softcap is not None
+    yield (
+        options.loss in (Loss.TORCH_LINEAR, Loss.TITAN_CHUNKED) and capped,
+        f"{chosen}: {options.spec.name} caps its logits, which this loss cannot do. Choose another {_FLAGS['loss']}.",
+    )
+    yield (
+        options.loss.is_chunked and options.engine is not Engine.TORCH,
+        f"{chosen} is covered with {typed('engine', Engine.TORCH)} only. Choose another {_FLAGS['loss']}.",
+    )
+    titan = options.loss is Loss.TITAN_CHUNKED
+    yield (
+        titan and options.tokens % TITAN_CHUNKS != 0,
+        f"{chosen} splits {options.tokens} tokens into {TITAN_CHUNKS} equal chunks. Choose another batch or seq.",
+    )
+    yield (
+        titan and options.precision is Precision.AMP_FP16,
+        f"{chosen} computes gradients before the loss is scaled, which {Precision.AMP_FP16} needs. Choose amp.",
+    )
 
 
 def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:

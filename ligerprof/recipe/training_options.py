@@ -101,7 +101,12 @@ class TrainingOptions(Options):
         default_text="none; 1.0 with deepspeed",
     )
     attention: Attention = option(Group.TRAINING, "Attention implementation.", default=Attention.SDPA)
-    loss: Loss = option(Group.TRAINING, "transformers' loss of today, or that of version 4.45.", default=Loss.HF)
+    loss: Loss = option(
+        Group.TRAINING,
+        "Loss over the vocabulary: transformers' of today or of version 4.45, TRL's chunked_nll, torch's"
+        " F.linear_cross_entropy, or torchtitan's chunked loss.",
+        default=Loss.HF,
+    )
     lora: int | None = option(
         Group.TRAINING, "Train LoRA adapters of rank R on the linear layers.", metavar="R", minimum=1
     )
@@ -203,6 +208,18 @@ class TrainingOptions(Options):
     def holds_several_documents(self) -> bool:
         """Whether a row holds documents that attention must keep apart."""
         return self.packing and len(self.packed_lengths) > 1
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of padding at the end of each sequence."""
+        return round(self.padding * self.seq)
+
+    @property
+    def labelled_tokens(self) -> int:
+        """Tokens of one micro-batch whose successor has a label; the last one of a document has none."""
+        if self.packing:
+            return self.tokens - len(self.packed_lengths)
+        return self.batch * max(self.seq - 1 - self.padded_tokens, 0)
 
     @property
     def gpu_spec(self) -> GpuSpec:

@@ -13,10 +13,10 @@ from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError
 from ligerprof.kernels.device import is_simulated
 from ligerprof.models import ModelSpec
-from ligerprof.recipe.categories import Attention, Loss, Optimizer
+from ligerprof.recipe.categories import Attention, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
-from ligerprof.runs.legacy_loss import use_legacy_loss
+from ligerprof.runs.losses import install_loss
 from ligerprof.runs.low_bit import linears_on_meta, low_bit_optimizer, quantize_linears
 from ligerprof.runs.muon import MuonWithAdamW
 
@@ -210,8 +210,7 @@ def _kernels_in(model: Any, recipe: TrainingRecipe, device_kind: str) -> Abstrac
 
 
 def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
-    if recipe.loss is Loss.HF_4_45:
-        use_legacy_loss(model)
+    install_loss(model, recipe)
     rank = recipe.lora or recipe.qlora
     if rank is not None:
         model = _with_lora(model, rank, recipe)
@@ -285,7 +284,7 @@ def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor
     ids = torch.randint(0, recipe.spec.vocab_size, (recipe.rows, recipe.row_tokens), device=device)
     if recipe.packing:
         return _packed_batch(ids, recipe.packed_lengths)
-    padded = round(recipe.padding * recipe.seq)
+    padded = recipe.padded_tokens
     if padded == 0:
         return {"input_ids": ids, "labels": ids}
     mask = torch.ones_like(ids)

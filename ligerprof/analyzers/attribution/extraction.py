@@ -256,22 +256,24 @@ class FeatureExtractor:
 
     @cached_property
     def _first_workspaces(self) -> frozenset[int]:
-        """The first block of each phase that may be cuBLAS's: never freed, and allocated after a product's output.
+        """The first block of each phase and thread that may be cuBLAS's: never freed, after a product's output.
 
         The order of blocks from before the recording is unknown: of these, a phase's only one counts.
         """
-        first: dict[int, int] = {}
+        first: dict[tuple[int, bool], int] = {}
         backward = phase_code(Phase.BACKWARD)
         sized = np.flatnonzero(np.isin(self._sizes, list(_WORKSPACE_SIZES)) & (self._replayed.freed_by < 0))
         older = sized[sized < len(self._replayed.older_blocks)]
         phases, indices, counts = np.unique(self._codes[older], return_index=True, return_counts=True)
         for phase, index in zip(phases[counts == 1].tolist(), indices[counts == 1].tolist(), strict=True):
-            first[phase] = int(older[index])
+            first[phase, True] = int(older[index])
         for block in sized[self._call_sites.index_in_call[sized] > 0].tolist():
             phase = int(self._codes[block])
-            in_product = self._call_sites.of(block).stack.in_linear or phase == backward
+            stack = self._call_sites.of(block).stack
+            # autograd's threads, which a loss may use within forward, have no Python calls
+            in_product = stack.in_linear or phase == backward
             if in_product or self._allocated_by[block] < self._phases.last_between_steps:
-                first.setdefault(phase, block)
+                first.setdefault((phase, bool(stack.calls)), block)
         return frozenset(first.values())
 
     @cached_property

@@ -13,7 +13,14 @@ from ligerprof.roles import Phase, Role
 
 _BUILD, _FORWARD, _BACKWARD = (Phase.BUILD,), (Phase.FORWARD,), (Phase.BACKWARD,)
 _OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FORWARD, Phase.BACKWARD)
-_FUSED_LOSS = r"fused_linear_cross_entropy|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/"
+_FUSED_LOSS = (
+    r"fused_linear_cross_entropy|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/"
+    r"|/functional\.py:linear_cross_entropy$"
+)
+# a chunk of TRL's chunked_nll, and of ours: the head's product, and what the loss makes of it
+_NLL_CHUNK = r"\A\S*(?:sft_trainer|chunked_nll)\.py:_chunk$"
+# autograd's threads have no Python calls: in a forward pass, they run the backward of a part of the loss
+_NO_CALLS = r"\A\Z"
 _LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
 _LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
 # nodes that compute gradients of activations; of weights they compute sums, which are small
@@ -69,6 +76,24 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED), lacks=(Feature.WEIGHT_SIZED,)),
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS,), lacks=(Feature.FEEDS_PASS,)),
     Rule(Role.INPUTS, _OUTSIDE),
+    # losses in checkpointed chunks, whose head has no module call: the product is the last block of its line
+    Rule(Role.WEIGHT_CASTS, _PASSES, stack=_NLL_CHUNK, has=(Feature.HALF_WEIGHT_SIZED,), lacks=(Feature.LAST_OF_CALL,)),
+    Rule(
+        Role.LOGITS,
+        _PASSES,
+        stack=_NLL_CHUNK,
+        has=(Feature.VOCABULARY_SIZED,),
+        has_one=(Feature.LAST_OF_CALL, Feature.ONLY_OF_CALL),
+        lacks=(Feature.SMALL,),
+    ),
+    Rule(Role.CE_TEMPORARIES, _PASSES, stack=r"(?:sft_trainer|chunked_nll)\.py:_chunk$"),
+    # losses that run backward for each chunk of tokens
+    *(
+        Rule(Role.GRADIENTS, _FORWARD, stack=_NO_CALLS, node=node, has=(place, *size))
+        for node, place in ((r"^B?[Mm]mBackward", Feature.FIRST_OF_CALL), (r"^(?:ToCopy|T)Backward", Feature.IN_HEAD))
+        for size in ((Feature.WEIGHT_SIZED,), (Feature.HALF_WEIGHT_SIZED, Feature.CASTS_GRADIENTS))
+    ),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=_NO_CALLS, has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_LOSS)),
     # fused losses: the head's gradient is computed in forward, and chunks die with the call
     Rule(Role.GRADIENTS, _FORWARD, stack=_FUSED_LOSS, has=(Feature.HEAD_WEIGHT_SIZED,), lacks=(Feature.DIES_IN_PHASE,)),
     Rule(Role.KERNEL_WORKSPACE, _FORWARD, stack=_FUSED_LOSS, lacks=(Feature.OUTLIVES_PHASE,)),

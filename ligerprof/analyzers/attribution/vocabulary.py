@@ -19,7 +19,8 @@ from ligerprof.snapshots.trace import Int64s
 
 # losses of language models, by what their libraries document
 _LIBRARY_LOSS = re.compile(
-    r"loss_utils\.py:For(?:CausalLM|MaskedLM)Loss$|fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/",
+    r"loss_utils\.py:For(?:CausalLM|MaskedLM)Loss$|fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/"
+    r"|/functional\.py:linear_cross_entropy$",
     re.MULTILINE,
 )
 _LOSS_CALL = re.compile(

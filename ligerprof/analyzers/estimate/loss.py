@@ -1,5 +1,6 @@
 """The head and the loss: the [T, V] logits tensors that are live together."""
 
+from ligerprof.analyzers.estimate.chunked_loss import chunked_nll, titan_chunked, torch_linear
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
 from ligerprof.analyzers.estimate.operations import linear, scale, unary
@@ -9,6 +10,7 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 _LOSS = Role.CE_TEMPORARIES
+_CHUNKED = {Loss.CHUNKED_NLL: chunked_nll, Loss.TORCH_LINEAR: torch_linear, Loss.TITAN_CHUNKED: titan_chunked}
 
 
 def head_and_loss(context: Context, hidden: Value) -> Value:
@@ -16,6 +18,9 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
     weight = context.weights[head_weight_name(context)]
     if context.is_fused("flce"):
         return call_loss(context, kernel_memory(context, "flce", hidden, weight), hidden, weight, "hidden")
+    chunked = _CHUNKED.get(context.recipe.loss)
+    if chunked is not None:
+        return chunked(context, hidden, weight)
     # these receive the head's output and cap it themselves; liger-kernel replaces functions that the model calls
     caps = "flce" in context.kernels or ("ce" in context.kernels and context.recipe.provider != "liger")
     logits = linear(context, hidden, weight, role=Role.LOGITS, gradient_role=_LOSS)

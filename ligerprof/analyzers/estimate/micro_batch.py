@@ -18,6 +18,7 @@ from ligerprof.analyzers.estimate.model import embed, has_two_masks, mask_elemen
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, explicit_layers, layer_place
+from ligerprof.analyzers.estimate.recomputed import TapeWithParts
 from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe.training import TrainingRecipe
@@ -62,7 +63,7 @@ class MicroBatch:
         self._mask: Value | None = None
         self._other_mask: Value | None = None
         self._bottom = self._new_context(Tape(meter))
-        self._top = self._new_context(Tape(meter))
+        self._top = self._new_context(TapeWithParts(meter))
         self._layers: list[_Layer] = []
         self._until_backward_ends: list[Allocation] = []
         self.until_loss_is_freed: list[Allocation] = []

@@ -8,7 +8,9 @@ from ligerprof.roles import Role
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
+class Pending:
+    """A gradient on its way to a tensor."""
+
     block: Allocation
     is_view: bool
 
@@ -41,7 +43,7 @@ class Weight:
     in_layer: bool = False
     packed_sizes: tuple[int, ...] = ()
     gradient: Allocation | None = None
-    pending: _Pending | None = None
+    pending: Pending | None = None
     arrived: int = 0
 
     @property
@@ -142,7 +144,9 @@ class Operation:
 
 
 @dataclass(slots=True, eq=False)
-class _Node:
+class Node:
+    """An operation that backward runs."""
+
     operation: Operation
     outputs: tuple[Value, ...]
     saved: list[Allocation] = field(default_factory=list)
@@ -165,15 +169,15 @@ class Tape:
         self.saving = saving
         self._stop_after_saves = stop_after_saves
         self._stopped = False
-        self._nodes: list[_Node] = []
+        self._nodes: list[Node] = []
         self._variables: list[Allocation] = []
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
 
     def run(self, operation: Operation) -> Value:
         """Run one operation; the holder of its output is the Python variable that it is assigned to."""
         needs_gradient = any(item.needs_gradient for item in operation.differentiable)
         output = Value(operation.elements, operation.width, needs_gradient, None, operation.gradient_role)
-        node = _Node(operation, (output,))
+        node = Node(operation, (output,))
         saves_now = needs_gradient and operation.saves_anything and not self._stopped
         if saves_now:
             self._save(node)
@@ -195,7 +199,7 @@ class Tape:
             self.name(output)
         if value.needs_gradient:
             operation = Operation(elements=value.elements, width=value.width, inputs=(value,))
-            self._nodes.append(_Node(operation, outputs))
+            self._nodes.append(Node(operation, outputs))
         return outputs
 
     def slice(self, value: Value, elements: int) -> Value:
@@ -232,7 +236,7 @@ class Tape:
 
     def start_backward(self, output: Value, gradient: Allocation) -> None:
         """Run backward up to the first operation that needs a saved tensor."""
-        self._pending[id(output)] = _Pending(gradient, is_view=False)
+        self._pending[id(output)] = Pending(gradient, is_view=False)
         while self._nodes and not self._nodes[-1].operation.saves_anything:
             self._run_backward(self._nodes.pop())
 
@@ -258,14 +262,14 @@ class Tape:
         self._forget(pending.block for pending in self._pending.values())
         self._pending.clear()
 
-    def _save(self, node: _Node) -> None:
+    def _save(self, node: Node) -> None:
         self.saves_seen += 1
         if self.saving:
             blocks = (item.block for item in node.operation.saves if isinstance(item, Value))
             node.saved.extend(self.meter.keep(block) for block in blocks if block is not None)
         self._stopped = self.saves_seen == self._stop_after_saves
 
-    def _make_output(self, node: _Node) -> None:
+    def _make_output(self, node: Node) -> None:
         operation, output = node.operation, node.outputs[0]
         keeps = self.saving and output.needs_gradient
         extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
@@ -304,7 +308,7 @@ class Tape:
             self.meter.drop(block)
         self._variables.clear()
 
-    def _run_backward(self, node: _Node) -> None:
+    def _run_backward(self, node: Node) -> None:
         arrived = [self._pending.pop(id(output), None) for output in node.outputs]
         incoming = [pending for pending in arrived if pending is not None]
         delivered = self._compute_gradients(node, incoming) if incoming else []
@@ -319,32 +323,32 @@ class Tape:
         for item, pending in delivered:
             self._deliver(item, pending)
 
-    def _compute_gradients(self, node: _Node, incoming: list[_Pending]) -> list[tuple[Tensor, _Pending]]:
+    def _compute_gradients(self, node: Node, incoming: list[Pending]) -> list[tuple[Tensor, Pending]]:
         operation = node.operation
         made = [
-            (item, _Pending(self._make_gradient(item), operation.gradient_is_view))
+            (item, Pending(self._make_gradient(item), operation.gradient_is_view))
             for item in operation.inputs
             if item.needs_gradient
         ]
         passed = [
-            (item, _Pending(self.meter.keep(incoming[0].block), incoming[0].is_view))
+            (item, Pending(self.meter.keep(incoming[0].block), incoming[0].is_view))
             for item in operation.passes
             if item.needs_gradient
         ]
         self._compute(operation, operation.backward_scratch_bytes)
         reused = [
-            (item, _Pending(self.meter.keep(item.block), is_view=False))
+            (item, Pending(self.meter.keep(item.block), is_view=False))
             for item in operation.reuses
             if item.needs_gradient and item.block is not None
         ]
         return made + passed + reused + self._take_early(node)
 
-    def _take_early(self, node: _Node) -> list[tuple[Tensor, _Pending]]:
+    def _take_early(self, node: Node) -> list[tuple[Tensor, Pending]]:
         """The gradients computed in forward; drops those that backward has replaced."""
         replaced = [block for item, block in node.early if item in node.operation.inputs]
         self._forget(replaced)
         return [
-            (item, _Pending(block, is_view=False)) for item, block in node.early if item not in node.operation.inputs
+            (item, Pending(block, is_view=False)) for item, block in node.early if item not in node.operation.inputs
         ]
 
     def _forget(self, blocks: Iterable[Allocation]) -> None:
@@ -354,14 +358,14 @@ class Tape:
     def _make_gradient(self, item: Tensor) -> Allocation:
         return self.meter.take(item.size_bytes, _gradient_role(item))
 
-    def _deliver(self, item: Tensor, new: _Pending) -> None:
+    def _deliver(self, item: Tensor, new: Pending) -> None:
         if isinstance(item, Weight):
             self._deliver_to_weight(item, new)
             return
         old = self._pending.get(id(item))
         self._pending[id(item)] = new if old is None else self._sum(item, old, new)
 
-    def _deliver_to_weight(self, weight: Weight, new: _Pending) -> None:
+    def _deliver_to_weight(self, weight: Weight, new: Pending) -> None:
         weight.arrived += 1
         if weight.pending is not None:
             new = self._sum(weight, weight.pending, new)
@@ -379,14 +383,14 @@ class Tape:
             self.meter.drop(new.block)
             weight.gradient = self.meter.take(int(weight.size_bytes * weight.kept_share), Role.GRADIENTS)
 
-    def _sum(self, item: Tensor, old: _Pending, new: _Pending) -> _Pending:
+    def _sum(self, item: Tensor, old: Pending, new: Pending) -> Pending:
         """InputBuffer::accumulate: add in place to a gradient that is not a view and has no other owner."""
         if old.block.holders == 1 and not old.is_view:
             self.meter.drop(new.block)
             return old
         total = self.meter.take(item.size_bytes, _gradient_role(item))
         self._forget((old.block, new.block))
-        return _Pending(total, is_view=False)
+        return Pending(total, is_view=False)
 
 
 def _gradient_role(item: Tensor) -> Role:

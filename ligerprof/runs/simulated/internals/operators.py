@@ -1,11 +1,13 @@
 """Operators whose CUDA implementation allocates temporaries, or returns tensors of other dtypes or in another order."""
 
+import importlib.util
 from typing import Any
 
 import torch
 
 from ligerprof.runs.simulated.internals.call import Call, Internal, dtype_name
 from ligerprof.torch_memory import layer_norm, softmax
+from ligerprof.torch_memory.chunked_losses import LinearCrossEntropy
 from ligerprof.torch_memory.embedding import embedding_gradient
 from ligerprof.torch_memory.foreach import norm_partials_bytes
 from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, index_copies
@@ -101,7 +103,35 @@ def _safe_softmax(call: Call) -> Any:
     )
 
 
+def _linear_cross_entropy(call: Call) -> Any:
+    """Allocate as on CUDA, whatever chunks torch chose for the CPU."""
+    source, weight = call.args[:2]
+    blocks = LinearCrossEntropy(
+        tokens=source.shape[0],
+        hidden=source.shape[1],
+        vocab=weight.shape[0],
+        width=source.element_size(),
+        is_bfloat16=source.dtype == torch.bfloat16,
+        input_gradient=call.argument(12, "compute_input_grad"),
+        weight_gradient=call.argument(13, "compute_linear_weight_grad"),
+        capability=call.device.gpu.compute_capability,
+    )
+    with call.device.held(*blocks.buffer_sizes):
+        result = call.run()
+        call.device.touch(*blocks.chunk_sizes)
+    return result
+
+
+def _chunked_losses() -> dict[Any, Internal]:
+    """The operator of F.linear_cross_entropy, which torch 2.13 and later define when they first call it."""
+    if importlib.util.find_spec("torch.nn.modules.linear_cross_entropy") is None:
+        return {}
+    importlib.import_module("torch.nn.modules.linear_cross_entropy")
+    return {torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default: _linear_cross_entropy}
+
+
 OPERATOR_INTERNALS: dict[Any, Internal] = {
+    **_chunked_losses(),
     aten.embedding_dense_backward.default: _embedding_dense_backward,
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.index.Tensor: _index,

@@ -9,14 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 
-def use_legacy_loss(model: Any) -> None:
-    """Replace the model's forward, through a subclass, so that wrappers and other patches see an ordinary method."""
-    modern = type(model)
-    body = {"forward": _forward, "__module__": modern.__module__, "__qualname__": modern.__qualname__}
-    model.__class__ = type(modern.__name__, (modern,), body)
-
-
-def _forward(self: Any, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Any:
+def forward(self: Any, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Any:
+    """The model's forward with this loss."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     hidden = self.base_model(input_ids=input_ids, **kwargs)[0]

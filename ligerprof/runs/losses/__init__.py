@@ -1,0 +1,44 @@
+"""Losses over the vocabulary in place of the model's own: those of older transformers, TRL, torch and torchtitan."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ligerprof.recipe.categories import Loss
+from ligerprof.recipe.training import TrainingRecipe
+
+__all__ = ["install_loss"]
+
+
+def install_loss(model: Any, recipe: TrainingRecipe) -> None:
+    """Give a transformers model the forward of the recipe's loss, before adapters and engines wrap it.
+
+    Raises:
+        MissingDependencyError: the installed torch does not have the loss.
+    """
+    if recipe.loss is not Loss.HF:
+        _replace_forward(model, _forward_of(recipe))
+
+
+def _forward_of(recipe: TrainingRecipe) -> Callable[..., Any]:
+    if recipe.loss is Loss.HF_4_45:
+        from ligerprof.runs.losses import legacy
+
+        return legacy.forward
+    if recipe.loss is Loss.CHUNKED_NLL:
+        from ligerprof.runs.losses import chunked_nll
+
+        return chunked_nll.make_forward(recipe.labelled_tokens)
+    if recipe.loss is Loss.TORCH_LINEAR:
+        from ligerprof.runs.losses import torch_linear
+
+        return torch_linear.make_forward()
+    from ligerprof.runs.losses import titan_chunked
+
+    return titan_chunked.make_forward(recipe.labelled_tokens, recipe.grad_accum)
+
+
+def _replace_forward(model: Any, forward: Callable[..., Any]) -> None:
+    """Replace the model's forward through a subclass, so that wrappers and other patches see an ordinary method."""
+    modern = type(model)
+    body = {"forward": forward, "__module__": modern.__module__, "__qualname__": modern.__qualname__}
+    model.__class__ = type(modern.__name__, (modern,), body)
