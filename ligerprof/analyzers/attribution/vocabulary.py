@@ -20,7 +20,7 @@ from ligerprof.snapshots.trace import Int64s
 # losses of language models, by what their libraries document
 _LIBRARY_LOSS = re.compile(
     r"loss_utils\.py:For(?:CausalLM|MaskedLM)Loss$|fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/"
-    r"|/functional\.py:linear_cross_entropy$",
+    r"|/functional\.py:linear_cross_entropy$|(?:sft_trainer|chunked_nll)\.py:_chunk$",
     re.MULTILINE,
 )
 _LOSS_CALL = re.compile(
@@ -131,7 +131,7 @@ class Vocabulary:
             return _NO_BLOCKS
         modules = {site.module for site in self._sites if site.stamp}
         if has_loss and any(map(is_head, modules)) and any(map(is_token_embedding, modules)):
-            return self._outputs(lambda site: is_head(site.module) and (not site.stack.calls or _is_linear(site)))
+            return self._outputs(_is_head_output)
         # evidence of one kind less needs a table that is as large as tables are
         large = self._table_sizes[2 * self._table_sizes >= self._table_sizes.max(initial=0)]
         outputs = self._outputs(_is_linear)
@@ -232,6 +232,11 @@ def _is_loss(site: CallSite) -> bool:
 
 def _is_look_up(site: CallSite) -> bool:
     return _LOOK_UP.search(site.stack.text) is not None or "embedding" in site.stack.operators
+
+
+def _is_head_output(site: CallSite) -> bool:
+    """Whether the head's module computes; a loss can run the head's backward within forward."""
+    return is_head(site.module) and ((not site.stack.calls and not site.node) or _is_linear(site))
 
 
 def _is_linear(site: CallSite) -> bool:

@@ -220,7 +220,7 @@ def _elementwise(*factors: Value) -> Operation:
 
 
 def titan_chunked(context: Context, hidden: Value, weight: Weight) -> Value:
-    """The chunked loss of torchtitan: backward of each chunk within forward, gradients of hidden states summed in fp32."""
+    """The chunked loss of torchtitan: backward of each chunk within forward; gradients of hidden states in fp32."""
     tape, meter = context.tape, context.tape.meter
     # each chunk adds to the gradient on its own
     weight.uses = 1

@@ -27,10 +27,14 @@ from ligerprof.recipe.configs.rows import (
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import EVALUATION
 from ligerprof.text import printable
+from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
 
 NAME = "torchtitan"
 _MOST_VALUES = 50_000
 _DEEPEST = 30
+_PLAIN_LOSS = "CrossEntropyLoss"
+# the second is the name of 2026's first half
+_CHUNKED_LOSSES = ("ChunkedLossWrapper", "ChunkedCELoss")
 # the key under which a converted object carries the name of its class
 CLASS = "class"
 _AUTOCAST = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
@@ -243,15 +247,25 @@ def _set_classes(reading: Reading, values: Mapping[str, Any]) -> None:
         reading.lack(
             "activation_checkpoint", Lacking(what=f"checkpointing by {checkpointing}", setting=Setting.CHECKPOINTING)
         )
-    losses = {"ChunkedLossWrapper": "titan-chunked", "CrossEntropyLoss": "hf"}
-    loss = _object(values, "loss").get(CLASS)
-    if loss in losses:
-        reading.set("loss", {Setting.LOSS: losses[loss]})
-    elif loss is not None:
-        reading.lack("loss", Lacking(what=f"the loss {loss}", setting=Setting.LOSS))
+    _set_loss(reading, _object(values, "loss"))
     _refuse_classes(reading, values)
     if not is_off(_object(values, "validator").get("enable")):
         reading.left_out["validator"] = EVALUATION
+
+
+def _set_loss(reading: Reading, values: Mapping[str, Any]) -> None:
+    loss, inner = values.get(CLASS), _object(values, "loss_fn").get(CLASS, _PLAIN_LOSS)
+    if loss == _PLAIN_LOSS:
+        reading.set("loss", {Setting.LOSS: "hf"})
+    elif loss in _CHUNKED_LOSSES and inner == _PLAIN_LOSS:
+        chunks = values.get("num_chunks", TITAN_CHUNKS)
+        if chunks == TITAN_CHUNKS:
+            reading.set("loss", {Setting.LOSS: "titan-chunked"})
+        else:
+            reading.lack("loss", Lacking(what=f"a loss in {chunks} chunks", setting=Setting.LOSS))
+    elif loss is not None:
+        what = loss if inner == _PLAIN_LOSS else f"{loss} of {inner}"
+        reading.lack("loss", Lacking(what=f"the loss {what}", setting=Setting.LOSS))
 
 
 def _refuse_classes(reading: Reading, values: Mapping[str, Any]) -> None:

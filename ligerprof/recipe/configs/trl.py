@@ -144,6 +144,8 @@ def _finish_sft(reading: Reading, values: Mapping[str, Any]) -> None:
         reading.set("packing", {Setting.PACKING: wrapped if is_wrapped else Packing.DOCUMENTS})
     uses_liger = not is_off(values.get("use_liger_kernel")) or not is_off(values.get("use_liger"))
     reading.defaults[Setting.LOSS] = "hf" if uses_liger else "chunked-nll"
+    if reading.value(Setting.LOSS) == "chunked-nll":
+        reading.assumed.append("TRL's chunked_nll as in TRL 1.14; 1.15 and later compute it with kernels")
 
 
 TRL_SFT = Framework(

@@ -65,6 +65,13 @@ class CrossEntropyLoss:
         global_vocab_size: int = 128256
 
 
+class ChunkedLossWrapper:
+    @dataclass
+    class Config:
+        num_chunks: int = 8
+        loss_fn: object = field(default_factory=CrossEntropyLoss.Config)
+
+
 class FlexAttention:
     @dataclass
     class Config:
@@ -112,6 +119,19 @@ class Trainer:
 
 def full():
     return Trainer.Config(ModelSpec("8B", Model()), FullAC.Config())
+
+
+def chunked():
+    return Trainer.Config(ModelSpec("8B", Model()), FullAC.Config(), loss=ChunkedLossWrapper.Config())
+
+
+def many_chunks():
+    return Trainer.Config(ModelSpec("8B", Model()), FullAC.Config(), loss=ChunkedLossWrapper.Config(32))
+
+
+def chunks_of_another_loss():
+    loss = ChunkedLossWrapper.Config(loss_fn=FlexAttention.Config())
+    return Trainer.Config(ModelSpec("8B", Model()), FullAC.Config(), loss=loss)
 
 
 def no_checkpointing():
@@ -182,6 +202,11 @@ def test_toml(tmp_path: Path) -> None:
         load_recipe([str(path)], {})
 
 
+def test_the_chunked_loss(module: str) -> None:
+    recipe, _ = load_recipe([f"{module}:chunked"], {})
+    assert recipe.loss == "titan-chunked"
+
+
 @pytest.mark.parametrize(("function", "checkpointing"), [("full", True), ("no_checkpointing", False)])
 def test_a_function(module: str, function: str, checkpointing: bool) -> None:
     recipe, report = load_recipe([f"{module}:{function}"], {})
@@ -196,6 +221,8 @@ def test_a_function(module: str, function: str, checkpointing: bool) -> None:
     [
         ("selective", UnsupportedError, "checkpointing by SelectiveAC"),
         ("flex", UnsupportedError, "flex attention"),
+        ("many_chunks", UnsupportedError, "a loss in 32 chunks"),
+        ("chunks_of_another_loss", UnsupportedError, "the loss ChunkedLossWrapper of FlexAttention"),
         ("tensor_parallel", UnsupportedError, "parallelism.tensor_parallel_degree: 4: tensor parallelism"),
         ("odd_tokens", UnsupportedError, "10000 tokens in sequences of 8192"),
         ("debug", RecipeError, "unknown model"),
