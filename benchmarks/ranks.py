@@ -1,14 +1,14 @@
-"""Measure FSDP2 and DDP on two GPUs rank by rank, and compare estimate and simulation with the rows.
+"""Measure FSDP2 and DDP on several GPUs rank by rank, and compare estimate and simulation with the rows.
 
     python benchmarks/ranks.py measure benchmarks/results/ranks-h200x2.jsonl
     python benchmarks/ranks.py measure /tmp/try.jsonl --first 3
     python benchmarks/ranks.py compare benchmarks/results/ranks-h200x2.jsonl --simulate
 
-`measure` requires two GPUs. It starts one process per GPU. They join once, and then build and train each model anew, so
-that a configuration takes seconds. Each row has the recipe, and per rank the highest allocated and reserved bytes of
-the first three steps and the bytes outside torch's allocator. Further rows follow: losses on two GPUs next to those on
-one, how often each group of weights is gathered in a step, and the time of a step with the kernels of ligerprof and of
-liger-kernel in turns.
+`measure` requires two GPUs, or `--gpus N`. It starts one process per GPU. They join once, and then build and train each
+model anew, so that a configuration takes seconds. Each row has the recipe, and per rank the highest allocated and
+reserved bytes of the first three steps and the bytes outside torch's allocator. Further rows follow: losses on all GPUs
+next to those on one, how often each group of weights is gathered in a step, and the time of a step with the kernels of
+ligerprof and of liger-kernel in turns.
 """
 
 import argparse
@@ -31,7 +31,6 @@ from typing import Any
 from ligerprof.recipe.training import TrainingRecipe
 
 Options = dict[str, Any]
-RANKS = 2
 STEPS = 3
 LLAMA: Options = {"model": "llama3.2-1b", "batch": 2}
 QWEN: Options = {"model": "qwen3-0.6b", "batch": 4}
@@ -100,10 +99,10 @@ PROFILED = tuple(
 LOSS_STEPS = 5
 
 
-def recipes() -> list[TrainingRecipe]:
+def recipes(gpus: int) -> list[TrainingRecipe]:
     """The configurations, the first of each engine first."""
-    sharded = [TrainingRecipe(**{"precision": "mixed"} | options, engine="fsdp2", gpus=RANKS) for options in FSDP2]
-    replicated = [TrainingRecipe(**{"precision": "amp"} | options, engine="ddp", gpus=RANKS) for options in DDP]
+    sharded = [TrainingRecipe(**{"precision": "mixed"} | options, engine="fsdp2", gpus=gpus) for options in FSDP2]
+    replicated = [TrainingRecipe(**{"precision": "amp"} | options, engine="ddp", gpus=gpus) for options in DDP]
     return [*sharded[:2], replicated[0], *sharded[2:], *replicated[1:]]
 
 
@@ -148,7 +147,7 @@ class Rank:
 
         own = rank_from_environment()
         assert own is not None, "start it with `measure`"
-        self.rank, self._results = own.rank, results
+        self.rank, self.gpus, self._results = own.rank, own.world_size, results
         self._deadline = time.monotonic() + seconds
         self.on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", own.local) if self.on_gpu else torch.device("cpu")
@@ -171,7 +170,7 @@ class Rank:
 
         one = torch.ones(2**24, dtype=torch.bfloat16, device=self.device)
         note("tensor")
-        both = torch.empty(RANKS * one.numel(), dtype=one.dtype, device=self.device)
+        both = torch.empty(self.gpus * one.numel(), dtype=one.dtype, device=self.device)
         distributed.all_gather_into_tensor(both, one)
         note("all_gather")
         distributed.reduce_scatter_tensor(one, both)
@@ -189,7 +188,7 @@ class Rank:
         """The values of all ranks, on every rank."""
         from torch import distributed
 
-        found: list[Any] = [None] * RANKS
+        found: list[Any] = [None] * self.gpus
         distributed.all_gather_object(found, value)
         return found
 
@@ -210,7 +209,9 @@ class Rank:
         """Give all memory back, cuBLAS's workspaces included."""
         import torch
 
-        gc.collect()
+        # the first collection lets go of DDP's reducer, whose buckets the next one frees
+        for _ in range(3):
+            gc.collect()
         if self.on_gpu:
             torch.cuda.synchronize()
             internals: Any = torch._C
@@ -305,7 +306,7 @@ class Rank:
 
         seconds: dict[str, list[float]] = {name: [] for name in PROVIDERS}
         named = {
-            name: TrainingRecipe(**options, provider=name, engine="fsdp2", gpus=RANKS, precision="mixed")
+            name: TrainingRecipe(**options, provider=name, engine="fsdp2", gpus=self.gpus, precision="mixed")
             for name in PROVIDERS
         }
         batch = make_batch(named[PROVIDERS[0]], self.device)
@@ -341,17 +342,18 @@ class Rank:
         if self.rank == 0:
             names = [folder]
         distributed.broadcast_object_list(names)
-        shared: Options = {"model": names[0], "batch": 4, "seq": 64, "optimizer": "adamw", "clip": 1.0}
+        shared: Options = {"model": names[0], "batch": 2 * self.gpus, "seq": 64, "clip": 1.0}
+        shared["optimizer"] = "adamw"
         for liger in ("none", "all") if self.on_gpu else ("none",):
             for precision in ("fp32", "mixed"):
                 options = shared | {"liger": liger}
                 found[f"{precision} {liger}"] = {
-                    "two": self._losses(TrainingRecipe(**options, engine="fsdp2", gpus=RANKS, precision=precision)),
+                    "two": self._losses(TrainingRecipe(**options, engine="fsdp2", gpus=self.gpus, precision=precision)),
                     "one": self._losses(TrainingRecipe(**options, precision="fp32" if precision == "fp32" else "amp")),
                 }
                 if precision == "fp32":
                     found[f"{precision} {liger}"]["ddp"] = self._losses(
-                        TrainingRecipe(**options, engine="ddp", gpus=RANKS, precision=precision)
+                        TrainingRecipe(**options, engine="ddp", gpus=self.gpus, precision=precision)
                     )
         return {"kind": "losses", "losses": found}
 
@@ -364,7 +366,7 @@ class Rank:
             0, recipe.spec.vocab_size, (recipe.batch, recipe.seq), generator=torch.Generator().manual_seed(5)
         )
         if recipe.gpus > 1:
-            ids = ids.chunk(RANKS)[self.rank]
+            ids = ids.chunk(self.gpus)[self.rank]
         batch = {"input_ids": ids.to(self.device), "labels": ids.to(self.device)}
         own = []
         if recipe.gpus > 1:
@@ -378,16 +380,25 @@ class Rank:
         return [statistics.fmean(each) for each in zip(*self.gathered(own), strict=True)]
 
 
-def run_rank(results: Path, first: int | None, seconds: float, options: Options | None) -> None:
+def run_rank(results: Path, arguments: argparse.Namespace) -> None:
     """Everything that one process does."""
     from torch import distributed
 
-    from ligerprof.runs.training import load_model
-
-    rank = Rank(results, seconds)
-    chosen = recipes() if options is None else [TrainingRecipe(**options)]
+    rank, first = Rank(results, arguments.seconds), arguments.first
+    chosen = recipes(rank.gpus) if arguments.recipe is None else [TrainingRecipe(**json.loads(arguments.recipe))]
+    chosen = [recipe for recipe in chosen if arguments.engine in (None, recipe.engine)]
     for number, recipe in enumerate(chosen[:first]):
         rank.attempt(f"{number} {recipe.engine} {recipe.summary}", lambda recipe=recipe: rank.row(recipe))
+    if not arguments.only_rows:
+        run_further_parts(rank, first)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def run_further_parts(rank: Rank, first: int | None) -> None:
+    """Losses, profiles and times; of each profile and time none but the first with `first`."""
+    from ligerprof.runs.training import load_model
+
     with tempfile.TemporaryDirectory() as folder:
         if rank.rank == 0:
             import torch
@@ -397,23 +408,24 @@ def run_rank(results: Path, first: int | None, seconds: float, options: Options 
         rank.attempt("losses", lambda: rank.losses(folder))
     if rank.on_gpu:
         for options in PROFILED[: None if first is None else 1]:
-            recipe = TrainingRecipe(**options, engine="fsdp2", gpus=RANKS, precision="mixed")
+            recipe = TrainingRecipe(**options, engine="fsdp2", gpus=rank.gpus, precision="mixed")
             rank.attempt(f"profile {options}", lambda recipe=recipe: rank.profile(recipe))
         for options in TURNS[: None if first is None else 0]:
             rank.attempt(f"turns {options}", lambda options=options: rank.turns(options))
-    distributed.barrier()
-    distributed.destroy_process_group()
 
 
 def measure(results: Path, arguments: argparse.Namespace) -> int:
     """Start a process per GPU and wait for them."""
     results.parent.mkdir(parents=True, exist_ok=True)
-    own = [str(Path(__file__).resolve()), "rank", str(results), "--seconds", str(arguments.seconds)]
-    if arguments.first is not None:
-        own += ["--first", str(arguments.first)]
-    if arguments.recipe is not None:
-        own += ["--recipe", arguments.recipe]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", *own]
+    own = [str(Path(__file__).resolve()), "rank", *sys.argv[2:]]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={arguments.gpus}",
+        *own,
+    ]
     return subprocess.run(command, check=False, env={"OMP_NUM_THREADS": "8", **os.environ}).returncode
 
 
@@ -473,6 +485,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "rank", "compare"))
     parser.add_argument("results", type=Path)
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--engine", choices=("ddp", "fsdp2"), help="measure only this engine's configurations")
+    parser.add_argument("--only-rows", action="store_true", help="measure no losses, profiles and times")
     parser.add_argument("--first", type=int, help="configurations to measure; none are timed")
     parser.add_argument("--seconds", type=float, default=330, help="after this time nothing new is begun")
     parser.add_argument("--recipe", help="a recipe's JSON to measure instead")
@@ -483,8 +498,7 @@ def main() -> None:
     elif arguments.what == "measure":
         sys.exit(measure(arguments.results, arguments))
     else:
-        options = None if arguments.recipe is None else json.loads(arguments.recipe)
-        run_rank(arguments.results, arguments.first, arguments.seconds, options)
+        run_rank(arguments.results, arguments)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -25,6 +26,8 @@ from ligerprof.reports.markdown import peak_markdown
 from ligerprof.reports.peak import render_peak
 from ligerprof.reports.ranks import render_ranks
 from ligerprof.roles import View
+from ligerprof.runs.directory import recorded_ranks
+from ligerprof.snapshots import SNAPSHOT_NAME
 from ligerprof.snapshots.collector import collector_paused, keep_freed_memory
 from ligerprof.snapshots.ranks import rank_snapshots
 from ligerprof.units import format_bytes
@@ -43,6 +46,7 @@ from ligerprof.units import format_bytes
     help="Your own rules for roles, TOML or JSON.",
 )
 @click.option("--stacks", is_flag=True, help="Group blocks by stack too, and show each stack.")
+@click.option("--ranks", "all_ranks", is_flag=True, help="Compare the ranks of RUN, a step on several GPUs.")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
 @force_option
 @markdown_option
@@ -57,6 +61,7 @@ def command(  # noqa: PLR0913 - one argument per option
     max_peak_bytes: int | None,
     rules_path: str | None,
     stacks: bool,
+    all_ranks: bool,
     html_path: Path | None,
     force: bool,
     as_markdown: bool,
@@ -67,13 +72,13 @@ def command(  # noqa: PLR0913 - one argument per option
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain or compressed with gzip or
     xz, or - for standard input; RUN is a directory that `ligerprof step` or `ligerprof.record()`
     wrote. FOLDER has one snapshot or run directory per rank of a distributed run: the ranks are
-    listed, the worst first, with what differs between them. No code in the file is run.
+    listed, the worst first, with what differs between them; --ranks does so for RUN. No code in the file is run.
     """
     # the collector's last walk over all objects finds nothing that the end of the process does not free
     atexit.register(gc.freeze)
     keep_freed_memory()
     rules = () if rules_path is None else read_rules(rules_path)
-    sources = rank_snapshots(snapshot) if snapshot.is_dir() else {}
+    sources = _ranks(snapshot, of_run=all_ranks)
     if sources:
         if html_path is not None or stacks or as_markdown or by is not View.ROLE:
             raise click.UsageError("--html, --stacks, --format and --by need one rank: give its file.")
@@ -95,6 +100,15 @@ def command(  # noqa: PLR0913 - one argument per option
     else:
         show(report.to_json, lambda: render_peak(report, by=by, top=top), as_json=as_json)
     _check_peak(report.peak_bytes, max_peak_bytes)
+
+
+def _ranks(source: Path, *, of_run: bool) -> Mapping[int, Path]:
+    """The snapshots to compare, by rank; {} for a single snapshot."""
+    if of_run and not (source.is_dir() and (source / SNAPSHOT_NAME).exists()):
+        raise click.UsageError(f"--ranks needs a run directory, which {source} is not.")
+    if of_run:
+        return recorded_ranks(source)
+    return rank_snapshots(source) if source.is_dir() else {}
 
 
 def _check_peak(peak_bytes: int, max_peak_bytes: int | None) -> None:

@@ -9,9 +9,13 @@ from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_mib
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import RenderableType
     from rich.table import Table
 
+RANK_HEADS = ("rank", "peak, MiB", "reserved, MiB", "highest in", "more than the lowest rank, MiB")
+SPREAD_HEADS = ("role", "least, MiB", "rank", "most, MiB", "rank", "difference")
 _FIGURE_WIDTH = 11
 _RANK_WIDTH = 5
 _MOST_NAMED = 3
@@ -22,15 +26,18 @@ def render_ranks(report: RanksReport, *, top: int = 10) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(ranks_sentence(report)), _ranks_table(report)]
-    if report.spreads:
-        parts.append(_spreads_table(report))
+    parts: list[RenderableType] = [Text(ranks_sentence(report)), *ranks_tables(report)]
     if report.difference.difference_bytes:
         lowest, worst = report.lowest.rank, report.worst.rank
         parts += [Text(f"From rank {lowest} to rank {worst}:"), changes_table(report.difference, top)]
     parts += [file_text(f"Note: {note}.") for note in report.notes]
     parts.append(file_text(f"ligerprof explain {report.worst.source} shows the blocks of rank {report.worst.rank}."))
     return Group(*parts)
+
+
+def ranks_tables(report: RanksReport) -> "list[RenderableType]":
+    """The ranks, the worst first, and the roles in which they differ, if any."""
+    return [_ranks_table(report), *([_spreads_table(report)] if report.spreads else [])]
 
 
 def ranks_sentence(report: RanksReport) -> str:
@@ -52,16 +59,20 @@ def _when(each: RankPeak) -> str:
 
 
 def _ranks_table(report: RanksReport) -> "Table":
-    table = groups_table(
-        "rank", "peak, MiB", "reserved, MiB", who="highest in", figure_width=_FIGURE_WIDTH, heading_width=_RANK_WIDTH
-    )
-    table.add_column("more than the lowest rank, MiB", overflow="fold")
+    table = groups_table(*RANK_HEADS[:3], who=RANK_HEADS[3], figure_width=_FIGURE_WIDTH, heading_width=_RANK_WIDTH)
+    table.add_column(RANK_HEADS[4], overflow="fold")
+    for cells in rank_rows(report):
+        table.add_row(*cells)
+    return table
+
+
+def rank_rows(report: RanksReport) -> "Iterator[tuple[str, ...]]":
+    """The cells of each rank under RANK_HEADS, the worst rank first."""
     for each in report.ranks:
         failed = each.report.out_of_memory is not None
         phase = each.report.peak_phase.value if each.report.peak_phase else ""
         sizes = (format_mib(each.report.peak_bytes), format_mib(each.report.reserved_bytes))
-        table.add_row(str(each.rank), *sizes, "out of memory" if failed else phase, _excess(each, report.lowest))
-    return table
+        yield str(each.rank), *sizes, "out of memory" if failed else phase, _excess(each, report.lowest)
 
 
 def _excess(each: RankPeak, lowest: RankPeak) -> str:
@@ -73,11 +84,16 @@ def _excess(each: RankPeak, lowest: RankPeak) -> str:
 
 
 def _spreads_table(report: RanksReport) -> "Table":
-    table = groups_table("role", "least, MiB", "rank", "most, MiB", "rank", "difference", figure_width=_RANK_WIDTH)
+    table = groups_table(*SPREAD_HEADS, figure_width=_RANK_WIDTH)
+    for cells in spread_rows(report):
+        table.add_row(*cells)
+    return table
+
+
+def spread_rows(report: RanksReport) -> "Iterator[tuple[str, ...]]":
+    """The cells of each role of which ranks hold different amounts, under SPREAD_HEADS."""
     for spread in report.spreads:
         least, most = (each.report.roles[spread.role] for each in (spread.least, spread.most))
         ranks = (str(spread.least.rank), str(spread.most.rank))
-        table.add_row(
-            spread.role.value, format_mib(least), ranks[0], format_mib(most), ranks[1], format_mib(most - least)
-        )
-    return table
+        difference = format_mib(most - least)
+        yield spread.role.value, format_mib(least), ranks[0], format_mib(most), ranks[1], difference

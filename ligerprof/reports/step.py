@@ -7,10 +7,12 @@ from rich.text import Text
 
 from ligerprof.reports.failure import failure_lines, holders
 from ligerprof.reports.peak import blocks_table
+from ligerprof.reports.ranks import ranks_sentence, ranks_tables
 from ligerprof.reports.suggestions import suggestion_lines
 from ligerprof.reports.sweep import origin_words
 from ligerprof.reports.terminal import FiguresColumn, percent_error, phases_table, roles_table
 from ligerprof.roles import Backend
+from ligerprof.runs.outcome import StepOutcome
 from ligerprof.runs.step import StepReport
 from ligerprof.units import format_bytes
 
@@ -32,9 +34,14 @@ def render_step(report: StepReport) -> RenderableType:
         *(Text(line) for line in verdict_lines(report)),
         Text(""),
         *tables,
+        *_ranks_part(report),
         *(Text(line) for line in advice_lines(report)),
         *(Text(line) for line in closing_lines(report)),
     )
+
+
+def _ranks_part(report: StepReport) -> list[RenderableType]:
+    return [] if report.ranks is None else [Text(ranks_sentence(report.ranks)), *ranks_tables(report.ranks)]
 
 
 def figure_columns(report: StepReport) -> list[FiguresColumn]:
@@ -109,6 +116,7 @@ def closing_lines(report: StepReport) -> list[str]:
         )
     if outcome.host_bytes is not None:
         lines.append(f"main memory: {format_bytes(outcome.host_bytes)} more resident than before the build")
+    lines += list(_beyond_the_peak(outcome))
     for rank, own in outcome.ranks.items():
         end = ", out of memory" if own.oom is not None else ""
         peak, reserved = format_bytes(own.peak_bytes), format_bytes(own.reserved_bytes)
@@ -116,3 +124,15 @@ def closing_lines(report: StepReport) -> list[str]:
     lines += [f"note: {note}" for note in report.notes]
     lines.append(f"run: {report.run.path}")
     return lines
+
+
+def _beyond_the_peak(outcome: StepOutcome) -> Iterator[str]:
+    """The second step if it is the highest, and what the GPU holds besides torch's allocator."""
+    second_bytes, second_reserved_bytes = outcome.second_step_peak_bytes, outcome.second_step_reserved_bytes
+    if second_bytes is not None and second_reserved_bytes is not None:
+        peak, reserved = format_bytes(second_bytes), format_bytes(second_reserved_bytes)
+        yield f"second step, in which DDP builds its buckets anew: peak {peak}, reserved {reserved}"
+    if outcome.outside is not None and (outside_bytes := outcome.outside.outside_bytes) is not None:
+        others = outcome.outside.other_processes_bytes
+        known = f", {format_bytes(others)} of them by other processes" if others else ""
+        yield f"outside torch's allocator: {format_bytes(outside_bytes)}{known}"

@@ -17,6 +17,7 @@ RECIPE, RESULT, TENSORBOARD, REPORT = RECIPE_NAME, "result.json", "tensorboard",
 DEFAULT_PARENT = Path("runs")
 # as torch.profiler.tensorboard_trace_handler names them, compressed or not
 TRACES = "*.pt.trace.json*"
+_MOST_RANKS = 1_000_000
 _RESULT_FILE = FileKind(error=RunDirectoryError, hint="Give a directory that `ligerprof step` wrote.")
 
 
@@ -40,6 +41,10 @@ class RunDirectory:
         """The log directory for TensorBoard."""
         return self.path / TENSORBOARD
 
+    def rank_snapshot(self, rank: int) -> Path:
+        """The snapshot of a rank other than the worst."""
+        return self.path / f"snapshot-rank{rank}.pickle"
+
     def remove_if_empty(self) -> None:
         """Remove the folder if the run left nothing in it."""
         with suppress(OSError):
@@ -55,8 +60,8 @@ class RunDirectory:
         Raises:
             OutputError: the snapshot exists (without `force`), or cannot be written.
         """
-        name = SNAPSHOT_NAME if rank is None else f"snapshot-rank{rank}.pickle"
-        write_new_file(self.path / name, pickle.dumps(snapshot, protocol=4), force=force, flag="force=True")
+        path = self.snapshot if rank is None else self.rank_snapshot(rank)
+        write_new_file(path, pickle.dumps(snapshot, protocol=4), force=force, flag="force=True")
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file of the run atomically, replacing one of an earlier run.
@@ -113,6 +118,33 @@ def find_trace(path: Path) -> Path:
     if not found:
         raise RunDirectoryError(f"{path}: it holds no profiler trace ({TRACES}). `ligerprof step` writes one on a GPU.")
     return max(found, key=lambda file: (file.stat().st_mtime, file.name))
+
+
+def recorded_ranks(path: Path) -> dict[int, Path]:
+    """The snapshots of a run of several ranks, by rank.
+
+    Raises:
+        RunDirectoryError: result.json is missing or damaged, or does not list several ranks with snapshots.
+    """
+    run, ranks = RunDirectory(path=path), _listed_ranks(path)
+    found = {rank: run.rank_snapshot(rank) for rank in ranks if run.rank_snapshot(rank).is_file()}
+    # the worst rank's snapshot is that of the run
+    if len(ranks) - len(found) == 1 and run.snapshot.is_file():
+        found |= {rank: run.snapshot for rank in ranks if rank not in found}
+    if len(found) < 2:
+        raise RunDirectoryError(f"{path}: not a run of several ranks. Leave out --ranks.")
+    return dict(sorted(found.items()))
+
+
+def _listed_ranks(path: Path) -> list[int]:
+    listed = read_result(path).get("ranks")
+    ranks: list[int] = []
+    for each in listed if isinstance(listed, list) else []:
+        rank = each.get("rank") if isinstance(each, dict) else None
+        if type(rank) is not int or not 0 <= rank <= _MOST_RANKS:
+            raise RunDirectoryError(f"{path / RESULT}: a rank is not a number. Run the step again.")
+        ranks.append(rank)
+    return ranks
 
 
 def read_result(path: Path) -> dict[str, Any]:

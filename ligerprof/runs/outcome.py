@@ -58,12 +58,17 @@ class OutsideMemory:
     other_processes_bytes: int | None
     driver_bytes: int | None
 
+    @property
+    def outside_bytes(self) -> int | None:
+        """What the last moment found; None without moments."""
+        return self.moments[-1].outside_bytes if self.moments else None
+
     def to_json(self) -> dict[str, Any]:
         """The object `outside` of result.json: each moment with what has been added since the one before."""
         outside = [each.outside_bytes for each in self.moments]
         before = [self.other_processes_bytes or 0, *outside]
         return {
-            "outside_bytes": outside[-1] if outside else None,
+            "outside_bytes": self.outside_bytes,
             "other_processes_bytes": self.other_processes_bytes,
             "driver_bytes": self.driver_bytes,
             "moments": [

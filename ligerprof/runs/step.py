@@ -10,6 +10,7 @@ from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 from ligerprof.errors import LigerprofError, MissingDependencyError, UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Device
 from ligerprof.recipe.conflicts import require_packages, require_supported
@@ -25,7 +26,11 @@ _STEADY_STEP = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """A step's outcome, its attributed peak, and the estimate (None if unsupported; a note gives the reason)."""
+    """A step's outcome, its attributed peak, and the estimate (None if unsupported; a note gives the reason).
+
+    Attributes:
+        ranks: the attributed peaks of all ranks that were recorded; None unless there are several.
+    """
 
     recipe: TrainingRecipe
     outcome: StepOutcome
@@ -34,6 +39,7 @@ class StepReport:
     run: RunDirectory
     finished: datetime
     notes: tuple[str, ...]
+    ranks: RanksReport | None = None
 
     @property
     def peak(self) -> PeakReport:
@@ -90,13 +96,27 @@ class StepReport:
             {
                 "host_bytes": outcome.host_bytes,
                 "outside": to_json(outcome.outside),
-                "ranks": [_rank_json(rank, of_rank) for rank, of_rank in outcome.ranks.items()],
+                "ranks": [self._rank_json(rank, of_rank) for rank, of_rank in outcome.ranks.items()],
             },
             {"oom": self._oom_json(), "reached_phases": to_json(self.reached_phases)},
             select(self, "peak.suggestions"),
             select(self, "estimate", "error_ratio", "run=run.path", "recipe", "outcome.versions"),
             {"finished": self.finished.isoformat(timespec="seconds"), "notes": list(self.notes)},
         )
+
+    def _rank_json(self, rank: int, outcome: StepOutcome) -> dict[str, Any]:
+        """An entry of `ranks`; the roles of a rank that was not recorded are null."""
+        recorded = () if self.ranks is None else self.ranks.ranks
+        roles = next((each.report.roles for each in recorded if each.rank == rank), None)
+        return {
+            "rank": rank,
+            **select(outcome, "gpu", "peak_bytes", "reserved_bytes", "first_step_peak_bytes", "second_step_peak_bytes"),
+            "phases": _per_phase(outcome.phases),
+            "roles": to_json(roles),
+            **select(outcome, "host_bytes", "outside"),
+            "step_seconds": _median_seconds(outcome),
+            "oom": to_json(outcome.oom),
+        }
 
     def _oom_json(self) -> dict[str, Any] | None:
         """The failed allocation as in `explain`, with the limit, phase and step that the run knows."""
@@ -193,7 +213,20 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
         run=run,
         finished=datetime.now(timezone.utc),
         notes=tuple(notes),
+        ranks=_ranks_report(outcome, analysis, run),
     )
+
+
+def _ranks_report(outcome: StepOutcome, worst: SnapshotAnalysis, run: RunDirectory) -> RanksReport | None:
+    """Attribute the peaks of the other ranks that were recorded."""
+    found = []
+    for rank, of_rank in outcome.ranks.items():
+        if of_rank.snapshot is outcome.snapshot:
+            found.append(RankPeak(rank=rank, source=run.snapshot, report=worst.peak))
+        elif of_rank.snapshot.get("device_traces"):
+            analysis = analyze(Snapshot.from_dict(of_rank.snapshot), step=of_rank.profiled_step)
+            found.append(RankPeak(rank=rank, source=run.rank_snapshot(rank), report=analysis.peak))
+    return RanksReport(ranks=tuple(found)) if len(found) > 1 else None
 
 
 def _with_recorded_failure(outcome: StepOutcome, failed: FailedAllocation | None) -> StepOutcome:
@@ -211,15 +244,3 @@ def _per_phase(sizes: Mapping[Phase, int]) -> dict[str, int]:
 
 def _median_seconds(outcome: StepOutcome) -> float | None:
     return statistics.median(outcome.step_seconds) if outcome.step_seconds else None
-
-
-def _rank_json(rank: int, outcome: StepOutcome) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        **select(outcome, "gpu", "peak_bytes", "reserved_bytes", "first_step_peak_bytes", "second_step_peak_bytes"),
-        "phases": _per_phase(outcome.phases),
-        "host_bytes": outcome.host_bytes,
-        "outside": to_json(outcome.outside),
-        "step_seconds": _median_seconds(outcome),
-        "oom": to_json(outcome.oom),
-    }
