@@ -23,6 +23,8 @@ class Comparison:
     @property
     def is_of_one_step(self) -> bool:
         """Whether all columns describe one step and at least one predicts it, so that differences are errors."""
+        if any(column.rank is not None for column in self.columns):
+            return False
         predicted = any(column.backend in (Backend.ESTIMATED, Backend.SIMULATED) for column in self.columns)
         return predicted and len({column.file for column in self.columns}) == 1
 
@@ -88,9 +90,7 @@ def figures_from_json(values: object, source: str) -> tuple[Figures, ...]:
     Raises:
         ResultFormatError: the JSON is not from one of these commands, or has an invalid value.
     """
-    result = ResultReader(values, source)
-    if (schema := result.get("schema")) != SCHEMA:
-        raise ResultFormatError(f"{source}: schema {schema!r:.40} is not {SCHEMA}. Did another version write it?")
+    result = _reader(values, source)
     kind = result.get("kind")
     if kind == "peak":
         return (result.figures(Backend.SNAPSHOT),)
@@ -103,3 +103,25 @@ def figures_from_json(values: object, source: str) -> tuple[Figures, ...]:
     if (second := result.get(key)) is None:
         return (own,)
     return own, ResultReader(second, f"{source} ({key})").figures(backend)
+
+
+def figures_of_ranks(values: object, source: str) -> tuple[Figures, ...]:
+    """Read the ranks of the JSON of a step on several GPUs, in its order.
+
+    Raises:
+        ResultFormatError: the JSON is not from `step`, lacks several ranks, or has an invalid value.
+    """
+    result = _reader(values, source)
+    if result.get("kind") != "step":
+        raise ResultFormatError(f"{source}: not the output of step. --ranks needs a run on several GPUs.")
+    found = tuple(result.ranks())
+    if len(found) < 2:
+        raise ResultFormatError(f"{source}: no ranks to compare. --ranks needs a run on several GPUs.")
+    return found
+
+
+def _reader(values: object, source: str) -> ResultReader:
+    result = ResultReader(values, source)
+    if (schema := result.get("schema")) != SCHEMA:
+        raise ResultFormatError(f"{source}: schema {schema!r:.40} is not {SCHEMA}. Did another version write it?")
+    return result

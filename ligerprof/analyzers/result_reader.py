@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -45,6 +45,7 @@ class Figures:
         roles: the peak by role.
         oom: the failed allocation that the program did not catch, None if all fitted.
         remedies: names of the suggestions that would have let it pass, the cheapest first.
+        rank: the rank of a step on several GPUs, if the figures are those of one of several.
     """
 
     source: str
@@ -54,6 +55,7 @@ class Figures:
     roles: MemoryBreakdown
     oom: FailureFigures | None = None
     remedies: tuple[str, ...] = ()
+    rank: int | None = None
 
     @property
     def file(self) -> str:
@@ -62,7 +64,7 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `columns` in the comparison's JSON."""
-        return select(self, "source", "backend", "peak_bytes", "phases", "roles", "oom", "remedies")
+        return select(self, "source", "backend", "rank", "peak_bytes", "phases", "roles", "oom", "remedies")
 
 
 class ResultReader:
@@ -95,6 +97,17 @@ class ResultReader:
             oom=self._oom(),
             remedies=tuple(self._remedies()),
         )
+
+    def ranks(self) -> Iterator[Figures]:
+        """The figures of each rank under `ranks`, except ranks whose peak has no roles."""
+        backend, listed = self.backend(), self.get("ranks")
+        for values in listed if isinstance(listed, list) else ():
+            entry = ResultReader(values, f"{self._source} (ranks)")
+            if entry.get("roles") is None:
+                continue
+            rank = entry.size("rank")
+            own = ResultReader(values, f"{self._source} (rank {rank})")
+            yield replace(own.figures(backend), rank=rank)
 
     def _remedies(self) -> Iterator[str]:
         """The names of the suggestions that would have let a failed allocation pass."""

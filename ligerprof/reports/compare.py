@@ -57,7 +57,9 @@ def _failure_lines(titles: Sequence[str], comparison: Comparison) -> Iterator[st
 
 
 def column_titles(comparison: Comparison) -> list[str]:
-    """A short name for each column: its backend, with the source's name or number if backends repeat."""
+    """A short name for each column: its rank, or its backend, with the source's name or number if backends repeat."""
+    if all(column.rank is not None for column in comparison.columns):
+        return [f"rank {column.rank}" for column in comparison.columns]
     backends = [column.backend for column in comparison.columns]
     if len(set(backends)) == len(backends):
         return list(backends)

@@ -9,7 +9,7 @@ from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_mib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -37,7 +37,8 @@ def render_ranks(report: RanksReport, *, top: int = 10) -> "RenderableType":
 
 def ranks_tables(report: RanksReport) -> "list[RenderableType]":
     """The ranks, the worst first, and the roles in which they differ, if any."""
-    return [_ranks_table(report), *([_spreads_table(report)] if report.spreads else [])]
+    spreads = list(spread_rows(report))
+    return [_ranks_table(report), *([_spreads_table(spreads)] if spreads else [])]
 
 
 def ranks_sentence(report: RanksReport) -> str:
@@ -83,17 +84,17 @@ def _excess(each: RankPeak, lowest: RankPeak) -> str:
     return ", ".join(named)
 
 
-def _spreads_table(report: RanksReport) -> "Table":
+def _spreads_table(rows: "Sequence[tuple[str, ...]]") -> "Table":
     table = groups_table(*SPREAD_HEADS, figure_width=_RANK_WIDTH)
-    for cells in spread_rows(report):
+    for cells in rows:
         table.add_row(*cells)
     return table
 
 
 def spread_rows(report: RanksReport) -> "Iterator[tuple[str, ...]]":
-    """The cells of each role of which ranks hold different amounts, under SPREAD_HEADS."""
+    """The cells of each role of which ranks hold visibly different amounts, under SPREAD_HEADS."""
     for spread in report.spreads:
         least, most = (each.report.roles[spread.role] for each in (spread.least, spread.most))
         ranks = (str(spread.least.rank), str(spread.most.rank))
-        difference = format_mib(most - least)
-        yield spread.role.value, format_mib(least), ranks[0], format_mib(most), ranks[1], difference
+        if (difference := format_mib(most - least)) != format_mib(0):
+            yield spread.role.value, format_mib(least), ranks[0], format_mib(most), ranks[1], difference

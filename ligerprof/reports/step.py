@@ -117,7 +117,7 @@ def closing_lines(report: StepReport) -> list[str]:
     if outcome.host_bytes is not None:
         lines.append(f"main memory: {format_bytes(outcome.host_bytes)} more resident than before the build")
     lines += list(_beyond_the_peak(outcome))
-    for rank, own in outcome.ranks.items():
+    for rank, own in outcome.ranks.items() if report.ranks is None else ():
         end = ", out of memory" if own.oom is not None else ""
         peak, reserved = format_bytes(own.peak_bytes), format_bytes(own.reserved_bytes)
         lines.append(f"rank {rank}: peak {peak}, reserved {reserved}, {own.gpu}{end}")

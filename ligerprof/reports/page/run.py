@@ -48,8 +48,8 @@ def _ranks(report: StepReport) -> Iterator[str]:
         yield "<h2>Ranks</h2>"
         yield paragraph(ranks_sentence(report.ranks))
         yield html_table(RANK_HEADS, rank_rows(report.ranks))
-        if report.ranks.spreads:
-            yield html_table(SPREAD_HEADS, spread_rows(report.ranks))
+        if spreads := list(spread_rows(report.ranks)):
+            yield html_table(SPREAD_HEADS, spreads)
 
 
 def _figure_heads(columns: Sequence[FiguresColumn]) -> list[str]:
