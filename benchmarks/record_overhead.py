@@ -3,9 +3,10 @@
     python benchmarks/record_overhead.py benchmarks/results/record-overhead-h200.jsonl
 
 The modes take turns in one process, so that a drifting clock affects all alike. `history-*` is torch's own history
-without ligerprof. `hooks`, `stamps` and `notes` are the recorder's hooks without a history: stamps go nowhere, to
-torch, or nowhere while saved tensors are noted in the first two steps. `record-*` is `ligerprof.record`. One JSON line
-is appended.
+without ligerprof; `oom` is what LIGERPROF=oom switches on, and `outside` what runs between the first and the chosen
+steps. `hooks` and `stamps` are the recorder's hooks without a history: stamps go nowhere or to torch. `all-nodes` has a
+hook at each autograd node, as `stacks="python"` has. `record-*` is `ligerprof.record`. The detailed steps, the first
+two, are not among the steps that are counted. One JSON line is appended.
 """
 
 import argparse
@@ -24,12 +25,15 @@ from torch import nn
 
 import ligerprof
 from ligerprof import TrainingRecipe
+from ligerprof.runs.recording.out_of_memory import OutOfMemoryWatch
 from ligerprof.runs.recording.phases import LoopPhases
+from ligerprof.runs.recording.record import CudaHistory, Recorder, running
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
+from ligerprof.runs.recording.settings import Mode, Settings
 from ligerprof.runs.training import built_model, make_batch, make_optimizer
 
 MAX_ENTRIES = 1_000_000
-Mode = Callable[[nn.Module, str], AbstractContextManager[Any]]
+Way = Callable[[nn.Module, str], AbstractContextManager[Any]]
 
 
 @contextmanager
@@ -44,11 +48,12 @@ def history(_model: nn.Module, _folder: str, *, stacks: str, context: str) -> It
 
 
 @contextmanager
-def hooks(model: nn.Module, _folder: str, *, stamps: bool, notes: bool) -> Iterator[None]:
+def hooks(model: nn.Module, _folder: str, *, stamps: bool, names_all_nodes: bool = False) -> Iterator[None]:
     """The recorder's hooks without a history; stamps go to torch or nowhere."""
     memory: Any = torch.cuda.memory
-    saved = SavedTensors(locate=locate_on_cuda, clock=unix_time_us) if notes else None
-    phases = LoopPhases(memory._set_memory_metadata if stamps else lambda _text: None, saved)
+    saved = SavedTensors(locate=locate_on_cuda, clock=unix_time_us)
+    emit = memory._set_memory_metadata if stamps else lambda _text: None
+    phases = LoopPhases(emit, saved, names_all_nodes=names_all_nodes)
     phases.open()
     phases.attach(model)
     try:
@@ -58,19 +63,40 @@ def hooks(model: nn.Module, _folder: str, *, stamps: bool, notes: bool) -> Itera
         memory._set_memory_metadata("")
 
 
+@contextmanager
+def outside(_model: nn.Module, folder: str) -> Iterator[None]:
+    """Steps in front of the chosen ones: phases without modules, and events without stacks."""
+    recorder = Recorder(folder, history=CudaHistory(), force=True, first_step=1_000_000)
+    with running(recorder):
+        yield
+
+
+@contextmanager
+def oom(_model: nn.Module, _folder: str) -> Iterator[None]:
+    """What LIGERPROF=oom switches on."""
+    history = CudaHistory()
+    OutOfMemoryWatch(Settings(mode=Mode.OUT_OF_MEMORY), history).start()
+    try:
+        yield
+    finally:
+        history.stop()
+
+
 def record(model: nn.Module, folder: str, *, stacks: Any) -> AbstractContextManager[Any]:
     """ligerprof.record()."""
     return ligerprof.record(folder, model=model, stacks=stacks, force=True)
 
 
-MODES: Mapping[str, Mode] = {
+MODES: Mapping[str, Way] = {
     "off": lambda _model, _folder: nullcontext(),
     "history-python": partial(history, stacks="python", context="alloc"),
     "history-all": partial(history, stacks="all", context="alloc"),
     "history-default": partial(history, stacks="all", context="all"),
-    "hooks": partial(hooks, stamps=False, notes=False),
-    "stamps": partial(hooks, stamps=True, notes=False),
-    "notes": partial(hooks, stamps=False, notes=True),
+    "oom": oom,
+    "outside": outside,
+    "hooks": partial(hooks, stamps=False),
+    "stamps": partial(hooks, stamps=True),
+    "all-nodes": partial(hooks, stamps=True, names_all_nodes=True),
     "record-python": partial(record, stacks="python"),
     "record-all": partial(record, stacks="all"),
 }
@@ -86,7 +112,7 @@ def train(model: Any, optimizer: torch.optim.Optimizer, batch: dict[str, torch.T
 
 
 def timed(train_once: Callable[[], None], steps: int) -> list[float]:
-    """Seconds of each step but the first, in which modules are hooked and frames looked up for the first time."""
+    """Seconds of each step but the first, in which frames are looked up for the first time."""
     seconds = []
     for _ in range(steps + 1):
         torch.cuda.synchronize()
@@ -100,7 +126,7 @@ def timed(train_once: Callable[[], None], steps: int) -> list[float]:
 def measure(recipe: TrainingRecipe, modes: list[str], *, rounds: int, steps: int) -> dict[str, Any]:
     """The figures of one recipe."""
     device = torch.device("cuda", torch.cuda.current_device())
-    # the recorder notes what the nodes of the first two steps have saved
+    # the first two steps are recorded in detail
     second: dict[str, list[float]] = {mode: [] for mode in modes}
     later: dict[str, list[float]] = {mode: [] for mode in modes}
     closing: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -111,15 +137,15 @@ def measure(recipe: TrainingRecipe, modes: list[str], *, rounds: int, steps: int
         for _ in range(rounds):
             for mode in modes:
                 with MODES[mode](model, folder):
-                    first_timed, *others = timed(lambda: train(model, optimizer, batch), steps + 1)
-                    second[mode].append(first_timed)
+                    second_step, *others = timed(lambda: train(model, optimizer, batch), steps + 1)
+                    second[mode].append(second_step)
                     later[mode] += others
                     ended = time.perf_counter()
                 closing[mode].append(time.perf_counter() - ended)
         modules = sum(1 for _ in model.modules())
     off = statistics.median(later["off"])
     return {
-        "schema": 2,
+        "schema": 3,
         "kind": "record_overhead",
         "gpu": torch.cuda.get_device_name(device),
         "torch": torch.__version__,

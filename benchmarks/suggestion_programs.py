@@ -110,6 +110,9 @@ LIGER_ONLY_LOSS = {
 
 def run_trainer(setting: Setting, model: Any, **arguments: Any) -> None:
     """Transformers' Trainer, with the change as an argument."""
+    # the Trainer imports these if they are installed, and needs neither
+    missing: dict[str, Any] = {"datasets": None, "trl": None}
+    sys.modules.update(missing)
     from transformers import Trainer, TrainingArguments
 
     half = setting.does("half-batch")
@@ -169,10 +172,13 @@ def accelerate_loop(setting: Setting) -> None:
 
 
 def start_process_group(setting: Setting) -> None:
-    """A group of this process alone."""
+    """A group of the ranks that `suggestions.py` started, or of this process alone."""
+    backend = "gloo" if setting.small else "nccl"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch.distributed.init_process_group(backend)
+        return
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo" if setting.small else "nccl", store=store, rank=0, world_size=1)
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
 
 
 @program
@@ -180,9 +186,37 @@ def ddp(setting: Setting) -> None:
     """DistributedDataParallel."""
     start_process_group(setting)
     inner = llama(setting, dtype=torch.float32)
-    model = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=setting.does("bucket-views"))
+    model: nn.Module = inner
+    if setting.does("shard-model"):
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in inner.model.layers:
+            fully_shard(layer)
+        fully_shard(inner)
+    else:
+        model = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=setting.does("bucket-views"))
     setting.batch //= 2
-    train_llama(setting, model, optimizer_of(setting, model), autocast=True)
+    if setting.does("shard-optimizer"):
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-4
+        )
+    else:
+        optimizer = optimizer_of(setting, model)
+    train_llama(setting, model, optimizer, autocast=True)
+
+
+@program
+def ddp_two_ranks(setting: Setting) -> None:
+    """The same on two GPUs."""
+    ddp(setting)
+
+
+@program
+def ddp_two_ranks_small_batch(setting: Setting) -> None:
+    """The same with few tokens, so that weights, gradients and states are most of the peak."""
+    ddp_small_batch(setting)
 
 
 @program
@@ -216,7 +250,7 @@ def run_deepspeed(setting: Setting, stage: int) -> None:
     import deepspeed
 
     start_process_group(setting)
-    zero: dict[str, Any] = {"stage": stage}
+    zero: dict[str, Any] = {"stage": 3 if setting.does("zero-3") else stage}
     if setting.does("small-buckets"):
         zero["reduce_bucket_size"] = 50_000_000
     if setting.does("offload-optimizer"):
@@ -247,6 +281,12 @@ def deepspeed_2(setting: Setting) -> None:
 
 
 @program
+def deepspeed_2_two_ranks(setting: Setting) -> None:
+    """ZeRO-2 on two GPUs."""
+    run_deepspeed(setting, 2)
+
+
+@program
 def deepspeed_3(setting: Setting) -> None:
     """ZeRO-3."""
     run_deepspeed(setting, 3)
@@ -269,9 +309,12 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
+    rank = int(os.environ.get("RANK", "0"))
+    if on_gpu:
+        torch.cuda.set_device(rank)
     if on_gpu and options.record:
         torch.cuda.memory._record_memory_history(max_entries=2_000_000, stacks="all", context="alloc")
-    torch.manual_seed(0)
+    torch.manual_seed(rank)
     peaks: list[int] = []
     if on_gpu:
         register_optimizer_step_post_hook(lambda *_arguments: peaks.append(take_peak()))
@@ -284,9 +327,10 @@ def main() -> None:
         figures["step_peaks_bytes"] = peaks
         figures["peak_bytes"] = max([*peaks, torch.cuda.max_memory_allocated()])
         figures["gpu"] = torch.cuda.get_device_name()
-        if options.record:
+        if options.record and rank == 0:
             torch.cuda.memory._dump_snapshot(str(options.record))
-    options.result.write_text(json.dumps(figures) + "\n", encoding="utf-8")
+    if rank == 0:
+        options.result.write_text(json.dumps(figures) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

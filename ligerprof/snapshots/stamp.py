@@ -6,6 +6,7 @@ from ligerprof.roles import Phase
 from ligerprof.text import printable, whole_number
 
 _MARK = "ligerprof"
+RECOMPUTE = ";recompute"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +28,13 @@ class Stamp:
 
     def to_text(self) -> str:
         """The stamp as `user_metadata` of a snapshot event."""
-        tail = ";recompute" if self.recompute else ""
-        return f"{_MARK};{self.step};{self.phase.value};{self.module};{self.node}{tail}"
+        tail = RECOMPUTE if self.recompute else ""
+        return f"{self.prefix(step=self.step, phase=self.phase)}{self.module};{self.node}{tail}"
+
+    @staticmethod
+    def prefix(*, step: int, phase: Phase) -> str:
+        """The part of the text that precedes `module;node`, followed by `RECOMPUTE` if backward recomputes."""
+        return f"{_MARK};{step};{phase.value};"
 
     @classmethod
     def parse(cls, text: str) -> "Stamp | None":

@@ -39,6 +39,11 @@ class CallSite:
         return self.stamp.node if self.stamp and self.stamp.node else self.stack.node
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """What is equal for the same place in any step; stamps name nodes in some steps alone."""
+        return self.stack.calls, self.stack.node or self.node, self.module, self.recomputes
+
+    @property
     def recomputes(self) -> bool:
         """Whether backward was recomputing a checkpointed forward pass."""
         return self.stamp.recompute if self.stamp else self.stack.recomputes
@@ -88,8 +93,7 @@ class CallSites:
     def place_of(self) -> Int64s:
         """A number for each block, ascending without gaps from 0; equal for the same place in any step."""
         numbers: dict[object, int] = {}
-        places = [(site.stack.calls, site.node, site.module, site.recomputes) for site in self.sites]
-        of_site = [numbers.setdefault(place, len(numbers)) for place in places]
+        of_site = [numbers.setdefault(site.place, len(numbers)) for site in self.sites]
         return np.array(of_site, dtype=np.int64)[self.site_of]
 
     @cached_property

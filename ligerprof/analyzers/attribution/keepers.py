@@ -193,7 +193,12 @@ class Keepers:
     def _released(self) -> Int64s:
         """The blocks of steps whose backward has ended, and that are freed."""
         replayed = self._replayed
-        return np.flatnonzero((replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end))
+        known = (replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end)
+        # of most steps, our recorders stamp the module that backward runs, but not the node
+        nameless = [_is_nameless(stamp) for stamp in self._phases.stamps]
+        shows_nothing = np.append(np.array(nameless, dtype=bool)[self._phases.stamp_of], False)
+        found: Int64s = np.flatnonzero(known & ~shows_nothing[replayed.freed_by])
+        return found
 
     @cached_property
     def _last_backward_end(self) -> int:
@@ -223,6 +228,10 @@ def _common(rows: Sequence[SavedTensor]) -> str:
     paths = [row.module.split(".") for row in rows]
     levels = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
     return ".".join(names[0] for names in levels)
+
+
+def _is_nameless(stamp: Stamp | None) -> bool:
+    return stamp is not None and stamp.phase is Phase.BACKWARD and not stamp.node
 
 
 def _drops_a_variable(released: Stack, allocated: Stack) -> bool:

@@ -162,6 +162,7 @@ class _Session:
         memory._record_memory_history(max_entries=2_000_000, stacks="python", context="alloc")
         saved = SavedTensors(locate=locate_on_cuda, clock=unix_time_us)
         self._stamper = Stamper(memory._set_memory_metadata, saved)
+        self._stamper.open()
         try:
             yield
         finally:

@@ -1,7 +1,7 @@
 """Detect the phases of a user's training: around models, backward, optimizer steps, and functions that save."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,36 +14,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
+from ligerprof.runs.recording.backward_entries import OpenCall
+from ligerprof.runs.recording.module_calls import calls, replace_calls
 from ligerprof.runs.recording.patches import PHASES, Patches, skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
 
-
-class _Calls:
-    """The function that `_call_module` replaces, and the recording that it belongs to."""
-
-    original: Any = nn.Module.__call__
-    phases: "LoopPhases | None" = None
-
-
-_calls = _Calls()
-
-
-def _call_module(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-    """What replaces nn.Module.__call__; torch.compile follows only its first line, and guards nothing that changes."""
-    if torch.compiler.is_compiling():
-        return _ORIGINAL_CALL(module, *arguments, **named)
-    phases = _calls.phases
-    if phases is None or phases.is_inside or phases.passes_on():
-        return _calls.original(module, *arguments, **named)
-    return phases.run(module, partial(_calls.original, module, *arguments, **named))
-
-
-_ORIGINAL_CALL: Any = nn.Module.__call__
 # what backward and grad call, for programs that import them by name
 _ENGINE = "_engine_run_backward"
 # frames that run between compiled ones
-_SKIPPED = (__name__, Patches.__module__, Stamper.__module__)
+_SKIPPED = (__name__, OpenCall.__module__, replace_calls.__module__, Patches.__module__, Stamper.__module__)
 
 
 class LoopPhases:
@@ -58,6 +38,7 @@ class LoopPhases:
         emit: callback that receives the text of each stamp.
         saved: notes the tensors that autograd saves; None: they are not noted.
         on_step: callback that receives the number of each step when it begins.
+        names_all_nodes: as of a `Stamper`.
     """
 
     def __init__(
@@ -65,17 +46,19 @@ class LoopPhases:
         emit: Callable[[str], None],
         saved: SavedTensors | None = None,
         on_step: Callable[[int], None] | None = None,
+        *,
+        names_all_nodes: bool = True,
     ) -> None:
-        self._stamper = Stamper(emit, saved)
+        self._stamper = Stamper(emit, saved, names_all_nodes=names_all_nodes)
         self._on_step = on_step
         self._step, self._phase = 0, Phase.BUILD
-        self._phase_before_step = Phase.OUTSIDE
+        self._phase_before_step, self._text_before_step = Phase.OUTSIDE, ""
         self._ended = True
         self._in_backward = False
         self._had_backward = False
         self._has_optimizer: bool | None = None
         # whether an outermost module runs
-        self.is_inside = False
+        self._is_inside = False
         self._evaluates = False
         self._in_optimizer = False
         self._names_modules = False
@@ -100,8 +83,7 @@ class LoopPhases:
             register_optimizer_step_post_hook(self._after_step),
         ]
         skip_when_compiling(*_SKIPPED)
-        _calls.original, _calls.phases = nn.Module.__call__, self
-        self._patches.replace(nn.Module, "__call__", _call_module)
+        replace_calls(self._patches, self._run_outermost)
         for name in ("backward", "grad", _ENGINE):
             if hasattr(torch.autograd, name):
                 self._patches.wrap(torch.autograd, name, self._around_backward)
@@ -115,13 +97,14 @@ class LoopPhases:
         self._handles.clear()
         self._names_modules = False
         self._stamper.close()
-        _calls.phases = None
+        calls.run = None
         self._patches.undo()
 
     def name_modules(self) -> None:
         """From now on, stamp modules and autograd nodes."""
         self._names_modules = True
-        self._stamper.note_saved_until(self._step + 1)
+        self._stamper.detail_until(self._step + 1)
+        self._choose_run()
 
     def attach(self, model: nn.Module) -> None:
         """Stamp the modules of `model`; the build phase lasts until its weights are on a device."""
@@ -192,27 +175,41 @@ class LoopPhases:
             self._has_optimizer = any(issubclass(kind, torch.optim.Optimizer) for kind in kinds)
         return not self._has_optimizer
 
-    def run(self, module: nn.Module, call: Callable[[], Any]) -> Any:
+    def _choose_run(self) -> None:
+        """Inside an outermost module and in backward, modules are stamped and change no phase."""
+        inner = self._stamper.run if self._names_modules else None
+        calls.run = inner if self._is_inside or self._in_backward else self._run_outermost
+
+    def _run_outermost(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Run an outermost module in its phase."""
+        if self.passes_on():
+            return calls.original(module, *arguments, **named)
         phase = self._phase_of(module)
         if phase is None:
-            return call()
+            return self._stamped(module, arguments, named)
         before = self._phase
         if phase is Phase.FORWARD:
             self._begin_step()
         self._enter(phase)
         if self._names_modules and not self._stamper.is_attached(module) and _has_weights(module):
             self._stamper.attach(module, fixed=False)
-        self.is_inside = True
+        self._is_inside = True
+        self._choose_run()
         try:
-            outputs = call()
+            outputs = self._stamped(module, arguments, named)
         finally:
-            self.is_inside = False
+            self._is_inside = False
+            self._choose_run()
             if phase is Phase.EVALUATION:
                 self._enter(Phase.OUTSIDE if before is Phase.BUILD else before)
         if phase is Phase.FORWARD and self._names_modules and _has_weights(module):
             self._stamper.label_outputs(outputs)
         return outputs
+
+    def _stamped(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        if not self._names_modules:
+            return calls.original(module, *arguments, **named)
+        return self._stamper.run(module, arguments, named)
 
     def _phase_of(self, module: nn.Module) -> Phase | None:
         """The phase that the call of an outermost module begins or continues; None: the current one goes on.
@@ -244,7 +241,7 @@ class LoopPhases:
         # neither a module nor autograd ran; later, a step may call several optimizers
         if not self._step:
             self._begin_step()
-        self._phase_before_step = self._phase
+        self._phase_before_step, self._text_before_step = self._phase, self._stamper.text
         self._in_optimizer = True
         self._enter(Phase.OPTIMIZER)
 
@@ -254,11 +251,13 @@ class LoopPhases:
         # some loops step inside backward, others inside recorder.phase("optimizer")
         before = self._phase_before_step
         self._enter(before if before in (Phase.BACKWARD, Phase.OPTIMIZER) else Phase.OUTSIDE)
+        if before is Phase.BACKWARD:
+            self._stamper.resume(self._text_before_step)
 
     def _around_backward(self, original: Any) -> Any:
         def backward(outputs: Any, *arguments: Any, **named: Any) -> Any:
             # a model may differentiate inside its forward pass
-            if torch.compiler.is_compiling() or self.is_inside or self.passes_on():
+            if torch.compiler.is_compiling() or self._is_inside or self.passes_on():
                 return original(outputs, *arguments, **named)
             with self._backward(outputs, goes_on=bool(named.get("create_graph"))):
                 return original(outputs, *arguments, **named)
@@ -281,11 +280,13 @@ class LoopPhases:
         if self._names_modules:
             self._stamper.label_loss(outputs)
         self._in_backward = True
+        self._choose_run()
         self._enter(Phase.BACKWARD)
         try:
             yield
         finally:
             self._in_backward = False
+            self._choose_run()
             self._had_backward = self._had_backward or not goes_on
             if self._in_optimizer and before is not Phase.BACKWARD:
                 # the optimizer computes the loss again

@@ -126,7 +126,7 @@ class Recorder:
         directory: str | Path,
         *,
         history: CudaHistory,
-        stacks: Stacks = "python",
+        stacks: Stacks = "all",
         max_entries: int = MAX_ENTRIES,
         force: bool = False,
         first_step: int = 1,
@@ -160,7 +160,9 @@ class Recorder:
     def open(self) -> "Recorder":
         """Start recording."""
         self._history.start(max_entries=self._max_entries, stacks=self._stacks)
-        self._phases = LoopPhases(self._history.stamp, self._saved, self._begin_step)
+        # without C++ frames, only hooks show which node runs
+        names_all_nodes = self._stacks == "python"
+        self._phases = LoopPhases(self._history.stamp, self._saved, self._begin_step, names_all_nodes=names_all_nodes)
         self._phases.open(modules=self._first_step == 1)
         self._history.observe_out_of_memory(self._save_out_of_memory)
         return self
@@ -251,7 +253,7 @@ def record(
     directory: str | Path,
     *,
     model: nn.Module | None = None,
-    stacks: Stacks = "python",
+    stacks: Stacks = "all",
     max_entries: int = MAX_ENTRIES,
     force: bool = False,
 ) -> Iterator[Recorder]:
@@ -269,7 +271,7 @@ def record(
     Args:
         directory: the folder for snapshot.pickle, created if missing.
         model: the model whose modules are named, and whose build ends here; None: the models that run are named.
-        stacks: `python`, or `all` with C++ frames, which cost more.
+        stacks: `all`, or `python` without C++ frames: hooks then name each autograd node, which costs more.
         max_entries: number of events to keep, the newest.
         force: overwrite an existing snapshot.
 

@@ -2,23 +2,27 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
+from ligerprof.runs.recording.backward_entries import Hook, OpenCall
+from ligerprof.runs.recording.module_calls import calls, replace_calls
+from ligerprof.runs.recording.patches import Patches
 from ligerprof.runs.recording.saved import SavedTensors
-from ligerprof.snapshots.stamp import Stamp
+from ligerprof.snapshots.stamp import RECOMPUTE, Stamp
 
 _LABEL = "ligerprof.module"
-# noting costs a tenth of a short step; in later steps, the node that frees a block shows what kept it
-_NOTED_STEPS = 2
+# hooks on all nodes cost a fifth of a short step, and later steps are like the second one
+_DETAILED_STEPS = 2
+_LOSS = "loss"
 # what torch.compile, FSDP and checkpoint_wrapper put into the names of a model's modules
 _COMPILED = "_orig_mod"
 _WRAPPERS = re.compile(rf"(?:^|\.)(?:{_COMPILED}|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
@@ -30,123 +34,176 @@ class _Name:
 
     Attributes:
         fixed: whether the program itself attached the model.
+        module: reference to the module; another one may get its id later.
+        hook: of the nodes at which backward enters the module.
     """
 
     text: str
     fixed: bool
+    module: ReferenceType[nn.Module]
+    hook: Hook | None = None
 
 
 class Stamper:
-    """Stamps the modules of models as they run.
+    """Stamps the modules of models as they run, and as backward runs their autograd nodes.
 
-    Forward hooks stamp a module while it runs, and label each autograd node that it created outside its submodules
-    with its name. A hook on the node sets the stamp when backward reaches it, so that backward allocations, which
-    do not have Python frames, are attributed to a module.
+    Backward allocations do not have Python frames, so hooks on autograd nodes attribute them to modules. In the first
+    two steps, each node has a hook that stamps its name and the module that created it. In later steps, only the nodes
+    have one at which backward enters the code of another module; C++ frames then show which node runs.
 
-    Compiled modules are left alone: hooks would become part of their graph, and removing them would compile it again.
+    Compiled modules are left alone: what runs inside them would become part of their graph.
 
     Args:
         emit: callback that receives the stamp's text, on the thread that allocates next.
-        saved: notes the tensors that the nodes of the first two stamped steps have saved; None: they are not noted.
+        saved: notes the tensors that the nodes of the first two steps have saved; None: they are not noted.
+        names_all_nodes: whether each node has a hook in later steps, too.
+
+    Attributes:
+        text: the running stamp.
     """
 
-    def __init__(self, emit: Callable[[str], None], saved: SavedTensors | None = None) -> None:
-        self._emit, self._saved = emit, saved
-        self._step, self._noted_until = 0, _NOTED_STEPS
-        self._phase = Phase.BUILD
+    def __init__(
+        self, emit: Callable[[str], None], saved: SavedTensors | None = None, *, names_all_nodes: bool = True
+    ) -> None:
+        self._emit, self._saved, self._names_all_nodes = emit, saved, names_all_nodes
+        self._detailed_until = _DETAILED_STEPS
         self._is_blind = False
-        self._handles: list[RemovableHandle] = []
-        self._names: WeakKeyDictionary[nn.Module, _Name] = WeakKeyDictionary()
+        self._names: dict[int, _Name] = {}
+        self._hooks: dict[str, Hook] = {}
+        self._patches = Patches()
+        self.text = ""
         self.enter(step=0, phase=Phase.BUILD)
 
     def enter(self, *, step: int, phase: Phase) -> None:
         """Stamp the following events with a phase and no module."""
-        self._step, self._phase = step, phase
-        self._stamp("")
+        self._step, self._phase, self._prefix = step, phase, Stamp.prefix(step=step, phase=phase)
+        self._is_detailed = self._names_all_nodes or step <= self._detailed_until
+        # the innermost module that runs
+        self._module = ""
+        if phase not in (Phase.FORWARD, Phase.BACKWARD):
+            # what a forward pass computes outside of its models
+            self._call = OpenCall(self._hook_of(""))
+        self._stamp(f"{self._prefix};")
+
+    def open(self) -> None:
+        """Stamp the attached modules whenever they run, until `close`; for loops whose phases the caller knows."""
+        replace_calls(self._patches, self.run)
 
     def attach(self, model: nn.Module, *, fixed: bool = True) -> None:
-        """Hook each module of `model`; stamps contain its dotted name.
+        """Stamp the modules of `model` by their dotted names.
 
         Args:
             fixed: keep these names, even if a module that contains the model runs later.
         """
-        for name, module in _eager_modules(model):
-            known = self._names.get(module)
-            if known is None:
-                self._hook(module, _Name(name, fixed))
-            elif fixed or (not known.fixed and len(name) > len(known.text)):
-                known.text, known.fixed = name, fixed
+        for text, module in _eager_modules(model):
+            known = self._names.get(id(module))
+            if known is None or known.module() is not module:
+                forget = partial(self._forget, id(module))
+                self._names[id(module)] = _Name(text, fixed, ref(module, forget))
+            elif fixed or (not known.fixed and len(text) > len(known.text)):
+                known.text, known.fixed, known.hook = text, fixed, None
+
+    def _forget(self, number: int, _module: ReferenceType[nn.Module]) -> None:
+        self._names.pop(number, None)
 
     def is_attached(self, module: nn.Module) -> bool:
-        """Whether a module has hooks."""
-        return module in self._names
+        """Whether a module has a name."""
+        known = self._names.get(id(module))
+        return known is not None and known.module() is module
 
-    def note_saved_until(self, step: int) -> None:
-        """Note saved tensors up to the end of a step."""
-        self._noted_until = step
+    def detail_until(self, step: int) -> None:
+        """Hook all nodes, and note saved tensors, up to the end of a step."""
+        self._detailed_until = step
+        self._is_detailed = True
 
     def close(self) -> None:
-        """Remove the hooks from the models, and stamp nothing from now on."""
+        """Stamp nothing from now on."""
         self._emit = _ignore
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._patches.undo()
         self._names.clear()
 
-    def _hook(self, module: nn.Module, name: _Name) -> None:
+    def _stamp(self, text: str) -> None:
+        self.text = text
+        self._emit(text)
+
+    def run(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Call a module, and stamp it if it is attached."""
+        name = self._names.get(id(module))
+        if name is None or name.module() is not module:
+            return calls.original(module, *arguments, **named)
+        # where checkpointing runs a layer again, the node that needs it runs on afterwards
+        around, outer, outer_call = self.text, self._module, self._call
+        recomputes = self._phase is Phase.BACKWARD
+        finds_entries = not self._is_detailed and not recomputes and not self._is_blind and torch.is_grad_enabled()
+        if finds_entries:
+            self._enter_call(outer_call, (*arguments, named), name)
+        elif self._is_detailed:
+            self._label_tensors((arguments, named), outer, runs=not recomputes)
+        self._module = name.text
+        self.text = f"{self._prefix}{name.text};{RECOMPUTE if recomputes else ''}"
+        self._emit(self.text)
         try:
-            before = module.register_forward_pre_hook(self._before(name), with_kwargs=True)
-            self._handles += [before, module.register_forward_hook(self._after(name))]
-        except RuntimeError:
-            # a scripted module
-            return
-        self._names[module] = name
+            output = calls.original(module, *arguments, **named)
+            if finds_entries:
+                self._leave_call(self._call, output)
+            elif self._is_detailed:
+                self._label_tensors(output, name.text, runs=not recomputes)
+        finally:
+            if finds_entries:
+                self._call = outer_call
+                outer_call.leave_inner()
+            self._module, self.text = outer, around
+            self._emit(around)
+        return output
 
-    def _stamp(self, module: str, node: str = "", *, recompute: bool = False) -> None:
-        stamp = Stamp(step=self._step, phase=self._phase, module=module, node=node, recompute=recompute)
-        self._emit(stamp.to_text())
+    def _enter_call(self, outer: OpenCall, values: Iterable[Any], name: _Name) -> None:
+        try:
+            outer.enter_inner(values)
+        except Exception as error:
+            self._go_blind(error)
+        if name.hook is None:
+            name.hook = self._hook_of(name.text)
+        self._call = OpenCall(name.hook)
 
-    def _before(self, name: _Name) -> Callable[..., None]:
-        def hook(_module: nn.Module, inputs: Any, named_inputs: Any) -> None:
-            # a compiled function that calls the module inlines this hook: it must not break the graph
-            if torch.compiler.is_compiling():
-                return
-            recompute = self._phase is Phase.BACKWARD
-            # the enclosing module created the nodes without a label
-            self._label_tensors((inputs, named_inputs), name.text.rpartition(".")[0], runs=not recompute)
-            self._stamp(name.text, recompute=recompute)
+    def _leave_call(self, call: OpenCall, output: Any) -> None:
+        try:
+            call.finish(output)
+        except Exception as error:
+            self._go_blind(error)
 
-        return hook
-
-    def _after(self, name: _Name) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if torch.compiler.is_compiling():
-                return
-            recompute = self._phase is Phase.BACKWARD
-            self._label_tensors(output, name.text, runs=not recompute)
-            self._stamp(name.text.rpartition(".")[0], recompute=recompute)
-
-        return hook
+    def _go_blind(self, error: Exception) -> None:
+        """Training goes on where containers and nodes of other packages raise anything."""
+        self._is_blind = True
+        warnings.warn(f"backward is recorded without modules: {type(error).__name__}: {error}", stacklevel=3)
 
     def label_outputs(self, outputs: Any) -> None:
-        """Label the nodes of a model that its hooks did not label, such as those of a compiled model."""
-        self._label_tensors(outputs, "")
+        """Label the nodes of a model that ran without stamps, such as those of a compiled model."""
+        if self._is_detailed:
+            self._label_tensors(outputs, "")
 
     def label_loss(self, loss: Any) -> None:
         """Label the nodes of the loss function: those between the model's modules and the loss."""
-        self._label_tensors(loss, "loss")
+        if self._is_detailed:
+            self._label_tensors(loss, _LOSS)
+            return
+        try:
+            self._call.finish(loss, self._hook_of(_LOSS))
+        except Exception as error:
+            self._go_blind(error)
+
+    def resume(self, text: str) -> None:
+        """Stamp the following events as before an interruption."""
+        self._stamp(text)
 
     def _label_tensors(self, values: Any, name: str, *, runs: bool = True) -> None:
-        """Label the nodes of all tensors in nested containers; training goes on if that fails."""
+        """Label the nodes of all tensors in nested containers."""
         if self._is_blind:
             return
         try:
             for tensor in _tensors(values):
                 self._label(tensor.grad_fn, name, runs=runs)
         except Exception as error:
-            # containers and nodes of other packages may raise anything
-            self._is_blind = True
-            warnings.warn(f"backward is recorded without modules: {type(error).__name__}: {error}", stacklevel=2)
+            self._go_blind(error)
 
     def _label(self, root: Node | None, name: str, *, runs: bool = True) -> None:
         """Label the nodes that have no label yet; those of a recomputation do not run.
@@ -162,15 +219,21 @@ class Stamper:
             node.metadata[_LABEL] = name
             if runs:
                 node.register_prehook(self._on_node(name, node.name()))
-            if self._saved is not None and self._step <= self._noted_until:
+            if self._saved is not None and self._step <= self._detailed_until:
                 self._saved.note(node, name)
             pending.extend(following for following, _ in node.next_functions)
 
-    def _on_node(self, module: str, node: str) -> Callable[..., None]:
+    def _on_node(self, module: str, node: str) -> Hook:
         def hook(_gradients: Any) -> None:
-            self._stamp(module, node)
+            self._stamp(f"{self._prefix}{module};{node}")
 
         return hook
+
+    def _hook_of(self, module: str) -> Hook:
+        """The hook for all nodes at which backward enters a module."""
+        if module not in self._hooks:
+            self._hooks[module] = self._on_node(module, "")
+        return self._hooks[module]
 
 
 def _eager_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

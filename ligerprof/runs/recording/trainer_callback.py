@@ -18,7 +18,7 @@ class RecordCallback(TrainerCallback):
         self,
         directory: str | Path,
         *,
-        stacks: Stacks = "python",
+        stacks: Stacks = "all",
         max_entries: int = MAX_ENTRIES,
         force: bool = False,
         history: CudaHistory | None = None,

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +100,9 @@ class _Simulation:
 
     def _build_and_train(self, mesh: Any) -> None:
         self._progress(f"building {self._recipe.spec.name} on a simulated {self._recipe.gpu_spec.title}")
-        with built_trainer(self._recipe, mesh, self._recorder, self._meter.stamper.attach) as trainer:
+        stamper = self._meter.stamper
+        with closing(stamper), built_trainer(self._recipe, mesh, self._recorder, stamper.attach) as trainer:
+            stamper.open()
             self.is_uneven = has_uneven_shards(trainer.model)
             self._train(trainer)
 

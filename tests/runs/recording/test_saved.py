@@ -182,6 +182,7 @@ def test_node_that_has_run_has_nothing_saved() -> None:
 def test_stamper_notes_each_module_with_its_name_and_recomputation_too() -> None:
     model, saved = Model(), saved_tensors()
     stamper = Stamper(lambda _text: None, saved)
+    stamper.open()
     stamper.attach(model)
     model(torch.ones(4, 8, requires_grad=True) * 1)
     stamper.close()

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Measure the recorder's overhead and the suggestions that docs/explain.md lists, on one GPU or on two.
+#   bash benchmarks/measure_advice.sh build/results one
+set -u
+out=$1
+keep=$(mktemp -d)
+suggestions() { timeout 170 python benchmarks/suggestions.py "$@" --keep "$keep"; }
+if [ "$2" = one ]; then
+    {
+        timeout 130 python benchmarks/record_overhead.py "$out/overhead.jsonl" --rounds 4 --steps 5
+        suggestions "$out/suggestions.jsonl" --jobs 6 \
+            --only trainer trainer-checkpointed deepspeed-2 deepspeed-3 ddp ddp-small-batch
+        timeout 60 python -m pytest -q -m gpu tests/runs/recording -p no:cacheprovider >"$out/pytest.txt" 2>&1
+        tar -cJf "$out/recordings.tar.xz" -C "$keep" .
+    } >"$out/log.txt" 2>&1
+else
+    {
+        suggestions "$out/two.jsonl" --jobs 3 --changes shard-optimizer shard-model bucket-views \
+            --only ddp-two-ranks ddp-two-ranks-small-batch
+        suggestions "$out/two.jsonl" --jobs 3 --changes zero-3 --only deepspeed-2-two-ranks
+        tar -cJf "$out/recordings-two.tar.xz" -C "$keep" .
+    } >"$out/log-two.txt" 2>&1
+fi
