@@ -22,6 +22,7 @@ from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.recording.record import CudaHistory, Recorder, running
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.stamp import Stamp
+from tests.kernels.models import tiny_model
 from tests.runs.recording.operations import OperationHistory
 
 
@@ -398,3 +399,26 @@ def test_history_of_cuda_is_off_afterwards(tmp_path: Path) -> None:
         torch.ones(1, device="cuda")
     torch.ones(1, device="cuda")
     assert not any(torch.cuda.memory._snapshot()["device_traces"])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("empty_cuda")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_later_steps_have_the_roles_that_hooks_on_all_nodes_give(tmp_path: Path, checkpointing: bool) -> None:
+    def roles(stacks: Any) -> list[tuple[Any, ...]]:
+        model = tiny_model("llama", hidden_size=256, vocab_size=8192, device="cuda")
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        tokens = torch.randint(0, 8192, (4, 64), device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        with ligerprof.record(tmp_path / stacks, model=model, stacks=stacks):
+            for _ in range(4):
+                with torch.autocast("cuda", torch.bfloat16):
+                    loss = model(input_ids=tokens, labels=tokens).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        peak = explain(tmp_path / stacks, step=4)
+        return sorted((group.role, group.module, group.layer or 0, group.size_bytes) for group in peak.blocks)
+
+    assert roles("all") == roles("python")
