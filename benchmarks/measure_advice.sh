@@ -10,7 +10,7 @@ if [ "$2" = one ]; then
         timeout 130 python benchmarks/record_overhead.py "$out/overhead.jsonl" --rounds 4 --steps 5
         suggestions "$out/suggestions.jsonl" --jobs 6 \
             --only trainer trainer-checkpointed deepspeed-2 deepspeed-3 ddp ddp-small-batch
-        timeout 60 python -m pytest -q -m gpu tests/runs/recording -p no:cacheprovider --basetemp "$keep/pytest" >"$out/pytest.txt" 2>&1
+        timeout 90 python -m pytest -q -m gpu tests/runs/recording -p no:cacheprovider --basetemp "$keep/pytest" >"$out/pytest.txt" 2>&1
         tar -cJf "$out/recordings.tar.xz" -C "$keep" .
     } >"$out/log.txt" 2>&1
 else
