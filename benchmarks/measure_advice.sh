@@ -11,13 +11,13 @@ if [ "$2" = one ]; then
         suggestions "$out/suggestions.jsonl" --jobs 6 \
             --only trainer trainer-checkpointed deepspeed-2 deepspeed-3 ddp ddp-small-batch
         timeout 90 python -m pytest -q -m gpu tests/runs/recording -p no:cacheprovider --basetemp "$keep/pytest" >"$out/pytest.txt" 2>&1
-        tar -cJf "$out/recordings.tar.xz" -C "$keep" .
+        tar -czf "$out/recordings.tar.gz" -C "$keep" .
     } >"$out/log.txt" 2>&1
 else
     {
         suggestions "$out/two.jsonl" --jobs 3 --changes shard-optimizer shard-model bucket-views \
             --only ddp-two-ranks ddp-two-ranks-small-batch
         suggestions "$out/two.jsonl" --jobs 3 --changes zero-3 --only deepspeed-2-two-ranks
-        tar -cJf "$out/recordings-two.tar.xz" -C "$keep" .
+        tar -czf "$out/recordings-two.tar.gz" -C "$keep" .
     } >"$out/log-two.txt" 2>&1
 fi

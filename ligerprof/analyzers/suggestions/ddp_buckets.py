@@ -19,7 +19,7 @@ _LEAST_BUCKET_BYTES = 2**20
 
 def peak_with_other_timing(row: Row, case: Case) -> int | None:
     """The new peak if the first buckets live shorter or longer than recorded; None without DDP."""
-    if case.program.engine is not Framework.DDP:
+    if case.program.engine is not Framework.DDP or not row.keeps_buckets:
         return None
     other = peak_after(lambda: with_other_timing(row, case), case.book, case.window, case.request)
     return None if other is None else other[0]

@@ -66,7 +66,9 @@ def _evaluate(row: Row, case: Case, recipe: TrainingRecipe | None, before_bytes:
     if before_bytes - new_peak_bytes < _LEAST_SHARE * before_bytes:
         return
     depends = new_peak_bytes - least_bytes >= _VISIBLE_SHARE * new_peak_bytes
-    basis = Basis.AT_LEAST if depends and row.basis is Basis.REPLAYED else row.basis
+    timing = _ON_TIMING.format(format_bytes(least_bytes)) if depends else ""
+    conditions = [text for text in (row.condition, timing) if text]
+    basis = Basis.AT_LEAST if conditions and row.basis is Basis.REPLAYED else row.basis
     yield Suggestion(
         name=row.name,
         change=row.change,
@@ -79,7 +81,7 @@ def _evaluate(row: Row, case: Case, recipe: TrainingRecipe | None, before_bytes:
         framework=framework,
         lets_pass=_lets_pass(basis, case, new_peak_bytes),
         basis=basis,
-        condition=_ON_TIMING.format(format_bytes(least_bytes)) if depends else "",
+        condition=". ".join(conditions),
     )
 
 

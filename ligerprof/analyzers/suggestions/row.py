@@ -28,6 +28,8 @@ class Row:
         skips: frameworks whose lines do not hold for this program.
         recipe: the changed recipe of a step of ours, None if it does not apply.
         basis: how exact the saving is.
+        keeps_buckets: whether DDP still has buckets after the change.
+        condition: what the saving depends on, in a sentence without its period; empty if on nothing.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Row:
     skips: Callable[[Case], tuple[Framework, ...]] = field(default=lambda _case: ())
     recipe: Callable[[TrainingRecipe], TrainingRecipe | None] = field(default=lambda _recipe: None)
     basis: Basis = Basis.REPLAYED
+    keeps_buckets: bool = True
+    condition: str = ""
 
 
 def for_each(frameworks: tuple[Framework, ...], *lines: str) -> dict[Framework, Lines]:

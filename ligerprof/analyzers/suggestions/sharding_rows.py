@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.edits import (
     with_bucket_views,
     with_optimizer_on_host,
@@ -10,10 +11,22 @@ from ligerprof.analyzers.suggestions.edits import (
     with_smaller_buckets,
 )
 from ligerprof.analyzers.suggestions.program import Framework
-from ligerprof.analyzers.suggestions.row import Row, has
-from ligerprof.analyzers.suggestions.suggestion import Cost
+from ligerprof.analyzers.suggestions.rank_edits import RANKS, with_divided_states, with_sharded_model
+from ligerprof.analyzers.suggestions.row import Row, has, owns_loop
+from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
 from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.roles import Role
+
+_FOR_TWO_RANKS = f"Computed for {RANKS} ranks; more ranks save more"
+
+
+def _can_shard(case: Case) -> bool:
+    """Whether DDP replicates the model, and the optimizer holds the states of all of it."""
+    program = case.program
+    if program.engine is not Framework.DDP or not owns_loop(case) or not has(Role.OPTIMIZER_STATES)(case):
+        return False
+    return not program.has_file(r"torch/distributed/optim/zero_redundancy_optimizer\.py$")
+
 
 SHARDING_ROWS: tuple[Row, ...] = (
     Row(
@@ -47,6 +60,43 @@ SHARDING_ROWS: tuple[Row, ...] = (
                 "# for each layer, not the root:",
                 "fully_shard(layer, ..., reshard_after_forward=True)",
             )
+        },
+    ),
+    Row(
+        name="shard-optimizer",
+        change="each rank updates a part of the weights, and holds the optimizer states of that part alone",
+        cost=Cost.CHEAP,
+        cost_reason="after each step, the ranks send each other their weights",
+        without=(Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES),
+        applies=_can_shard,
+        edit=with_divided_states,
+        condition=_FOR_TWO_RANKS,
+        how={
+            Framework.DDP: (
+                "from torch.distributed.optim import ZeroRedundancyOptimizer",
+                "optimizer = ZeroRedundancyOptimizer(",
+                "    model.parameters(), optimizer_class=torch.optim.AdamW, ...)",
+            ),
+        },
+    ),
+    Row(
+        name="shard-model",
+        change="weights, gradients and optimizer states divided among the ranks (FSDP2)",
+        cost=Cost.TIME,
+        cost_reason="two all-gathers per layer and step",
+        without=(Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.COMMUNICATION),
+        applies=lambda case: _can_shard(case) and case.trains_model,
+        edit=with_sharded_model,
+        basis=Basis.ESTIMATED,
+        keeps_buckets=False,
+        condition=_FOR_TWO_RANKS,
+        how={
+            Framework.DDP: (
+                "from torch.distributed.fsdp import fully_shard",
+                "# in place of DistributedDataParallel(model), for each layer of the model:",
+                "fully_shard(layer)",
+                "fully_shard(model)  # after its layers, before the optimizer",
+            ),
         },
     ),
     Row(
