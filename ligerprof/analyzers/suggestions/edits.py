@@ -6,6 +6,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.placement import unsplit_after_shrinking
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Int64s
@@ -117,8 +118,7 @@ def _last_before_forward(case: Case, steps: Int64s) -> Int64s:
 
 def with_half_the_batch(case: Case) -> Edit | None:
     """Halve what grows with the batch; gradients then live through the second micro-batch."""
-    replayed, edit = case.replayed, case.edit()
-    edit.resize(case.in_training(*BATCH_ROLES), 2)
+    replayed, edit = case.replayed, _with_halves(case, case.in_training(*BATCH_ROLES))
     if case.request is not None and case.request.role in BATCH_ROLES:
         edit.request_divisor = 2
     gradients = case.gradients
@@ -147,6 +147,16 @@ def with_half_the_batch(case: Case) -> Edit | None:
     return edit
 
 
+def _with_halves(case: Case, blocks: Int64s) -> Edit:
+    """Halve the sizes of blocks."""
+    edit = case.edit()
+    edit.resize(blocks, 2)
+    unsplit = unsplit_after_shrinking(case, blocks, 2)
+    if unsplit is not None:
+        edit.shift(unsplit)
+    return edit
+
+
 def _hold_gradients_of_parameters(case: Case, edit: Edit, start: int) -> None:
     """Hold a gradient for each parameter from a forward phase on in which memory ran out."""
     assert case.request is not None
@@ -169,15 +179,12 @@ def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:
 
 def with_half_the_evaluation(case: Case) -> Edit:
     """Halve what grows with the batch in evaluations."""
-    edit = case.edit()
-    edit.resize(np.intersect1d(case.book.blocks(*BATCH_ROLES), case.evaluation), 2)
-    return edit
+    return _with_halves(case, np.intersect1d(case.book.blocks(*BATCH_ROLES), case.evaluation))
 
 
 def with_half_the_prompts(case: Case) -> Edit:
     """Halve what grows with the number of prompts."""
-    edit = case.edit()
-    edit.resize(case.book.blocks(*BATCH_ROLES, Role.KV_CACHE), 2)
+    edit = _with_halves(case, case.book.blocks(*BATCH_ROLES, Role.KV_CACHE))
     if case.request is not None and case.request.role in (*BATCH_ROLES, Role.KV_CACHE):
         edit.request_divisor = 2
     return edit

@@ -68,6 +68,10 @@ class Edit:
         self._changes += other._changes
         self._spikes += other._spikes
 
+    def shift(self, size_bytes: Int64s) -> None:
+        """Add bytes at each moment."""
+        self._changes[: len(size_bytes)] += np.diff(size_bytes, prepend=0)
+
     def spike(self, moments: Int64s, size_bytes: Int64s) -> None:
         """Add bytes at single moments, such as the temporary tensors of a kernel."""
         self._spikes.append((moments, size_bytes))
