@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 import torch.distributed.fsdp
+import torch.distributed.optim
 from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
@@ -94,6 +95,15 @@ def test_keys_are_those_of_the_framework(framework: Framework) -> None:
     assert keys - known - {"target_modules"} == set()
 
 
+def test_keys_of_deepspeed_are_those_of_its_configuration() -> None:
+    lines = [line.partition("#")[0] for row in ROWS for line in row.how.get(Framework.DEEPSPEED, ())]
+
+    keys = {key for line in lines for key in re.findall(r'"(\w+)":', line)}
+
+    assert len(keys) > 5
+    assert keys <= set(NAMES["deepspeed"]["names"])
+
+
 @pytest.mark.parametrize("framework", [Framework.AXOLOTL, Framework.LLAMA_FACTORY])
 def test_values_of_yaml_keys_are_known(framework: Framework) -> None:
     for line in (line for row in ROWS for line in row.how.get(framework, ())):
@@ -123,6 +133,7 @@ def test_python_lines_use_names_that_exist() -> None:
         (torch.autograd.graph.save_on_cpu.__init__, "pin_memory"),
         (torch.optim.AdamW.__init__, "fused"),
         (torch.nn.parallel.DistributedDataParallel.__init__, "gradient_as_bucket_view"),
+        (torch.distributed.optim.ZeroRedundancyOptimizer.__init__, "optimizer_class"),
         (torch.distributed.fsdp.fully_shard, "reshard_after_forward"),
         (torch.distributed.fsdp.fully_shard, "offload_policy"),
         (peft.LoraConfig.__init__, "target_modules"),
