@@ -87,7 +87,7 @@ def find_passes(replayed: Replay, phases: EventPhases, layers: Int64s) -> LayerP
         rise_bytes=_rises(replayed, first, end),
         backward_first=backward_first,
         backward_last=backward_last,
-        recompute=_before(_frees_of_saved(replayed, phases, forward), backward_first),
+        recompute=last_before(frees_of_saved(replayed, phases, forward), backward_first),
         saved=blocks[is_saved],
         saved_by=pass_of[is_saved],
     )
@@ -118,14 +118,14 @@ def _rises(replayed: Replay, first: Int64s, end: Int64s) -> Int64s:
     return rises
 
 
-def _frees_of_saved(replayed: Replay, phases: EventPhases, forward: Int64s) -> Int64s:
+def frees_of_saved(replayed: Replay, phases: EventPhases, forward: Int64s) -> Int64s:
     """Events of backward that free a block of forward, ascending."""
     freed = replayed.freed_by[forward]
     freed = freed[freed >= 0]
     return np.sort(freed[phases.codes[freed] == phase_code(Phase.BACKWARD)])
 
 
-def _before(events: Int64s, limits: Int64s) -> Int64s:
+def last_before(events: Int64s, limits: Int64s) -> Int64s:
     """The last of the events before each limit, or the limit itself if there is none."""
     place = np.searchsorted(events, limits, "left") - 1
     if not len(events):

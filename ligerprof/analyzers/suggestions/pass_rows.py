@@ -225,7 +225,7 @@ PASS_ROWS: tuple[Row, ...] = (
         without=(Role.ACTIVATIONS, Role.CHECKPOINTS),
         applies=_can_offload_activations,
         edit=with_saved_tensors_on_host,
-        basis=Basis.AT_LEAST,
+        basis=Basis.ESTIMATED,
         how={
             Framework.TRL: ("activation_offloading=True,",),
             Framework.AXOLOTL: ("activation_offloading: true",),

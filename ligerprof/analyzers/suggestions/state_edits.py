@@ -2,18 +2,21 @@
 
 import numpy as np
 
+from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.fused_loss import LossShape, loss_shapes
+from ligerprof.analyzers.suggestions.layer_passes import frees_of_saved, last_before
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
-from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import eight_bit_state_sizes
 
 LORA_RANK = 16
 # a weight, its gradient and two moments, all fp32
 _BYTES_PER_ADAPTER_ELEMENT = 4 * FP32_BYTES
+_SAVED_ROLES = (Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES)
 # bitsandbytes/optim/optimizer.py, get_state_buffer: smaller states are not paged
 _PAGED_ELEMENTS = 100_000
 _TRAINING_STATES = (Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
@@ -124,23 +127,24 @@ def _rounded(sizes: Int64s) -> Int64s:
 
 
 def with_saved_tensors_on_host(case: Case) -> Edit | None:
-    """End what each layer saves when its pass ends, and hold it again while backward of the layer frees it.
+    """End what backward needs when the layer that saved it has run, and hold it again while backward uses it.
 
-    With checkpointing, these are the inputs of layers. What backward copies back in addition, a weight at a time, is
-    added; tensors of the loss are left out.
+    With checkpointing, these are the inputs of layers. What the loss and other code outside of layers saves is held to
+    the end of the forward pass. Weights that backward copies back are added.
     """
     passes = case.passes
-    roles = (Role.CHECKPOINTS,) if case.program.checkpoints else (Role.ACTIVATIONS, Role.WEIGHT_CASTS)
     ran = passes.backward_last >= 0
     if not ran.any():
         return None
     edit, replayed = case.edit(), case.replayed
-    blocks = case.book.blocks(*roles)
     if case.program.checkpoints:
-        blocks, by = _checkpoints_by_pass(case, blocks)
+        blocks, by = _checkpoints_by_pass(case, case.book.blocks(Role.CHECKPOINTS))
     else:
-        chosen = np.isin(passes.saved, blocks) & ran[passes.saved_by]
-        blocks, by = passes.saved[chosen], passes.saved_by[chosen]
+        candidates = case.book.blocks(*_SAVED_ROLES, Role.WEIGHT_CASTS)
+        chosen = np.isin(passes.saved, candidates) & ran[passes.saved_by]
+        outputs, readers = _outputs_by_reader(case, candidates)
+        blocks, by = np.append(passes.saved[chosen], outputs), np.append(passes.saved_by[chosen], readers)
+        _move_others(case, edit, np.setdiff1d(candidates, blocks))
     if not len(blocks):
         return None
     sizes, stops = replayed.block_bytes[blocks], edit.stops(blocks)
@@ -150,8 +154,34 @@ def with_saved_tensors_on_host(case: Case) -> Edit | None:
     edit.release(sizes, ends, stops)
     again = np.maximum(ends, passes.recompute[by] + 1)
     edit.hold(sizes, again, stops)
-    _copy_weights_back(case, edit)
+    if not is_cast.any():
+        _copy_weights_back(case, edit)
     return edit
+
+
+def _move_others(case: Case, edit: Edit, blocks: Int64s) -> None:
+    """End blocks with their forward phase if backward frees them, and hold them again when it does."""
+    replayed, phases = case.replayed, case.attribution.phases
+    made, freed = replayed.allocated_by[blocks], replayed.freed_by[blocks]
+    saved = (phases.codes_of(made) == phase_code(Phase.FORWARD)) & (freed >= 0)
+    saved &= phases.codes_of(freed) == phase_code(Phase.BACKWARD)
+    blocks, made, freed = blocks[saved], made[saved], freed[saved]
+    span_ends = np.searchsorted(phases.spans, phases.spans_of(made), "right")
+    forward = np.flatnonzero(phases.codes_of(replayed.allocated_by) == phase_code(Phase.FORWARD)).astype(np.int64)
+    again = last_before(frees_of_saved(replayed, phases, forward), freed) + 1
+    ends, stops = span_ends + 1, edit.stops(blocks)
+    edit.release(replayed.block_bytes[blocks], np.minimum(ends, stops), stops)
+    edit.hold(replayed.block_bytes[blocks], np.maximum(again, np.minimum(ends, stops)), stops)
+
+
+def _outputs_by_reader(case: Case, blocks: Int64s) -> tuple[Int64s, Int64s]:
+    """Blocks that are a layer's output and that the next layer keeps for backward, and the pass of the next layer."""
+    passes = case.passes
+    readers = 1 + np.flatnonzero((passes.span[1:] == passes.span[:-1]) & (passes.backward_last[1:] >= 0))
+    outputs = passes.output[readers - 1]
+    freed = case.replayed.freed_by[outputs]
+    kept = (outputs >= 0) & np.isin(outputs, blocks) & (freed >= passes.backward_first[readers])
+    return outputs[kept], readers[kept]
 
 
 def _checkpoints_by_pass(case: Case, checkpoints: Int64s) -> tuple[Int64s, Int64s]:
@@ -166,11 +196,10 @@ def _checkpoints_by_pass(case: Case, checkpoints: Int64s) -> tuple[Int64s, Int64
 
 
 def _copy_weights_back(case: Case, edit: Edit) -> None:
-    """Add the largest weight during backward, in the precision of the passes."""
+    """Add the largest weight during backward."""
     weights = case.in_training(Role.PARAMETERS)
     if not len(weights):
         return
-    casts = len(case.book.blocks(Role.WEIGHT_CASTS)) > 0
-    largest = int(case.sizes(weights).max()) // (FP32_BYTES // HALF_BYTES if casts else 1)
+    largest = int(case.sizes(weights).max())
     for start, end in case.spans_of_phase(Phase.BACKWARD):
         edit.hold(largest, np.array([start + 1]), np.array([end + 1]))
