@@ -153,6 +153,14 @@ class ReduceDtype(Word):
     BFLOAT16 = "bfloat16"
 
 
+class Step(Word):
+    """The steps of a run that differ in memory: the first has no optimizer states, DDP's second rebuilds buckets."""
+
+    FIRST = "first"
+    SECOND = "second"
+    STEADY = "steady"
+
+
 class GradSync(Word):
     """Which accumulated micro-batches reduce their gradients over the GPUs."""
 

@@ -79,6 +79,10 @@ def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         options.grad_sync is not GradSync.LAST and options.engine not in (Engine.DDP, Engine.FSDP2),
         f"{typed('grad_sync', options.grad_sync)} needs {typed('engine', 'ddp')} or {_FSDP2}.",
     )
+    yield (
+        options.bucket_view and options.engine is not Engine.DDP,
+        f"{typed('bucket_view', options.bucket_view)} needs {typed('engine', Engine.DDP)}.",
+    )
 
 
 def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:

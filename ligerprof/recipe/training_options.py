@@ -147,6 +147,11 @@ class TrainingOptions(Options):
         "DDP and FSDP2: reduce gradients in the last accumulated micro-batch, or in every one.",
         default=GradSync.LAST,
     )
+    bucket_view: bool = option(
+        Group.SEVERAL_GPUS,
+        "DDP: gradients are views of the buckets that they are reduced in (gradient_as_bucket_view).",
+        default=False,
+    )
     replicate: int = option(
         Group.SEVERAL_GPUS,
         "FSDP2: copies of the sharded model (HSDP); each is sharded over gpus / replicate GPUs.",

@@ -42,11 +42,14 @@ def render_estimate(
 
 
 def summary(estimate: MemoryEstimate) -> str:
-    """The peak and its phase, the first step's peak, and whether the step fits."""
+    """The peak and its phase, the peaks of other steps, and whether the step fits."""
     text = (
         f"The peak is {format_bytes(estimate.peak_bytes)} in {estimate.peak_phase.value};"
-        f" {format_bytes(estimate.first_step_peak_bytes)} in the first step."
+        f" {format_bytes(estimate.first_step_peak_bytes)} in the first step"
     )
+    if (second_bytes := estimate.second_step_peak_bytes) is not None:
+        text += f", {format_bytes(second_bytes)} in the second one, where DDP builds its buckets anew"
+    text += "."
     low, high = format_bytes(estimate.lowest_bytes), format_bytes(estimate.highest_bytes)
     if low != high:
         text += f" Depending on unsplit blocks it is between {low} and {high}."

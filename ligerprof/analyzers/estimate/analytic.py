@@ -13,16 +13,17 @@ from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernel
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.step import StepPeaks, step_peaks
-from ligerprof.analyzers.estimate.terms import checkpoint_term, logits_term, static_term
+from ligerprof.analyzers.estimate.step import StepPeaks, step_kinds, step_peaks
+from ligerprof.analyzers.estimate.terms import buffer_terms, checkpoint_term, logits_term, static_term
 from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer
+from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer, Step, Wrap
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.fsdp2 import WORST_RANK
 from ligerprof.units import format_bytes
 
 
@@ -40,8 +41,8 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     headroom = headroom_note(recipe)
     recipe = settle_flce_budget(recipe)
     kernels = find_kernel_set(recipe.kernels, recipe.provider)
-    steady = step_peaks(recipe, kernels, first=False)
-    first = step_peaks(recipe, kernels, first=True)
+    steps = {step: step_peaks(recipe, kernels, step) for step in step_kinds(recipe)}
+    steady = steps[Step.STEADY]
     static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))
     lowest_bytes, highest_bytes = _between(recipe, steady)
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
@@ -56,7 +57,9 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         layers=tuple(_layers(recipe, steady.peak_places)),
         lowest_bytes=lowest_bytes,
         highest_bytes=highest_bytes,
-        first_step_peak_bytes=first.peak.total_bytes,
+        first_step_peak_bytes=steps[Step.FIRST].peak.total_bytes,
+        second_step_peak_bytes=steps[Step.SECOND].peak.total_bytes if Step.SECOND in steps else None,
+        streams_bytes=max(peaks.streams_bytes for peaks in steps.values()),
         host_bytes=host_bytes(recipe, make_weights(recipe).values()),
         terms=terms,
         assumed=(*_assumed(recipe), *([] if headroom is None else [headroom])),
@@ -92,12 +95,14 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."
         )
-    if recipe.engine in (Engine.DDP, Engine.FSDP2):
-        raise UnsupportedError(f"estimate: --engine {recipe.engine} is not estimated yet.")
+    if recipe.engine is Engine.FSDP2 and recipe.reentrant:
+        raise UnsupportedError("estimate: --reentrant with --engine fsdp2 is not supported yet; leave it out.")
 
 
 def _terms(recipe: TrainingRecipe, logits_bytes: int) -> Iterator[Term]:
-    yield static_term(recipe, make_weights(recipe).values())
+    weights = make_weights(recipe)
+    yield static_term(recipe, weights.values())
+    yield from buffer_terms(recipe, weights)
     if (checkpoints := checkpoint_term(recipe)) is not None:
         yield checkpoints
     yield logits_term(recipe, logits_bytes)
@@ -127,7 +132,11 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     if keeps_products(recipe):
         yield "the layer after a gated activation has an adapter, so the activation's product is saved"
     if recipe.autocast and recipe.weight_dtype == "float32":
-        yield "autocast keeps its 16-bit weights until the forward pass ends"
+        sharded = recipe.engine is Engine.FSDP2
+        yield "autocast keeps its 16-bit weights until the forward pass ends" + (
+            ", those of all layers; --precision mixed has none" if sharded else ""
+        )
+    yield from _assumed_of_ranks(recipe)
 
 
 def _documents_assumption(recipe: TrainingRecipe) -> str:
@@ -138,6 +147,15 @@ def _documents_assumption(recipe: TrainingRecipe) -> str:
         f"a packed row of {tokens} tokens holds several documents: transformers makes a mask of {tokens} x {tokens} to"
         " keep them apart, where FlashAttention needs none"
     )
+
+
+def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
+    if recipe.engine is Engine.FSDP2:
+        yield f"the figures are rank {WORST_RANK}'s: no rank has larger shards"
+        if recipe.reshard and recipe.wrap is Wrap.LAYERS:
+            yield "the root is resharded after forward as well (reshard_after_forward=True)"
+    if recipe.engine is Engine.DDP:
+        yield "DDP's defaults: buckets of 25 MiB, the first of 1 MiB, built anew in the second step"
 
 
 def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:

@@ -12,7 +12,8 @@ from ligerprof.analyzers.estimate.scaled_dot_product import (
     soften,
     weighted_sum,
 )
-from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ligerprof.analyzers.estimate.tape import Operation, Tape, Tensor, Value, Weight
+from ligerprof.analyzers.estimate.hooks import Hooks
+from ligerprof.analyzers.estimate.tape import Operation, Tape
+from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Attention
@@ -24,6 +26,7 @@ class Context:
         mask: the attention mask, if the model makes one.
         leaf: the layer's input if autograd takes it for a leaf, so that autocast caches its copy as it does weights'.
         casts: autocast's cache of weight copies, which are freed when autocast ends.
+        hooks: what the engine does around modules.
     """
 
     recipe: TrainingRecipe
@@ -34,6 +37,7 @@ class Context:
     leaf: Value | None = None
     leaf_cast: Value | None = None
     casts: list[Value] = field(default_factory=list)
+    hooks: Hooks = field(default_factory=Hooks)
 
     @property
     def spec(self) -> ModelSpec:
@@ -48,7 +52,7 @@ class Context:
     @property
     def stream_bytes(self) -> int:
         """Bytes per element of the residual stream, which has the weights' dtype."""
-        return DTYPE_BYTES[self.recipe.weight_dtype]
+        return DTYPE_BYTES[self.recipe.gathered_dtype]
 
     @property
     def compute_bytes(self) -> int:

@@ -12,10 +12,15 @@ from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 _FRAGMENTED_SHARE, _EXPANDABLE_SHARE = 1.14, 1.05
 
 
-def expected_reserved_bytes(recipe: TrainingRecipe, allocated_bytes: int) -> int:
-    """Bytes that the allocator is expected to need for a step with this allocated peak."""
+def expected_reserved_bytes(recipe: TrainingRecipe, allocated_bytes: int, streams_bytes: int) -> int:
+    """Bytes that the allocator is expected to need for a step with this allocated peak.
+
+    Args:
+        streams_bytes: the highest bytes of each CUDA stream, added up: a stream's free blocks serve no other one.
+    """
     expandable = parse_allocator_settings(recipe.alloc_conf).rules.expandable_segments
-    return int(allocated_bytes * (_EXPANDABLE_SHARE if expandable else _FRAGMENTED_SHARE))
+    needed_bytes = int(allocated_bytes * (_EXPANDABLE_SHARE if expandable else _FRAGMENTED_SHARE))
+    return needed_bytes + max(0, streams_bytes - allocated_bytes)
 
 
 def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = False) -> MemoryEstimate:
@@ -34,11 +39,11 @@ def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = 
         limit_bytes, source = given_bytes, "--memory-limit"
     else:
         return estimated
-    allocated_bytes = max(estimated.peak_bytes, estimated.first_step_peak_bytes)
+    allocated_bytes = estimated.highest_peak_bytes
     verdict = FitVerdict(
         limit_bytes=limit_bytes,
         limit_source=source,
         allocated_bytes=allocated_bytes,
-        expected_reserved_bytes=expected_reserved_bytes(recipe, allocated_bytes),
+        expected_reserved_bytes=expected_reserved_bytes(recipe, allocated_bytes, estimated.streams_bytes),
     )
     return dataclasses.replace(estimated, verdict=verdict)

@@ -7,7 +7,8 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import kernel_memory
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add
-from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models import ModelSpec

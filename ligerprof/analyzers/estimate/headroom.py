@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ligerprof.analyzers.estimate.step import step_peaks
+from ligerprof.analyzers.estimate.step import step_kinds, step_peaks
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.linear_cross_entropy.plan import aligned
 from ligerprof.kernels.registry import find_kernel_set
@@ -25,7 +25,7 @@ class Headroom:
 
     Attributes:
         budget: bytes of workspace, or `lean` if no larger one is free.
-        peak_bytes: the higher peak of the first and the steady step with that budget.
+        peak_bytes: the highest peak of all steps with that budget.
         lean_peak_bytes: the same with `lean`, the lowest.
         balanced_peak_bytes: the same with `balanced`.
     """
@@ -93,7 +93,7 @@ def headroom_note(recipe: TrainingRecipe) -> str | None:
 
 def _peak_bytes(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], budget: FlceBudget | int) -> int:
     chosen = dataclasses.replace(recipe, flce_budget=budget)
-    return max(step_peaks(chosen, kernels, first=first).peak.total_bytes for first in (False, True))
+    return max(step_peaks(chosen, kernels, step).peak.total_bytes for step in step_kinds(chosen))
 
 
 def _logits_bytes(recipe: TrainingRecipe, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Main memory that DeepSpeed 0.19.8 allocates in one rank's process with offload, buffer by buffer.
+"""Main memory that DeepSpeed 0.19.8 or FSDP2 allocates in one rank's process with offload, buffer by buffer.
 
 Not included: Python, libraries and the kernels that they load, the CUDA context.
 """
@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part
-from ligerprof.analyzers.estimate.tape import Weight
-from ligerprof.recipe.categories import Offload
+from ligerprof.analyzers.estimate.placement import state_sizes, stored_sizes, trained_tensors
+from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
@@ -41,6 +42,8 @@ def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:
     """Main memory of one rank's process for training, from the first optimizer step on; 0 without offload."""
     if recipe.offload is Offload.NONE:
         return 0
+    if recipe.engine is Engine.FSDP2:
+        return sum(block.held_bytes for block in _shards(recipe, weights))
     elements, settings = count_elements(recipe, weights), zero_settings(recipe)
     if recipe.zero < 3:
         blocks = _stage_1_or_2(recipe, elements, settings, weights)
@@ -49,6 +52,19 @@ def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:
     else:
         blocks = _stage_3(recipe, elements, settings, weights)
     return sum(block.held_bytes for block in blocks)
+
+
+def _shards(recipe: TrainingRecipe, weights: Collection[Weight]) -> Iterator[_Buffer]:
+    """FSDP2's CPUOffloadPolicy with page-locked memory, as on GPUs: shards, their gradients, and the states of Adam.
+
+    The copy of a gradient to main memory page-locks its target (foreach_reduce in _fsdp_collectives.py).
+    """
+    for size_bytes in stored_sizes(recipe, weights):
+        yield _Buffer(size_bytes, locked=True)
+    for tensor in trained_tensors(recipe, weights):
+        yield _Buffer(tensor.size_bytes, locked=True)
+    for size_bytes in state_sizes(recipe, weights):
+        yield _Buffer(size_bytes)
 
 
 def _stage_1_or_2(

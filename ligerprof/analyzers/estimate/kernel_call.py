@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.spec import KernelMemory, KernelShape
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES

@@ -19,7 +19,8 @@ from ligerprof.analyzers.estimate.operations import (
     scale,
     unary,
 )
-from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Dropout, Feature
 from ligerprof.roles import Role

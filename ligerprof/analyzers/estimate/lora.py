@@ -5,7 +5,8 @@ from math import prod
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operations import add, linear, renamed, scale
-from ligerprof.analyzers.estimate.tape import Operation, Value, Weight
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.errors import RecipeError
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Engine
@@ -22,8 +23,9 @@ def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
     rank = adapter_rank(recipe)
     if rank is None:
         return
-    # DeepSpeed casts the whole model to its 16-bit dtype
-    width = FP32_BYTES if recipe.engine is Engine.TORCH else DTYPE_BYTES[recipe.weight_dtype]
+    # DeepSpeed casts the whole model to its 16-bit dtype, and FSDP2's mixed precision what it gathers
+    casts = recipe.engine is Engine.DEEPSPEED or recipe.casts_gathered
+    width = DTYPE_BYTES[recipe.gathered_dtype] if casts else FP32_BYTES
     targets = [item for item in recipe.spec.parameters if is_weight_of(recipe.adapted_layers, item.name)]
     if not targets:
         raise RecipeError(f"LoRA adapts the linear layers of decoder layers: {recipe.spec.name} has none.")

@@ -2,9 +2,11 @@
 
 from ligerprof.analyzers.estimate.chunked_loss import chunked_nll, titan_chunked, torch_linear
 from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.hooks import Part
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
 from ligerprof.analyzers.estimate.operations import linear, scale, unary
-from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.recipe.categories import Loss
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
@@ -16,6 +18,7 @@ _CHUNKED = {Loss.CHUNKED_NLL: chunked_nll, Loss.TORCH_LINEAR: torch_linear, Loss
 def head_and_loss(context: Context, hidden: Value) -> Value:
     """The loss of the final hidden states; the model's forward holds logits and hidden states until it returns."""
     weight = context.weights[head_weight_name(context)]
+    context.hooks.enter(Part.HEAD)
     if context.is_fused("flce"):
         return call_loss(context, kernel_memory(context, "flce", hidden, weight), hidden, weight, "hidden")
     chunked = _CHUNKED.get(context.recipe.loss)
@@ -24,6 +27,8 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
     # these receive the head's output and cap it themselves; liger-kernel replaces functions that the model calls
     caps = "flce" in context.kernels or ("ce" in context.kernels and context.recipe.provider != "liger")
     logits = linear(context, hidden, weight, role=Role.LOGITS, gradient_role=_LOSS)
+    context.hooks.leave(Part.HEAD)
+    context.tape.on_gradient(logits, lambda: context.hooks.gradient_arrives(Part.HEAD))
     if not caps:
         logits = _capped(context, logits)
     if context.is_fused("ce"):

@@ -1,11 +1,20 @@
 """Count allocated bytes by role and by part of the model, and record the peak."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
+from ligerprof.words import Word
+
+
+class Stream(Word):
+    """A CUDA stream that memory is allocated on: the allocator serves a stream only from blocks of its own."""
+
+    COMPUTE = "compute"
+    GATHER = "gather"
+    REDUCE = "reduce"
 
 
 @dataclass(slots=True, eq=False)
@@ -14,12 +23,14 @@ class Allocation:
 
     Attributes:
         place: the part of the model that allocated it.
+        stream: the stream that it was allocated on.
         holders: Python variables, saved tensors and pending gradients that refer to it.
     """
 
     size_bytes: int
     role: Role
     place: str
+    stream: Stream = Stream.COMPUTE
     holders: int = 1
 
 
@@ -39,6 +50,46 @@ class UnsplitRemainders:
 _LOGITS_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
 
 
+_Key = tuple[str, Role]
+
+
+@dataclass(slots=True)
+class _Moment:
+    """What is allocated at one moment.
+
+    Attributes:
+        placed: bytes by part of the model and role.
+        large_blocks: blocks of the pool in which remainders of up to 1 MiB stay unsplit.
+        remainder_bytes: remainders that are included in the count.
+    """
+
+    placed: dict[_Key, int] = field(default_factory=dict)
+    total_bytes: int = 0
+    large_blocks: int = 0
+    remainder_bytes: int = 0
+
+    def copy(self) -> "_Moment":
+        return _Moment(dict(self.placed), self.total_bytes, self.large_blocks, self.remainder_bytes)
+
+    def plus(self, change: "_Moment", times: int) -> "_Moment":
+        placed = dict(self.placed)
+        for key, size_bytes in change.placed.items():
+            placed[key] = placed.get(key, 0) + times * size_bytes
+        return _Moment(
+            placed,
+            self.total_bytes + times * change.total_bytes,
+            self.large_blocks + times * change.large_blocks,
+            self.remainder_bytes + times * change.remainder_bytes,
+        )
+
+    def moved_to(self, place: str) -> "_Moment":
+        placed = {(place, role): size_bytes for role, size_bytes in _by_role(self).items()}
+        return _Moment(placed, self.total_bytes, self.large_blocks, self.remainder_bytes)
+
+    def of_role(self, roles: Collection[Role]) -> int:
+        return sum(size_bytes for (_, role), size_bytes in self.placed.items() if role in roles)
+
+
 class Meter:
     """Allocated bytes by role, now and at the peak since `start`.
 
@@ -47,66 +98,85 @@ class Meter:
 
     Attributes:
         place: the current part of the model.
-        large_blocks: live blocks of the pool in which remainders of up to 1 MiB stay unsplit.
         logits_peak_bytes: the highest sum of all [T, V] tensors so far.
     """
 
     def __init__(self, rules: SizeRules) -> None:
         self._rules = rules
-        self._held = dict.fromkeys(Role, 0)
-        self._placed: dict[tuple[str, Role], int] = {}
-        self._total_bytes = 0
-        self._peak_total_bytes = 0
-        self._peak = dict(self._held)
-        self._peak_placed = dict(self._placed)
+        self._now, self._peak = _Moment(), _Moment()
+        self._streams: dict[Stream, int] = {}
+        self._stream_peaks: dict[Stream, int] = {}
         self.place = WHOLE
-        self.large_blocks = self._peak_large_blocks = 0
-        self._counted_remainder_bytes = self._peak_counted_remainder_bytes = 0
-        self.logits_peak_bytes = 0
+        self.logits_peak_bytes = self._logits_bytes = 0
         self._library_bytes = 0
 
     @property
     def total_bytes(self) -> int:
         """Bytes allocated now."""
-        return self._total_bytes
+        return self._now.total_bytes
 
     @property
     def held(self) -> dict[Role, int]:
         """Bytes allocated now, by role."""
-        return dict(self._held)
+        return _by_role(self._now)
+
+    @property
+    def stream_peaks_bytes(self) -> int:
+        """The highest bytes of each stream since the meter was made, added up."""
+        return sum(self._stream_peaks.values())
 
     def start(self) -> None:
         """Start a new peak from the current bytes."""
-        self._peak_total_bytes = self._total_bytes
-        self._peak = dict(self._held)
-        self._peak_placed = dict(self._placed)
-        self._peak_large_blocks = self.large_blocks
-        self._peak_counted_remainder_bytes = self._counted_remainder_bytes
+        self._peak = self._now.copy()
 
     def peak(self) -> MemoryBreakdown:
         """The peak since `start`, by role."""
-        return MemoryBreakdown(roles=self._peak)
+        return MemoryBreakdown(roles=_by_role(self._peak))
 
     def peak_places(self) -> dict[str, MemoryBreakdown]:
         """The peak by part of the model."""
         roles: dict[str, dict[Role, int]] = {}
-        for (place, role), size_bytes in self._peak_placed.items():
+        for (place, role), size_bytes in self._peak.placed.items():
             roles.setdefault(place, {})[role] = size_bytes
         return {place: MemoryBreakdown(roles=held) for place, held in roles.items()}
 
     def peak_remainders(self) -> UnsplitRemainders:
         """Unsplit remainders at the peak."""
-        return UnsplitRemainders(blocks=self._peak_large_blocks, counted_bytes=self._peak_counted_remainder_bytes)
+        return UnsplitRemainders(blocks=self._peak.large_blocks, counted_bytes=self._peak.remainder_bytes)
 
     def add_remainders(self, remainders: UnsplitRemainders) -> None:
         """Count the unsplit remainders of the blocks that the next `add` allocates."""
-        self.large_blocks += remainders.blocks
-        self._counted_remainder_bytes += remainders.counted_bytes
+        self._now.large_blocks += remainders.blocks
+        self._now.remainder_bytes += remainders.counted_bytes
 
-    def take(self, size_bytes: int, role: Role) -> Allocation:
+    def repeat(self, times: int, act: Callable[[], None]) -> None:
+        """Act once for `times` repetitions that are alike, and count what each of them changes.
+
+        The highest moment is in the first repetition or, if each leaves more than it found, in the last one.
+        """
+        if times == 1:
+            act()
+            return
+        outer, before, streams = self._peak, self._now.copy(), dict(self._streams)
+        outer_streams, self._stream_peaks = self._stream_peaks, dict(self._streams)
+        self.start()
+        act()
+        # a block of one layer, such as the gradient that flows on, is freed by the next
+        change = self._now.plus(before, -1).moved_to(self.place)
+        moved = {stream: size - streams.get(stream, 0) for stream, size in self._streams.items()}
+        self._now = self._now.plus(change, times - 1)
+        candidates = (outer, self._peak, self._peak.plus(change, times - 1), self._now.copy())
+        self._peak = max(candidates, key=lambda moment: moment.total_bytes)
+        for stream, size_bytes in moved.items():
+            self._streams[stream] += (times - 1) * size_bytes
+            highest_bytes = self._stream_peaks[stream] + max(0, (times - 1) * size_bytes)
+            self._stream_peaks[stream] = max(highest_bytes, outer_streams.get(stream, 0))
+        self._logits_bytes = self._now.of_role(_LOGITS_ROLES)
+
+    def take(self, size_bytes: int, role: Role, stream: Stream = Stream.COMPUTE) -> Allocation:
         """Allocate a block with one holder."""
-        block = Allocation(size_bytes=size_bytes, role=role, place=self.place)
-        self.large_blocks += size_bytes > SMALL_REQUEST_BYTES
+        block = Allocation(size_bytes=size_bytes, role=role, place=self.place, stream=stream)
+        self._now.large_blocks += size_bytes > SMALL_REQUEST_BYTES
         self._change(block, size_bytes, self._rules.round_request(size_bytes))
         return block
 
@@ -119,7 +189,7 @@ class Meter:
         """Remove a holder; the last one frees the block."""
         block.holders -= 1
         if block.holders == 0:
-            self.large_blocks -= block.size_bytes > SMALL_REQUEST_BYTES
+            self._now.large_blocks -= block.size_bytes > SMALL_REQUEST_BYTES
             self._change(block, -block.size_bytes, -self._rules.round_request(block.size_bytes))
 
     def touch(self, size_bytes: int, role: Role) -> None:
@@ -140,32 +210,41 @@ class Meter:
     def add(self, roles: Mapping[Role, int], times: int = 1, place: str | None = None) -> None:
         """Add bytes whose rounding is already counted, such as those that a decoder layer leaves behind."""
         for role, size_bytes in roles.items():
-            self._count(place or self.place, role, times * size_bytes)
+            self._count(place or self.place, role, times * size_bytes, Stream.COMPUTE)
         self._look()
 
     def settle(self, role: Role, size_bytes: int) -> None:
         """Set a role to these bytes, attributed to the whole model."""
-        for place, other in list(self._placed):
+        for place, other in list(self._now.placed):
             if other is role:
-                self._count(place, role, -self._placed[place, role])
+                self._count(place, role, -self._now.placed[place, role], Stream.COMPUTE)
         self.add({role: size_bytes}, place=WHOLE)
 
-    def _count(self, place: str, role: Role, size_bytes: int) -> None:
-        self._held[role] += size_bytes
-        self._placed[place, role] = self._placed.get((place, role), 0) + size_bytes
-        self._total_bytes += size_bytes
+    def _count(self, place: str, role: Role, size_bytes: int, stream: Stream) -> None:
+        placed = self._now.placed
+        placed[place, role] = placed.get((place, role), 0) + size_bytes
+        self._now.total_bytes += size_bytes
+        self._streams[stream] = self._streams.get(stream, 0) + size_bytes
+        if role in _LOGITS_ROLES:
+            self._logits_bytes += size_bytes
 
     def _change(self, block: Allocation, size_bytes: int, block_bytes: int) -> None:
-        self._count(block.place, block.role, size_bytes)
+        self._count(block.place, block.role, size_bytes, block.stream)
         if block_bytes != size_bytes:
-            self._count(block.place, Role.ALLOCATOR_ROUNDING, block_bytes - size_bytes)
+            self._count(block.place, Role.ALLOCATOR_ROUNDING, block_bytes - size_bytes, block.stream)
         self._look()
 
     def _look(self) -> None:
-        if self._total_bytes > self._peak_total_bytes:
-            self._peak_total_bytes = self._total_bytes
-            self._peak = dict(self._held)
-            self._peak_placed = dict(self._placed)
-            self._peak_large_blocks = self.large_blocks
-            self._peak_counted_remainder_bytes = self._counted_remainder_bytes
-        self.logits_peak_bytes = max(self.logits_peak_bytes, sum(self._held[role] for role in _LOGITS_ROLES))
+        if self._now.total_bytes > self._peak.total_bytes:
+            self._peak = self._now.copy()
+        for stream, size_bytes in self._streams.items():
+            if size_bytes > self._stream_peaks.get(stream, 0):
+                self._stream_peaks[stream] = size_bytes
+        self.logits_peak_bytes = max(self.logits_peak_bytes, self._logits_bytes)
+
+
+def _by_role(moment: _Moment) -> dict[Role, int]:
+    roles = dict.fromkeys(Role, 0)
+    for (_, role), size_bytes in moment.placed.items():
+        roles[role] += size_bytes
+    return roles

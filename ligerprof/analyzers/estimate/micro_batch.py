@@ -1,15 +1,16 @@
 """Forward and backward of one micro-batch through the whole model.
 
 All decoder layers are alike, so at most three are run: the first, one that stands for all in
-the middle, and the last. From the last layer's backward to the first one's the bytes change by
-the same amount a layer, so the highest moment is at one of these two.
+the middle, and the last. Each layer in the middle changes the bytes by the same amount, so the
+highest moment is in the first or the last of them (`Meter.repeat`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.fused import adds_in_norm
+from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.loss import head_and_loss
@@ -19,7 +20,8 @@ from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, explicit_layers, layer_place
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
-from ligerprof.analyzers.estimate.tape import Operation, Tape, Value, Weight
+from ligerprof.analyzers.estimate.tape import Operation, Tape
+from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -57,9 +59,10 @@ class MicroBatch:
         kernels: Mapping[str, KernelSpec],
         meter: Meter,
         placement: Placement,
+        hooks: Hooks,
     ) -> None:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
-        self._placement = placement
+        self._placement, self._hooks = placement, hooks
         self._mask: Value | None = None
         self._other_mask: Value | None = None
         self._bottom = self._new_context(Tape(meter))
@@ -70,25 +73,31 @@ class MicroBatch:
 
     def forward(self) -> None:
         """Run embedding, layers, head and loss; what is left is what backward needs."""
+        self._hooks.enter(Part.ROOT)
         self._meter.place = EMBEDDING
+        self._hooks.enter(Part.EMBEDDING)
         embedded, stream = embed(self._bottom, self._stream_role)
+        self._hooks.leave(Part.EMBEDDING)
         self._meter.place = WHOLE
         self._make_tables(stream)
         held = self._bottom.tape.hand_over(stream)
         for index, times in explicit_layers(self._recipe.spec.layers):
             stream, held = self._layer_forward(index, times, stream, held)
         self._meter.place = HEAD
+        self._hooks.enter(Part.NORM)
         hidden = norm(self._top, stream, self._recipe.spec.architecture.final_norm)
+        self._hooks.leave(Part.NORM)
         self._meter.drop(held)
         self._bottom.tape.release(embedded)
         if not self._recipe.checkpointing:
             self._release_mask(self._mask)
             self._release_mask(self._other_mask)
         self._loss = head_and_loss(self._top, hidden)
+        self._hooks.leave(Part.ROOT)
         self._top.tape.release(hidden)
         for layer in self._layers:
             self._meter.place = layer_place(layer.index, layer.times)
-            self._repeat(layer.times, layer.context.leave_autocast)
+            self._meter.repeat(layer.times, layer.context.leave_autocast)
         self._meter.place = HEAD
         self._top.leave_autocast()
 
@@ -96,7 +105,10 @@ class MicroBatch:
         """Walk back from the loss; what is left are the gradients of the weights."""
         self._meter.place = HEAD
         gradient = self._meter.take(FP32_BYTES, Role.OTHER)
+        self._hooks.gradient_arrives(Part.ROOT)
         flowing = self._top.tape.backward(self._loss, gradient, self._layers[-1].output)
+        if flowing is not None:
+            self._hooks.gradient_leaves(Part.NORM)
         self._top.tape.release(self._loss)
         self._meter.add(self._placement.reduction, place=WHOLE)
         self._meter.add(self._placement.arriving, place=WHOLE)
@@ -113,12 +125,14 @@ class MicroBatch:
         self._meter.place = EMBEDDING
         self._keep_embedded()
         if flowing is not None:
+            self._hooks.gradient_arrives(Part.EMBEDDING)
             self._bottom.tape.backward(self._layers[0].source, flowing, None)
         self._bottom.tape.forget_gradients()
         for block in self._until_backward_ends:
             self._meter.drop(block)
         self._meter.add(self._placement.reduction, times=-1, place=WHOLE)
         self._meter.place = WHOLE
+        self._hooks.end_backward()
 
     @property
     def _stream_role(self) -> Role:
@@ -145,7 +159,15 @@ class MicroBatch:
             self._bottom.tape.release(mask)
 
     def _new_context(self, tape: Tape) -> Context:
-        return Context(recipe=self._recipe, tape=tape, weights=self._weights, kernels=self._kernels, mask=self._mask)
+        tape.on_weight_gradient = self._hooks.weight_gradient_arrives
+        return Context(
+            recipe=self._recipe,
+            tape=tape,
+            weights=self._weights,
+            kernels=self._kernels,
+            mask=self._mask,
+            hooks=self._hooks,
+        )
 
     def _make_tables(self, stream: Value) -> None:
         """Rotary tables are saved by every layer, so they live until backward ends; masks until the model returns."""
@@ -158,15 +180,6 @@ class MicroBatch:
             self._mask = self._bottom.tape.run(mask)
             self._other_mask = self._bottom.tape.run(mask) if has_two_masks(self._recipe) else None
 
-    def _repeat(self, times: int, act: Callable[[], None]) -> None:
-        """Act once, and count what that changed for the other layers it stands for."""
-        before, blocks = self._meter.held, self._meter.large_blocks
-        act()
-        if times > 1:
-            after = self._meter.held
-            self._meter.large_blocks += (times - 1) * (self._meter.large_blocks - blocks)
-            self._meter.add({role: after[role] - before[role] for role in after}, times - 1)
-
     def _layer_forward(self, index: int, times: int, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
         """Run a layer on `stream`; the caller's loop variable `held` moves on to its output."""
         self._meter.place = layer_place(index, times)
@@ -177,12 +190,14 @@ class MicroBatch:
 
         def run() -> None:
             checkpoint = self._meter.keep(held) if checkpointing else None
+            self._hooks.enter(index)
             output = run_layer(context, stream, index, Role.ACTIVATIONS if is_last else self._stream_role)
             self._meter.drop(held)
+            self._hooks.leave(index)
             self._layers.append(_Layer(index, times, stream, output, context, checkpoint))
             result.append(output)
 
-        self._repeat(times, run)
+        self._meter.repeat(times, run)
         return result[0], context.tape.hand_over(result[0])
 
     def _layer_backward(self, layer: _Layer, gradient: Allocation | None) -> Allocation | None:
@@ -192,13 +207,16 @@ class MicroBatch:
         def run() -> None:
             if gradient is None:
                 return
+            self._hooks.gradient_arrives(layer.index)
             if layer.checkpoint is None:
                 flowing[0] = layer.context.tape.backward(layer.output, gradient, layer.source)
             else:
                 flowing[0] = self._recompute_and_backward(layer, gradient)
                 self._meter.drop(layer.checkpoint)
+            if layer.source.needs_gradient:
+                self._hooks.gradient_leaves(layer.index)
 
-        self._repeat(layer.times, run)
+        self._meter.repeat(layer.times, run)
         return flowing[0]
 
     def _recompute_and_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:

@@ -3,7 +3,8 @@
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
-from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role

@@ -3,7 +3,8 @@
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.operations import renamed, row_root, scale_columns, scale_rows, square
-from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Feature
 from ligerprof.torch_memory.dtypes import FP32_BYTES

@@ -1,7 +1,8 @@
 """The tensor operations of decoders, each with the tensors that autograd saves and the memory of its gradient."""
 
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.tape import Operation, Tensor, Value, Weight
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import nf4_scale_bytes

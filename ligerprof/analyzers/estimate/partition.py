@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 

@@ -1,11 +1,14 @@
-"""The memory that stays on the GPU between steps, and that of the optimizer's step, for the engine torch."""
+"""The memory that stays on the GPU between steps, and that of the optimizer's step, for all engines but DeepSpeed."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
+from ligerprof.analyzers.estimate.groups import sharded_parameter
 from ligerprof.analyzers.estimate.meter import UnsplitRemainders
-from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
@@ -56,12 +59,13 @@ class Placement:
 
 
 def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
-    """Weights, optimizer states and the temporaries of the optimizer's step, block by block."""
+    """Weights, optimizer states and the temporaries of the optimizer's step, block by block; shards under FSDP2."""
     weights = list(weights)
+    if recipe.engine is Engine.FSDP2 and recipe.offload is not Offload.NONE:
+        return Placement(resident={}, states={}, updates=())
     row, tensors = OPTIMIZERS[recipe.optimizer], trained_tensors(recipe, weights)
     device = _EmptyDevice(recipe)
-    stored = [size for weight in weights for size in weight.stored_sizes]
-    resident, _ = device.place(Role.PARAMETERS, stored)
+    resident, _ = device.place(Role.PARAMETERS, stored_sizes(recipe, weights))
     states, states_remainders = device.place(Role.OPTIMIZER_STATES, state_sizes(recipe, weights))
     update, update_remainders = device.place(Role.OPTIMIZER_TEMPORARIES, row.update(tensors, recipe.gpu_spec))
     creation = {Role.OPTIMIZER_TEMPORARIES: sum(row.creation(tensors, recipe.gpu_spec))}
@@ -74,19 +78,30 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
     )
 
 
+def stored_sizes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[int]:
+    """Bytes of each tensor that holds a weight."""
+    if recipe.engine is Engine.FSDP2:
+        return [sharded_parameter(recipe, weight).storage_bytes for weight in weights]
+    return [size for weight in weights for size in weight.stored_sizes]
+
+
 def trained_tensors(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[OptimizedTensor]:
-    """The trainable weights as the optimizer sees them."""
-    return [
-        OptimizedTensor(
-            shape=weight.shape,
-            elements=weight.elements,
-            width=weight.width,
-            in_layer=weight.in_layer,
-            galore_rank=recipe.galore_rank,
-        )
-        for weight in weights
-        if weight.trainable
-    ]
+    """The trainable weights as the optimizer sees them; under FSDP2 the shards of the rank that has most."""
+    return [_optimized(recipe, weight) for weight in weights if weight.trainable]
+
+
+def _optimized(recipe: TrainingRecipe, weight: Weight) -> OptimizedTensor:
+    shape, width = weight.shape, weight.width
+    if recipe.engine is Engine.FSDP2:
+        parameter = sharded_parameter(recipe, weight)
+        shape, width = parameter.shard_shape(), parameter.stored_bytes
+    return OptimizedTensor(
+        shape=shape,
+        elements=prod(shape),
+        width=width,
+        in_layer=weight.in_layer,
+        galore_rank=recipe.galore_rank,
+    )
 
 
 def state_sizes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[int]:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.tape import Node, Operation, Pending, Tape, Tensor, Value
+from ligerprof.analyzers.estimate.tape import Node, Operation, Tape
+from ligerprof.analyzers.estimate.tensors import Pending, Tensor, Value
 
 
 class TapeWithParts(Tape):
@@ -24,6 +25,7 @@ class TapeWithParts(Tape):
         def backward(gradient: Allocation) -> Allocation | None:
             first.start_backward(output, gradient)
             again = Tape(self.meter, stop_after_saves=first.saves_seen)
+            again.on_weight_gradient = self.on_weight_gradient
             run(again)
             again.take_over(first)
             return again.finish_backward(source)

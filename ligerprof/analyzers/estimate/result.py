@@ -37,7 +37,7 @@ class FitVerdict:
     Attributes:
         limit_bytes: the limit.
         limit_source: its origin, such as `--memory-limit`.
-        allocated_bytes: the higher peak of the first and the steady step; a step fails if these are over the limit.
+        allocated_bytes: the highest peak of all steps; a step fails if these are over the limit.
         expected_reserved_bytes: the same with the expected fragmentation.
     """
 
@@ -77,6 +77,8 @@ class MemoryEstimate:
         lowest_bytes, highest_bytes: bounds of the peak; it depends on which large blocks the allocator leaves
             unsplit, with remainders of up to 1 MiB.
         first_step_peak_bytes: the peak of the first step, which begins without optimizer states.
+        second_step_peak_bytes: the peak of DDP's second step, which builds its buckets anew; None for other engines.
+        streams_bytes: the highest bytes of each CUDA stream in any step, added up.
         host_bytes: main memory that offloaded training uses in this GPU's process, else 0.
         terms: the headline terms.
         assumed: assumptions behind the figures, one sentence each.
@@ -95,18 +97,26 @@ class MemoryEstimate:
     lowest_bytes: int
     highest_bytes: int
     first_step_peak_bytes: int
+    second_step_peak_bytes: int | None
+    streams_bytes: int
     host_bytes: int
     terms: tuple[Term, ...]
     assumed: tuple[str, ...]
     left_out: tuple[str, ...]
     verdict: FitVerdict | None = None
 
+    @property
+    def highest_peak_bytes(self) -> int:
+        """The highest peak of all steps, which decides whether a recipe fits."""
+        return max(self.peak_bytes, self.first_step_peak_bytes, self.second_step_peak_bytes or 0)
+
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof estimate --json`."""
         return document(
             "estimate",
             select(self, "peak_bytes", "peak_phase", "phases", "static_bytes", "checkpoint_bytes", "logits_bytes"),
-            select(self, "roles", "layers", "lowest_bytes", "highest_bytes", "first_step_peak_bytes", "host_bytes"),
+            select(self, "roles", "layers", "lowest_bytes", "highest_bytes"),
+            select(self, "first_step_peak_bytes", "second_step_peak_bytes", "host_bytes"),
             dict.fromkeys(_VERDICT_KEYS) if self.verdict is None else self.verdict.to_json(),
             select(self, "terms", "assumed", "left_out"),
         )

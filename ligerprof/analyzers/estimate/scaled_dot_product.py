@@ -5,7 +5,8 @@ from dataclasses import replace
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.model import mask_elements
 from ligerprof.analyzers.estimate.operations import dropout, renamed, saved_factors, scale
-from ligerprof.analyzers.estimate.tape import Operation, Value
+from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Feature
 from ligerprof.recipe.training import TrainingRecipe

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ligerprof.analyzers.estimate.lora import adapter_weights, is_quantized
-from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, INDEX_BYTES
@@ -12,7 +12,7 @@ from ligerprof.torch_memory.low_bit import nf4_sizes
 
 def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     """All parameters of the model, by their names in transformers."""
-    width = DTYPE_BYTES[recipe.weight_dtype]
+    width = DTYPE_BYTES[recipe.gathered_dtype]
     adapters = dict(adapter_weights(recipe))
 
     def is_packed(name: str) -> bool:

@@ -3,15 +3,19 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ligerprof.analyzers.estimate.groups import groups
+from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Allocation, Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
+from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
+from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
-from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.zero import zero_placement
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.recipe.categories import Engine, Optimizer
+from ligerprof.recipe.categories import Engine, GradSync, Optimizer, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -27,12 +31,14 @@ class StepPeaks:
         places: the same by part of the model.
         remainders: blocks at those moments that the allocator may leave larger than was asked.
         logits_bytes: the most that tensors of tokens times vocabulary took together.
+        streams_bytes: the highest bytes of each CUDA stream, added up; memory of one does not serve another.
     """
 
     phases: Mapping[Phase, MemoryBreakdown]
     places: Mapping[Phase, Mapping[str, MemoryBreakdown]]
     remainders: Mapping[Phase, UnsplitRemainders]
     logits_bytes: int
+    streams_bytes: int
 
     @property
     def phase(self) -> Phase:
@@ -61,12 +67,23 @@ def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> 
     return make(recipe, weights, first=first)
 
 
-def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, first: bool) -> StepPeaks:
-    """The highest moment of each phase of a step.
+def hooks_of(recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, step: Step) -> Hooks:
+    """What the recipe's engine does around modules and when gradients arrive."""
+    if recipe.engine is Engine.FSDP2:
+        return ShardedHooks(recipe, list(groups(recipe, weights)), meter)
+    if recipe.engine is Engine.DDP:
+        return ReplicatedHooks(recipe, weights.items(), meter, step)
+    return Hooks()
 
-    Args:
-        first: the first step, which finds no optimizer states; the steady one otherwise.
-    """
+
+def step_kinds(recipe: TrainingRecipe) -> tuple[Step, ...]:
+    """The steps whose peaks differ: only DDP's second step is unlike the first and the steady one."""
+    return tuple(Step) if recipe.engine is Engine.DDP else (Step.FIRST, Step.STEADY)
+
+
+def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step) -> StepPeaks:
+    """The highest moment of each phase of a step."""
+    first = step is Step.FIRST
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=first)
     for name, weight in weights.items():
@@ -76,13 +93,15 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     static = _Static(recipe, weights, placement)
     static.place(meter, first=first)
+    hooks = hooks_of(recipe, weights, meter, step)
+    hooks.start_step()
     highest = _Highest(meter)
-    # gradients are whole from the second micro-batch on, and no later one differs from it
     left: list[Allocation] = []
-    for micro_step in range(min(recipe.grad_accum, 2)):
+    for micro_step, reduces in enumerate(_micro_batches(recipe)):
+        hooks.reduces = reduces
         takes_workspaces = first and micro_step == 0
         forward_bytes, backward_bytes = workspace_sizes(recipe, weights) if takes_workspaces else (0, 0)
-        micro_batch = MicroBatch(recipe, weights, kernels, meter, placement)
+        micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
         _run_phase(meter, micro_batch.forward, forward_bytes)
         for block in left:
             meter.drop(block)
@@ -102,7 +121,18 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], *, fir
         places=highest.places,
         remainders=highest.remainders,
         logits_bytes=meter.logits_peak_bytes,
+        streams_bytes=meter.stream_peaks_bytes,
     )
+
+
+def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
+    """Micro-batches that differ, and whether each reduces its gradients.
+
+    Gradients are whole from the second one on. If only the last one reduces, it differs from those before.
+    """
+    if recipe.grad_sync is GradSync.LAST and recipe.engine in (Engine.DDP, Engine.FSDP2):
+        return (*(False,) * min(recipe.grad_accum - 1, 2), True)
+    return (True,) * min(recipe.grad_accum, 2)
 
 
 def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> tuple[int, int]:

@@ -1,89 +1,11 @@
 """A tape of tensor operations, from which the memory of forward and backward is counted."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
+from ligerprof.analyzers.estimate.tensors import Pending, Tensor, Value, Weight
 from ligerprof.roles import Role
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A gradient on its way to a tensor."""
-
-    block: Allocation
-    is_view: bool
-
-
-@dataclass(slots=True, eq=False)
-class Weight:
-    """A parameter. Its own bytes are static; its gradient is allocated in backward.
-
-    Attributes:
-        width: bytes per element.
-        kept_share: the share of the gradient that stays on this GPU.
-        uses: reads per forward pass (2 for a tied embedding).
-        shape: the parameter's shape.
-        in_layer: whether it belongs to a decoder layer.
-        packed_sizes: bytes of each tensor of a quantized parameter, else empty.
-        reduction_bytes: allocated and freed if its gradient triggers a reduction among ranks.
-        gathered_bytes: allocated while an operation reads a sharded parameter.
-        gradient: the gradient once it exists; later micro-batches add to it.
-        pending: the sum of the gradients of some uses, until all have arrived.
-    """
-
-    elements: int
-    width: int
-    trainable: bool = True
-    kept_share: float = 1.0
-    reduction_bytes: int = 0
-    gathered_bytes: int = 0
-    uses: int = 1
-    shape: tuple[int, ...] = ()
-    in_layer: bool = False
-    packed_sizes: tuple[int, ...] = ()
-    gradient: Allocation | None = None
-    pending: Pending | None = None
-    arrived: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the tensor, and of its gradient."""
-        return self.elements * self.width
-
-    @property
-    def stored_sizes(self) -> tuple[int, ...]:
-        """Bytes of each tensor that holds the parameter."""
-        return self.packed_sizes or (self.size_bytes,)
-
-    @property
-    def needs_gradient(self) -> bool:
-        """Whether backward computes its gradient."""
-        return self.trainable
-
-
-@dataclass(slots=True, eq=False)
-class Value:
-    """A tensor computed in a forward pass.
-
-    Attributes:
-        block: its memory; None if recomputation stopped before it.
-        gradient_role: the role of its gradient.
-    """
-
-    elements: int
-    width: int
-    needs_gradient: bool
-    block: Allocation | None
-    gradient_role: Role = Role.ACTIVATIONS
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the tensor, and of its gradient."""
-        return self.elements * self.width
-
-
-Tensor = Weight | Value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +78,9 @@ class Node:
 class Tape:
     """Run operations forward on a meter, then backward in reverse order, as autograd's engine does.
 
+    Attributes:
+        on_weight_gradient: called with each weight whose gradient is complete.
+
     Args:
         meter: counts the bytes.
         saving: False for the first pass of a checkpointed region, which saves nothing for backward.
@@ -172,6 +97,8 @@ class Tape:
         self._nodes: list[Node] = []
         self._variables: list[Allocation] = []
         self._pending: dict[int, Pending] = {}
+        self._awaited: dict[int, Callable[[], None]] = {}
+        self.on_weight_gradient: Callable[[Weight], None] | None = None
 
     def run(self, operation: Operation) -> Value:
         """Run one operation; the holder of its output is the Python variable that it is assigned to."""
@@ -257,6 +184,10 @@ class Tape:
         pending = self._pending.pop(id(source), None)
         return pending.block if pending is not None else None
 
+    def on_gradient(self, value: Value, call: Callable[[], None]) -> None:
+        """Call a hook on `value` when its gradient is there, before the operation that made it runs backward."""
+        self._awaited[id(value)] = call
+
     def forget_gradients(self) -> None:
         """Drop unused gradients, such as that of a frozen embedding's output."""
         self._forget(pending.block for pending in self._pending.values())
@@ -311,6 +242,9 @@ class Tape:
     def _run_backward(self, node: Node) -> None:
         arrived = [self._pending.pop(id(output), None) for output in node.outputs]
         incoming = [pending for pending in arrived if pending is not None]
+        if incoming:
+            for output in node.outputs:
+                self._awaited.get(id(output), _do_nothing)()
         delivered = self._compute_gradients(node, incoming) if incoming else []
         if self._stop_after_saves is not None:
             # checkpointing's hooks release recomputed tensors to the gradient function, which frees them
@@ -382,6 +316,8 @@ class Tape:
         else:
             self.meter.drop(new.block)
             weight.gradient = self.meter.take(int(weight.size_bytes * weight.kept_share), Role.GRADIENTS)
+        if self.on_weight_gradient is not None:
+            self.on_weight_gradient(weight)
 
     def _sum(self, item: Tensor, old: Pending, new: Pending) -> Pending:
         """InputBuffer::accumulate: add in place to a gradient that is not a view and has no other owner."""
@@ -395,3 +331,7 @@ class Tape:
 
 def _gradient_role(item: Tensor) -> Role:
     return Role.GRADIENTS if isinstance(item, Weight) else item.gradient_role
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,13 +1,14 @@
 """The headline terms of an estimate, each in closed form."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 
+from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.lora import adapter_rank
-from ligerprof.analyzers.estimate.placement import state_sizes
+from ligerprof.analyzers.estimate.placement import state_sizes, stored_sizes, trained_tensors
 from ligerprof.analyzers.estimate.result import Term
-from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.zero import zero_copies
-from ligerprof.recipe.categories import Engine
+from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, moment_count
@@ -18,6 +19,8 @@ def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
     """Weights, and gradients and optimizer states of trainable parameters, on one GPU."""
     if recipe.engine is Engine.DEEPSPEED:
         return _zero_term(recipe, weights)
+    if recipe.engine is Engine.FSDP2:
+        return _sharded_term(recipe, weights)
     trained_bytes = sum(weight.size_bytes for weight in weights if weight.trainable)
     stored_bytes = sum(sum(weight.stored_sizes) for weight in weights)
     state_bytes, state_text = _states(recipe, weights, trained_bytes)
@@ -68,11 +71,59 @@ def _zero_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
     )
 
 
+def _sharded_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
+    """The padded shards of the rank that has most, their gradients, and the states of the shards."""
+    if recipe.offload is not Offload.NONE:
+        return Term(name="static", formula="all of it in main memory", size_bytes=0)
+    trained = [weight for weight in weights if weight.trainable]
+    width, moments = DTYPE_BYTES[recipe.weight_dtype], moment_count(recipe.optimizer)
+    shards = f" / {recipe.shards}" if recipe.shards > 1 else ""
+    whole, part = (sum(weight.elements for weight in items) for items in (weights, trained))
+    if whole == part:
+        formula = f"{width * (2 + moments)} P{shards}, P = {whole:,}"
+    else:
+        formula = f"({width} P + {width * (1 + moments)} A){shards}, P = {whole:,}, A = {part:,}"
+    stored_bytes = sum(stored_sizes(recipe, weights))
+    gradient_bytes = sum(stored_sizes(recipe, trained))
+    state_bytes = sum(tensor.size_bytes for tensor in trained_tensors(recipe, weights)) * moments
+    return Term(name="static", formula=formula, size_bytes=stored_bytes + gradient_bytes + state_bytes)
+
+
+def buffer_terms(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[Term]:
+    """What several GPUs add in a backward pass: FSDP2's buffers of a layer and of other groups, or DDP's buckets."""
+    if recipe.engine is Engine.DDP and not recipe.bucket_view:
+        size_bytes = sum(weight.size_bytes for weight in weights.values() if weight.trainable)
+        yield Term(name="buckets", formula="as large as all gradients", size_bytes=size_bytes)
+    if recipe.engine is not Engine.FSDP2:
+        return
+    for group in groups(recipe, weights):
+        in_layer = group.modules == (0,)
+        other_layer = isinstance(group.modules[0], int) and not in_layer
+        if other_layer or not any(weight.trainable for weight in group.weights):
+            continue
+        sizes, gathered = group.sizes, DTYPE_BYTES[recipe.gathered_dtype]
+        trained = sum(weight.elements for weight in group.weights if weight.trainable)
+        gradient_bytes = sum(weight.size_bytes for weight in group.weights if weight.trainable)
+        whole = sum(weight.elements for weight in group.weights)
+        if in_layer:
+            # its own parameters, and the gathering of the layer before
+            name, copies, held_bytes = "layer's backward", f"2 x {gathered} U + ", 2 * sizes.gather_bytes
+        else:
+            name, copies, held_bytes = f"{group.modules[-1]}'s reduction", "", 0
+        letter = "U" if trained == whole else "A"
+        formula = f"{copies}({gathered} + {sizes.reduce_bytes}) {letter}, U = {whole:,}"
+        yield Term(
+            name=name,
+            formula=formula if trained == whole else f"{formula}, A = {trained:,}",
+            size_bytes=held_bytes + gradient_bytes + sizes.reduce_input_bytes,
+        )
+
+
 def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
     """The residual stream at the input of each layer."""
     if not recipe.checkpointing:
         return None
-    width = DTYPE_BYTES[recipe.weight_dtype]
+    width = DTYPE_BYTES[recipe.gathered_dtype]
     spec = recipe.spec
     size_bytes = recipe.tokens * spec.hidden_size * spec.layers * width
     formula = f"B T H L {width} = {recipe.batch} x {recipe.seq} x {spec.hidden_size} x {spec.layers} x {width}"

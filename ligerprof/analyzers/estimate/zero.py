@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand
 from ligerprof.analyzers.estimate.partition import Elements, count_elements
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.places import explicit_layers
-from ligerprof.analyzers.estimate.tape import Weight
+from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.errors import UnsupportedError
 from ligerprof.models import ModelSpec, ParameterShape
 from ligerprof.models.module_names import is_in_layer, layer_index

@@ -117,7 +117,7 @@ def needed_bytes(recipe: TrainingRecipe) -> int:
         UnknownModelError: it does not cover the model's architecture.
     """
     estimated = estimate(recipe)
-    return max(estimated.peak_bytes, estimated.first_step_peak_bytes) + ALLOWANCE_BYTES
+    return estimated.highest_peak_bytes + ALLOWANCE_BYTES
 
 
 class Judge:

@@ -28,7 +28,7 @@ class ReplicatedTrainer(Trainer):
 def ddp_trainer(
     recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
 ) -> Iterator[ReplicatedTrainer]:
-    """Build model and optimizer under DDP with torch's defaults, as the rank that the environment variables give.
+    """Build model and optimizer under DDP, as the rank that the environment variables give.
 
     Args:
         device: this rank's GPU; the CPU trains over gloo.
@@ -45,7 +45,11 @@ def ddp_trainer(
 
 def make_replicated_trainer(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> ReplicatedTrainer:
     """A trainer of a built model, with its DDP wrapper, optimizer and loss scaler."""
-    replica = nn.parallel.DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device.index])
+    replica = nn.parallel.DistributedDataParallel(
+        model,
+        device_ids=None if device.type == "cpu" else [device.index],
+        gradient_as_bucket_view=recipe.bucket_view,
+    )
     return ReplicatedTrainer(
         recipe=recipe,
         model=replica,

@@ -1,6 +1,5 @@
 """Simulated ranks of FSDP2 and DDP, against two H200 (torch 2.11; tests/data/truth/h200x2-ranks.jsonl)."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.errors import UnsupportedError
-from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.runs.outcome import StepOutcome
@@ -21,7 +19,7 @@ from ligerprof.runs.simulated.patches import simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
-from tests.paths import TRUTH
+from tests.rank_truth import ROWS, name_of, recipe_of
 
 # docs/simulation.md quotes these
 PEAK_TOLERANCE = 0.0005
@@ -32,42 +30,8 @@ STEPS = 3
 
 pytestmark = pytest.mark.usefixtures("no_log_records")
 
-ROWS = [
-    row
-    for row in map(json.loads, (TRUTH / "h200x2-ranks.jsonl").read_text(encoding="utf-8").splitlines())
-    if row["rank"] == 0
-]
 # the rest is marked slow
 QUICK = ("fsdp2-llama3.2-1b-ckpt-accumulation1-reducefp32", "ddp-llama3.2-1b-ckpt-accumulation1-reducefp32")
-
-
-def name_of(row: Mapping[str, Any]) -> str:
-    kept = "ckpt" if row["ckpt"] else "plain"
-    return f"{row['mode']}-{row['model']}-{kept}-accumulation{row['accumulation']}-reduce{row['reduce']}"
-
-
-def recipe_of(row: Mapping[str, Any]) -> TrainingRecipe:
-    config = dict(load_model({"8b-8layers": "llama3.1-8b"}.get(row["model"], row["model"])).config)
-    if row["model"] == "8b-8layers":
-        config["num_hidden_layers"] = 8
-    options: dict[str, Any] = {"precision": "amp"}
-    if row["mode"] == "ddp":
-        config["tie_word_embeddings"] = False
-    elif row["params"] == "bf16":
-        options = {"precision": "bf16"}
-    else:
-        options = {"precision": "mixed", "reduce_dtype": {"fp32": "float32", "bf16": "bfloat16"}[row["reduce"]]}
-    return TrainingRecipe(
-        model=spec_from_config(config, name=row["model"]),
-        engine=row["mode"],
-        gpus=row["world"],
-        batch=row["batch"],
-        seq=row["seq"],
-        checkpointing=row["ckpt"],
-        grad_accum=row["accumulation"],
-        clip=1.0 if row["clip"] else None,
-        **options,
-    )
 
 
 def cases() -> Iterator[object]:

@@ -1,0 +1,92 @@
+"""The groups of parameters that FSDP2 gathers and reduces together, for the modules that the recipe wraps."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ligerprof.analyzers.estimate.hooks import Module, Part
+from ligerprof.analyzers.estimate.places import WHOLE, explicit_layers, layer_place
+from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.models.module_names import layer_index
+from ligerprof.recipe.categories import Wrap
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES
+from ligerprof.torch_memory.fsdp2 import GroupSizes, ShardedParameter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The parameters of one `fully_shard` call.
+
+    Attributes:
+        modules: its modules in the order of their forward passes; the first one gathers, the last one reshards.
+        weights: its parameters.
+        sizes: its buffers.
+        reshards: whether the gathered parameters are freed after forward.
+        place: the part of the model that its gradients belong to.
+    """
+
+    modules: tuple[Module, ...]
+    weights: tuple[Weight, ...]
+    sizes: GroupSizes
+    reshards: bool
+    place: str
+
+
+def groups(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[Group]:
+    """The groups of the traced layers and of the other modules, the root's first, as torch lists them."""
+    layers = recipe.spec.layers
+    named = {name: weight for name, weight in weights.items() if layer_index(name) is None}
+    for modules, taken, reshards in _outer_groups(recipe, named):
+        if taken:
+            yield _group(recipe, modules, taken, reshards=reshards, place=WHOLE)
+    for index, times in explicit_layers(layers):
+        inside = [weight for name, weight in weights.items() if layer_index(name) == index]
+        yield _group(recipe, (index,), inside, reshards=recipe.reshard, place=layer_place(index, times))
+
+
+def sharded_parameter(recipe: TrainingRecipe, weight: Weight) -> ShardedParameter:
+    """A weight as FSDP2 shards it over the recipe's GPUs."""
+    return ShardedParameter(
+        shape=weight.shape,
+        shards=recipe.shards,
+        stored_bytes=DTYPE_BYTES[recipe.weight_dtype],
+        gathered_bytes=weight.width,
+        trainable=weight.trainable,
+    )
+
+
+def _outer_groups(
+    recipe: TrainingRecipe, named: Mapping[str, Weight]
+) -> Iterator[tuple[tuple[Module, ...], list[Weight], bool]]:
+    """Modules, weights and resharding of each group outside the decoder layers.
+
+    accelerate 1.15, fsdp2_prepare_model: final norm and head are one group that is not resharded, with the embedding
+    if they share its weight; so is what is left for the root.
+    """
+    if recipe.wrap is Wrap.LAYERS:
+        yield (Part.ROOT,), list(named.values()), recipe.reshard
+        return
+    row = recipe.spec.architecture
+    embedding = [weight for name, weight in named.items() if _belongs(name, row.embedding)]
+    tail = [weight for name, weight in named.items() if _belongs(name, row.final_norm) or _belongs(name, row.head)]
+    rest = [weight for weight in named.values() if weight not in embedding and weight not in tail]
+    yield (Part.ROOT,), rest, False
+    if recipe.spec.tied_embeddings:
+        yield (Part.EMBEDDING, Part.NORM, Part.HEAD), embedding + tail, False
+        return
+    yield (Part.EMBEDDING,), embedding, recipe.reshard
+    yield (Part.NORM, Part.HEAD), tail, False
+
+
+def _belongs(parameter: str, module: str) -> bool:
+    return parameter.startswith(f"{module}.")
+
+
+def _group(
+    recipe: TrainingRecipe, modules: tuple[Module, ...], weights: Sequence[Weight], *, reshards: bool, place: str
+) -> Group:
+    sizes = GroupSizes(
+        parameters=tuple(sharded_parameter(recipe, weight) for weight in weights),
+        reduce_bytes=DTYPE_BYTES[recipe.reduction_dtype],
+    )
+    return Group(modules=modules, weights=tuple(weights), sizes=sizes, reshards=reshards, place=place)

@@ -1,0 +1,48 @@
+"""What an engine does around the modules of a model and when gradients arrive; plain torch does nothing."""
+
+from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.words import Word
+
+
+class Part(Word):
+    """A module outside the decoder layers that hooks may be on."""
+
+    ROOT = "root"
+    EMBEDDING = "embedding"
+    NORM = "norm"
+    HEAD = "head"
+
+
+# a part, or the index of a decoder layer
+Module = Part | int
+
+
+class Hooks:
+    """The hooks of an engine without any.
+
+    Attributes:
+        reduces: whether the current micro-batch reduces gradients over the ranks.
+    """
+
+    reduces: bool = True
+
+    def start_step(self) -> None:
+        """The step begins: what is static is there."""
+
+    def enter(self, module: Module) -> None:
+        """Before a module's forward."""
+
+    def leave(self, module: Module) -> None:
+        """After a module's forward."""
+
+    def gradient_arrives(self, module: Module) -> None:
+        """The gradient of a module's output is there."""
+
+    def gradient_leaves(self, module: Module) -> None:
+        """The gradient of a module's input is there."""
+
+    def weight_gradient_arrives(self, weight: Weight) -> None:
+        """A weight's gradient of this micro-batch is complete."""
+
+    def end_backward(self) -> None:
+        """Autograd's engine runs its last callbacks."""

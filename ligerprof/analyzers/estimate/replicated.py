@@ -1,0 +1,63 @@
+"""DistributedDataParallel's hooks: the buckets that gradients are reduced in, and when they are built anew."""
+
+from collections.abc import Iterable
+
+from ligerprof.analyzers.estimate.hooks import Hooks
+from ligerprof.analyzers.estimate.meter import Allocation, Meter
+from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.models.module_names import layer_index
+from ligerprof.recipe.categories import Step
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
+from ligerprof.torch_memory.ddp import bucket_assignment, built_buckets, rebuilt_buckets
+
+
+class ReplicatedHooks(Hooks):
+    """DDP on one rank; what it does is the same on all ranks.
+
+    Args:
+        weights: the model's weights by name, in forward order.
+    """
+
+    def __init__(self, recipe: TrainingRecipe, weights: Iterable[tuple[str, Weight]], meter: Meter, step: Step) -> None:
+        self._recipe, self._meter, self._step = recipe, meter, step
+        # gradients arrive in about the reverse order of the weights; the embedding's waits for its first use
+        self._arrivals = [(name, weight) for name, weight in reversed(list(weights)) if weight.trainable]
+        self._old: Allocation | None = None
+
+    def start_step(self) -> None:
+        """Allocate the constructor's buckets, or the rebuilt ones; the second step's forward finds the old ones too."""
+        sizes = [weight.size_bytes for _, weight in self._arrivals]
+        if self._step is not Step.STEADY:
+            built = [self._meter.take(size_bytes, Role.COMMUNICATION) for size_bytes in built_buckets(sizes)]
+            self._old = built[0] if self._step is Step.SECOND else None
+        if self._step is not Step.FIRST:
+            for size_bytes in rebuilt_buckets(sizes):
+                self._meter.take(size_bytes, Role.COMMUNICATION)
+
+    def weight_gradient_arrives(self, weight: Weight) -> None:
+        """Copy the gradient to its bucket; the bucket that is complete first is reduced."""
+        if not self.reduces:
+            return
+        if self._recipe.bucket_view and weight.gradient is not None:
+            self._meter.drop(weight.gradient)
+            weight.gradient = None
+        if weight is self._closes_first_bucket():
+            self._free_old()
+
+    def end_backward(self) -> None:
+        """All buckets are reduced."""
+        if self.reduces:
+            self._free_old()
+
+    def _closes_first_bucket(self) -> Weight | None:
+        """The weight that completes the first bucket, unless its traced layer represents several."""
+        first, *_ = bucket_assignment([weight.size_bytes for _, weight in self._arrivals])
+        name, weight = self._arrivals[first[-1]]
+        index = layer_index(name)
+        return weight if index is None or index == self._recipe.spec.layers - 1 else None
+
+    def _free_old(self) -> None:
+        if self._old is not None:
+            self._meter.drop(self._old)
+            self._old = None

@@ -1,0 +1,241 @@
+"""FSDP2's hooks: what it gathers before a module runs, frees after it, and reduces once its gradients are there.
+
+This follows torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_state.py of torch 2.13 call by call.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ligerprof.analyzers.estimate.groups import Group
+from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
+from ligerprof.analyzers.estimate.meter import Allocation, Meter, Stream
+from ligerprof.analyzers.estimate.places import WHOLE
+from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.recipe.categories import Offload
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES
+from ligerprof.torch_memory.fsdp2 import ShardedParameter
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """What a group holds now.
+
+    Attributes:
+        gathered: its parameters, copied out of the gathering; empty while they are sharded.
+        gradient: this rank's share of its gradients.
+        accumulated: whole gradients of earlier micro-batches in the dtype of the reduction.
+        is_reduced: whether the current backward pass has reduced or accumulated its gradients.
+        ends_with_root: whether not all of its modules ran, so that the root's hooks take care of it.
+    """
+
+    group: Group
+    gathered: list[Allocation] = field(default_factory=list)
+    gradient: Allocation | None = None
+    accumulated: dict[int, Allocation] = field(default_factory=dict)
+    is_reduced: bool = False
+    ends_with_root: bool = False
+
+
+class ShardedHooks(Hooks):
+    """FSDP2 on one rank.
+
+    Args:
+        groups: the groups, the root's first.
+    """
+
+    def __init__(self, recipe: TrainingRecipe, groups: Sequence[Group], meter: Meter) -> None:
+        self._recipe, self._meter = recipe, meter
+        self._states = [_State(group) for group in groups]
+        self._order: list[_State] = []
+        self._previous_gather: Allocation | None = None
+        self._prefetched: Allocation | None = None
+        self._reduce_inputs: list[Allocation] = []
+        self._until_backward_ends: list[Allocation] = []
+
+    def enter(self, module: Module) -> None:
+        """FSDPParamGroup.pre_forward: gather, copy out, and free the previous group's gathering only then."""
+        for state in self._states:
+            # the first module of a group gathers for all
+            if module in state.group.modules and not state.gathered:
+                gather = self._gather(state)
+                self._copy_out(state)
+                self._forget(self._previous_gather)
+                self._previous_gather = gather
+
+    def leave(self, module: Module) -> None:
+        """FSDPParamGroup.post_forward; the root's also ends groups of which a module did not run."""
+        for state in self._states:
+            own = module == state.group.modules[-1]
+            if own or (module is Part.ROOT and state not in self._order):
+                state.ends_with_root = not own
+                self._order.append(state)
+                if state.group.reshards:
+                    self._reshard(state)
+        if module is Part.ROOT:
+            self._forget(self._previous_gather)
+            self._previous_gather = None
+
+    def gradient_arrives(self, module: Module) -> None:
+        """FSDPParamGroup.pre_backward, on the outputs of a group's last module."""
+        for state in self._states:
+            if module == (Part.ROOT if state.ends_with_root else state.group.modules[-1]):
+                self._gather_for_backward(state)
+
+    def gradient_leaves(self, module: Module) -> None:
+        """RegisterPostBackwardFunction.backward, on the inputs of a group's first module."""
+        for state in self._states:
+            if module == state.group.modules[0]:
+                self._post_backward(state)
+
+    def end_backward(self) -> None:
+        """FSDPState._root_post_backward_final_callback: groups whose inputs need no gradient, then what was kept."""
+        for state in self._states:
+            if not state.is_reduced:
+                self._post_backward(state)
+            state.is_reduced = False
+        for block in (*self._reduce_inputs, *self._until_backward_ends):
+            self._meter.drop(block)
+        self._forget(self._prefetched)
+        self._prefetched = None
+        self._reduce_inputs, self._until_backward_ends, self._order = [], [], []
+
+    def _gather_for_backward(self, state: _State) -> None:
+        """Gather unless the group before has, free the buffer once it is copied out, and prefetch the next group."""
+        if not state.gathered:
+            gather = self._prefetched or self._gather(state)
+            self._prefetched = None
+            self._copy_out(state)
+            self._forget(gather)
+        index = self._order.index(state)
+        if index and not self._order[index - 1].gathered:
+            self._prefetched = self._gather(self._order[index - 1])
+
+    def _gather(self, state: _State) -> Allocation | None:
+        """FSDPParamGroup.unshard: the all-gather's output; None on one rank, which copies its shards."""
+        if self._recipe.shards == 1:
+            return None
+        inputs = list(self._gather_inputs(state))
+        gather = self._take(state.group.sizes.gather_bytes, Stream.GATHER)
+        for block in inputs:
+            self._meter.drop(block)
+        return gather
+
+    def _gather_inputs(self, state: _State) -> Iterator[Allocation]:
+        """_get_param_all_gather_inputs: one cast of all shards, or each shard's copy from main memory."""
+        sizes = state.group.sizes
+        if self._recipe.offload is not Offload.NONE:
+            for parameter in sizes.parameters:
+                yield self._moved_and_cast(parameter, Stream.GATHER)
+        elif sizes.cast_bytes:
+            yield self._take(sizes.cast_bytes, Stream.GATHER)
+
+    def _moved_and_cast(self, parameter: ShardedParameter, stream: Stream) -> Allocation:
+        """FSDPParam.all_gather_inputs of a shard in main memory."""
+        moved = self._take(parameter.storage_bytes, stream)
+        if not parameter.is_cast:
+            return moved
+        cast = self._take(parameter.padded_elements * parameter.gathered_bytes, stream)
+        self._meter.drop(moved)
+        return cast
+
+    def _copy_out(self, state: _State) -> None:
+        """foreach_all_gather_copy_out; one rank copies each shard itself (FSDPParamGroup.wait_for_unshard)."""
+        alone, offloaded = self._recipe.shards == 1, self._recipe.offload is not Offload.NONE
+        previous: Allocation | None = None
+        for parameter in state.group.sizes.parameters:
+            copied: Allocation | None = None
+            if alone and offloaded:
+                copied = self._moved_and_cast(parameter, Stream.COMPUTE)
+            elif alone and parameter.is_cast:
+                copied = self._take(parameter.padded_elements * parameter.gathered_bytes, Stream.COMPUTE)
+            self._forget(previous)
+            previous = copied
+            state.gathered.append(self._take(parameter.copy_out_bytes, Stream.COMPUTE))
+        self._forget(previous)
+
+    def _reshard(self, state: _State) -> None:
+        for block in state.gathered:
+            self._meter.drop(block)
+        state.gathered = []
+
+    def _post_backward(self, state: _State) -> None:
+        """FSDPParamGroup.post_backward."""
+        state.is_reduced = True
+        for weight in state.group.weights:
+            if id(weight) in state.accumulated and weight.gradient is not None:
+                self._meter.drop(_taken_gradient(weight))
+        self._reshard(state)
+        if not self.reduces:
+            self._accumulate(state)
+            return
+        gradients = list(self._taken_gradients(state))
+        for block in self._reduce_inputs:
+            self._meter.drop(block)
+        self._reduce_inputs = []
+        if gradients:
+            self._reduce(state, gradients)
+
+    def _taken_gradients(self, state: _State) -> Iterator[Allocation]:
+        """The group's gradients in the order of its parameters."""
+        for weight in state.group.weights:
+            if id(weight) in state.accumulated:
+                yield state.accumulated.pop(id(weight))
+            elif weight.gradient is not None:
+                yield _taken_gradient(weight)
+
+    def _accumulate(self, state: _State) -> None:
+        """FSDPParam.to_accumulated_grad_if_needed: whole gradients are cast to the dtype of the reduction, and kept."""
+        width = DTYPE_BYTES[self._recipe.reduction_dtype]
+        for weight in state.group.weights:
+            if weight.gradient is not None and weight.width != width:
+                narrow = _taken_gradient(weight)
+                self._meter.place = state.group.place
+                state.accumulated[id(weight)] = self._meter.take(weight.elements * width, Role.GRADIENTS)
+                self._meter.drop(narrow)
+
+    def _reduce(self, state: _State, gradients: Sequence[Allocation]) -> None:
+        """foreach_reduce: one input of all gradients, one output, which stays or is cast, added or moved.
+
+        A loop over the gradients leaves the last one in its variable until the function returns.
+        """
+        sizes = state.group.sizes
+        reduce_input = self._take(sizes.reduce_input_bytes, Stream.COMPUTE)
+        last = self._meter.keep(gradients[-1]) if self._recipe.shards > 1 else None
+        for block in gradients:
+            self._meter.drop(block)
+        self._reduce_inputs.append(reduce_input)
+        self._meter.place = state.group.place
+        if sizes.reduce_output_bytes != sizes.gradient_bytes:
+            output = self._take(sizes.reduce_output_bytes, Stream.REDUCE)
+            gradient = self._meter.take(sizes.gradient_bytes, Role.GRADIENTS, Stream.REDUCE)
+            if self._recipe.replicate > 1:
+                # FSDPParamGroup._all_reduce_state keeps the all-reduce's buffer
+                self._until_backward_ends.append(output)
+            else:
+                self._meter.drop(output)
+        else:
+            gradient = self._meter.take(sizes.gradient_bytes, Role.GRADIENTS, Stream.REDUCE)
+        self._forget(last)
+        if state.gradient is None and self._recipe.offload is Offload.NONE:
+            state.gradient = gradient
+        else:
+            self._meter.drop(gradient)
+
+    def _take(self, size_bytes: int, stream: Stream) -> Allocation:
+        place, self._meter.place = self._meter.place, WHOLE
+        block = self._meter.take(size_bytes, Role.COMMUNICATION, stream)
+        self._meter.place = place
+        return block
+
+    def _forget(self, block: Allocation | None) -> None:
+        if block is not None:
+            self._meter.drop(block)
+
+
+def _taken_gradient(weight: Weight) -> Allocation:
+    """The weight's gradient, which the weight gives up."""
+    block, weight.gradient = weight.gradient, None
+    assert block is not None
+    return block

@@ -1,0 +1,89 @@
+"""The tensors of a traced model: parameters, and values computed in a forward pass."""
+
+from dataclasses import dataclass
+
+from ligerprof.analyzers.estimate.meter import Allocation
+from ligerprof.roles import Role
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A gradient on its way to a tensor.
+
+    Attributes:
+        is_view: whether it is a view, so that another one is not added in place.
+    """
+
+    block: Allocation
+    is_view: bool
+
+
+@dataclass(slots=True, eq=False)
+class Weight:
+    """A parameter. Its own bytes are static; its gradient is allocated in backward.
+
+    Attributes:
+        width: bytes per element.
+        kept_share: the share of the gradient that stays on this GPU.
+        uses: reads per forward pass (2 for a tied embedding).
+        shape: the parameter's shape.
+        in_layer: whether it belongs to a decoder layer.
+        packed_sizes: bytes of each tensor of a quantized parameter, else empty.
+        reduction_bytes: allocated and freed if its gradient triggers a reduction among ranks.
+        gathered_bytes: allocated while an operation reads a sharded parameter.
+        gradient: the gradient once it exists; later micro-batches add to it.
+        pending: the sum of the gradients of some uses, until all have arrived.
+    """
+
+    elements: int
+    width: int
+    trainable: bool = True
+    kept_share: float = 1.0
+    reduction_bytes: int = 0
+    gathered_bytes: int = 0
+    uses: int = 1
+    shape: tuple[int, ...] = ()
+    in_layer: bool = False
+    packed_sizes: tuple[int, ...] = ()
+    gradient: Allocation | None = None
+    pending: Pending | None = None
+    arrived: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor, and of its gradient."""
+        return self.elements * self.width
+
+    @property
+    def stored_sizes(self) -> tuple[int, ...]:
+        """Bytes of each tensor that holds the parameter."""
+        return self.packed_sizes or (self.size_bytes,)
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether backward computes its gradient."""
+        return self.trainable
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """A tensor computed in a forward pass.
+
+    Attributes:
+        block: its memory; None if recomputation stopped before it.
+        gradient_role: the role of its gradient.
+    """
+
+    elements: int
+    width: int
+    needs_gradient: bool
+    block: Allocation | None
+    gradient_role: Role = Role.ACTIVATIONS
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor, and of its gradient."""
+        return self.elements * self.width
+
+
+Tensor = Weight | Value
