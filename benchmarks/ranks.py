@@ -435,9 +435,11 @@ def compared(row: dict[str, Any], simulate: bool) -> dict[str, Any]:
     from ligerprof.errors import LigerprofError
 
     recipe = TrainingRecipe.from_json(row["recipe"])
-    worst = max(row["ranks"], key=lambda each: each["peaks"][-1])
-    figures: dict[str, Any] = {"first": worst["peaks"][0], "second": worst["peaks"][1], "steady": worst["peaks"][-1]}
-    figures["reserved"] = worst["reserved"][-1]
+    # predictions are of the step after the warm-up
+    steady = recipe.warmup
+    worst = max(row["ranks"], key=lambda each: each["peaks"][steady])
+    figures: dict[str, Any] = {"first": worst["peaks"][0], "second": worst["peaks"][1]}
+    figures |= {"steady": worst["peaks"][steady], "reserved": worst["reserved"][steady]}
     found: dict[str, Any] = {"recipe": f"{recipe.engine} {recipe.summary}", "measured": figures}
     try:
         estimated = estimate(recipe)

@@ -17,8 +17,11 @@ _CUBLAS_HOPPER_BYTES = 32 * MIB
 # the same function on ROCm, for gfx94x and gfx95x
 _HIPBLAS_GFX94_BYTES = 128 * MIB
 
-# measured on an H200 with CUDA 13 after torch's first call; used for all GPUs
+# measured on H200s with CUDA 13 and torch 2.11, by CUDA's count (benchmarks/results/ranks-h200x2.jsonl); used for all
+# GPUs: the context after torch's first call, and the code of torch's, cuBLAS's, attention's and Triton's kernels that a
+# training step loads
 _CONTEXT_BYTES = 552_402_944
+_KERNELS_BYTES = 157_286_400
 _LONGEST_NAME = 100
 
 
@@ -36,7 +39,8 @@ class GpuSpec:
     Attributes:
         title: the device name that torch reports.
         memory_bytes: the `total_memory` that torch reports; the smallest of several reports.
-        context_bytes: memory of the CUDA context and loaded kernels before torch allocates.
+        context_bytes: memory of the CUDA context before torch allocates.
+        kernels_bytes: code of the kernels that a training step loads.
         sm_count: multiprocessors (AMD: compute units); determines the workspaces of reductions.
         compute_capability: (major, minor); determines the attention backend.
         max_threads_per_sm: maximum resident threads per multiprocessor.
@@ -48,6 +52,7 @@ class GpuSpec:
     title: str
     memory_bytes: int
     context_bytes: int
+    kernels_bytes: int
     sm_count: int
     compute_capability: tuple[int, int]
     max_threads_per_sm: int
@@ -64,8 +69,8 @@ class GpuSpec:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes available to torch's allocator after the CUDA context is created."""
-        return self.memory_bytes - self.context_bytes
+        """Bytes available to torch's allocator in a training step on one GPU."""
+        return self.memory_bytes - self.context_bytes - self.kernels_bytes
 
 
 # CUDA C++ programming guide, "technical specifications per compute capability"
@@ -92,6 +97,7 @@ def _gpu(
         title=title,
         memory_bytes=int(memory_mib * MIB),
         context_bytes=_CONTEXT_BYTES,
+        kernels_bytes=_KERNELS_BYTES,
         sm_count=sm_count,
         compute_capability=capability,
         max_threads_per_sm=_MAX_THREADS_PER_SM[capability],
@@ -207,7 +213,7 @@ def _own_gpu(text: str) -> GpuSpec:
         words = ", ".join(f"sm{major}{minor}" for major, minor in known)
         raise RecipeError(f"{short_repr(text)} is not a GPU. Write a size and one of {words}, such as 24GiB:sm89.")
     size_bytes = parse_bytes(match["size"])
-    if size_bytes <= 2 * _CONTEXT_BYTES:
+    if size_bytes <= 2 * (_CONTEXT_BYTES + _KERNELS_BYTES):
         raise RecipeError(f"{short_repr(text)}: {format_bytes(size_bytes)} is too small. Is the unit missing?")
     largest = max((gpu for gpu in GPUS.values() if gpu.compute_capability == capability), key=lambda gpu: gpu.sm_count)
     name = f"{size_text(size_bytes)}:sm{capability[0]}{capability[1]}"

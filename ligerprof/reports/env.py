@@ -156,7 +156,7 @@ def _gpu_here(index: int) -> GpuHere:
 
 def environment_json(environment: Environment) -> dict[str, Any]:
     """The object of `ligerprof env --json`."""
-    figures = ("name", "title", "memory_bytes", "context_bytes", "sm_count", "compute_capability")
+    figures = ("name", "title", "memory_bytes", "context_bytes", "kernels_bytes", "sm_count", "compute_capability")
     return document(
         "env",
         {"ligerprof": __version__},

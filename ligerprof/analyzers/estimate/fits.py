@@ -4,6 +4,7 @@ import dataclasses
 
 from ligerprof.analyzers.estimate.result import FitVerdict, MemoryEstimate
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import usable_memory
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 # The smallest limit at which a step runs, over its allocated peak. Without expandable segments: the median of 22
@@ -32,9 +33,9 @@ def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = 
     Returns:
         the estimate itself without a limit.
     """
-    gpu, given_bytes = recipe.gpu_spec, recipe.memory_limit_bytes
-    if by_gpu and (given_bytes is None or gpu.usable_bytes < given_bytes):
-        limit_bytes, source = gpu.usable_bytes, f"{gpu.title} less the CUDA context"
+    usable, given_bytes = usable_memory(recipe), recipe.memory_limit_bytes
+    if by_gpu and (given_bytes is None or usable.size_bytes < given_bytes):
+        limit_bytes, source = usable.size_bytes, usable.source
     elif given_bytes is not None:
         limit_bytes, source = given_bytes, "--memory-limit"
     else:

@@ -8,6 +8,7 @@ from typing import Any
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import KernelUnavailableError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import usable_memory
 from ligerprof.serialization import select
 from ligerprof.words import Word
 
@@ -94,7 +95,7 @@ def verdict_notes(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
 
 
 def find_limit(recipe: TrainingRecipe) -> Limit:
-    """The recipe's memory limit, or its GPU's memory less the CUDA context.
+    """The recipe's memory limit, or what its GPU leaves for torch's allocator.
 
     Raises:
         RecipeError: the limit is above the GPU's memory.
@@ -104,9 +105,10 @@ def find_limit(recipe: TrainingRecipe) -> Limit:
         raise RecipeError(
             f"--memory-limit {given_bytes} bytes is more than {gpu.title} has. Lower it, or choose --gpu."
         )
-    if given_bytes is not None and given_bytes <= gpu.usable_bytes:
+    usable = usable_memory(recipe)
+    if given_bytes is not None and given_bytes <= usable.size_bytes:
         return Limit(size_bytes=given_bytes, source="--memory-limit")
-    return Limit(size_bytes=gpu.usable_bytes, source=f"{gpu.title} less the CUDA context")
+    return Limit(size_bytes=usable.size_bytes, source=usable.source)
 
 
 def needed_bytes(recipe: TrainingRecipe) -> int:

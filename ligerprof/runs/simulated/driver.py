@@ -12,6 +12,7 @@ from ligerprof.errors import RecipeError
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import usable_memory
 from ligerprof.roles import Backend
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
@@ -163,7 +164,7 @@ def _limits(recipe: TrainingRecipe) -> DeviceLimits:
         raise RecipeError(
             f"--memory-limit {limit_bytes} bytes is more than {gpu.title} has. Lower it, or choose --gpu."
         )
-    return DeviceLimits(capacity_bytes=gpu.usable_bytes, limit_bytes=limit_bytes)
+    return DeviceLimits(capacity_bytes=usable_memory(recipe).size_bytes, limit_bytes=limit_bytes)
 
 
 @contextmanager

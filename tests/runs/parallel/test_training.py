@@ -1,3 +1,5 @@
+import json
+import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,9 +18,12 @@ from ligerprof.kernels.options import LossOptions, LossRequest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs import training
 from ligerprof.runs.measured.engines import engine_of
+from ligerprof.runs.measured.ranks.launch import run_ranks
+from ligerprof.runs.outcome import Progress, StepOutcome
 from ligerprof.runs.parallel.fsdp2 import make_mesh, shard
 from ligerprof.runs.training import built_model, make_trainer, train_step
 from tests.kernels.models import tiny_model
+from tests.runs.measured.ranks.test_group import outcome
 from tests.runs.parallel.ranks import forked
 
 RANKS, STEPS = 2, 2
@@ -67,25 +72,29 @@ def train(trainer: Any, batch: dict[str, torch.Tensor]) -> list[float]:
     return [float(train_step(trainer, batch, Unwatched())) for _ in range(STEPS)]
 
 
-def losses_alone(given: TrainingRecipe) -> list[float]:
-    with built_model(given, CPU) as model:
-        return train(make_trainer(given, model, "cpu"), batch_of(given))
+def losses_alone(given: TrainingRecipe, device: torch.device = CPU) -> list[float]:
+    batch = {name: tensor.to(device) for name, tensor in batch_of(given).items()}
+    with built_model(given, device) as model:
+        return train(make_trainer(given, model, device.type), batch)
 
 
-def train_as_rank(recipes: list[TrainingRecipe], rank: int) -> list[list[float]]:
+def train_as_rank(recipes: list[TrainingRecipe], rank: int, device: torch.device = CPU) -> list[list[float]]:
     """Losses of this rank's half of the batch under each recipe, one after the other in one group."""
     found = []
     for given in recipes:
         build, _ = engine_of(given.engine)
-        with build(given, CPU, lambda _model: None) as trainer:
-            half = {name: tensor.chunk(RANKS)[rank] for name, tensor in batch_of(given).items()}
+        with build(given, device, lambda _model: None) as trainer:
+            half = {name: tensor.chunk(RANKS)[rank].to(device) for name, tensor in batch_of(given).items()}
             found.append(train(trainer, half))
     return found
 
 
 def losses_together(recipes: list[TrainingRecipe]) -> list[list[float]]:
-    ranks = forked(partial(train_as_rank, recipes), RANKS)
-    # the mean over equal halves is the loss of the whole batch
+    return of_the_whole(forked(partial(train_as_rank, recipes), RANKS))
+
+
+def of_the_whole(ranks: list[list[list[float]]]) -> list[list[float]]:
+    """The losses of the whole batch: the means over equal halves."""
     return [[statistics.fmean(pair) for pair in zip(*both, strict=True)] for both in zip(*ranks, strict=True)]
 
 
@@ -198,3 +207,32 @@ def test_undoing_kernels_leaves_the_model_sharded(folder: Path) -> None:
 
     before, after = forked(names, RANKS)[0]
     assert after == before
+
+
+def trains_on_its_gpu(recipes: list[TrainingRecipe], answers: Path, _progress: Progress) -> StepOutcome:
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    found = train_as_rank(recipes, rank, torch.device("cuda", rank))
+    (answers / f"{rank}.json").write_text(json.dumps(found))
+    return outcome(0)
+
+
+@pytest.mark.gpu
+def test_two_gpus_train_to_the_losses_of_one(folder: Path, tied: Path, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < RANKS:
+        pytest.skip("one CUDA device")
+    cases: list[tuple[Path, dict[str, Any]]] = [
+        (folder, {"engine": "ddp", "liger": "all"}),
+        (folder, {"engine": "fsdp2", "liger": "all"}),
+        (folder, {"engine": "fsdp2", "liger": "all", "wrap": "accelerate", "grad_accum": 2, "clip": 0.1}),
+        (tied, {"engine": "fsdp2", "liger": "all", "wrap": "accelerate", "checkpointing": False}),
+        (tied, {"engine": "fsdp2", "offload": "all", "clip": 0.1}),
+    ]
+    recipes = [recipe(path, gpus=RANKS, **options) for path, options in cases]
+    run_ranks(partial(trains_on_its_gpu, recipes, tmp_path), RANKS, tmp_path, print)
+    together = of_the_whole([json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)])
+    for (path, options), losses in zip(cases, together, strict=True):
+        alone = {name: value for name, value in options.items() if name in ("clip", "grad_accum", "liger")}
+        expected = losses_alone(recipe(path, **alone), torch.device("cuda", 0))
+        # kernels may add in another order for half of the batch
+        assert losses == pytest.approx(expected, rel=1e-4), options

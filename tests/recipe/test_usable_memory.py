@@ -1,0 +1,63 @@
+import json
+
+import pytest
+
+from ligerprof.gpus import GPUS
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import usable_memory
+from ligerprof.torch_memory.nccl import nccl_bytes
+from ligerprof.units import MIB
+from tests.paths import RESULTS
+
+# docs/env.md quotes it; one process ran all configurations, so that kernels of all add up
+UNEXPLAINED_MIB = 22
+ROWS = [json.loads(line) for line in (RESULTS / "ranks-h200x2.jsonl").read_text().splitlines()]
+
+
+def outside_bytes(recipe: TrainingRecipe) -> int:
+    """What the figures say is outside torch's allocator."""
+    return GPUS["h200"].memory_bytes - usable_memory(recipe).size_bytes
+
+
+def test_one_gpu_is_less_by_context_and_kernels() -> None:
+    gpu = GPUS["rtx4090"]
+    usable = usable_memory(TrainingRecipe(gpu="rtx4090"))
+    assert usable.size_bytes == gpu.usable_bytes == gpu.memory_bytes - gpu.context_bytes - gpu.kernels_bytes
+    assert usable.source == "NVIDIA GeForce RTX 4090 less the CUDA context"
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_several_gpus_are_less_by_nccl(engine: str) -> None:
+    one, two = (TrainingRecipe(engine=engine, gpus=gpus) for gpus in (1, 2))
+    assert outside_bytes(two) - outside_bytes(one) == nccl_bytes(2)
+    assert usable_memory(two).source.endswith("less the CUDA context and NCCL")
+
+
+def test_replicas_and_their_shards_have_communicators() -> None:
+    def more(gpus: int, replicate: int) -> int:
+        recipe = TrainingRecipe(engine="fsdp2", gpus=gpus, replicate=replicate)
+        return outside_bytes(recipe) - outside_bytes(TrainingRecipe(engine="fsdp2", gpus=gpus))
+
+    # of the shards, each rank is alone
+    assert 0 < more(2, 2) == more(8, 8) < more(8, 2) == 2 * more(2, 2)
+
+
+def test_a_gpu_that_nccl_fills_leaves_nothing() -> None:
+    recipe = TrainingRecipe(engine="fsdp2", gpus=8, replicate=2, gpu="1500MiB:sm89")
+    assert usable_memory(recipe).size_bytes == 0
+
+
+def test_measured_ranks_hold_what_the_figures_say() -> None:
+    # a communicator stays for the rows after it
+    kept_bytes = 0
+    for row in ROWS:
+        if row["kind"] != "row":
+            continue
+        recipe = TrainingRecipe.from_json(row["recipe"])
+        said_bytes = outside_bytes(recipe)
+        if recipe.replicate > 1:
+            kept_bytes = said_bytes - outside_bytes(TrainingRecipe(engine="fsdp2", gpus=2))
+        else:
+            said_bytes += kept_bytes
+        for rank in row["ranks"]:
+            assert 0 <= rank["outside"]["outside_bytes"] - said_bytes <= UNEXPLAINED_MIB * MIB
