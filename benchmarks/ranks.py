@@ -440,7 +440,7 @@ def compared(row: dict[str, Any], simulate: bool) -> dict[str, Any]:
     worst = max(row["ranks"], key=lambda each: each["peaks"][steady])
     figures: dict[str, Any] = {"first": worst["peaks"][0], "second": worst["peaks"][1]}
     figures |= {"steady": worst["peaks"][steady], "reserved": worst["reserved"][steady]}
-    found: dict[str, Any] = {"recipe": f"{recipe.engine} {recipe.summary}", "measured": figures}
+    found: dict[str, Any] = {"recipe": described(recipe), "measured": figures}
     try:
         estimated = estimate(recipe)
         found["estimated"] = {"first": estimated.first_step_peak_bytes, "steady": estimated.peak_bytes}
@@ -461,26 +461,44 @@ def compared(row: dict[str, Any], simulate: bool) -> dict[str, Any]:
 
 
 def compare(results: Path, simulate: bool) -> None:
-    """Print each row's errors, then the median and the worst of each figure."""
+    """Print a Markdown table of all rows with the errors of the predictions, then the median and the worst of each."""
     errors: dict[str, list[float]] = {}
     rows = [row for line in results.read_text().splitlines() if (row := json.loads(line))["kind"] == "row"]
+    predictions = ("estimated", "simulated") if simulate else ("estimated",)
+    print(f"| configuration | GPUs | steady peak, MiB | reserved | {' | '.join(predictions)} |")
+    print(f"|---|---:|---:|---:|{'---|' * len(predictions)}")
     for row in rows:
         found = compared(row, simulate)
-        cells = []
-        for predicted in ("estimated", "simulated"):
-            figures = found.get(predicted, {})
+        measured = found["measured"]
+        cells = [found["recipe"], str(row["recipe"]["gpus"])]
+        cells += [f"{measured[key] / 2**20:,.1f}" for key in ("steady", "reserved")]
+        for predicted in predictions:
+            figures = found[predicted]
             if isinstance(figures, str):
-                cells.append(f"{predicted}: {figures}")
+                cells.append(figures)
                 continue
-            for key, value in figures.items():
-                ratio = value / found["measured"][key] - 1
+            ratios = {key: value / measured[key] - 1 for key, value in figures.items()}
+            for key, ratio in ratios.items():
                 errors.setdefault(f"{predicted} {key}", []).append(abs(ratio))
-                cells.append(f"{predicted} {key} {100 * ratio:+.3f} %")
-        print(f"{found['recipe']}: {found['measured']['steady'] / 2**20:,.1f} MiB; {'; '.join(cells)}", flush=True)
+            cells.append(", ".join(f"{key} {100 * ratio:+.3f} %" for key, ratio in ratios.items()))
+        print(f"| {' | '.join(cells)} |", flush=True)
+    print()
     for name, values in errors.items():
-        print(
-            f"{name}: median {100 * statistics.median(values):.3f} %, worst {100 * max(values):.3f} % of {len(values)}"
-        )
+        median, worst = 100 * statistics.median(values), 100 * max(values)
+        print(f"- {name}: median {median:.3f} %, worst {worst:.3f} % of {len(values)}")
+
+
+def described(recipe: TrainingRecipe) -> str:
+    """The options in which a recipe differs from the others of its engine."""
+    from ligerprof.recipe.training import RECIPE_OPTIONS
+
+    shown = ("checkpointing", "grad_accum", "grad_sync", "clip", "liger", "provider", "attention", "offload", "wrap")
+    shown += ("reshard", "reduce_dtype", "replicate")
+    plain = TrainingRecipe(engine=recipe.engine, gpus=recipe.gpus)
+    differing = [name for name in shown if getattr(recipe, name) != getattr(plain, name)]
+    options = [" ".join(RECIPE_OPTIONS[name].typed(getattr(recipe, name))) for name in differing]
+    size = f"{recipe.spec.name} {recipe.batch} x {recipe.seq}"
+    return ", ".join((recipe.engine, size, recipe.precision, *(f"`{option}`" for option in options)))
 
 
 def main() -> None:
