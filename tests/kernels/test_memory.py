@@ -18,8 +18,8 @@ from ligerprof.kernels.device import simulated_device, sm_count
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import load_entry
+from ligerprof.runs.kernel_check.meter import ByteMeter
 from tests.kernels.counting import RequestedBytes, count_plain_torch, simulated_gpu
-from tests.kernels.meter import ByteMeter
 
 EPS = 1e-6
 ALL_KERNELS = (*KERNEL_NAMES, *(variant for slot in SLOTS.values() for variant in slot.fused_variants))

@@ -138,7 +138,7 @@ def _make_rope(shape: BenchShape, maker: Maker) -> Tensors:
 
 def _heads_first(projected: Tensor, head_dim: int) -> Tensor:
     """A view of [B, T, H*K] as [B, H, T, K], the layout that attention takes."""
-    return projected.view(*projected.shape[:-1], -1, head_dim).transpose(1, 2)
+    return projected.view(*projected.shape[:-1], projected.shape[-1] // head_dim, head_dim).transpose(1, 2)
 
 
 def _rope_arguments(given: Tensors, _options: LossOptions) -> tuple[Tensor, ...]:

@@ -1,0 +1,6 @@
+"""Check a kernel of any provider against its reference: values, gradients, strides, dtypes, compilation and bytes."""
+
+from ligerprof.runs.kernel_check.check import check_kernel
+from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
+
+__all__ = ["KernelCheck", "Result", "Row", "check_kernel"]

@@ -1,0 +1,275 @@
+"""Run the checks of one kernel; whatever the kernel raises becomes a row."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ligerprof.errors import KernelUnavailableError
+from ligerprof.kernels.device import simulated_device
+from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.spec import KernelShape, KernelSpec, load_entry
+from ligerprof.runs.bench.operations import DTYPES, Maker, Operation, Tensors
+from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, Case
+from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
+from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
+from ligerprof.text import printable
+
+Kernel = Callable[..., Any]
+
+# relative error (Frobenius) of a few roundings; Triton's interpreter truncates to bf16 where a GPU rounds
+BOUNDS = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1.5e-2}
+# share by which allocated bytes may differ from declared ones, and what may always differ
+BYTES_BOUND = 0.01
+_SMALL_BYTES = 4096
+_OPTIONS = LossOptions(in_place=True)
+_MOST_LETTERS = 160
+_SM_COUNT = 132
+_LARGE_TITLE = "bf16, Llama 3.2 1B"
+
+
+def check_kernel(spec: KernelSpec) -> KernelCheck:
+    """Check a kernel on a GPU, or in Triton's interpreter if there is none.
+
+    Raises:
+        KernelUnavailableError: nothing of it can be checked here.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    operation = CHECKED[spec.name]
+    # what a plug-in prints does not belong to the command's output
+    with redirect_stdout(sys.stderr):
+        rows = tuple(_rows(spec, operation, device))
+    if all(row.result is Result.SKIP for row in rows):
+        raise KernelUnavailableError(f"kernel {spec.name} of {spec.provider}: {rows[0].note}. Check it elsewhere.")
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, Triton's interpreter"
+    return KernelCheck(kernel=spec.name, provider=spec.provider, slot=spec.slot, device=where, rows=rows)
+
+
+@dataclass(slots=True)
+class _Launches:
+    """Whether Triton's interpreter ran a kernel."""
+
+    seen: bool = False
+
+
+def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Iterator[Row]:
+    launches = _Launches()
+    unavailable = _reason(spec, device.type)
+    for case in CASES:
+        reason = unavailable or case.skip_reason(operation)
+        if reason is not None:
+            yield _skipped(case.check, case.title, reason)
+        else:
+            with _noticing(launches):
+                yield _guarded(case.check, case.title, partial(_compare, spec, operation, case, device))
+    if unavailable is None and launches.seen and device.type == "cpu":
+        unavailable = "Triton's interpreter cannot be compiled; a GPU is required"
+    if unavailable is not None:
+        yield _skipped(COMPILED.check, COMPILED.title, unavailable)
+    else:
+        yield _guarded(COMPILED.check, COMPILED.title, partial(_compare, spec, operation, COMPILED, device))
+    yield from _bytes_rows(spec, operation)
+
+
+def _reason(spec: KernelSpec, device_kind: str) -> str | None:
+    """Why the kernel cannot run, or None; a predicate that fails shows in the rows of its kernel."""
+    try:
+        return spec.unavailable_reason(device_kind)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _one_line(error)
+
+
+def _guarded(check: str, case: str, run: Callable[[], Row]) -> Row:
+    try:
+        return run()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a kernel may fail in any way, and the other rows still run
+        return Row(check=check, case=case, result=Result.FAIL, note=_one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
+    return printable(" ".join(f"{type(error).__name__}: {error}".split()))[:_MOST_LETTERS]
+
+
+def _skipped(check: str, case: str, reason: str) -> Row:
+    return Row(check=check, case=case, result=Result.SKIP, note=printable(" ".join(reason.split())))
+
+
+@contextmanager
+def _noticing(launches: _Launches) -> Iterator[None]:
+    """Notice launches of Triton kernels."""
+    try:
+        from triton.runtime.jit import KernelInterface
+    except ImportError:
+        yield
+        return
+    launcher = KernelInterface.__getitem__
+
+    def notice(self: Any, grid: Any) -> Any:
+        launches.seen = True
+        return launcher(self, grid)
+
+    with mock.patch.object(KernelInterface, "__getitem__", notice):
+        yield
+
+
+def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.device) -> Row:
+    """Outputs and gradients against the reference's in fp64."""
+    kernel = load_entry(spec.entry)
+    if case.check == COMPILED.check:
+        torch._dynamo.reset()
+        # without a GPU only the graph is checked, and no C++ compiler is needed
+        kernel = torch.compile(kernel, fullgraph=True, backend="inductor" if device.type == "cuda" else "aot_eager")
+    leaves, given = case.make(operation, device)
+    wide = {name: _widened(value) for name, value in leaves.items()}
+    truth = _results(operation, load_entry(spec.reference), wide, case.arranged(wide), None)
+    found = _results(operation, kernel, leaves, given, truth)
+    # a mean over no labels is not a number, or zero
+    compared = {name: value for name, value in truth.items() if case.shape.tokens or value.isfinite().all()}
+    errors = {name: _error(found[name], value) for name, value in compared.items()}
+    worst = max(errors, key=lambda name: errors[name])
+    bound = BOUNDS[case.dtype]
+    passes = errors[worst] <= bound
+    return Row(
+        check=case.check,
+        case=case.title,
+        result=Result.PASS if passes else Result.FAIL,
+        error=errors[worst],
+        bound=bound,
+        tensor=worst,
+    )
+
+
+def _widened(leaf: Tensor) -> Tensor:
+    if not leaf.is_floating_point():
+        return leaf.cpu()
+    return leaf.detach().cpu().double().requires_grad_(leaf.requires_grad)
+
+
+def _results(
+    operation: Operation, kernel: Kernel, leaves: Tensors, given: Tensors, like: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Outputs and gradients by name.
+
+    Args:
+        like: results of the same call, whose shapes these must have.
+
+    Raises:
+        ValueError: an output has another shape.
+    """
+    outputs = operation.call(kernel, given, _OPTIONS)
+    named = dict(zip(operation.outputs, outputs, strict=True))
+    for name, output in named.items():
+        if like is not None and output.shape != like[name].shape:
+            raise ValueError(
+                f"{name} has the shape {tuple(output.shape)}, and the reference's {tuple(like[name].shape)}"
+            )
+    kept = {name: output.detach().clone() for name, output in named.items()}
+    generator = torch.Generator().manual_seed(1)
+    gradients = [
+        torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output) for output in named.values()
+    ]
+    made = torch.autograd.grad(list(named.values()), [leaves[name] for name in operation.wants], gradients)
+    return {**kept, **{f"d_{name}": value for name, value in zip(operation.wants, made, strict=True)}}
+
+
+def _error(value: Tensor, truth: Tensor) -> float:
+    """Norm of the difference over the truth's; infinite where only one of them is a number."""
+    value, truth = value.detach().cpu().double(), truth.detach().cpu().double()
+    if value.shape != truth.shape or not torch.equal(value.isfinite(), truth.isfinite()):
+        return math.inf
+    numbers = truth.isfinite()
+    value, truth = value[numbers], truth[numbers]
+    size = float(truth.norm())
+    return float((value - truth).norm()) / (size if size > 0 else 1.0)
+
+
+def _bytes_rows(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
+    case = _LARGE_TITLE
+    reason = _reason(spec, "simulated") or (None if spec.memory else "plain torch declares no bytes")
+    if reason is not None:
+        yield _skipped("bytes", case, reason)
+        return
+    compared: list[Row] = []
+
+    def run() -> Row:
+        compared.extend(_compare_bytes(spec, operation))
+        return compared[0]
+
+    failed = _guarded("bytes", case, run)
+    yield from compared or [failed]
+
+
+def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
+    """Bytes of each part of a call on fake tensors, as on a GPU, against the declared ones."""
+    assert spec.memory is not None
+    stated = CallBytes.stated(spec.memory(_large_shape()))
+    with FakeTensorMode(), simulated_device(sm_count=_SM_COUNT), _without_launches():
+        maker = Maker(dtype=DTYPES["bf16"], generator=torch.Generator())
+        leaves = operation.make(LARGE, maker)
+        leaves = {name: value.requires_grad_(name in operation.wants) for name, value in leaves.items()}
+        # a kernel may write over what the model makes for it, which is not a leaf
+        given = {name: value.clone() if name in _MADE else value for name, value in leaves.items()}
+        kernel = load_entry(spec.entry)
+        wanted = [given[name] for name in operation.wants]
+        measured = measure_call(
+            lambda: operation.call(kernel, given, _OPTIONS), [*leaves.values(), *given.values()], wanted
+        )
+    for part in fields(CallBytes):
+        found_bytes, declared_bytes = getattr(measured, part.name), getattr(stated, part.name)
+        difference = abs(found_bytes - declared_bytes)
+        share = difference / max(declared_bytes, found_bytes, 1)
+        yield Row(
+            check="bytes",
+            case=_LARGE_TITLE,
+            result=Result.PASS if share <= BYTES_BOUND or difference <= _SMALL_BYTES else Result.FAIL,
+            error=share,
+            bound=BYTES_BOUND,
+            tensor=part.name.removesuffix("_bytes"),
+            note=f"{found_bytes:,} allocated, {declared_bytes:,} declared",
+        )
+
+
+_MADE = frozenset({"queries", "keys", "gate", "up", "logits"})
+
+
+def _large_shape() -> KernelShape:
+    return KernelShape(
+        tokens=LARGE.tokens,
+        sequences=LARGE.sequences,
+        hidden=LARGE.hidden,
+        intermediate=LARGE.intermediate,
+        vocab=LARGE.vocab,
+        heads=LARGE.heads,
+        kv_heads=LARGE.kv_heads,
+        head_dim=LARGE.head_dim,
+        activation_bytes=2,
+        parameter_bytes=2,
+        sm_count=_SM_COUNT,
+    )
+
+
+@contextmanager
+def _without_launches() -> Iterator[None]:
+    try:
+        from triton.runtime.jit import KernelInterface
+    except ImportError:
+        yield
+        return
+    with mock.patch.object(KernelInterface, "__getitem__", return_value=_launch_nothing):
+        yield
+
+
+def _launch_nothing(*_arguments: Any, **_named: Any) -> None:
+    """Take the place of a launch."""

@@ -1,0 +1,163 @@
+"""`ligerprof kernels check`: ours and a plug-in's kernel pass; whatever a plug-in does wrong is a row."""
+
+import dataclasses
+import json
+import sys
+import types
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch import Tensor
+from torch.nn import functional
+
+from ligerprof.cli.main import main
+from ligerprof.kernels import registry
+from ligerprof.kernels.spec import KernelSpec
+from tests.paths import DATA
+
+Kernel = Callable[..., Any]
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["kernels", "check", *arguments])
+
+
+def rows_of(result: Result) -> list[dict[str, Any]]:
+    assert "Traceback" not in result.output
+    rows: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
+    return rows
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> KernelSpec:
+    """The example plug-in, as if it were installed."""
+    monkeypatch.syspath_prepend(str(DATA / "plugin"))
+    plugin = EntryPoint(name="example", value="ligerprof_example_plugin.spec:SPECS", group="ligerprof.kernels")
+    found = registry.build_registry([plugin])
+    monkeypatch.setattr(registry, "load_registry", lambda: found)
+    return registry.find_kernel("swiglu", "example")
+
+
+@pytest.fixture
+def broken(example: KernelSpec, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Give the example another function, or another spec."""
+
+    def replace(function: Kernel | None = None, **changes: Any) -> None:
+        if function is not None:
+            module = types.ModuleType("broken_plugin")
+            module.kernel = function  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, "broken_plugin", module)
+            changes["entry"] = "broken_plugin:kernel"
+        spec = dataclasses.replace(example, **changes)
+        monkeypatch.setattr(registry, "load_registry", lambda: registry.KernelRegistry(kernels=(spec,)))
+
+    return replace
+
+
+def test_our_kernel_passes() -> None:
+    result = check("swiglu", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["schema"], found["kind"], found["kernel"], found["passed"]) == (1, "kernel_check", "swiglu", True)
+    assert {row["check"] for row in found["rows"]} == {"values", "strides", "compile", "bytes"}
+    assert all(row["error"] <= row["bound"] for row in found["rows"] if row["result"] == "pass")
+    (compiled,) = (row for row in found["rows"] if row["check"] == "compile")
+    assert (compiled["result"], "interpreter" in compiled["note"]) == ("skip", True)
+
+
+@pytest.mark.usefixtures("example")
+def test_the_example_plug_in_passes_every_row() -> None:
+    result = check("swiglu:example", "--json")
+    assert result.exit_code == 0, result.output
+    assert {row["result"] for row in rows_of(result)} == {"pass"}
+
+
+def wrong_gradient(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate) * up + 1e-3 * gate.detach() * up
+
+
+def wrong_shape(gate: Tensor, up: Tensor) -> Tensor:
+    return (functional.silu(gate) * up).sum(-1)
+
+
+def wants_contiguous(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate.view(-1)).view(gate.shape) * up
+
+
+def raises(gate: Tensor, up: Tensor) -> Tensor:
+    raise ValueError("no \x1b[31mreason\n at all")
+
+
+def leaves(gate: Tensor, up: Tensor) -> Tensor:
+    print("leaving")
+    sys.exit(0)
+
+
+def detached(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate.detach()) * up.detach()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case", "says"),
+    [
+        (wrong_gradient, "fp32", ""),
+        (wrong_shape, "fp32", "has the shape"),
+        (wants_contiguous, "transposed", "view"),
+        (raises, "no tokens", "ValueError: no"),
+        (leaves, "bf16", "SystemExit: 0"),
+        (detached, "fp16", "does not require grad"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_wrong_kernel_is_a_failing_row(broken: Callable[..., None], kernel: Kernel, case: str, says: str) -> None:
+    broken(kernel)
+    result = check("swiglu", "--provider", "example", "--json")
+    assert result.exit_code == 1
+    (row,) = (row for row in rows_of(result) if row["case"] == case)
+    assert row["result"] == "fail"
+    assert says in row["note"]
+    assert "\x1b" not in row["note"]
+    assert says or row["error"] > row["bound"]
+
+
+def test_a_graph_break_fails_the_compilation(broken: Callable[..., None]) -> None:
+    def breaks(gate: Tensor, up: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return functional.silu(gate) * up
+
+    broken(breaks)
+    rows = rows_of(check("swiglu:example", "--json"))
+    assert {row["check"] for row in rows if row["result"] == "fail"} >= {"compile"}
+    assert all(row["result"] == "pass" for row in rows if row["check"] == "values")
+
+
+def test_bytes_that_were_not_declared_fail(broken: Callable[..., None], example: KernelSpec) -> None:
+    assert example.memory is not None
+    memory = example.memory
+    broken(memory=lambda shape: dataclasses.replace(memory(shape), forward_temporary_bytes=0))
+    result = check("swiglu:example")
+    assert result.exit_code == 1
+    assert "12 pass, 1 fail" in result.stdout
+    (row,) = (row for row in rows_of(check("swiglu:example", "--json")) if row["result"] == "fail")
+    assert (row["tensor"], row["note"]) == ("forward_temporary", "67,108,864 allocated, 0 declared")
+
+
+def test_predicates_that_fail_or_refuse(broken: Callable[..., None]) -> None:
+    def fails(_device_kind: str) -> str | None:
+        raise RuntimeError("no such device")
+
+    for reason, says in ((fails, "RuntimeError: no such device"), (lambda _kind: "needs a GPU", "needs a GPU")):
+        broken(unavailable_reason=reason)
+        result = check("swiglu:example")
+        assert result.exit_code == 1
+        assert f"kernel swiglu of example: {says}" in result.stderr
+
+
+def test_an_unknown_kernel_is_one_line() -> None:
+    result = check("swiglue")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: provider 'ligerprof' has no kernel 'swiglue'")
