@@ -141,6 +141,7 @@ class FeatureExtractor:
             self._program.regions.inputs[blocks],
             self._program.feeds_pass[blocks],
             self._program.follows_pass[blocks],
+            self._program.older_weights[blocks],
         )
         first, kinds = distinct_rows(columns)
         keys = zip(*(column[first].tolist() for column in columns), strict=True)
@@ -167,6 +168,7 @@ class FeatureExtractor:
         yield Feature.IN_CACHE, bool(self._program.cached[block])
         yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
         yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
+        yield Feature.OLDER_WEIGHT, bool(self._program.older_weights[block])
         yield Feature.FIRST_COPY, bool(self._program.vocabulary.first_of_size[block])
         if int(self._sizes[block]) in self._score_sizes:
             in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None

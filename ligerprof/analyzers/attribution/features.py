@@ -49,6 +49,7 @@ class Feature(Enum):
     IN_CACHE = auto()
     FEEDS_PASS = auto()
     FOLLOWS_PASS = auto()
+    OLDER_WEIGHT = auto()
     # buffers and gradients of a data-parallel wrapper
     REDUCED = auto()
     REDUCTION_INPUT = auto()

@@ -4,6 +4,7 @@ from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.checkpointing import Regions
 from ligerprof.analyzers.attribution.generation import GENERATE, find_cached
 from ligerprof.analyzers.attribution.layers import layers_in_passes
+from ligerprof.analyzers.attribution.older_weights import find_older_weights
 from ligerprof.analyzers.attribution.phases import EventPhases
 from ligerprof.analyzers.attribution.vocabulary import Vocabulary
 from ligerprof.snapshots.replay import Replay
@@ -16,6 +17,7 @@ class Program:
         layers: decoder layer of each block if forward or backward shows it, else -1.
         regions: the checkpointed regions.
         vocabulary: the loss over a vocabulary.
+        older_weights: whether each block is a weight from before the recording.
         cached: whether each block holds keys and values between the passes of a generation.
         feeds_pass: whether each block is alive when a later forward pass runs.
         follows_pass: whether each block was allocated after a forward pass, with no other phase in between.
@@ -24,6 +26,7 @@ class Program:
     def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
         self.layers = layers_in_passes(replayed, call_sites, phases)
         self.regions = Regions(replayed, call_sites, phases, self.layers)
+        self.older_weights: Mask = find_older_weights(replayed, call_sites, phases)
         self.cached: Mask = find_cached(replayed, call_sites, phases)
         generates = bool(self.cached.any() or call_sites.matching(GENERATE).any())
         self.vocabulary = Vocabulary(replayed, call_sites, phases, generates=generates)

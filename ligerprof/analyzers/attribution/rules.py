@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
     Rule(Role.LIBRARY_WORKSPACE, _PASSES, has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)),
     Rule(Role.OTHER, stack=_MEASURES),
+    Rule(Role.PARAMETERS, has=(Feature.OLDER_WEIGHT,)),
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
     *STATE_RULES,
     # the optimizer's states and temporaries
