@@ -1,37 +1,98 @@
 """Replace nn.Module.__call__ while modules are recorded, so that they need no hooks."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ligerprof.runs.recording.patches import Patches
 
-RunModule = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
+Arguments = tuple[Any, ...]
+Named = Mapping[str, Any]
+RunModule = Callable[[nn.Module, Arguments, Named], Any]
+
+
+class Observer(Protocol):
+    """What is told of each call of a module."""
+
+    def begin(self, module: nn.Module, arguments: Arguments, named: Named) -> Any:
+        """The call begins; returns what the other methods receive, None to be told nothing more of it."""
+
+    def returns(self, running: Any, output: Any) -> None:
+        """The call returns."""
+
+    def end(self, running: Any) -> None:
+        """The call has ended, also by an exception."""
 
 
 class Calls:
-    """The function that `_call_module` replaces, and what runs modules instead; None: that function."""
+    """The function that `_call_module` replaces, and what it does instead of only calling that.
+
+    Attributes:
+        run: runs modules, if there is no observer.
+        observer: observes modules.
+    """
 
     original: Any = nn.Module.__call__
     run: RunModule | None = None
+    observer: Observer | None = None
 
 
 calls = Calls()
 _ORIGINAL_CALL: Any = nn.Module.__call__
+_module: Any = nn.Module
+# whether nobody else had replaced it before
+_IS_TORCHS = getattr(_module, "_wrapped_call_impl", None) is _ORIGINAL_CALL and hasattr(_module, "_call_impl")
 
 
 def _call_module(module: nn.Module, *arguments: Any, **named: Any) -> Any:
     """What replaces nn.Module.__call__; torch.compile follows only its first line, and guards nothing that changes."""
     if torch.compiler.is_compiling():
         return _ORIGINAL_CALL(module, *arguments, **named)
-    run = calls.run
-    return calls.original(module, *arguments, **named) if run is None else run(module, arguments, named)
+    observer, run = calls.observer, calls.run
+    if observer is None:
+        return direct_call(module)(*arguments, **named) if run is None else run(module, arguments, named)
+    # as `observed_call`, with one Python call less around the module
+    running = observer.begin(module, arguments, named)
+    try:
+        output = direct_call(module)(*arguments, **named)
+        if running is not None:
+            observer.returns(running, output)
+    finally:
+        if running is not None:
+            observer.end(running)
+    return output
 
 
-def replace_calls(patches: Patches, run: RunModule | None) -> None:
-    """Run modules by `run`, which calls `calls.original`, until the patches are undone."""
+def direct_call(module: nn.Module) -> Callable[..., Any]:
+    """The call of a module without torch's outermost function, since each allocation records all Python calls."""
+    if _IS_TORCHS and calls.original is _ORIGINAL_CALL and module._compiled_call_impl is None:
+        return module._call_impl
+    return partial(calls.original, module)
+
+
+def observed_call(observer: Observer, module: nn.Module, arguments: Arguments, named: Named) -> Any:
+    """Call a module that `_call_module` gave to `run`."""
+    running = observer.begin(module, arguments, named)
+    try:
+        output = direct_call(module)(*arguments, **named)
+        if running is not None:
+            observer.returns(running, output)
+    finally:
+        if running is not None:
+            observer.end(running)
+    return output
+
+
+def replace_calls(patches: Patches, run: RunModule | None = None, observer: Observer | None = None) -> None:
+    """Run or observe modules until the patches are undone."""
     calls.original = nn.Module.__call__
-    calls.run = run
+    calls.run, calls.observer = run, observer
     patches.replace(nn.Module, "__call__", _call_module)
+
+
+def release_calls() -> None:
+    """Only call modules from now on, also where another wrapper keeps ours."""
+    calls.run = calls.observer = None

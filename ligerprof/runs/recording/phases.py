@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
 from ligerprof.runs.recording.backward_entries import OpenCall
-from ligerprof.runs.recording.module_calls import calls, replace_calls
+from ligerprof.runs.recording.module_calls import calls, direct_call, observed_call, release_calls, replace_calls
 from ligerprof.runs.recording.patches import PHASES, Patches, skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
@@ -97,7 +97,7 @@ class LoopPhases:
         self._handles.clear()
         self._names_modules = False
         self._stamper.close()
-        calls.run = None
+        release_calls()
         self._patches.undo()
 
     def name_modules(self) -> None:
@@ -177,13 +177,15 @@ class LoopPhases:
 
     def _choose_run(self) -> None:
         """Inside an outermost module and in backward, modules are stamped and change no phase."""
-        inner = self._stamper.run if self._names_modules else None
-        calls.run = inner if self._is_inside or self._in_backward else self._run_outermost
+        if self._is_inside or self._in_backward:
+            calls.run, calls.observer = None, self._stamper if self._names_modules else None
+        else:
+            calls.run, calls.observer = self._run_outermost, None
 
     def _run_outermost(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Run an outermost module in its phase."""
         if self.passes_on():
-            return calls.original(module, *arguments, **named)
+            return direct_call(module)(*arguments, **named)
         phase = self._phase_of(module)
         if phase is None:
             return self._stamped(module, arguments, named)
@@ -208,8 +210,8 @@ class LoopPhases:
 
     def _stamped(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         if not self._names_modules:
-            return calls.original(module, *arguments, **named)
-        return self._stamper.run(module, arguments, named)
+            return direct_call(module)(*arguments, **named)
+        return observed_call(self._stamper, module, arguments, named)
 
     def _phase_of(self, module: nn.Module) -> Phase | None:
         """The phase that the call of an outermost module begins or continues; None: the current one goes on.

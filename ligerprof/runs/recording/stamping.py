@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
@@ -14,7 +14,7 @@ from torch.autograd.graph import Node
 
 from ligerprof.roles import Phase
 from ligerprof.runs.recording.backward_entries import Hook, OpenCall
-from ligerprof.runs.recording.module_calls import calls, replace_calls
+from ligerprof.runs.recording.module_calls import release_calls, replace_calls
 from ligerprof.runs.recording.patches import Patches
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.snapshots.stamp import RECOMPUTE, Stamp
@@ -44,6 +44,25 @@ class _Name:
     hook: Hook | None = None
 
 
+class _Running(NamedTuple):
+    """A module that runs.
+
+    Attributes:
+        text: the stamp before it was called.
+        outer: the name of the module that called it.
+        outer_call: the open call of that module.
+        finds_entries: whether backward's entries into modules are found in this call.
+        recomputes: whether backward computes it again.
+    """
+
+    name: str
+    text: str
+    outer: str
+    outer_call: OpenCall
+    finds_entries: bool
+    recomputes: bool
+
+
 class Stamper:
     """Stamps the modules of models as they run, and as backward runs their autograd nodes.
 
@@ -67,7 +86,7 @@ class Stamper:
     ) -> None:
         self._emit, self._saved, self._names_all_nodes = emit, saved, names_all_nodes
         self._detailed_until = _DETAILED_STEPS
-        self._is_blind = False
+        self._is_blind = self._is_open = False
         self._names: dict[int, _Name] = {}
         self._hooks: dict[str, Hook] = {}
         self._patches = Patches()
@@ -87,7 +106,8 @@ class Stamper:
 
     def open(self) -> None:
         """Stamp the attached modules whenever they run, until `close`; for loops whose phases the caller knows."""
-        replace_calls(self._patches, self.run)
+        self._is_open = True
+        replace_calls(self._patches, observer=self)
 
     def attach(self, model: nn.Module, *, fixed: bool = True) -> None:
         """Stamp the modules of `model` by their dotted names.
@@ -119,42 +139,47 @@ class Stamper:
     def close(self) -> None:
         """Stamp nothing from now on."""
         self._emit = _ignore
-        self._patches.undo()
+        if self._is_open:
+            release_calls()
+            self._patches.undo()
         self._names.clear()
 
     def _stamp(self, text: str) -> None:
         self.text = text
         self._emit(text)
 
-    def run(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Call a module, and stamp it if it is attached."""
+    def begin(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> "_Running | None":
+        """Stamp a module that is called, if it is attached."""
         name = self._names.get(id(module))
         if name is None or name.module() is not module:
-            return calls.original(module, *arguments, **named)
-        # where checkpointing runs a layer again, the node that needs it runs on afterwards
-        around, outer, outer_call = self.text, self._module, self._call
+            return None
         recomputes = self._phase is Phase.BACKWARD
         finds_entries = not self._is_detailed and not recomputes and not self._is_blind and torch.is_grad_enabled()
+        # where checkpointing runs a layer again, the node that needs it runs on afterwards
+        running = _Running(name.text, self.text, self._module, self._call, finds_entries, recomputes)
         if finds_entries:
-            self._enter_call(outer_call, (*arguments, named), name)
+            self._enter_call(self._call, (*arguments, named), name)
         elif self._is_detailed:
-            self._label_tensors((arguments, named), outer, runs=not recomputes)
+            self._label_tensors((arguments, named), self._module, runs=not recomputes)
         self._module = name.text
         self.text = f"{self._prefix}{name.text};{RECOMPUTE if recomputes else ''}"
         self._emit(self.text)
-        try:
-            output = calls.original(module, *arguments, **named)
-            if finds_entries:
-                self._leave_call(self._call, output)
-            elif self._is_detailed:
-                self._label_tensors(output, name.text, runs=not recomputes)
-        finally:
-            if finds_entries:
-                self._call = outer_call
-                outer_call.leave_inner()
-            self._module, self.text = outer, around
-            self._emit(around)
-        return output
+        return running
+
+    def returns(self, running: "_Running", output: Any) -> None:
+        """Look at what a module returns."""
+        if running.finds_entries:
+            self._leave_call(self._call, output)
+        elif self._is_detailed:
+            self._label_tensors(output, running.name, runs=not running.recomputes)
+
+    def end(self, running: "_Running") -> None:
+        """Stamp what the module's caller does next."""
+        if running.finds_entries:
+            self._call = running.outer_call
+            self._call.leave_inner()
+        self._module = running.outer
+        self._stamp(running.text)
 
     def _enter_call(self, outer: OpenCall, values: Iterable[Any], name: _Name) -> None:
         try:

@@ -406,7 +406,7 @@ def test_history_of_cuda_is_off_afterwards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_later_steps_have_the_roles_that_hooks_on_all_nodes_give(tmp_path: Path, checkpointing: bool) -> None:
     def roles(stacks: Any) -> list[tuple[Any, ...]]:
-        model = tiny_model("llama", hidden_size=256, vocab_size=8192, device="cuda")
+        model = tiny_model("llama", hidden_size=240, vocab_size=8192, device="cuda")
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         tokens = torch.randint(0, 8192, (4, 64), device="cuda")

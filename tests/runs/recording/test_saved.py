@@ -228,7 +228,7 @@ def test_notes_change_no_gpu_memory_and_fit_the_blocks(tmp_path: Path, monkeypat
         starts = [time for time in allocated[row.address, row.size_bytes] if time <= row.time_us]
         return bool(starts) and not any(max(starts) < time < row.time_us for time in freed[row.address])
 
-    assert len(rows) > GPU_STEPS * 8 * 4
+    assert len(rows) > NOTED_STEPS * 8 * 4
     assert sum(map(fits, rows)) == len(rows)
 
     kept = [row for row in explain(snapshot).rows if row.role is Role.ACTIVATIONS and row.phase is Phase.FORWARD]
@@ -236,7 +236,7 @@ def test_notes_change_no_gpu_memory_and_fit_the_blocks(tmp_path: Path, monkeypat
     assert ("layers.*", "silu", "MulBackward0") in {(row.module, row.operation, row.kept_by) for row in kept}
 
 
-GPU_STEPS = 3
+GPU_STEPS, NOTED_STEPS = 3, 2
 
 
 class WideMlp(Mlp):
