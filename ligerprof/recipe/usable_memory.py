@@ -15,13 +15,17 @@ class UsableMemory:
 
 
 def usable_memory(options: TrainingOptions) -> UsableMemory:
-    """The GPU's memory without CUDA's context, the code of kernels and, on several GPUs, NCCL's buffers."""
+    """The GPU's memory without what is outside torch's allocator."""
     gpu = options.gpu_spec
-    if options.gpus == 1:
-        return UsableMemory(size_bytes=gpu.usable_bytes, source=f"{gpu.title} less the CUDA context")
+    return UsableMemory(
+        size_bytes=max(0, gpu.memory_bytes - outside_bytes(options)),
+        source=f"{gpu.title} less the CUDA context{' and NCCL' if options.gpus > 1 else ''}",
+    )
+
+
+def outside_bytes(options: TrainingOptions) -> int:
+    """CUDA's context, the code of kernels and, on several GPUs, NCCL's buffers."""
+    gpu = options.gpu_spec
     # HSDP has a communicator of the replicas and one of the shards; that of a single rank takes nothing
     further = sum(size > 1 for size in (options.replicate, options.shards)) if options.replicate > 1 else 0
-    return UsableMemory(
-        size_bytes=max(0, gpu.usable_bytes - nccl_bytes(options.gpus, further_communicators=further)),
-        source=f"{gpu.title} less the CUDA context and NCCL",
-    )
+    return gpu.memory_bytes - gpu.usable_bytes + nccl_bytes(options.gpus, further_communicators=further)

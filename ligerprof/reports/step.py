@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ligerprof.recipe.usable_memory import outside_bytes
 from ligerprof.reports.failure import failure_lines, holders
 from ligerprof.reports.peak import blocks_table
 from ligerprof.reports.ranks import ranks_sentence, ranks_tables
@@ -12,11 +13,12 @@ from ligerprof.reports.suggestions import suggestion_lines
 from ligerprof.reports.sweep import origin_words
 from ligerprof.reports.terminal import FiguresColumn, percent_error, phases_table, roles_table
 from ligerprof.roles import Backend
-from ligerprof.runs.outcome import StepOutcome
 from ligerprof.runs.step import StepReport
-from ligerprof.units import format_bytes
+from ligerprof.units import MIB, format_bytes
 
 _TOP_BLOCKS = 10
+# a GPU without processes has a few MiB in use
+_IDLE_BYTES = 32 * MIB
 
 
 def render_step(report: StepReport) -> RenderableType:
@@ -116,7 +118,7 @@ def closing_lines(report: StepReport) -> list[str]:
         )
     if outcome.host_bytes is not None:
         lines.append(f"main memory: {format_bytes(outcome.host_bytes)} more resident than before the build")
-    lines += list(_beyond_the_peak(outcome))
+    lines += list(_beyond_the_peak(report))
     for rank, own in outcome.ranks.items() if report.ranks is None else ():
         end = ", out of memory" if own.oom is not None else ""
         peak, reserved = format_bytes(own.peak_bytes), format_bytes(own.reserved_bytes)
@@ -126,13 +128,15 @@ def closing_lines(report: StepReport) -> list[str]:
     return lines
 
 
-def _beyond_the_peak(outcome: StepOutcome) -> Iterator[str]:
-    """The second step if it is the highest, and what the GPU holds besides torch's allocator."""
+def _beyond_the_peak(report: StepReport) -> Iterator[str]:
+    """DDP's second step, and what the GPU holds besides torch's allocator."""
+    outcome = report.outcome
     second_bytes, second_reserved_bytes = outcome.second_step_peak_bytes, outcome.second_step_reserved_bytes
     if second_bytes is not None and second_reserved_bytes is not None:
         peak, reserved = format_bytes(second_bytes), format_bytes(second_reserved_bytes)
         yield f"second step, in which DDP builds its buckets anew: peak {peak}, reserved {reserved}"
-    if outcome.outside is not None and (outside_bytes := outcome.outside.outside_bytes) is not None:
-        others = outcome.outside.other_processes_bytes
-        known = f", {format_bytes(others)} of them by other processes" if others else ""
-        yield f"outside torch's allocator: {format_bytes(outside_bytes)}{known}"
+    if outcome.outside is not None and (found_bytes := outcome.outside.outside_bytes) is not None:
+        expected = format_bytes(outside_bytes(report.recipe))
+        others_bytes = outcome.outside.other_processes_bytes or 0
+        others = f", {format_bytes(others_bytes)} of it other processes'" if others_bytes > _IDLE_BYTES else ""
+        yield f"outside torch's allocator: {format_bytes(found_bytes)}{others}, expected {expected}"

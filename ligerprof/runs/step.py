@@ -15,6 +15,7 @@ from ligerprof.errors import LigerprofError, MissingDependencyError, UnknownMode
 from ligerprof.recipe.categories import Device
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import outside_bytes
 from ligerprof.roles import STEP_PHASES, Backend, Phase
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
 from ligerprof.runs.outcome import Progress, StepOutcome
@@ -96,6 +97,7 @@ class StepReport:
             {
                 "host_bytes": outcome.host_bytes,
                 "outside": to_json(outcome.outside),
+                "expected_outside_bytes": outside_bytes(self.recipe),
                 "ranks": [self._rank_json(rank, of_rank) for rank, of_rank in outcome.ranks.items()],
             },
             {"oom": self._oom_json(), "reached_phases": to_json(self.reached_phases)},

@@ -7,6 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import outside_bytes
 from ligerprof.roles import Backend, Phase
 from ligerprof.runs import step as steps
 from ligerprof.runs.measured.ranks.group import merge_ranks
@@ -32,8 +34,6 @@ def read(*arguments: object) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def outcomes() -> dict[int, StepOutcome]:
     """Three ranks as if measured: rank 1 trained two sequences, the others one."""
-    from ligerprof.recipe.training import TrainingRecipe
-
     moments = tuple(
         OutsideMoment(moment=name, outside_bytes=size * MIB, reserved_bytes=0, process_bytes=None)
         for name, size in (("context", 500), ("step", 700))
@@ -61,6 +61,7 @@ def test_result_lists_the_worst_rank_first_with_its_roles(run: Path, outcomes: d
         assert each["outside"]["outside_bytes"] == 700 * MIB
         assert each["oom"] is None
     assert result["peak_bytes"] == result["ranks"][0]["peak_bytes"]
+    assert result["expected_outside_bytes"] == outside_bytes(TrainingRecipe(model="tiny"))
     assert result["roles"] == result["ranks"][0]["roles"]
 
 
@@ -72,7 +73,7 @@ def test_terminal_and_page_show_ranks_and_what_differs(
     code, stdout, _ = invoke(*STEP, "--batch", "2", "-o", tmp_path / "run")
     assert code == 0
     assert "Rank 1 of 3 has the highest peak" in stdout
-    assert "outside torch's allocator: 700.0 MiB" in stdout
+    assert "outside torch's allocator: 700.0 MiB, expected 676.8 MiB" in stdout
     assert max(len(line) for line in stdout.splitlines()) <= 100
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<h2>Ranks</h2>" in page

@@ -4,7 +4,7 @@ import pytest
 
 from ligerprof.gpus import GPUS
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.recipe.usable_memory import usable_memory
+from ligerprof.recipe.usable_memory import outside_bytes, usable_memory
 from ligerprof.torch_memory.nccl import nccl_bytes
 from ligerprof.units import MIB
 from tests.paths import RESULTS
@@ -14,15 +14,11 @@ UNEXPLAINED_MIB = 22
 ROWS = [json.loads(line) for line in (RESULTS / "ranks-h200x2.jsonl").read_text().splitlines()]
 
 
-def outside_bytes(recipe: TrainingRecipe) -> int:
-    """What the figures say is outside torch's allocator."""
-    return GPUS["h200"].memory_bytes - usable_memory(recipe).size_bytes
-
-
 def test_one_gpu_is_less_by_context_and_kernels() -> None:
     gpu = GPUS["rtx4090"]
     usable = usable_memory(TrainingRecipe(gpu="rtx4090"))
     assert usable.size_bytes == gpu.usable_bytes == gpu.memory_bytes - gpu.context_bytes - gpu.kernels_bytes
+    assert usable.size_bytes + outside_bytes(TrainingRecipe(gpu="rtx4090")) == gpu.memory_bytes
     assert usable.source == "NVIDIA GeForce RTX 4090 less the CUDA context"
 
 
