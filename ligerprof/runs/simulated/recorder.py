@@ -19,6 +19,7 @@ aten = torch.ops.aten
 
 # torch.tensor(...) creates its value in host memory; `to` then copies it to the GPU
 _ON_HOST = aten.lift_fresh.default
+_OF_NEW_VALUES = (_ON_HOST, aten.detach.default)
 _ITEM = aten._local_scalar_dense.default
 _EQUAL = aten.equal.default
 # autograd in C++ asks for it more often than it calls operators
@@ -59,6 +60,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _PLAIN.issuperset(types):
             # a DTensor calls operators on its local tensors, which come here again
             return NotImplemented
+        if func in _OF_NEW_VALUES and type(args[0]) is Tensor and args[0].is_meta:
+            # torch.tensor(...) on meta, which FakeTensorMode does not take
+            return torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device="meta")
         return func(*args, **(kwargs or {})) if self._paused else self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.errors import UnsupportedError
+from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.runs.outcome import StepOutcome
@@ -19,6 +20,7 @@ from ligerprof.runs.simulated.patches import simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
+from tests.kernels.models import FAMILIES
 from tests.rank_truth import ROWS, name_of, recipe_of
 
 # docs/simulation.md quotes these
@@ -27,6 +29,7 @@ RESERVED_TOLERANCE = 0.01
 # cuBLAS's workspace was there before the first step of rows that followed others in their process
 USED_PROCESS_FIRST_STEP_TOLERANCE = 0.01
 STEPS = 3
+GEMMA = spec_from_config({"model_type": "gemma2", **FAMILIES["gemma2"]}, name="gemma2")
 
 pytestmark = pytest.mark.usefixtures("no_log_records")
 
@@ -71,8 +74,10 @@ def roles_of(recipe: TrainingRecipe, outcome: StepOutcome) -> Mapping[Role, int]
         {"precision": "amp", "reshard": False, "clip": 1.0, "gpus": 4, "replicate": 2},
         {"precision": "mixed", "wrap": "accelerate", "grad_accum": 2, "grad_sync": "every"},
         {"engine": "ddp", "grad_accum": 2, "clip": 1.0},
+        # its embedding makes a scalar on the meta device
+        {"model": GEMMA, "precision": "mixed", "attention": "eager"},
     ],
-    ids=["uneven", "hsdp", "accelerate", "ddp"],
+    ids=["uneven", "hsdp", "accelerate", "ddp", "gemma2"],
 )
 def test_roles_of_a_rank_add_up(options: dict[str, Any]) -> None:
     recipe = tiny(**options)
