@@ -78,6 +78,11 @@ class Optimizer(Word):
         )
 
     @property
+    def works_on_shards(self) -> bool:
+        """Whether it works element by element with torch's operators, and so on FSDP2's shards as on whole weights."""
+        return self in (Optimizer.SGD, Optimizer.NONE) or (self.is_adam and self is not Optimizer.DEEPSPEED_CPU_ADAM)
+
+    @property
     def package(self) -> str | None:
         """The package that has it, besides torch and deepspeed: its name when imported."""
         return _OPTIMIZER_PACKAGES.get(self)

@@ -23,8 +23,6 @@ _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
 _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
 _SIMULATED = frozenset({Engine.TORCH, Engine.DDP, Engine.FSDP2})
-# optimizers that work element by element, and so on shards as on whole weights
-_ON_SHARDS = frozenset({Optimizer.ADAMW_FUSED, Optimizer.ADAMW_FOREACH, Optimizer.ADAMW, Optimizer.SGD, Optimizer.NONE})
 
 
 def require_compatible(options: TrainingOptions) -> None:
@@ -99,7 +97,7 @@ def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{typed('gpus', gpus)} is not a multiple of {typed('replicate', replicate)}. Change one.",
     )
     yield (
-        fsdp2 and options.optimizer not in _ON_SHARDS,
+        fsdp2 and not options.optimizer.works_on_shards,
         f"{options.optimizer} is not supported on FSDP2's shards yet. Choose an AdamW or sgd.",
     )
     yield fsdp2 and options.qlora is not None, f"{_FLAGS['qlora']} is not supported with {_FSDP2} yet."

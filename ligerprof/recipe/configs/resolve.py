@@ -6,7 +6,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
-from ligerprof.recipe.categories import Attention, Engine, Offload
+from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer
 from ligerprof.recipe.configs.deepspeed import HIDDEN_SIZE_KEYS
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
@@ -28,8 +28,6 @@ _DIRECT = (
     *(S.COMPILE, S.ACTIVATION_OFFLOAD, S.DORA, S.MODULES_TO_SAVE),
 )
 _DDP, _FSDP = "ddp", "fsdp2"
-# engines that a recipe has and that are not taken from other frameworks' files yet
-ENGINES_NOT_READ = (_DDP, _FSDP)
 _ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA)
 # the setting's option on the command line, where it has another name
 _OPTIONS: Mapping[Setting, str] = {
@@ -80,16 +78,17 @@ class Resolver:
             if isinstance(found.value, Lacking):
                 raise _refusal(found, found.value)
         spec = self._model()
-        engine = self._engine()
+        engine, batch = self._engine(), self._batch()
+        precision = self._precision(engine["engine"], spec)
         chosen = {
             **self._options,
-            **self._batch(),
+            **batch,
             **engine,
-            **self._sharding(engine["engine"], spec),
+            **precision,
+            **self._sharding(engine["engine"], spec, precision),
             **self._adapter(spec),
-            **self._precision(engine["engine"], spec),
             **self._kernels(spec),
-            **self._optimizer(),
+            **self._optimizer(engine["engine"]),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
         }
         self._check_packing(chosen)
@@ -166,8 +165,7 @@ class Resolver:
             word = "torch"
         if word == "torch" and gpus > 1:
             word = str(self._value(S.SEVERAL) or _DDP)
-        chosen_here = "engine" in self._given or self._is_own
-        if word not in RECIPE_OPTIONS["engine"].choices or (word in ENGINES_NOT_READ and not chosen_here):
+        if word not in RECIPE_OPTIONS["engine"].choices:
             several = f" on {gpus} GPUs" if gpus > 1 else ""
             what = {"fsdp1": "FSDP version 1", "fsdp2": "FSDP version 2", "ddp": "DistributedDataParallel"}.get(
                 word, word
@@ -177,7 +175,7 @@ class Resolver:
             self.assumed.append("no file says how many GPUs train: 1 (--gpus sets it)")
         return {"engine": word, "gpus": gpus}
 
-    def _sharding(self, engine: str, spec: ModelSpec) -> dict[str, Any]:
+    def _sharding(self, engine: str, spec: ModelSpec, precision: Mapping[str, Any]) -> dict[str, Any]:
         """Options of the engine; those of another engine, which a file may have too, are left out."""
         offload = {"offload": self._value(S.OFFLOAD)}
         if engine == Engine.DEEPSPEED:
@@ -185,7 +183,12 @@ class Resolver:
             config = _filled(self._value(S.DEEPSPEED) or {}, spec)
             return {**offload, **own, "deepspeed_config": config or None}
         if engine == _FSDP:
+            if self._value(S.BITS) is not None:
+                raise self._refuse("QLoRA under FSDP version 2", S.BITS)
             own = {name.value: self._value(name) for name in (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE)}
+            if not self._is_own and {**precision, **self._given}.get("precision") != "mixed":
+                # frameworks give FSDP no policy then
+                own["reduce_dtype"] = None
             return {**offload, **own}
         return {}
 
@@ -205,14 +208,25 @@ class Resolver:
         weights = self._value(S.WEIGHTS) or "float32"
         if weights == "checkpoint":
             weights = self._checkpoint_dtype(spec)
-        # a recipe of ours names no weights if it is mixed
-        is_amp = self._is_own and S.WEIGHTS in self._settings and self._value(S.WEIGHTS) is not None
-        if engine == _FSDP and weights == "float32" and autocast in MIXED_PRECISIONS and not is_amp:
-            return {"precision": MIXED_PRECISIONS[autocast]}
+        if engine == _FSDP and self._is_mixed_under_fsdp(weights, autocast):
+            return {"precision": "mixed"}
         word = PRECISIONS.get((weights, autocast))
         if word not in RECIPE_OPTIONS["precision"].choices:
             raise self._refuse(f"weights in {weights} under autocast to {autocast}", S.WEIGHTS, S.AUTOCAST)
         return {"precision": word}
+
+    def _is_mixed_under_fsdp(self, weights: str, autocast: str) -> bool:
+        """Whether FSDP gathers fp32 weights in bf16."""
+        if self._is_own:
+            # a recipe of ours names no weights if it is mixed
+            return autocast == "bf16" and self._value(S.WEIGHTS) is None
+        adapted = self._value(S.RANK) is not None
+        if adapted and weights != "float32":
+            raise self._refuse(f"LoRA over weights in {weights} under FSDP version 2", S.WEIGHTS, S.RANK)
+        if autocast == "fp16":
+            raise self._refuse("fp16 under FSDP version 2", S.AUTOCAST)
+        # accelerate 1.15 turns weights that are trained into fp32 before it shards them (fsdp2_prepare_model)
+        return autocast == "bf16" and (weights == "float32" or self._value(S.WRAP) == "accelerate")
 
     def _checkpoint_dtype(self, spec: ModelSpec) -> str:
         found = spec.config.get("dtype") or spec.config.get("torch_dtype")
@@ -256,7 +270,7 @@ class Resolver:
             raise self._refuse(f"LoRA on {', '.join(targets)[:80] or PEFT_DEFAULT}", S.LORA_TARGETS)
         return {"lora_targets": "+".join(names)}
 
-    def _optimizer(self) -> dict[str, Any]:
+    def _optimizer(self, engine: str) -> dict[str, Any]:
         word = self._value(S.OPTIMIZER)
         if word is None:
             return {}
@@ -266,6 +280,8 @@ class Resolver:
             return {}
         if word not in RECIPE_OPTIONS["optimizer"].choices:
             raise self._refuse(f"optimizer {word}", S.OPTIMIZER)
+        if engine == _FSDP and not Optimizer(word).works_on_shards:
+            raise self._refuse(f"optimizer {word} under FSDP version 2", S.OPTIMIZER)
         return {"optimizer": word}
 
     def _direct(self, setting: Setting) -> dict[str, Any]:

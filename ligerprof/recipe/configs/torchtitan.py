@@ -206,6 +206,9 @@ def _set_engine(reading: Reading, parallelism: Mapping[str, Any]) -> None:
     shard = whole_number(parallelism.get("data_parallel_shard_degree", -1), -1)
     # -1 shards over all GPUs that are there
     reading.defaults[Setting.SEVERAL] = "fsdp2" if shard != 1 else "ddp"
+    # its groups are those of accelerate: embedding, layers, final norm with head (models/llama3/parallelize.py)
+    reading.defaults[Setting.WRAP] = "accelerate"
+    reading.defaults[Setting.REDUCE_DTYPE] = "float32"
     if shard > 1:
         several = {
             Setting.ENGINE: "fsdp2",

@@ -195,8 +195,8 @@ def test_toml(tmp_path: Path) -> None:
     assert (recipe.batch, recipe.seq, recipe.precision, recipe.optimizer) == (2, 8192, "amp", "adamw-foreach")
     assert (recipe.checkpointing, recipe.clip, recipe.engine) == (True, 1.0, "torch")
     assert report.unknown == ()
-    with pytest.raises(UnsupportedError, match="FSDP version 2 on 8 GPUs"):
-        load_recipe([str(path)], {"gpus": 8})
+    several, _ = load_recipe([str(path)], {"gpus": 8})
+    assert (several.engine, several.gpus, several.precision, several.wrap) == ("fsdp2", 8, "mixed", "accelerate")
     path.write_text(TOML.replace('"full"', '"selective"'), encoding="utf-8")
     with pytest.raises(UnsupportedError, match=r"activation_checkpoint.mode: 'selective': selective checkpointing"):
         load_recipe([str(path)], {})

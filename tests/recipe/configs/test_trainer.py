@@ -300,5 +300,36 @@ def test_the_environment_of_a_launched_process_says_what_the_yaml_says() -> None
     reading = ACCELERATE.read(values, "env")
     assert reading.unknown == []
     found = {setting: found.value for setting, found in reading.settings.items()}
-    assert found == {"autocast": "bf16", "engine": "fsdp2", "gpus": 8, "reshard": True, "wrap": "accelerate"}
+    sharding = {"engine": "fsdp2", "gpus": 8, "reshard": True, "wrap": "accelerate", "reduce_dtype": "bfloat16"}
+    assert found == {"autocast": "bf16", **sharding}
     assert values_of_environment({"HOME": "/root"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "means"),
+    [
+        # weights that are trained become fp32, and both the gathered weights and the reduction are bf16
+        ({"bf16": True}, ("fsdp2", "mixed", "accelerate", "bfloat16")),
+        ({"bf16": False}, ("fsdp2", "bf16", "accelerate", None)),
+    ],
+)
+def test_fsdp_of_the_trainer_is_that_of_accelerate(
+    values: dict[str, Any], means: tuple[str | None, ...], tmp_path: Path
+) -> None:
+    fsdp = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2, "reshard_after_forward": False}}
+    recipe, _ = read(tmp_path, {"per_device_train_batch_size": 1, **fsdp, **values}, model="llama3.1-8b", gpus=8)
+    assert (recipe.engine, recipe.precision, recipe.wrap, recipe.reduce_dtype) == means
+    assert not recipe.reshard
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"fp16": True}, "fp16 under FSDP version 2 is not supported yet"),
+        ({"bf16": True, "optim": "adamw_bnb_8bit"}, "optimizer adamw-8bit under FSDP version 2 is not supported yet"),
+    ],
+)
+def test_what_fsdp_lacks_is_named(values: dict[str, Any], says: str, tmp_path: Path) -> None:
+    fsdp = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}}
+    with pytest.raises(UnsupportedError, match=says):
+        read(tmp_path, {"per_device_train_batch_size": 1, **fsdp, **values}, model="llama3.1-8b", gpus=8)

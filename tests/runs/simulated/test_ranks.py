@@ -1,5 +1,6 @@
 """Simulated ranks of FSDP2 and DDP, against two H200 (torch 2.11; tests/data/truth/h200x2-ranks.jsonl)."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.errors import UnsupportedError
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -21,6 +22,7 @@ from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 from tests.kernels.models import FAMILIES
+from tests.paths import RESULTS
 from tests.rank_truth import ROWS, name_of, recipe_of
 
 # docs/simulation.md quotes these
@@ -53,6 +55,28 @@ def test_a_simulated_rank_takes_what_the_gpu_took(row: Mapping[str, Any]) -> Non
         assert abs(simulated_bytes / measured_bytes - 1) <= PEAK_TOLERANCE
     assert abs(found.first_step_peak_bytes / row["peaks"][0] - 1) <= USED_PROCESS_FIRST_STEP_TOLERANCE
     assert abs(found.reserved_bytes / row["reserved"][STEPS - 1] - 1) <= RESERVED_TOLERANCE
+
+
+def measured_rows() -> list[Any]:
+    """The rows of benchmarks/ranks.py."""
+    lines = (RESULTS / "ranks-h200x2.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == "row"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", measured_rows(), ids=lambda row: f"{row['recipe']['engine']}-{row['recipe']['model']}")
+def test_a_simulated_rank_takes_what_its_benchmark_took(row: Mapping[str, Any]) -> None:
+    recipe = TrainingRecipe.from_json(row["recipe"])
+    try:
+        found = simulate_step(recipe, record=False)
+    except RecipeError as error:
+        pytest.skip(str(error))
+    for rank, outcome in found.ranks.items():
+        measured = row["ranks"][rank]
+        steady = STEPS - 1 if recipe.engine == "ddp" else 1
+        assert abs(outcome.peak_bytes / measured["peaks"][steady] - 1) <= PEAK_TOLERANCE
+        assert abs(outcome.first_step_peak_bytes / measured["peaks"][0] - 1) <= PEAK_TOLERANCE
+        assert abs(outcome.reserved_bytes / measured["reserved"][steady] - 1) <= RESERVED_TOLERANCE
 
 
 def tiny(**options: Any) -> TrainingRecipe:
