@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
@@ -67,6 +68,7 @@ class Keepers:
         # by surroundings and size, and by surroundings
         self._borrowed: dict[int, Keeper] = {}
         self._borrowed_at: dict[int, frozenset[Keeper]] = {}
+        self._borrowed_in_detail: dict[int, Keeper] = {}
 
     def of(self, blocks: Int64s, moment: int) -> list[Keeper]:
         """What keeps each block at a moment, if forward or its recomputation allocated it; not known for others."""
@@ -89,6 +91,8 @@ class Keepers:
         # in backward, some of the nodes may have run already, and the last one certainly has not
         if noted.name and found.name in ("", PYTHON):
             return noted
+        if not found.name and freed_by >= 0 and self._is_nameless[freed_by]:
+            return self._of_detailed_steps(block)
         kept = found if found.name else self._of_earlier_steps(block)
         return kept._replace(operation=noted.operation)
 
@@ -167,6 +171,16 @@ class Keepers:
             self._borrowed[kind] = next(iter(found)) if len(found) == 1 else NOT_KNOWN
         return self._borrowed[kind]
 
+    def _of_detailed_steps(self, block: int) -> Keeper:
+        """The keeper of blocks like this one in the steps in which stamps name nodes, if they agree."""
+        kind = int(self._places_and_sizes[block])
+        if kind not in self._borrowed_in_detail:
+            alike = self._released_by_size.newest(kind)
+            known = [self._noted(each) for each in alike]
+            found = frozenset(each for each in known if each.name) or self._releasers(alike)
+            self._borrowed_in_detail[kind] = next(iter(found)) if len(found) == 1 else NOT_KNOWN
+        return self._borrowed_in_detail[kind]
+
     def _releasers_at(self, place: int) -> frozenset[Keeper]:
         if place not in self._borrowed_at:
             self._borrowed_at[place] = self._releasers(self._released_by_place.newest(place))
@@ -194,11 +208,14 @@ class Keepers:
         """The blocks of steps whose backward has ended, and that are freed."""
         replayed = self._replayed
         known = (replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end)
-        # of most steps, our recorders stamp the module that backward runs, but not the node
-        nameless = [_is_nameless(stamp) for stamp in self._phases.stamps]
-        shows_nothing = np.append(np.array(nameless, dtype=bool)[self._phases.stamp_of], False)
-        found: Int64s = np.flatnonzero(known & ~shows_nothing[replayed.freed_by])
+        found: Int64s = np.flatnonzero(known & ~np.append(self._is_nameless, False)[replayed.freed_by])
         return found
+
+    @cached_property
+    def _is_nameless(self) -> npt.NDArray[np.bool_]:
+        """Whether the stamp of each event is of backward without a node: most steps have only those of modules."""
+        nameless = [_is_nameless(stamp) for stamp in self._phases.stamps]
+        return np.array(nameless, dtype=bool)[self._phases.stamp_of]
 
     @cached_property
     def _last_backward_end(self) -> int:

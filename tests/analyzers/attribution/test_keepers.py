@@ -12,7 +12,7 @@ from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze, expl
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.roles import Role
 from ligerprof.snapshots.reader import Snapshot
-from tests.paths import RECORDINGS
+from tests.paths import DATA, RECORDINGS
 from tests.recorded import analysis, report
 
 MIB = 2**20
@@ -258,3 +258,19 @@ def test_block_that_its_own_backward_did_not_release_is_not_kept_for_backward() 
     leaked = steps(SILU).allocate(0)
     leaked.allocate(1, IN_BACKWARD).free(1, SILU).allocate(8, IN_OPTIMIZER).allocate(9, IN_OPTIMIZER)
     assert set(leaked.kept_by()) == {("", "")}
+
+
+def test_a_step_without_names_of_nodes_shows_what_the_detailed_steps_show() -> None:
+    # `ligerprof.record` on an H100, torch 2.11: three steps of the model in tests/runs/recording/test_saved.py
+    detailed, later = (explain(DATA / "recorder" / "three-steps.pickle.xz", step=step) for step in (2, 3))
+
+    assert later.roles == detailed.roles
+    assert [shown(block) for block in later.blocks] == [shown(block) for block in detailed.blocks]
+    # in backward, some of the nodes of the detailed step have run already
+    kept = [(before.kept_by, after.kept_by) for before, after in zip(detailed.blocks, later.blocks, strict=True)]
+    assert all(before in after for before, after in kept)
+    assert ("SiluBackward0", "MulBackward0, SiluBackward0") in kept
+
+
+def shown(block: BlockGroup) -> tuple[Any, ...]:
+    return block.role, block.module, block.layer, block.size_bytes, block.operation, block.kept_in
