@@ -32,6 +32,8 @@ from ligerprof.recipe.training import TrainingRecipe
 
 Options = dict[str, Any]
 STEPS = 3
+# cuBLAS's workspaces, which are cleared last
+LEFT_BYTES = 2**27
 LLAMA: Options = {"model": "llama3.2-1b", "batch": 2}
 QWEN: Options = {"model": "qwen3-0.6b", "batch": 4}
 GEMMA: Options = {"model": "gemma2-2b", "batch": 1, "attention": "eager"}
@@ -209,11 +211,14 @@ class Rank:
         """Give all memory back, cuBLAS's workspaces included."""
         import torch
 
-        # the first collection lets go of DDP's reducer, whose buckets the next one frees
-        for _ in range(3):
-            gc.collect()
+        gc.collect()
         if self.on_gpu:
             torch.cuda.synchronize()
+            # NCCL's watchdog lets go of the tensors of finished collectives, such as DDP's buckets, a moment later
+            deadline = time.monotonic() + 3
+            while torch.cuda.memory_allocated() > LEFT_BYTES and time.monotonic() < deadline:
+                time.sleep(0.1)
+                gc.collect()
             internals: Any = torch._C
             internals._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
@@ -439,7 +444,10 @@ def compared(row: dict[str, Any], simulate: bool) -> dict[str, Any]:
     steady = recipe.warmup
     worst = max(row["ranks"], key=lambda each: each["peaks"][steady])
     figures: dict[str, Any] = {"first": worst["peaks"][0], "second": worst["peaks"][1]}
-    figures |= {"steady": worst["peaks"][steady], "reserved": worst["reserved"][steady]}
+    figures["steady"] = worst["peaks"][steady]
+    # segments of the row before count as reserved
+    if not worst["base_bytes"]:
+        figures["reserved"] = worst["reserved"][steady]
     found: dict[str, Any] = {"recipe": described(recipe), "measured": figures}
     try:
         estimated = estimate(recipe)
@@ -471,13 +479,13 @@ def compare(results: Path, simulate: bool) -> None:
         found = compared(row, simulate)
         measured = found["measured"]
         cells = [found["recipe"], str(row["recipe"]["gpus"])]
-        cells += [f"{measured[key] / 2**20:,.1f}" for key in ("steady", "reserved")]
+        cells += [f"{measured[key] / 2**20:,.1f}" if key in measured else "" for key in ("steady", "reserved")]
         for predicted in predictions:
             figures = found[predicted]
             if isinstance(figures, str):
                 cells.append(figures)
                 continue
-            ratios = {key: value / measured[key] - 1 for key, value in figures.items()}
+            ratios = {key: value / measured[key] - 1 for key, value in figures.items() if key in measured}
             for key, ratio in ratios.items():
                 errors.setdefault(f"{predicted} {key}", []).append(abs(ratio))
             cells.append(", ".join(f"{key} {100 * ratio:+.3f} %" for key, ratio in ratios.items()))

@@ -47,7 +47,8 @@ def test_measured_ranks_hold_what_the_figures_say() -> None:
     # a communicator stays for the rows after it
     kept_bytes = 0
     for row in ROWS:
-        if row["kind"] != "row":
+        # without the ledger where other processes ran on the GPUs
+        if row["kind"] != "row" or "outside" not in row["ranks"][0]:
             continue
         recipe = TrainingRecipe.from_json(row["recipe"])
         said_bytes = outside_bytes(recipe)
