@@ -1,14 +1,14 @@
-"""Read text, JSON and compressed data within size limits; write new files whole or not at all."""
+"""Read text, JSON and compressed data within size limits; write new files whole or not at all.
+
+Modules that only some files need are imported when one is read: together they take longer than small files.
+"""
 
 import errno
-import gzip
+import io
 import json
-import lzma
 import os
 import stat
 import sys
-import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -47,6 +47,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         OSError: not readable, or a pipe or device, which may never end.
     """
     if path == STANDARD_INPUT:
+        import tempfile
+
         with tempfile.TemporaryFile() as copy:
             _copy_standard_input(copy)
             yield copy
@@ -87,15 +89,22 @@ def unpacked(file: IO[bytes], allowed_bytes: Callable[[int], int], hint: str) ->
     start = file.read(len(_XZ))
     file.seek(0)
     if start.startswith(_GZIP):
+        import gzip
+
         return _chunks(gzip.GzipFile(fileobj=file), "gzip", file, allowed_bytes, hint)
     if start == _XZ:
+        import lzma
+
         return _chunks(lzma.LZMAFile(file), "xz", file, allowed_bytes, hint)
     return None
 
 
 def _chunks(
-    stream: gzip.GzipFile | lzma.LZMAFile, kind: str, file: IO[bytes], allowed_bytes: Callable[[int], int], hint: str
+    stream: io.BufferedIOBase, kind: str, file: IO[bytes], allowed_bytes: Callable[[int], int], hint: str
 ) -> Iterator[bytes]:
+    import lzma
+    import zlib
+
     packed_bytes = os.fstat(file.fileno()).st_size
     most_bytes, seen_bytes = allowed_bytes(packed_bytes), 0
     try:

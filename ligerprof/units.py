@@ -1,7 +1,6 @@
 """Convert bytes to text and back; the only module that formats MiB and GiB."""
 
 import re
-from fractions import Fraction
 
 from ligerprof.errors import RecipeError
 
@@ -47,6 +46,8 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
+    from fractions import Fraction
+
     # Fraction is exact: 2.3 * 10**9 is one byte short in floating point
     size_bytes = int(Fraction(match.group(1)) * factor) if match and factor else None
     if size_bytes is None or size_bytes <= 0:

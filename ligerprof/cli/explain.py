@@ -9,7 +9,6 @@ import click
 
 from ligerprof.analyzers.attribution.user_rules import read_rules
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.analyzers.explain.ranks import explain_ranks
 from ligerprof.cli.common_options import (
     INPUT,
     force_option,
@@ -22,9 +21,7 @@ from ligerprof.cli.common_options import (
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.reports.markdown import peak_markdown
 from ligerprof.reports.peak import render_peak
-from ligerprof.reports.ranks import render_ranks
 from ligerprof.roles import View
 from ligerprof.runs.directory import recorded_ranks
 from ligerprof.snapshots import SNAPSHOT_NAME
@@ -82,6 +79,9 @@ def command(  # noqa: PLR0913 - one argument per option
     if sources:
         if html_path is not None or stacks or as_markdown or by is not View.ROLE:
             raise click.UsageError("--html, --stacks, --format and --by need one rank: give its file.")
+        from ligerprof.analyzers.explain.ranks import explain_ranks
+        from ligerprof.reports.ranks import render_ranks
+
         ranks = explain_ranks(sources, device_index=device_index, rules=rules)
         show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
         _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
@@ -96,6 +96,8 @@ def command(  # noqa: PLR0913 - one argument per option
         say(f"wrote {html_path}")
     report = analysis.peak
     if as_markdown and not as_json:
+        from ligerprof.reports.markdown import peak_markdown
+
         click.echo(peak_markdown(report, top=top))
     else:
         show(report.to_json, lambda: render_peak(report, by=by, top=top), as_json=as_json)

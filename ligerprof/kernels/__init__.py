@@ -1,17 +1,18 @@
 """Fused kernels, pluggable.
 
 `ligerprof.kernels.apply(model, "flce,rms")` puts them into a model; torch is imported only when it is called.
+Each name is loaded on first use.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from ligerprof.kernels.registry import find_kernel, list_kernels, load_registry
-from ligerprof.kernels.selection import select_kernels
-from ligerprof.kernels.slots import KERNEL_NAMES
-from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 
 if TYPE_CHECKING:
     from ligerprof.kernels.patching.apply import Patch, apply
+    from ligerprof.kernels.registry import find_kernel, list_kernels, load_registry
+    from ligerprof.kernels.selection import select_kernels
+    from ligerprof.kernels.slots import KERNEL_NAMES
+    from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 
 __all__ = [
     "KERNEL_NAMES",
@@ -26,10 +27,21 @@ __all__ = [
     "select_kernels",
 ]
 
+_HOMES = {
+    "KERNEL_NAMES": "slots",
+    "KernelMemory": "spec",
+    "KernelShape": "spec",
+    "KernelSpec": "spec",
+    "Patch": "patching.apply",
+    "apply": "patching.apply",
+    "find_kernel": "registry",
+    "list_kernels": "registry",
+    "load_registry": "registry",
+    "select_kernels": "selection",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Patch", "apply"):
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ligerprof.kernels.patching import apply as patching
-
-    return getattr(patching, name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

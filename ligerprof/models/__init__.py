@@ -1,10 +1,17 @@
-"""The models that can be trained: architectures, the catalog of published models, and specs made from configs."""
+"""The models that can be trained: architectures, the catalog of published models, and specs made from configs.
 
-from ligerprof.models.architectures import ARCHITECTURES
-from ligerprof.models.catalog import CATALOG, CONFIGS, DEFAULT_MODEL, CatalogModel
-from ligerprof.models.from_config import spec_from_config
-from ligerprof.models.names import load_model
-from ligerprof.models.spec import ModelSpec, ParameterShape
+Each name is loaded on first use: who only reads recordings needs no catalog.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ligerprof.models.architectures import ARCHITECTURES
+    from ligerprof.models.catalog import CATALOG, CONFIGS, DEFAULT_MODEL, CatalogModel
+    from ligerprof.models.from_config import spec_from_config
+    from ligerprof.models.names import load_model
+    from ligerprof.models.spec import ModelSpec, ParameterShape
 
 __all__ = [
     "ARCHITECTURES",
@@ -17,3 +24,21 @@ __all__ = [
     "load_model",
     "spec_from_config",
 ]
+
+_HOMES = {
+    "ARCHITECTURES": "architectures",
+    "CATALOG": "catalog",
+    "CONFIGS": "catalog",
+    "DEFAULT_MODEL": "catalog",
+    "CatalogModel": "catalog",
+    "ModelSpec": "spec",
+    "ParameterShape": "spec",
+    "load_model": "names",
+    "spec_from_config": "from_config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -31,15 +31,21 @@ def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64s, I
     return first, kind.reshape(-1)
 
 
+def distinct(numbers: Int64s) -> Int64s:
+    """The distinct numbers in ascending order; np.unique would first import numpy's masked arrays for this."""
+    ordered = np.sort(numbers)
+    found: Int64s = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return found
+
+
 def numbered(numbers: Int64s) -> tuple[Int64s, Int64s]:
     """The distinct numbers in ascending order, and the index of each number among them.
 
     Faster than np.unique if there are few distinct ones: numpy sorts numbers faster than their indices.
     """
-    ordered = np.sort(numbers)
-    distinct = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
-    index: Int64s = np.searchsorted(distinct, numbers)
-    return distinct, index
+    found = distinct(numbers)
+    index: Int64s = np.searchsorted(found, numbers)
+    return found, index
 
 
 def number_pairs(firsts: Int64s, seconds: Int64s) -> Int64s:

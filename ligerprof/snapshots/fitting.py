@@ -25,6 +25,9 @@ from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES, SMALL_REQUES
 Flags = npt.NDArray[np.bool_]
 
 _CYCLE = 3
+# one in so many addresses is enough to find events that do not fit
+_FEW_SHARE = 64
+_ODD_NUMBER = 0x9E3779B97F4A7C15
 # more overlaps of blocks and addresses than this, per block, take as long as replaying event by event
 _MOST_CELLS = 16
 
@@ -133,12 +136,15 @@ class _Events:
 
     @classmethod
     def of(cls, columns: EventColumns, final: FinalSegments) -> "_Events | None":
-        times = np.flatnonzero(columns.actions <= FREE_COMPLETED)
-        times = times[np.argsort(columns.addresses[times], kind="stable")]
+        moves = columns.actions <= FREE_COMPLETED
+        # where the events do not fit, those of a few addresses show it in less time
+        if _by_address(columns, moves & _are_few(columns.addresses)) is None:
+            return None
+        times = _by_address(columns, moves)
+        if times is None or not len(times):
+            return None
         addresses, actions = columns.addresses[times], columns.actions[times]
         again = addresses[1:] == addresses[:-1]
-        if not len(times) or (again & (actions[1:] != (actions[:-1] + 1) % _CYCLE)).any():
-            return None
         first = np.flatnonzero(np.append(True, ~again))
         last = np.append(first[1:], len(times)) - 1
         at_end = final.addresses[final.held_by_address]
@@ -161,6 +167,21 @@ class _Events:
             older=len(older),
             starts=np.append(True, addresses[1:] != addresses[:-1]),
         )
+
+
+def _by_address(columns: EventColumns, chosen: Flags) -> Int64s | None:
+    """The chosen events by address, then by time; None if those of an address are not in turns."""
+    times = np.flatnonzero(chosen)
+    times = times[np.argsort(columns.addresses[times], kind="stable")]
+    addresses, actions = columns.addresses[times], columns.actions[times]
+    again = addresses[1:] == addresses[:-1]
+    return None if (again & (actions[1:] != (actions[:-1] + 1) % _CYCLE)).any() else times
+
+
+def _are_few(addresses: Int64s) -> Flags:
+    """Whether each address is one of a small share, drawn by its bits."""
+    mixed = addresses.view(np.uint64) * np.uint64(_ODD_NUMBER)
+    return mixed < np.uint64(2**64 // _FEW_SHARE)
 
 
 class _Blocks:

@@ -50,8 +50,13 @@ def find_repetition(columns: EventColumns) -> Repetition | None:
     if len(columns.actions) < _LEAST_EVENTS:
         return None
     middle = len(columns.actions) // 2
-    found = [_around(columns, period, middle) for period in _periods(columns, middle)]
-    return max(filter(None, found), key=lambda one: one.period * one.count, default=None)
+    found: list[Repetition] = []
+    for period in _periods(columns, middle):
+        # several periods repeat where one does
+        if not any(period % one.period == 0 for one in found):
+            around = _around(columns, period, middle)
+            found += [] if around is None else [around]
+    return max(found, key=lambda one: one.period * one.count, default=None)
 
 
 def _periods(columns: EventColumns, middle: int) -> list[int]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.events import (
     ACTIONS,
     ALLOC,
@@ -282,8 +283,8 @@ class _Run:
 
     def _round_requests(self) -> dict[int, tuple[int, int]]:
         """For each requested size, the block's bytes and the smallest remainder that is split off it."""
-        requested = self.columns.sizes[self.columns.actions == ALLOC]
-        rounded = {size: self.rules.round_request(size) for size in set(requested.tolist())}
+        requested = distinct(self.columns.sizes[self.columns.actions == ALLOC])
+        rounded = {size: self.rules.round_request(size) for size in requested.tolist()}
         return {size: (block_bytes, self.rules.smallest_rest(block_bytes)) for size, block_bytes in rounded.items()}
 
     def ends_in(self, final: DeviceState) -> bool:

@@ -9,6 +9,7 @@ from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.analyzers.attribution.shapes import Shape, shapes_of
 from ligerprof.roles import Phase
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -70,8 +71,8 @@ class CompiledPasses:
             losses: blocks of a library's loss for language models.
         """
         largest = np.array(list(self._largest_blocks()), dtype=np.int64)
-        gradients = np.unique(self._sizes[self._backward])
-        of_loss = np.unique(self._sizes[self._backward[losses[self._backward]]])
+        gradients = distinct(self._sizes[self._backward])
+        of_loss = distinct(self._sizes[self._backward[losses[self._backward]]])
         shape = None if len(of_loss) else self._shape(largest)
         row_bytes = 2 * shape.words if shape else 0
         sizes: set[int] = set()
@@ -105,7 +106,7 @@ class CompiledPasses:
         sizes = self._sizes[backward]
         return (
             shape.hidden_bytes in self._weights
-            and len(_near(int(self._sizes[head]), np.unique(sizes))) > 0
+            and len(_near(int(self._sizes[head]), distinct(sizes))) > 0
             and int(((sizes == table_bytes) | (sizes == 2 * table_bytes)).sum()) >= _FEWEST_GRADIENTS
             and self._has_indices(shape.tokens, head)
         )

@@ -264,7 +264,9 @@ class FeatureExtractor:
         """
         first: dict[tuple[int, bool], int] = {}
         backward = phase_code(Phase.BACKWARD)
-        sized = np.flatnonzero(np.isin(self._sizes, list(_WORKSPACE_SIZES)) & (self._replayed.freed_by < 0))
+        sizes, size_of = self._call_sites.sizes
+        is_sized = np.isin(sizes, list(_WORKSPACE_SIZES))[size_of]
+        sized = np.flatnonzero(is_sized & (self._replayed.freed_by < 0))
         older = sized[sized < len(self._replayed.older_blocks)]
         phases, indices, counts = np.unique(self._codes[older], return_index=True, return_counts=True)
         for phase, index in zip(phases[counts == 1].tolist(), indices[counts == 1].tolist(), strict=True):

@@ -57,7 +57,9 @@ def _trains(replayed: Replay, call_sites: CallSites, phases: EventPhases, codes:
     """Whether each block was allocated in a span of which backward frees a block, or at a site of such a span."""
     freed_in = np.where(replayed.freed_by < 0, phase_code(None), phases.codes_of(replayed.freed_by))
     saved = (codes == phase_code(Phase.FORWARD)) & (freed_in == phase_code(Phase.BACKWARD))
-    in_span = np.isin(spans, np.unique(spans[saved]))
+    is_saved_in = np.zeros(phases.last_span + 2, dtype=bool)
+    is_saved_in[spans[saved]] = True
+    in_span = is_saved_in[spans]
     in_site = np.zeros(len(call_sites.sites), dtype=bool)
     in_site[call_sites.site_of[in_span & (codes == phase_code(Phase.FORWARD))]] = True
     trains: Mask = in_span | in_site[call_sites.site_of]

@@ -33,6 +33,14 @@ def phase_of_code(code: int) -> Phase | None:
     return None if code == _UNKNOWN else _PHASES[code]
 
 
+def are_codes_of(codes: Int64s, *phases: Phase | None) -> npt.NDArray[np.bool_]:
+    """Whether each code is that of one of some phases."""
+    # the last entry is that of an unknown phase
+    chosen = np.zeros(len(_PHASES) + 1, dtype=bool)
+    chosen[[phase_code(phase) for phase in phases]] = True
+    return chosen[codes]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventPhases:
     """The phase of each event, and the spans of consecutive events in one phase of one step.
@@ -75,6 +83,10 @@ class EventPhases:
         """Phase codes of several events; -1 before the recording or if unknown."""
         return _at(self.codes, events)
 
+    def shown_of(self, events: Int64s) -> Int64s:
+        """Phase codes of several events in reports; -1 before the recording or if unknown."""
+        return _at(self.shown, events)
+
     def are_in(self, phase: Phase) -> npt.NDArray[np.bool_]:
         """Whether each event is in a phase."""
         return np.asarray(self.codes == _CODES[phase])
@@ -106,6 +118,12 @@ class EventPhases:
             return [events, events + 1]
         starts = self.optimizer_starts
         return [events, events + 1, starts if step is None else starts[np.append(0, self.steps)[starts] == step]]
+
+    @property
+    def span_starts(self) -> Int64s:
+        """The first event of each span."""
+        starts: Int64s = np.searchsorted(self.spans, np.arange(self.last_span + 1))
+        return starts[: len(self.spans)]
 
     @property
     def last_span(self) -> int:
@@ -234,8 +252,11 @@ def _annotated_phase(name: str) -> Phase:
 
 def _filled_forward(codes: Int64s) -> Int64s:
     """Replace each unknown entry by the last known one before it."""
-    known = np.where(codes == _UNKNOWN, 0, np.arange(len(codes)))
-    return codes[np.maximum.accumulate(known)] if len(codes) else codes
+    known = np.flatnonzero(codes != _UNKNOWN)
+    if not len(known) or len(known) == len(codes):
+        return codes.copy()
+    lengths = np.diff(known, append=len(codes))
+    return np.append(codes[: known[0]], np.repeat(codes[known], lengths))
 
 
 def _join_loss(codes: Int64s, replayed: Replay, call_sites: CallSites) -> Int64s:
@@ -267,9 +288,11 @@ def _join_loss(codes: Int64s, replayed: Replay, call_sites: CallSites) -> Int64s
     allocated, sites = replayed.allocated_by[within], _innermost_calls(call_sites)[call_sites.site_of[within]]
     in_loss = (codes[allocated] == outside) & (joined[allocated] == forward)
     before_pass = (codes[allocated] == outside) & ~follows_pass[allocated]
-    of_loss = np.setdiff1d(sites[in_loss], sites[before_pass])
+    of_loss = np.zeros(len(call_sites.sites), dtype=bool)
+    of_loss[sites[in_loss]] = True
+    of_loss[sites[before_pass]] = False
     ends = np.zeros(len(codes), dtype=bool)
-    ends[allocated[np.isin(sites, of_loss)]] = True
+    ends[allocated[of_loss[sites]]] = True
     # the rest of such a run may load the next batch
     until_end = np.logical_or.accumulate
     for start, stop in itertools.pairwise(bounds):

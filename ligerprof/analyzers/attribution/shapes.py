@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.trace import Int64s
 
 # bytes of a number of the table, of the looked-up tokens, and of the head's output
@@ -31,7 +32,7 @@ def shapes_of(output_bytes: int, tables: Int64s, looked_up: Int64s, *, padding: 
     Args:
         padding: rows of the output may be padded to a multiple of this many numbers.
     """
-    tables, looked_up = (np.unique(sizes)[-_MOST_SIZES:, None] for sizes in (tables, looked_up))
+    tables, looked_up = (distinct(sizes)[-_MOST_SIZES:, None] for sizes in (tables, looked_up))
     table, found = tables[:, None] // _WIDTHS[:, 0], looked_up[None] // _WIDTHS[:, 1]
     scores = np.maximum(output_bytes // _WIDTHS[:, 2], 1)
     hidden = np.rint(np.sqrt(table / scores * found)).astype(np.int64)

@@ -9,11 +9,12 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.compiled import CompiledPasses
-from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
 from ligerprof.analyzers.attribution.shapes import shapes_of
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.models.module_names import is_head, is_token_embedding
 from ligerprof.roles import Phase
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -153,11 +154,11 @@ class Vocabulary:
     def _heads_by_sizes(self, outputs: Int64s, losses: Int64s, tables: Int64s) -> Int64s | None:
         """The outputs [T, V] of a pass that looked T tokens up in a table of V rows; None if there are none."""
         looked_up = self._outputs(_is_look_up)
-        loss_sizes = np.unique(self._sizes[losses])
+        loss_sizes = distinct(self._sizes[losses])
         for span in islice(dict.fromkeys(self._spans[looked_up].tolist()), _PASSES_TO_SEARCH):
             tokens = self._sizes[looked_up[self._spans[looked_up] == span]]
             in_span = outputs[self._spans[outputs] == span]
-            for size in np.unique(self._sizes[in_span])[::-1][:_SIZES_TO_SEARCH].tolist():
+            for size in distinct(self._sizes[in_span])[::-1][:_SIZES_TO_SEARCH].tolist():
                 found = shapes_of(size, tables, tokens)
                 rows = [2 * shape.words for shape in found if self._is_weight(shape.hidden_bytes)]
                 rows = [row for row in rows if not len(losses) or (loss_sizes[loss_sizes >= row] % row == 0).any()]
@@ -195,14 +196,14 @@ class Vocabulary:
             calls = np.flatnonzero(np.diff(self._calls[backward], prepend=-1))
             constructed = np.append(constructed, np.maximum.reduceat(self._sizes[backward], calls))
         if len(constructed):
-            return np.unique(constructed)
+            return distinct(constructed)
         sizes, counts = np.unique(self._weights, return_counts=True)
         return sizes[counts <= _MOST_TABLES]
 
     @cached_property
     def _weights(self) -> Int64s:
         """Sizes of weights, and of blocks older than the recording, which may be weights."""
-        weights: Int64s = self._sizes[np.isin(self._codes, (phase_code(Phase.BUILD), phase_code(None)))]
+        weights: Int64s = self._sizes[are_codes_of(self._codes, Phase.BUILD, None)]
         return weights
 
     def _is_weight(self, size: int) -> bool:
@@ -219,8 +220,7 @@ class Vocabulary:
         is_chosen = np.array([chosen(site) for site in self._sites], dtype=bool)
         if not is_chosen.any():
             return _NO_BLOCKS
-        in_phases = np.isin(self._codes, [phase_code(phase) for phase in phases])
-        return np.flatnonzero(is_chosen[self._site_of] & in_phases).astype(np.int64)
+        return np.flatnonzero(is_chosen[self._site_of] & are_codes_of(self._codes, *phases)).astype(np.int64)
 
 
 def _is_loss(site: CallSite) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,14 +21,16 @@ from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
 from ligerprof.analyzers.suggestions.replayed_change import Window
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.recipe.saved import read_run_recipe
-from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import REPORTED_PHASES, STEP_PHASES, Phase, Role
 from ligerprof.snapshots.collector import collector_paused
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import Replay, replay
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from ligerprof.recipe.training import TrainingRecipe
 
 # fewer steps that add memory may still fill caches
 _LEAST_STEPS = 3
@@ -49,7 +52,7 @@ class SnapshotAnalysis:
         step: int | None,
         stacks: bool,
         notes: Sequence[str],
-        recipe: TrainingRecipe | None = None,
+        recipe: "TrainingRecipe | None" = None,
     ) -> None:
         self.replayed = replayed
         self.attribution = attribution
@@ -182,7 +185,7 @@ class SnapshotAnalysis:
         if not phases.stamped:
             raise SnapshotFormatError(f"{source}: the events have no steps. `ligerprof step` records them.")
         moments = [each for phase in STEP_PHASES for each in phases.moments_of(phase, self._step)]
-        window = np.unique(np.concatenate(moments))
+        window = distinct(np.concatenate(moments))
         if not len(window):
             raise SnapshotFormatError(f"{source}: no event of step {self._step}. Record that step.")
         return window
@@ -230,7 +233,7 @@ def analyze(
     step: int | None = None,
     rules: Sequence[UserRule] = (),
     stacks: bool = False,
-    recipe: TrainingRecipe | None = None,
+    recipe: "TrainingRecipe | None" = None,
 ) -> SnapshotAnalysis:
     """Replay and attribute one device of a snapshot.
 
@@ -247,7 +250,9 @@ def analyze(
     """
     with collector_paused():
         snapshot = source if isinstance(source, Snapshot) else read_snapshot(source)
-        if recipe is None and not isinstance(source, Snapshot):
+        if recipe is None and not isinstance(source, Snapshot) and Path(source).is_dir():
+            from ligerprof.recipe.saved import read_run_recipe
+
             recipe = read_run_recipe(Path(source))
         replayed, notes = _choose_device(snapshot, device_index)
         attribution = Attribution(replayed, snapshot.annotations, rules, snapshot.saved_tensors)

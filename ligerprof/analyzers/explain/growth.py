@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median_low
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,7 +144,7 @@ def _steady_rises(sizes: Int64s, counts: Int64s, least_steps: int) -> _Rises | N
     if len(steps) < least_steps or (by_bytes < 0).any():
         return None
     gaps = np.diff(steps).tolist() or [1]
-    usual = median_low(gaps)
+    usual = _median_low(gaps)
     if len(by_bytes) - steps[-1] > usual or max(gaps) > 2 * usual or (usual > 1 and len(gaps) == 1):
         return None
     added = by_blocks[steps].tolist()
@@ -153,7 +152,12 @@ def _steady_rises(sizes: Int64s, counts: Int64s, least_steps: int) -> _Rises | N
     # two steps alone are evidence only if they agree
     if times < (_STEADY_SHARE * len(added) if len(added) > 2 else len(added)):
         return None
-    return _Rises(steps=len(steps), size_bytes=median_low(by_bytes[steps].tolist()), blocks=int(blocks))
+    return _Rises(steps=len(steps), size_bytes=_median_low(by_bytes[steps].tolist()), blocks=int(blocks))
+
+
+def _median_low(numbers: Sequence[int]) -> int:
+    """The middle number, or the lower one of two in the middle; importing `statistics` takes longer than a report."""
+    return sorted(numbers)[(len(numbers) - 1) // 2]
 
 
 def _growth(attribution: Attribution, owners: Sequence[Owner], rises: _Rises) -> Growth:

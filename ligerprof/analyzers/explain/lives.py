@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -39,5 +40,5 @@ def list_lives(replayed: Replay, moments: Sequence[int], *, most: int = MOST_LIS
     for moment in moments:
         live = replayed.live_at(moment)
         chosen.append(live[np.argsort(-sizes[live], kind="stable")[:_MOST_AT_A_MOMENT]])
-    blocks = np.unique(np.concatenate(chosen)).astype(np.int64)
+    blocks = distinct(np.concatenate(chosen)).astype(np.int64)
     return BlockLives(blocks=blocks, least_bytes=least_bytes)

@@ -90,5 +90,5 @@ def _spans(phases: EventPhases) -> tuple[Int64s, Int64s]:
     spans = phases.spans
     if not len(spans):
         return spans, spans
-    starts = np.flatnonzero(np.append(True, np.diff(spans) != 0)).astype(np.int64)
+    starts = phases.span_starts
     return starts, np.append(starts[1:], len(spans))

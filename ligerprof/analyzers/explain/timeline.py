@@ -9,6 +9,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_of_code
 from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -126,7 +127,7 @@ def _columns(replayed: Replay, marks: set[int], columns: int) -> tuple[Int64s, I
     for mark in marks:
         near = np.arange(max(0, mark - _EVENTS_AROUND_MARKS), min(count, mark + _EVENTS_AROUND_MARKS + 1))
         stretches.append(near.astype(np.int64))
-    starts: Int64s = np.unique(np.concatenate(stretches))
+    starts: Int64s = distinct(np.concatenate(stretches))
     if len(starts) == count:
         return starts, starts
     allocated = replayed.allocated_bytes
@@ -142,7 +143,7 @@ def _times(replayed: Replay, starts: Int64s) -> Int64s | None:
 
 def _bytes_by_role(replayed: Replay, moments: Int64s, role_codes: Int64s) -> dict[Role, Int64s]:
     held: dict[Role, Int64s] = {}
-    for code in sorted(set(np.unique(role_codes).tolist()) - {_ROLES.index(Role.ALLOCATOR_ROUNDING)}):
+    for code in sorted(set(distinct(role_codes).tolist()) - {_ROLES.index(Role.ALLOCATOR_ROUNDING)}):
         blocks = np.flatnonzero(role_codes == code)
         held[_ROLES[code]] = held_bytes(replayed, blocks, replayed.requested_bytes[blocks])[moments]
     named = sum(held.values(), np.zeros(len(moments), dtype=np.int64))

@@ -98,7 +98,7 @@ class Case:
     @cached_property
     def evaluation(self) -> Int64s:
         """Blocks that an evaluation allocated, by the stamps of a recorder or the calls of a trainer."""
-        shown = np.append(self.attribution.phases.shown, phase_code(None))[self.replayed.allocated_by]
+        shown = self.attribution.phases.shown_of(self.replayed.allocated_by)
         stamped = np.flatnonzero(shown == phase_code(Phase.EVALUATION)).astype(np.int64)
         return np.union1d(stamped, self.blocks_from(EVALUATION)) if self.program.evaluates else stamped
 
@@ -130,7 +130,7 @@ class Case:
     def spans_of_phase(self, phase: Phase) -> list[tuple[int, int]]:
         """First event and end of each span of a phase."""
         phases = self.attribution.phases
-        starts = np.flatnonzero(np.append(True, np.diff(phases.spans) != 0)) if len(phases.spans) else phases.spans
+        starts = phases.span_starts
         ends = np.append(starts[1:], len(phases.spans))
         chosen = phases.codes[starts] == phase_code(phase)
         return list(zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True))

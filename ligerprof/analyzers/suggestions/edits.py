@@ -9,6 +9,7 @@ from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.placement import unsplit_after_shrinking
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.trace import Int64s
 
 BATCH_ROLES = (
@@ -53,7 +54,7 @@ def without_kept_outputs(case: Case) -> Edit | None:
     starts = np.array([start for start, _ in case.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
     place = np.searchsorted(starts, case.replayed.allocated_by[blocks], "right")
     # what only one pass leaves behind is a buffer
-    if len(np.unique(place)) < _LEAST_PASSES:
+    if len(distinct(place)) < _LEAST_PASSES:
         return None
     edit = case.edit()
     edit.end(blocks, np.append(starts, case.replayed.last_moment)[place] + 1)
@@ -105,7 +106,7 @@ def _ends_of_steps(case: Case) -> Int64s:
         spans = [span for span in spans if ((span[0] <= starts) & (starts <= span[1])).any()]
     elif not case.program.has_call(_STEP):
         return starts
-    return np.unique(np.append(starts, [end for _, end in spans])).astype(np.int64)
+    return distinct(np.append(starts, [end for _, end in spans])).astype(np.int64)
 
 
 def _last_before_forward(case: Case, steps: Int64s) -> Int64s:
@@ -222,7 +223,7 @@ def with_resharding(case: Case) -> Edit | None:
     blocks, place = blocks[known], place[known]
     events, stops = replayed.allocated_by[blocks], replayed.freed_by[blocks]
     follows = (place > 0) & (events >= passes.first[place - 1]) & (passes.span[place] == passes.span[place - 1])
-    of_layers = np.unique(case.sizes(blocks[follows]))
+    of_layers = distinct(case.sizes(blocks[follows]))
     # the root gathers its own weights before the first layer
     keeps = (stops > passes.backward_first[place]) & (passes.backward_last[place] >= 0)
     keeps &= follows | np.isin(case.sizes(blocks), of_layers)

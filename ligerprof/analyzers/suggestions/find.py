@@ -1,6 +1,7 @@
 """Compute every suggestion that applies to a recording, the cheapest first."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.ddp_buckets import peak_with_other_timing, with_other_timing
@@ -10,10 +11,11 @@ from ligerprof.analyzers.suggestions.row import Row
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost, Suggestion
 from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.errors import LigerprofError
-from ligerprof.recipe.flags import command_line
-from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from ligerprof.recipe.training import TrainingRecipe
 
 # a smaller share of the peak is not worth a change
 _LEAST_SHARE = 0.02
@@ -22,7 +24,7 @@ _VISIBLE_SHARE = 0.01
 _ON_TIMING = "The new peak is {} if DDP drops its first buckets before the second step; this differs from run to run"
 
 
-def find_suggestions(case: Case, recipe: TrainingRecipe | None = None) -> tuple[Suggestion, ...]:
+def find_suggestions(case: Case, recipe: "TrainingRecipe | None" = None) -> tuple[Suggestion, ...]:
     """The changes that lower the peak, by cost and then by bytes.
 
     Args:
@@ -45,7 +47,7 @@ def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:
     return None if edit is None else edit.allocated_bytes(case.request)
 
 
-def _evaluate(row: Row, case: Case, recipe: TrainingRecipe | None, before_bytes: int) -> Iterator[Suggestion]:
+def _evaluate(row: Row, case: Case, recipe: "TrainingRecipe | None", before_bytes: int) -> Iterator[Suggestion]:
     if not row.applies(case):
         return
     skipped = row.skips(case)
@@ -93,8 +95,10 @@ def _lets_pass(basis: Basis, case: Case, new_peak_bytes: int) -> bool | None:
     return fits if fits or basis is Basis.REPLAYED else None
 
 
-def _command(row: Row, recipe: TrainingRecipe) -> str | None:
+def _command(row: Row, recipe: "TrainingRecipe") -> str | None:
     """The whole command for the changed recipe, None if the row does not apply to it."""
+    from ligerprof.recipe.flags import command_line
+
     try:
         changed = row.recipe(recipe)
     except LigerprofError:
@@ -102,10 +106,12 @@ def _command(row: Row, recipe: TrainingRecipe) -> str | None:
     return None if changed is None else command_line("step", changed)
 
 
-def _can_be_typed(recipe: TrainingRecipe | None) -> bool:
+def _can_be_typed(recipe: "TrainingRecipe | None") -> bool:
     """Whether a command line can name the model of a recipe."""
     if recipe is None:
         return False
+    from ligerprof.recipe.training import TrainingRecipe
+
     try:
         return TrainingRecipe(model=recipe.spec.name).spec == recipe.spec
     except LigerprofError:

@@ -103,7 +103,7 @@ def _ends(replayed: Replay, phases: EventPhases, forward: Int64s, last_places: I
 
 def _next_backward(phases: EventPhases) -> Int64s:
     """The first span of backward after each span; past the last span if there is none."""
-    starts = np.flatnonzero(np.append(True, np.diff(phases.spans) != 0))
+    starts = phases.span_starts
     backward = np.flatnonzero(phases.codes[starts] == phase_code(Phase.BACKWARD))
     after = np.searchsorted(backward, np.arange(len(starts)), "right")
     found: Int64s = np.append(backward, phases.last_span + 2)[after]

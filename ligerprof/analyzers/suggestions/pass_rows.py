@@ -1,6 +1,7 @@
 """Suggestions for the passes of a program: its loss, attention, activations, batch, and the loop around them."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.checkpointing import with_checkpointing
@@ -19,8 +20,10 @@ from ligerprof.analyzers.suggestions.state_edits import with_saved_tensors_on_ho
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
 from ligerprof.kernels.providers.liger.model_types import LIGER_MODEL_TYPES
 from ligerprof.recipe.categories import Optimizer
-from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+
+if TYPE_CHECKING:
+    from ligerprof.recipe.training import TrainingRecipe
 
 _OFFLOADING = r":pack_to_cpu$|:pack_tensor$|/activation_offloading\.py:|offload_checkpoint"
 _OFFLOADING_TRAINERS = r"trl/trainer/(?:sft|dpo|kto|reward)_trainer\.py$"
@@ -50,12 +53,12 @@ def _can_offload_activations(case: Case) -> bool:
     return case.trains_model and not program.is_compiled and not program.has_call(_OFFLOADING)
 
 
-def _add_flce(recipe: TrainingRecipe) -> TrainingRecipe:
+def _add_flce(recipe: "TrainingRecipe") -> "TrainingRecipe":
     others = [name for name in recipe.kernels if name not in ("ce", "flce")]
     return dataclasses.replace(recipe, liger="+".join([*others, "flce"]))
 
 
-def _half_batch(recipe: TrainingRecipe) -> TrainingRecipe | None:
+def _half_batch(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
     if recipe.batch % 2:
         return None
     return dataclasses.replace(recipe, batch=recipe.batch // 2, grad_accum=2 * recipe.grad_accum)

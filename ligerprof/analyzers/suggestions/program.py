@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution
-from ligerprof.analyzers.attribution.phases import phase_code
+from ligerprof.analyzers.attribution.phases import are_codes_of
 from ligerprof.roles import STEP_PHASES
 from ligerprof.words import ExplainedWord
 
@@ -149,8 +149,8 @@ class Program:
 def read_program(attribution: Attribution) -> Program:
     """Read the program off the stacks of its forward and backward passes and optimizer steps, or off all stacks."""
     replayed, sites = attribution.replayed, attribution.call_sites
-    in_steps = np.isin(attribution.phases.codes_of(replayed.allocated_by), [phase_code(phase) for phase in STEP_PHASES])
-    chosen = np.unique(sites.site_of[in_steps]).tolist() or range(len(sites.sites))
+    in_steps = are_codes_of(attribution.phases.codes_of(replayed.allocated_by), *STEP_PHASES)
+    chosen = np.flatnonzero(np.bincount(sites.site_of[in_steps])).tolist() or range(len(sites.sites))
     calls = {call for site in chosen for call in sites.sites[site].stack.calls}
     return Program(
         files=frozenset(call.file for call in calls),

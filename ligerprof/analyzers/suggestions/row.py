@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
 from ligerprof.models.architectures import ARCHITECTURES
-from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+
+if TYPE_CHECKING:
+    from ligerprof.recipe.training import TrainingRecipe
 
 TRAINERS = (Framework.TRL, Framework.TRAINER)
 YAML = (Framework.AXOLOTL, Framework.LLAMA_FACTORY)
@@ -41,7 +44,7 @@ class Row:
     edit: Callable[[Case], Edit | None]
     how: Mapping[Framework, Lines]
     skips: Callable[[Case], tuple[Framework, ...]] = field(default=lambda _case: ())
-    recipe: Callable[[TrainingRecipe], TrainingRecipe | None] = field(default=lambda _recipe: None)
+    recipe: "Callable[[TrainingRecipe], TrainingRecipe | None]" = field(default=lambda _recipe: None)
     basis: Basis = Basis.REPLAYED
     keeps_buckets: bool = True
     condition: str = ""

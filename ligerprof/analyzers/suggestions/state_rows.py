@@ -1,6 +1,7 @@
 """Suggestions for weights and optimizer states: their precision, their place, and which of them train."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.program import Framework
@@ -15,8 +16,10 @@ from ligerprof.analyzers.suggestions.state_edits import (
 )
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
 from ligerprof.recipe.categories import Optimizer, Precision
-from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+
+if TYPE_CHECKING:
+    from ligerprof.recipe.training import TrainingRecipe
 
 _ADAM = r"torch/optim/adamw?\.py:\w+$"
 _LOW_BIT = r"(?:^|/)(?:bitsandbytes|torchao|galore_torch)/"
@@ -44,15 +47,15 @@ def _can_add_adapters(case: Case) -> bool:
     return case.trains_model and knows_model(case) and parameter_width(case) is not None
 
 
-def _bf16_weights(recipe: TrainingRecipe) -> TrainingRecipe | None:
+def _bf16_weights(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
     return dataclasses.replace(recipe, precision=Precision.BF16) if recipe.precision is Precision.AMP else None
 
 
-def _eight_bit(recipe: TrainingRecipe) -> TrainingRecipe:
+def _eight_bit(recipe: "TrainingRecipe") -> "TrainingRecipe":
     return dataclasses.replace(recipe, optimizer=Optimizer.ADAMW_8BIT)
 
 
-def _lora(recipe: TrainingRecipe) -> TrainingRecipe | None:
+def _lora(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
     return None if recipe.lora or recipe.qlora else dataclasses.replace(recipe, lora=LORA_RANK)
 
 
