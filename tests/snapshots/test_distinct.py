@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ligerprof.snapshots import distinct as module
-from ligerprof.snapshots.distinct import distinct_numbers, distinct_rows, number_pairs, numbered
+from ligerprof.snapshots.distinct import distinct, distinct_numbers, distinct_rows, number_pairs, numbered
 
 ROWS = st.lists(st.tuples(st.integers(-2, 2), st.booleans(), st.integers(0, 2**44)), min_size=1, max_size=40)
 
@@ -43,9 +43,9 @@ def test_indices_of_numbers(numbers: list[int]) -> None:
     column = np.array(numbers, dtype=np.int64)
     expected, expected_index = np.unique(column, return_inverse=True)
 
-    distinct, index = numbered(column)
+    found, index = numbered(column)
 
-    assert distinct.tolist() == expected.tolist()
+    assert found.tolist() == distinct(column).tolist() == expected.tolist()
     assert index.tolist() == expected_index.tolist()
 
 
