@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ligerprof.recipe.categories import Optimizer
+from ligerprof.recipe.categories import Engine, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.attention.selection import AttentionKernel
 
@@ -27,6 +27,11 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
     if attention_used:
         kernels = " and ".join(sorted(AttentionKernel(name).label for name in attention_used))
         yield f"scaled_dot_product_attention uses {kernels} kernel there."
+    if recipe.engine is Engine.DDP:
+        yield (
+            "DDP's reducer is C++ code that reads the memory of tensors, so its buckets are restated; NCCL is taken to"
+            " hold the first one until the second step's first reduction."
+        )
     if recipe.qlora is not None:
         yield (
             "4-bit weights are stand-ins with the storages of bitsandbytes 0.50 (NF4, double quantization); each"
