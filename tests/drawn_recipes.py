@@ -28,6 +28,8 @@ OPTIMIZERS = (
     "paged-adamw-8bit",
     "galore",
 )
+# of the recipes on several GPUs
+DDP_SHARE = 0.25
 # of the recipes without padding
 PACKED_SHARE = 0.3
 # the simulator covers NVIDIA GPUs only
@@ -133,3 +135,31 @@ def _draw_with_hf_loss(random: Random) -> TrainingRecipe:
     )
     packs = recipe.padding == 0 and random.random() < PACKED_SHARE
     return dataclasses.replace(recipe, packing=True) if packs else recipe
+
+
+def draw_rank_recipe(random: Random) -> TrainingRecipe:
+    """The same on several GPUs, under FSDP2 or DDP.
+
+    Raises:
+        RecipeError: the drawn options do not go together.
+    """
+    drawn = draw_recipe(random)
+    recipe = dataclasses.replace(drawn, loss="hf") if drawn.loss.is_chunked else drawn
+    options: dict[str, Any] = {"gpus": random.choice((1, 2, 3, 4, 8, 64)), "clip": random.choice((None, None, 1.0))}
+    options["grad_sync"] = random.choice(("last", "last", "every"))
+    if random.random() < DDP_SHARE:
+        return dataclasses.replace(recipe, **options, engine="ddp", bucket_view=random.random() < 0.5)
+    precision = random.choice(("mixed", "mixed", recipe.precision))
+    return dataclasses.replace(
+        recipe,
+        **options,
+        engine="fsdp2",
+        precision="amp" if recipe.precision == "amp-fp16" and precision != "mixed" else precision,
+        reentrant=False,
+        optimizer=random.choice(("adamw-fused", "adamw-foreach", "sgd")),
+        replicate=random.choice((1, 1, 1, options["gpus"], 2 if options["gpus"] % 2 == 0 else 1)),
+        reshard=random.random() < 0.7,
+        wrap=random.choice(("layers", "accelerate")),
+        reduce_dtype=random.choice((None, None, "bfloat16", "float32")),
+        offload=random.choice(("none", "none", "none", "all")),
+    )

@@ -17,7 +17,7 @@ from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.units import MIB
-from tests.drawn_recipes import draw_recipe
+from tests.drawn_recipes import draw_rank_recipe, draw_recipe
 
 # docs/estimator.md quotes these
 TOLERANCE = 0.01
@@ -25,6 +25,7 @@ SMALLEST_TOLERATED_BYTES = MIB
 
 CASES_A_PART = 10
 QUICK_PARTS, SLOW_PARTS = 4, 50
+RANK_CASES = 6
 _NUMBERS_A_PART = 1_000_000
 
 pytestmark = pytest.mark.usefixtures("no_log_records")
@@ -63,6 +64,22 @@ def test_an_estimate_is_what_the_simulation_takes(part: int) -> None:
     def compare(number: int) -> None:
         try:
             check(draw_recipe(Random(number)))
+        except LigerprofError:
+            reject()
+
+    compare()
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 12))])
+def test_an_estimate_of_a_rank_is_what_its_simulation_takes(part: int) -> None:
+    """FSDP2 and DDP on up to 64 GPUs: uneven shards, replicas, accumulation, offload, both ways to wrap modules."""
+
+    @seed(part)
+    @settings(max_examples=RANK_CASES, database=None, phases=[Phase.generate])
+    @given(number=st.integers(part * _NUMBERS_A_PART, (part + 1) * _NUMBERS_A_PART - 1))
+    def compare(number: int) -> None:
+        try:
+            check(draw_rank_recipe(Random(number)))
         except LigerprofError:
             reject()
 

@@ -7,6 +7,7 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.fused import add_and_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory, share_of
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
+from ligerprof.analyzers.estimate.model import has_fp32_tables
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import (
     add,
@@ -156,7 +157,7 @@ def _rotate(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
         joined = [_join_rotated(context, *part) for part in parts]
         return joined[0], joined[1]
     turned = [_turn(context, item) for item in (query, key)]
-    if row.fp32_tables:
+    if has_fp32_tables(context.recipe):
         cast = [context.cast(wide, item.width) for wide, item in zip(turned, (query, key), strict=True)]
         context.tape.release(*turned)
         turned = cast
@@ -186,8 +187,7 @@ def _turn(context: Context, value: Value, turn_back_bytes: int | None = None) ->
 
     `turn_back_bytes` is what rotate_half's backward holds next to its result: by default a padded half of it.
     """
-    row = context.spec.architecture.attention.rotary
-    table_bytes = FP32_BYTES if row is not None and row.fp32_tables else context.stream_bytes
+    table_bytes = FP32_BYTES if has_fp32_tables(context.recipe) else context.stream_bytes
     tape, width = context.tape, max(value.width, table_bytes)
     upright = _times_table(context, value, width)
     half_bytes = value.size_bytes // 2

@@ -64,6 +64,12 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
     return (size_bytes, size_bytes)
 
 
+def has_fp32_tables(recipe: TrainingRecipe) -> bool:
+    """Whether layers read rotary tables in fp32; FSDP2's mixed precision casts the inputs of every layer."""
+    rotary = recipe.spec.architecture.attention.rotary
+    return rotary is not None and rotary.fp32_tables and not recipe.casts_gathered
+
+
 def mask_elements(recipe: TrainingRecipe) -> int:
     """Elements of a layer's attention mask: eager attention always has one, SDPA if its causal flag is not enough."""
     if recipe.attention is Attention.FLASH:

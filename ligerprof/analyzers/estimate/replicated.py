@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from ligerprof.analyzers.estimate.hooks import Hooks
+from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models.module_names import layer_index
-from ligerprof.recipe.categories import Step
+from ligerprof.recipe.categories import GradSync, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.ddp import bucket_assignment, built_buckets, rebuilt_buckets
@@ -23,17 +23,23 @@ class ReplicatedHooks(Hooks):
         self._recipe, self._meter, self._step = recipe, meter, step
         # gradients arrive in about the reverse order of the weights; the embedding's waits for its first use
         self._arrivals = [(name, weight) for name, weight in reversed(list(weights)) if weight.trainable]
-        self._old: Allocation | None = None
+        self._built: list[Allocation] = []
+        self._old: list[Allocation] = []
+        self._has_reduced = step is not Step.FIRST
 
     def start_step(self) -> None:
-        """Allocate the constructor's buckets, or the rebuilt ones; the second step's forward finds the old ones too."""
+        """The constructor's buckets, or the rebuilt ones."""
         sizes = [weight.size_bytes for _, weight in self._arrivals]
-        if self._step is not Step.STEADY:
-            built = [self._meter.take(size_bytes, Role.COMMUNICATION) for size_bytes in built_buckets(sizes)]
-            self._old = built[0] if self._step is Step.SECOND else None
-        if self._step is not Step.FIRST:
-            for size_bytes in rebuilt_buckets(sizes):
-                self._meter.take(size_bytes, Role.COMMUNICATION)
+        if self._step is Step.FIRST or (self._step is Step.SECOND and rebuilds_in_second_step(self._recipe)):
+            self._built = [self._meter.take(size_bytes, Role.COMMUNICATION) for size_bytes in built_buckets(sizes)]
+        else:
+            self._rebuild()
+
+    def enter(self, module: Module) -> None:
+        """DistributedDataParallel._pre_forward: the first forward pass after a reduction builds buckets anew."""
+        if module is Part.ROOT and self._built and self._has_reduced:
+            self._old, self._built = self._built, []
+            self._rebuild()
 
     def weight_gradient_arrives(self, weight: Weight) -> None:
         """Copy the gradient to its bucket; the bucket that is complete first is reduced."""
@@ -48,7 +54,12 @@ class ReplicatedHooks(Hooks):
     def end_backward(self) -> None:
         """All buckets are reduced."""
         if self.reduces:
+            self._has_reduced = True
             self._free_old()
+
+    def _rebuild(self) -> None:
+        for size_bytes in rebuilt_buckets([weight.size_bytes for _, weight in self._arrivals]):
+            self._meter.take(size_bytes, Role.COMMUNICATION)
 
     def _closes_first_bucket(self) -> Weight | None:
         """The weight that completes the first bucket, unless its traced layer represents several."""
@@ -58,6 +69,11 @@ class ReplicatedHooks(Hooks):
         return weight if index is None or index == self._recipe.spec.layers - 1 else None
 
     def _free_old(self) -> None:
-        if self._old is not None:
-            self._meter.drop(self._old)
-            self._old = None
+        for block in self._old:
+            self._meter.drop(block)
+        self._old = []
+
+
+def rebuilds_in_second_step(recipe: TrainingRecipe) -> bool:
+    """Whether the first forward pass after a reduction is in the second step, and not in the first one."""
+    return recipe.grad_accum == 1 or recipe.grad_sync is GradSync.LAST

@@ -207,16 +207,17 @@ class ShardedHooks(Hooks):
             self._meter.drop(block)
         self._reduce_inputs.append(reduce_input)
         self._meter.place = state.group.place
-        if sizes.reduce_output_bytes != sizes.gradient_bytes:
-            output = self._take(sizes.reduce_output_bytes, Stream.REDUCE)
+        is_cast = sizes.reduce_output_bytes != sizes.gradient_bytes
+        output = self._meter.take(
+            sizes.reduce_output_bytes, Role.COMMUNICATION if is_cast else Role.GRADIENTS, Stream.REDUCE
+        )
+        if self._recipe.replicate > 1:
+            # FSDPParamGroup._all_reduce_state keeps what is reduced among the replicas
+            self._until_backward_ends.append(self._meter.keep(output))
+        gradient = output
+        if is_cast:
             gradient = self._meter.take(sizes.gradient_bytes, Role.GRADIENTS, Stream.REDUCE)
-            if self._recipe.replicate > 1:
-                # FSDPParamGroup._all_reduce_state keeps the all-reduce's buffer
-                self._until_backward_ends.append(output)
-            else:
-                self._meter.drop(output)
-        else:
-            gradient = self._meter.take(sizes.gradient_bytes, Role.GRADIENTS, Stream.REDUCE)
+            self._meter.drop(output)
         self._forget(last)
         if state.gradient is None and self._recipe.offload is Offload.NONE:
             state.gradient = gradient

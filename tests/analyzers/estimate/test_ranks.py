@@ -174,3 +174,16 @@ def test_gradients_as_views_of_buckets_are_not_held_twice() -> None:
     # micro-batches that are not reduced have gradients of their own
     accumulated = ddp(bucket_view=True, grad_accum=2)
     assert accumulated.phases[Phase.BACKWARD] > ddp(bucket_view=True).phases[Phase.BACKWARD]
+
+
+@pytest.mark.parametrize("gpus", [8, 64])
+def test_the_sum_by_hand_of_llama_8b(gpus: int) -> None:
+    """docs/estimate.md: the loss's backward, with the root and the last layer gathered."""
+    estimated = fsdp2(gpus, model="llama3.1-8b", batch=4)
+    tokens, hidden, vocab = 4 * 1024, 4096, 128256
+    shards = 12 * 8_030_261_248 // gpus
+    loss, checkpoints = 3 * tokens * vocab * 4, 32 * tokens * hidden * 2
+    gathered = 2 * (2 * vocab * hidden + 218_112_000)
+    activations, cublas = 4 * tokens * hidden * 2, 64 * MIB
+    by_hand = shards + loss + checkpoints + gathered + activations + cublas
+    assert estimated.peak_bytes == pytest.approx(by_hand, abs=6 * MIB)
