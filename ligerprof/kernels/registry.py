@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
@@ -115,15 +115,18 @@ def _kernel_of(kernels: Iterable[KernelSpec], name: str, provider: str) -> Kerne
     return next((kernel for kernel in kernels if (kernel.name, kernel.provider) == (name, provider)), None)
 
 
-def find_kernel_set(names: Iterable[str], provider: str) -> dict[str, KernelSpec]:
-    """A provider's kernels for the slots `names`, and its fused variants of them, by name.
+def find_kernel_set(providers: Mapping[str, str]) -> dict[str, KernelSpec]:
+    """The kernels of some slots, and their providers' fused variants of them, by name.
+
+    Args:
+        providers: the provider of each slot.
 
     Raises:
-        KernelUnavailableError: the provider has no kernel for one of the slots.
+        KernelUnavailableError: a provider has no kernel for its slot.
     """
-    found = {name: find_kernel(name, provider) for name in names}
-    variants = {variant for name in found for variant in SLOTS[name].fused_variants}
-    fused = (kernel for kernel in load_registry().kernels if kernel.provider == provider and kernel.name in variants)
+    found = {name: find_kernel(name, provider) for name, provider in providers.items()}
+    variants = {(variant, provider) for name, provider in providers.items() for variant in SLOTS[name].fused_variants}
+    fused = (kernel for kernel in load_registry().kernels if (kernel.name, kernel.provider) in variants)
     return found | {kernel.name: kernel for kernel in fused}
 
 

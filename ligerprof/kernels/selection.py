@@ -1,7 +1,7 @@
 """Resolve a `--liger` set to the kernels of an architecture."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
@@ -21,7 +21,20 @@ def applies(name: str) -> Callable[[ModelSpec], str | None]:
 
 
 def select_kernels(text: str, spec: ModelSpec) -> tuple[str, ...]:
+    """The kernels of a `--liger` set, as `select_providers` parses it."""
+    return tuple(select_providers(text, "", spec))
+
+
+def select_providers(text: str, provider: str, spec: ModelSpec) -> dict[str, str]:
     """Parse a `--liger` set: `none`, `all` (with flce instead of ce), `no-flce`, or names joined by `+` or `,`.
+
+    A name may have a provider, as in `rms:liger+flce`.
+
+    Args:
+        provider: the provider of the names without one.
+
+    Returns:
+        The provider of each kernel, in the order of the slots.
 
     Raises:
         RecipeError: an unknown name, a name twice, one that does not apply, or both losses.
@@ -29,16 +42,27 @@ def select_kernels(text: str, spec: ModelSpec) -> tuple[str, ...]:
     applying = tuple(name for name in KERNEL_NAMES if inapplicable_reason(name, spec) is None)
     word = text.strip().lower()
     if word in ("none", ""):
-        return ()
+        return {}
     if word == "all":
-        return tuple(name for name in applying if SLOTS[name].in_all)
+        return {name: provider for name in applying if SLOTS[name].in_all}
     if word == "no-flce":
-        return tuple(name for name in applying if SLOTS[name].in_no_flce)
-    return _named_kernels(word, spec)
+        return {name: provider for name in applying if SLOTS[name].in_no_flce}
+    return _named_kernels(text.strip(), provider, spec)
 
 
-def _named_kernels(word: str, spec: ModelSpec) -> tuple[str, ...]:
-    names = [name.strip() for name in re.split(r"[+,]", word)]
+def kernel_set_text(providers: Mapping[str, str]) -> str:
+    """A `--liger` set that means these kernels of these providers."""
+    return "+".join(f"{name}:{provider}" for name, provider in providers.items()) or "none"
+
+
+def _named_kernels(word: str, provider: str, spec: ModelSpec) -> dict[str, str]:
+    given: list[tuple[str, str]] = []
+    for part in re.split(r"[+,]", word):
+        name, colon, own = (piece.strip() for piece in part.partition(":"))
+        if colon and not own:
+            raise RecipeError(f"{part.strip()!r} in {word!r} names no provider. Write it as in {name}:torch.")
+        given.append((name.lower(), own or provider))
+    providers, names = dict(given), [name for name, _ in given]
     for name in names:
         if name not in KERNEL_NAMES:
             raise RecipeError(
@@ -54,4 +78,4 @@ def _named_kernels(word: str, spec: ModelSpec) -> tuple[str, ...]:
         other = taken.setdefault(SLOTS[name].feature, name)
         if other != name:
             raise RecipeError(f"{other} and {name} replace the same {SLOTS[name].feature}. Name one of them.")
-    return tuple(taken.values())
+    return {name: providers[name] for name in taken.values()}

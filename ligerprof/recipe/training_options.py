@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ligerprof.gpus import DEFAULT_GPU, GpuSpec, find_gpu
-from ligerprof.kernels.selection import select_kernels
+from ligerprof.kernels.selection import select_providers
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import (
     Attention,
@@ -35,6 +35,7 @@ class TrainingOptions(Options):
         deepspeed_config: a JSON file for DeepSpeed, or its content.
         spec: the description of `model`.
         kernels: the kernels that `liger` selects for this model.
+        providers: the provider of each of these kernels.
     """
 
     model: str | ModelSpec = option(
@@ -62,12 +63,16 @@ class TrainingOptions(Options):
     )
     liger: str = option(
         Group.KERNELS,
-        "Fused kernels: none, all, no-flce, or names joined by '+' (see `ligerprof kernels`).",
+        "Fused kernels: none, all, no-flce, or names joined by '+' (see `ligerprof kernels`); a name can have"
+        " its own provider, as in rms:liger+flce.",
         default="none",
         metavar="SET",
     )
     provider: str = option(
-        Group.KERNELS, "Whose kernels: ligerprof, torch, liger, …", default="ligerprof", metavar="NAME"
+        Group.KERNELS,
+        "Whose kernels, where --liger names no other: ligerprof, torch, liger, …",
+        default="ligerprof",
+        metavar="NAME",
     )
     flce_budget: FlceBudget | int = option(
         Group.KERNELS,
@@ -176,11 +181,13 @@ class TrainingOptions(Options):
     alloc_conf: str | None = option(Group.MEMORY, "PYTORCH_CUDA_ALLOC_CONF of the run.", has_commas=True)
     spec: ModelSpec = field(init=False, repr=False)
     kernels: tuple[str, ...] = field(init=False)
+    providers: Mapping[str, str] = field(init=False, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._settle("spec", self.model if isinstance(self.model, ModelSpec) else load_model(self.model))
-        self._settle("kernels", select_kernels(self.liger, self.spec))
+        self._settle("providers", select_providers(self.liger, self.provider, self.spec))
+        self._settle("kernels", tuple(self.providers))
         if self.optimizer is Optimizer.DEFAULT:
             on_gpu = self.offload is Offload.NONE or self.engine is not Engine.DEEPSPEED
             self._settle("optimizer", Optimizer.ADAMW_FUSED if on_gpu else Optimizer.DEEPSPEED_CPU_ADAM)
@@ -276,6 +283,11 @@ class TrainingOptions(Options):
         return self.gpus // self.replicate if self.engine is Engine.FSDP2 else 1
 
     @property
+    def provider_names(self) -> str:
+        """The provider of all kernels, or the providers joined by `+`."""
+        return "+".join(dict.fromkeys(self.providers.values())) or self.provider
+
+    @property
     def summary(self) -> str:
         """What is trained and how, in one line."""
         return ", ".join(
@@ -285,6 +297,6 @@ class TrainingOptions(Options):
                 self.precision,
                 "checkpointed" if self.checkpointing else "not checkpointed",
                 self.optimizer,
-                f"kernels {'+'.join(self.kernels)} ({self.provider})" if self.kernels else "no fused kernels",
+                f"kernels {'+'.join(self.kernels)} ({self.provider_names})" if self.kernels else "no fused kernels",
             )
         )

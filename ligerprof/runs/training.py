@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError
 from ligerprof.kernels.device import is_simulated
+from ligerprof.kernels.selection import kernel_set_text
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Attention, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
@@ -202,8 +203,7 @@ def _kernels_in(model: Any, recipe: TrainingRecipe, device_kind: str) -> Abstrac
 
     return apply(
         model,
-        "+".join(recipe.kernels),
-        provider=recipe.provider,
+        kernel_set_text(recipe.providers),
         flce_budget=settle_flce_budget(recipe).flce_budget,
         device_kind=device_kind,
     )

@@ -62,8 +62,8 @@ def test_fused_variants_come_with_their_slots_if_the_provider_has_them() -> None
     ours = {kernel.name: kernel.slot for kernel in BUILT_IN if kernel.provider == "ligerprof"}
     variants = {variant: slot.name for slot in SLOTS.values() for variant in slot.fused_variants}
     assert {name: slot for name, slot in ours.items() if name != slot} == variants
-    assert list(find_kernel_set(("rms", "flce"), "ligerprof")) == ["rms", "flce", "add_rms"]
-    assert list(find_kernel_set(("rms", "swiglu"), "torch")) == ["rms", "swiglu"]
+    assert list(find_kernel_set({"rms": "ligerprof", "flce": "ligerprof"})) == ["rms", "flce", "add_rms"]
+    assert list(find_kernel_set({"rms": "torch", "swiglu": "torch"})) == ["rms", "swiglu"]
 
 
 @pytest.mark.parametrize("kernel", BUILT_IN, ids=lambda kernel: f"{kernel.provider}-{kernel.name}")

@@ -71,6 +71,8 @@ def test_recipe_survives_json(model: str) -> None:
         ({"loss": "titan-chunked", "precision": "amp-fp16"}, "before the loss is scaled"),
         ({"liger": "geglu"}, "no operation"),
         ({"liger": "rms+rms"}, "twice"),
+        ({"liger": "rms:liger+rms:torch"}, "twice"),
+        ({"liger": "rms:+flce"}, "'rms:' in 'rms:.flce' names no provider. Write it as in rms:torch"),
         ({"liger": "ce+flce"}, "same loss"),
         ({"liger": "rsm"}, "unknown kernel"),
         ({"model": "gpt2-xl", "liger": "rope"}, "no operation"),
@@ -176,3 +178,19 @@ def test_flce_budget_takes_words_and_sizes() -> None:
 def test_a_spec_is_taken_as_it_is() -> None:
     spec: ModelSpec = load_model("tiny")
     assert TrainingRecipe(model=spec).spec is spec
+
+
+def test_a_provider_per_kernel() -> None:
+    recipe = TrainingRecipe(liger="flce:liger+RMS:torch+rope", provider="cce")
+    assert recipe.kernels == ("rope", "rms", "flce")
+    assert recipe.providers == {"rope": "cce", "rms": "torch", "flce": "liger"}
+    assert recipe.provider_names == "cce+torch+liger"
+    read = TrainingRecipe.from_json(recipe.to_json())
+    assert (read.providers, read.to_json()) == (recipe.providers, recipe.to_json())
+    assert hash(recipe) == hash(TrainingRecipe(liger="flce:liger+RMS:torch+rope", provider="cce"))
+    assert TrainingRecipe(liger="all", provider="liger").provider_names == "liger"
+
+
+def test_recipes_of_older_files_have_one_provider() -> None:
+    older = {**TrainingRecipe(liger="rms+flce").to_json(), "provider": "liger", "kernels": ["rms", "flce"]}
+    assert TrainingRecipe.from_json(older).providers == {"rms": "liger", "flce": "liger"}

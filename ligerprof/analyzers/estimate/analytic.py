@@ -40,7 +40,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     _require_estimable(recipe)
     headroom = headroom_note(recipe)
     recipe = settle_flce_budget(recipe)
-    kernels = find_kernel_set(recipe.kernels, recipe.provider)
+    kernels = find_kernel_set(recipe.providers)
     steps = {step: step_peaks(recipe, kernels, step) for step in step_kinds(recipe)}
     steady = steps[Step.STEADY]
     static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))

@@ -59,7 +59,7 @@ def _norm_kernel(context: Context) -> str | None:
 def keeps_products(recipe: TrainingRecipe) -> bool:
     """Whether adapters prevent a kernel from recomputing the product of a gated activation."""
     adapted = recipe.lora is not None or recipe.qlora is not None
-    return adapted and _linear_kernel(recipe.spec) in find_kernel_set(recipe.kernels, recipe.provider)
+    return adapted and _linear_kernel(recipe.spec) in find_kernel_set(recipe.providers)
 
 
 def _linear_kernel(spec: ModelSpec) -> str | None:

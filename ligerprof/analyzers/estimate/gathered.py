@@ -116,4 +116,4 @@ def _head(recipe: TrainingRecipe) -> ParameterShape:
 
 def _head_stays(recipe: TrainingRecipe) -> bool:
     """Whether the head's weight is live throughout: liger-kernel's fused loss reads it in the model's own call."""
-    return recipe.provider == "liger" and "flce" in recipe.kernels
+    return recipe.providers.get("flce") == "liger"

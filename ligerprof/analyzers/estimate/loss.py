@@ -25,7 +25,7 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
     if chunked is not None:
         return chunked(context, hidden, weight)
     # these receive the head's output and cap it themselves; liger-kernel replaces functions that the model calls
-    caps = "flce" in context.kernels or ("ce" in context.kernels and context.recipe.provider != "liger")
+    caps = "flce" in context.kernels or context.recipe.providers.get("ce", "liger") != "liger"
     logits = linear(context, hidden, weight, role=Role.LOGITS, gradient_role=_LOSS)
     context.hooks.leave(Part.HEAD)
     context.tape.on_gradient(logits, lambda: context.hooks.gradient_arrives(Part.HEAD))

@@ -11,7 +11,7 @@ from ligerprof.kernels.patching.patcher import Patch, Patcher, Request
 from ligerprof.kernels.providers.liger.patching import patch_with_liger
 from ligerprof.kernels.providers.liger.spec import PROVIDER as LIGER
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.kernels.selection import select_kernels
+from ligerprof.kernels.selection import select_providers
 from ligerprof.kernels.spec import KernelSpec, load_entry
 from ligerprof.models import ARCHITECTURES, spec_from_config
 from ligerprof.models.architectures import has_row
@@ -31,7 +31,8 @@ def apply(
 
     Args:
         model: a causal language model of transformers, wrapped or not (peft, DDP), or its class.
-        kernels: as `--liger` takes it: `all`, `no-flce`, or names joined by `+` or `,`.
+        kernels: as `--liger` takes it: `all`, `no-flce`, or names joined by `+` or `,`, such as `rms:liger+flce`.
+        provider: whose kernels, for the names without a provider of their own.
         flce_budget: workspace of the fused loss: `lean`, `balanced`, bytes, or `auto`: as much as fits below the
             peak of the process so far, from the third call on.
         device_kind: `cuda`, `cpu` or `simulated`; None is the model's device (`cuda` for a class).
@@ -50,7 +51,7 @@ def apply(
     if device_kind is None:
         device_kind = "cpu" if next(inner.parameters()).device.type == "cpu" else "cuda"
     request = _resolve(inner.config, kernels, provider, flce_budget, device_kind)
-    patch = Patch(request.kernels, provider)
+    patch = Patch(request.providers)
     _apply_to_instance(inner, request, patch)
     return patch
 
@@ -60,7 +61,7 @@ def _apply_to_class(
 ) -> Patch:
     """Wrap the constructor, so that it patches every new instance."""
     request = _resolve(model_class.config_class(), kernels, provider, flce_budget, device_kind)
-    patch = Patch(request.kernels, provider)
+    patch = Patch(request.providers)
     construct = model_class.__init__
     own = "__init__" in vars(model_class)
 
@@ -84,21 +85,21 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
     if not has_row(config.model_type):
         known = ", ".join(ARCHITECTURES)
         raise KernelUnavailableError(f"models of type {config.model_type!r} cannot be patched. Known: {known}.")
-    names = select_kernels(kernels, spec_from_config(config.to_dict(), name=config.model_type))
-    specs = find_kernel_set(names, provider)
+    providers = select_providers(kernels, provider, spec_from_config(config.to_dict(), name=config.model_type))
+    specs = find_kernel_set(providers)
     for spec in specs.values():
         require_available(spec, device_kind)
     measured = flce_budget == "auto" and "flce" in specs
-    if measured and (provider, device_kind) != ("ligerprof", "cuda"):
+    if measured and (providers["flce"], device_kind) != ("ligerprof", "cuda"):
         raise RecipeError(
-            f"flce budget auto measures ligerprof's fused loss on a CUDA device, not {provider}'s on {device_kind}."
+            f"flce budget auto measures ligerprof's fused loss on a CUDA device, not {providers['flce']}'s on"
+            f" {device_kind}."
             " Give lean, balanced or bytes."
         )
     return Request(
         row=ARCHITECTURES[config.model_type],
-        kernels=names,
-        provider=provider,
-        entries={} if provider == LIGER else {name: load_entry(spec.entry) for name, spec in specs.items()},
+        providers=providers,
+        entries={name: load_entry(spec.entry) for name, spec in specs.items() if spec.provider != LIGER},
         options=LossOptions(budget="lean" if measured else flce_budget, in_place=True),
         measured=specs["flce"] if measured else None,
     )
@@ -127,10 +128,11 @@ def _causal_model(model: Any) -> Any:
 
 def _apply_to_instance(model: Any, request: Request, patch: Patch) -> None:
     try:
-        if request.provider == LIGER:
-            patch.on_undo(patch_with_liger(model, request.row, request.kernels))
-        else:
-            Patcher(model, request, patch).run()
+        of_liger = tuple(name for name, provider in request.providers.items() if provider == LIGER)
+        if of_liger:
+            # the first to change the model and the last to restore it: its undo restores whole modules
+            patch.on_undo(patch_with_liger(model, request.row, of_liger))
+        Patcher(model, request, patch).run()
     except BaseException:
         patch.undo()
         raise

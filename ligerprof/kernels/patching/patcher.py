@@ -3,7 +3,7 @@
 import functools
 import importlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,26 @@ _FILL = "ligerprof.kernels.patching.fill"
 
 
 class Patch:
-    """The kernels of one provider in a model. As a context manager it removes them at the end."""
+    """The kernels in a model. As a context manager it removes them at the end.
 
-    def __init__(self, kernels: tuple[str, ...], provider: str) -> None:
-        self.kernels = kernels
-        self.provider = provider
+    Attributes:
+        providers: the provider of each kernel.
+    """
+
+    def __init__(self, providers: Mapping[str, str]) -> None:
+        self.providers = providers
         self._undo: list[Callable[[], None]] = []
         self._remarks: list[Callable[[], str | None]] = []
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the slots."""
+        return tuple(self.providers)
+
+    @property
+    def provider(self) -> str:
+        """The provider of all kernels, or the providers joined by `+`."""
+        return "+".join(dict.fromkeys(self.providers.values()))
 
     def on_notes(self, remark: Callable[[], str | None]) -> None:
         """Register a callback that returns a line for `notes`, or None."""
@@ -58,14 +71,13 @@ class Request:
     """The resolved arguments of `apply`.
 
     Attributes:
-        kernels: names of the slots.
-        entries: functions by kernel name; empty for liger-kernel, which patches models itself.
+        providers: the provider of each slot.
+        entries: functions by kernel name, without those of liger-kernel, which patches models itself.
         measured: the fused loss if its budget is `auto`, else None.
     """
 
     row: Architecture
-    kernels: tuple[str, ...]
-    provider: str
+    providers: Mapping[str, str]
     entries: dict[str, Callable[..., Any]]
     options: LossOptions
     measured: KernelSpec | None
@@ -85,9 +97,10 @@ class Patcher:
         self._subclasses: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
     def run(self) -> None:
-        """Fill every slot of the request."""
-        for name in self.request.kernels:
-            load_entry(f"{_FILL}:{SLOTS[name].filler}")(self, SLOTS[name], self.request.entries[name])
+        """Fill every slot of the request that has a function."""
+        for name in self.request.providers:
+            if name in self.request.entries:
+                load_entry(f"{_FILL}:{SLOTS[name].filler}")(self, SLOTS[name], self.request.entries[name])
 
     def variant(self, name: str | None) -> Forward | None:
         """The function of a fused variant, or None if the provider has none."""

@@ -191,7 +191,7 @@ def _series_key(cell: Cell, setting: Setting) -> _Key:
         backends = [Backend.SIMULATED if recipe.device is Device.SIMULATED else Backend.MEASURED]
     return _Key(
         kernels=kernel_set(recipe),
-        provider=recipe.provider if recipe.kernels else "",
+        provider=recipe.provider_names if recipe.kernels else "",
         budget=str(recipe.flce_budget) if "flce" in recipe.kernels else "",
         loss=recipe.loss,
         backend=backends[0],

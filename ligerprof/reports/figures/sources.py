@@ -104,7 +104,7 @@ def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
     cell = cell_from_json(read_result(path), str(path / RESULT))
     recipe = cell.recipe
     kernels = kernel_set(recipe)
-    provided = f"{kernels}, {recipe.provider}" if recipe.kernels else kernels
+    provided = f"{kernels}, {recipe.provider_names}" if recipe.kernels else kernels
     titles = (kernels, provided, f"{kernels}, {recipe.batch} x {recipe.seq}", path.name)
     origin = cell.figures.backend if cell.figures is not None else ""
     recording = [SnapshotSource(path=snapshot, titles=titles, origin=origin)] if snapshot.exists() else []

@@ -57,7 +57,8 @@ class Found:
         for one in self.study.kernels.values():
             if _uses(recipe, one):
                 return one.title
-        return recipe.liger if recipe.provider == KernelSet(liger="").provider else f"{recipe.liger}, {recipe.provider}"
+        default = recipe.provider_names == KernelSet(liger="").provider
+        return recipe.liger if default else f"{recipe.liger}, {recipe.provider_names}"
 
 
 def read_found(study: Study, paths: Sequence[Path]) -> Found:

@@ -100,7 +100,7 @@ def cell_key(recipe: TrainingRecipe) -> str:
 
 def describe(recipe: TrainingRecipe, distinguishing: Iterable[str]) -> str:
     """A step in a few words: its size, its kernels, and the options that distinguish it from others."""
-    kernels = f"{recipe.liger} ({recipe.provider})" if recipe.kernels else "no kernels"
+    kernels = f"{recipe.liger} ({recipe.provider_names})" if recipe.kernels else "no kernels"
     others = [option_text(recipe, name) for name in distinguishing if name not in _ALWAYS_SHOWN]
     return ", ".join([f"{recipe.batch} x {recipe.seq}", kernels, *others])
 

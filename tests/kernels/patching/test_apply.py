@@ -56,6 +56,16 @@ def test_each_kernel_alone_and_ce_in_place_of_flce(family: str, device: torch.de
             assert_same_step(expected, train_once(model))
 
 
+@pytest.mark.parametrize("kernels", ["rms+flce:torch", "rope:torch+rms:ligerprof+swiglu:torch+flce"])
+def test_a_provider_per_kernel(kernels: str, device: torch.device) -> None:
+    model = tiny_model("llama", device=device)
+    before, expected = fingerprint(model), train_once(model)
+    with apply(model, kernels) as patch:
+        assert_same_step(expected, train_once(model))
+        assert set(patch.provider.split("+")) == {"ligerprof", "torch"}
+    assert fingerprint(model) == before
+
+
 def test_kernels_can_be_put_in_one_after_the_other(device: torch.device) -> None:
     model = tiny_model("llama", device=device)
     before, expected = fingerprint(model), train_once(model)

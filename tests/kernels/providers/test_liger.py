@@ -7,9 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels import KERNEL_NAMES, KernelShape, apply, find_kernel
 from ligerprof.kernels.spec import load_entry
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.simulated import simulate_step
+from ligerprof.units import MIB
 from tests.kernels.models import FAMILIES, fingerprint, tiny_model, train_once
 from tests.kernels.oracle import relative_error, run
 from tests.kernels.test_memory import LLAMA_1B, Measured, launches_left_out, measure, problem, requested_bytes, stated
@@ -88,6 +92,25 @@ def test_undo_takes_back_what_liger_changed(family: str) -> None:
         assert fingerprint(model) != before or nn.functional.cross_entropy is not functional
     assert fingerprint(model) == before
     assert nn.functional.cross_entropy is functional
+
+
+def test_mixed_with_other_providers(device: torch.device) -> None:
+    model = tiny_model("llama", device=device)
+    before, (loss, grads) = fingerprint(model), train_once(model)
+    with apply(model, "rope:liger+rms:ligerprof+swiglu:torch+flce:liger"):
+        mixed_loss, mixed_grads = train_once(model)
+    assert mixed_loss == pytest.approx(loss, rel=TOLERANCE)
+    assert max(relative_error(mixed_grads[name], grads[name]) for name in grads) < TOLERANCE
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("kernels", ["rope:liger+rms+swiglu+flce:liger", "rms:liger+swiglu:liger+flce", "ce+rms:liger"])
+def test_a_mixed_step_is_estimated_as_it_is_simulated(kernels: str) -> None:
+    recipe = TrainingRecipe(
+        model="tiny", batch=4, seq=512, precision="bf16", liger=kernels, alloc_conf="expandable_segments:True"
+    )
+    simulated = simulate_step(recipe, record=False).peak_bytes
+    assert abs(estimate(recipe).peak_bytes - simulated) <= max(0.01 * simulated, MIB)
 
 
 def test_ligers_losses_train_the_same(device: torch.device) -> None:
