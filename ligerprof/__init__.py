@@ -14,11 +14,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ligerprof import kernels as kernels
+    from ligerprof.analyzers.compare import Comparison as Comparison
     from ligerprof.analyzers.estimate import MemoryEstimate as MemoryEstimate
-    from ligerprof.analyzers.estimate import estimate as estimate
-    from ligerprof.analyzers.explain.analysis import explain as explain
+    from ligerprof.analyzers.explain.diff import PeakDiff as PeakDiff
     from ligerprof.analyzers.explain.peak import PeakReport as PeakReport
+    from ligerprof.analyzers.search.advise import Advice as Advice
+    from ligerprof.analyzers.search.fit import Fit as Fit
+    from ligerprof.analyzers.trace.report import TraceReport as TraceReport
     from ligerprof.errors import LigerprofError as LigerprofError
+    from ligerprof.library import advise as advise
+    from ligerprof.library import analyze_trace as analyze_trace
+    from ligerprof.library import compare as compare
+    from ligerprof.library import diff as diff
+    from ligerprof.library import estimate as estimate
+    from ligerprof.library import explain as explain
+    from ligerprof.library import fit as fit
+    from ligerprof.library import simulate as simulate
     from ligerprof.recipe.training import TrainingRecipe as TrainingRecipe
     from ligerprof.roles import MemoryBreakdown as MemoryBreakdown
     from ligerprof.roles import Phase as Phase
@@ -27,31 +39,46 @@ if TYPE_CHECKING:
     from ligerprof.runs.recording.axolotl_plugin import AxolotlPlugin as AxolotlPlugin
     from ligerprof.runs.recording.record import record as record
     from ligerprof.runs.recording.trainer_callback import RecordCallback as RecordCallback
-    from ligerprof.runs.simulated import simulate_step as simulate  # noqa: F401 - a public name
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AxolotlPlugin": "ligerprof.runs.recording.axolotl_plugin",
-    "LigerprofError": "ligerprof.errors",
-    "MemoryBreakdown": "ligerprof.roles",
-    "MemoryEstimate": "ligerprof.analyzers.estimate",
-    "PeakReport": "ligerprof.analyzers.explain.peak",
-    "Phase": "ligerprof.roles",
-    "RecordCallback": "ligerprof.runs.recording.trainer_callback",
-    "Role": "ligerprof.roles",
-    "StepOutcome": "ligerprof.runs.outcome",
-    "TrainingRecipe": "ligerprof.recipe.training",
-    "estimate": "ligerprof.analyzers.estimate",
-    "explain": "ligerprof.analyzers.explain.analysis",
-    "record": "ligerprof.runs.recording.record",
-    "simulate": "ligerprof.runs.simulated",
+    "Advice": "analyzers.search.advise",
+    "AxolotlPlugin": "runs.recording.axolotl_plugin",
+    "Comparison": "analyzers.compare",
+    "Fit": "analyzers.search.fit",
+    "LigerprofError": "errors",
+    "MemoryBreakdown": "roles",
+    "MemoryEstimate": "analyzers.estimate",
+    "PeakDiff": "analyzers.explain.diff",
+    "PeakReport": "analyzers.explain.peak",
+    "Phase": "roles",
+    "RecordCallback": "runs.recording.trainer_callback",
+    "Role": "roles",
+    "StepOutcome": "runs.outcome",
+    "TraceReport": "analyzers.trace.report",
+    "TrainingRecipe": "recipe.training",
+    "advise": "library",
+    "analyze_trace": "library",
+    "compare": "library",
+    "diff": "library",
+    "estimate": "library",
+    "explain": "library",
+    "fit": "library",
+    "kernels": "kernels",
+    "record": "runs.recording.record",
+    "simulate": "library",
 }
 __all__ = list(_HOMES)
-_NAMES = {"simulate": "simulate_step"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ligerprof' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), _NAMES.get(name, name))
+    home = import_module(f"ligerprof.{_HOMES[name]}")
+    # `kernels` is a module itself
+    return home if _HOMES[name] == name else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

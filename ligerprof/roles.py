@@ -1,6 +1,6 @@
 """Roles and phases: the vocabulary of every memory figure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ligerprof.words import ExplainedWord, Word
@@ -67,8 +67,8 @@ REPORTED_PHASES = (*STEP_PHASES, Phase.EVALUATION, Phase.SAVING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryBreakdown:
-    """Bytes by role, with every role present; the type of estimated, simulated and measured figures.
+class MemoryBreakdown(Mapping["Role", int]):
+    """A mapping from every role to bytes; the type of estimated, simulated and measured figures.
 
     Attributes:
         roles: requested bytes by role; with `allocator_rounding` they sum to the allocated bytes.
@@ -86,6 +86,12 @@ class MemoryBreakdown:
 
     def __getitem__(self, role: Role) -> int:
         return self.roles[role]
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter(self.roles)
+
+    def __len__(self) -> int:
+        return len(self.roles)
 
     def to_json(self) -> dict[str, int]:
         """The `roles` object of any command's JSON, zeros included."""

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import lru_cache
 from operator import add, attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 SCHEMA = 1
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -108,3 +108,20 @@ class _Writer:
     def _escape(self, value: str) -> str:
         escaped = self._known[value] = json.dumps(value)
         return escaped
+
+
+class JsonKeys:
+    """Results whose every key in JSON is also an attribute."""
+
+    __slots__ = ()
+
+    # not for type checkers, which would accept any name
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """A key of `to_json` that is no field or property of the class."""
+            if not name.startswith("_"):
+                values = self.to_json()
+                if name in values:
+                    return values[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

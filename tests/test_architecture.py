@@ -27,6 +27,7 @@ LAYERS = (
     ("snapshots",),
     ("analyzers",),
     ("runs",),
+    ("library",),
     ("reports",),
     ("cli", "__main__", "pytest_plugin"),
 )

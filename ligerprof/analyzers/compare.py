@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.analyzers.result_reader import FailureFigures, Figures, ResultReader
 from ligerprof.errors import RecipeError, ResultFormatError
 from ligerprof.roles import Backend, Role
-from ligerprof.serialization import SCHEMA, document
+from ligerprof.serialization import SCHEMA, JsonKeys, document
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.explain.peak import PeakReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(JsonKeys):
     """Several sources in columns; `reference` is the index of the column that the others are compared with."""
 
     columns: tuple[Figures, ...]

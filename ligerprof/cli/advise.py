@@ -5,13 +5,14 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.search.advise import Advice, advise
-from ligerprof.cli.checking import make_judge, simulate_option
+from ligerprof.analyzers.search.advise import Advice
+from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, say, show
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, UnsupportedError
 from ligerprof.files import require_absent, write_new_file
+from ligerprof.library import advise
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.configs.edits import can_edit, edit_file, require_editable
 from ligerprof.recipe.conflicts import require_packages, require_supported
@@ -43,8 +44,7 @@ def command(recipe: TrainingRecipe, simulate: bool, output: Path | None, force: 
     if output is not None:
         require_editable(source)
         require_absent([output], force=force)
-    judge = make_judge(recipe, simulate=simulate)
-    advice = advise(recipe, judge)
+    advice = advise(recipe, simulate=simulate, progress=say)
     runnable, reason = _runnable(advice)
     next_command = command_line(runnable, advice.plan)
     remarks = [remark for remark in (reason, _main_memory_note(advice)) if remark]

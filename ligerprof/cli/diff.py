@@ -7,21 +7,19 @@ from typing import NamedTuple
 
 import click
 
-from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
+from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
-from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.analyzers.explain.saved import report_from_json
 from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError, ResultFormatError
-from ligerprof.files import FileKind, read_json, require_absent, starts_as_json, write_new_file
+from ligerprof.files import require_absent, write_new_file
+from ligerprof.library import peak_of, read_peak
 from ligerprof.reports.diff import difference_sentence, render_diff
 from ligerprof.reports.markdown import diff_markdown
 from ligerprof.reports.page.diff import render_diff_page
 from ligerprof.units import parse_bytes
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?%")
-_RESULT = FileKind(error=ResultFormatError, hint="Use a snapshot, or the output of `ligerprof explain --json`.")
 
 
 class _Growth(NamedTuple):
@@ -93,7 +91,7 @@ def command(  # noqa: PLR0913 - one argument per option
     """
     if html_path is not None:
         require_absent([html_path], force=force)
-    sources = [_read(source, device_index) for source in (before, after)]
+    sources = [read_peak(source, device_index=device_index) for source in (before, after)]
     if html_path is not None:
         analyses = [source for source in sources if isinstance(source, SnapshotAnalysis)]
         if len(analyses) < len(sources):
@@ -101,7 +99,7 @@ def command(  # noqa: PLR0913 - one argument per option
         page = render_diff_page(*analyses, sources=(before.name, after.name))
         write_new_file(html_path, page, force=force)
         say(f"wrote {html_path}")
-    diff = diff_peaks(*(source.peak if isinstance(source, SnapshotAnalysis) else source for source in sources))
+    diff = diff_peaks(*map(peak_of, sources))
     if as_markdown and not as_json:
         click.echo(diff_markdown(diff, top=top))
     else:
@@ -111,10 +109,3 @@ def command(  # noqa: PLR0913 - one argument per option
         raise DoesNotFitError(f"memory ran out in {after}, which --max-growth {max_growth.text} does not allow.")
     if max_growth is not None and max_growth.is_exceeded(diff):
         raise DoesNotFitError(f"{difference_sentence(diff)} That is over --max-growth {max_growth.text}.")
-
-
-def _read(source: Path, device_index: int | None) -> SnapshotAnalysis | PeakReport:
-    # a directory is a run, and standard input a snapshot
-    if source.is_file() and starts_as_json(source, _RESULT):
-        return report_from_json(read_json(source, _RESULT), str(source))
-    return analyze(source, device_index=device_index)

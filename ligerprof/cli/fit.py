@@ -4,13 +4,13 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.search.fit import fit
-from ligerprof.cli.checking import make_judge, simulate_option
+from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
+from ligerprof.library import fit
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.figures.frontier import draw_frontier
 from ligerprof.reports.figures.style import check_format, write_figure
@@ -38,7 +38,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
     if figure is not None:
         check_format(figure.suffix)
         require_absent([figure], force=force)
-    found = fit(recipe, make_judge(recipe, simulate=simulate), say)
+    found = fit(recipe, simulate=simulate, progress=say)
     if figure is not None:
         write_figure(draw_frontier(found), figure, force=force)
         say(f"wrote {figure}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from ligerprof.analyzers.estimate.places import PlaceBytes
 from ligerprof.roles import MemoryBreakdown, Phase
-from ligerprof.serialization import document, select
+from ligerprof.serialization import JsonKeys, document, select
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class FitVerdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryEstimate:
+class MemoryEstimate(JsonKeys):
     """The estimated memory of a training step on one GPU.
 
     Attributes:

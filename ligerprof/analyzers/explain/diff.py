@@ -9,7 +9,7 @@ from typing import Any
 from ligerprof.analyzers.explain.groups import BlockGroup
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.roles import STEP_PHASES, Phase, Role
-from ligerprof.serialization import document, select
+from ligerprof.serialization import JsonKeys, document, select
 
 # the line in `modeling_llama.py:1214 forward`, which changes between versions
 _LINE = re.compile(r":\d+ ")
@@ -51,7 +51,7 @@ class GroupChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PeakDiff:
+class PeakDiff(JsonKeys):
     """Two peaks and their differences.
 
     Attributes:

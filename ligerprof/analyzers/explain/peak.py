@@ -10,11 +10,11 @@ from ligerprof.analyzers.explain.growth import Growth
 from ligerprof.analyzers.explain.steps import PhasePeaks
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.roles import MemoryBreakdown, Phase
-from ligerprof.serialization import document, select
+from ligerprof.serialization import JsonKeys, document, select
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PeakReport:
+class PeakReport(JsonKeys):
     """What a device's memory at its peak belongs to.
 
     Attributes:

@@ -10,7 +10,7 @@ from ligerprof.analyzers.search.changes import LADDER, Change, expandable_segmen
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.serialization import document, select, to_json
+from ligerprof.serialization import JsonKeys, document, select, to_json
 from ligerprof.words import Word
 
 
@@ -47,7 +47,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advice:
+class Advice(JsonKeys):
     """A plan that brings a recipe below a limit, or the closest that the ladder gets.
 
     Attributes:

@@ -20,7 +20,7 @@ from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.serialization import document, select, to_json
+from ligerprof.serialization import JsonKeys, document, select, to_json
 from ligerprof.words import Word
 
 # callback that receives a short status message
@@ -60,7 +60,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
+class Fit(JsonKeys):
     """The result of `ligerprof fit`.
 
     Attributes:

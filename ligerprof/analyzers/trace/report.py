@@ -8,7 +8,7 @@ from ligerprof.analyzers.trace.gaps import GapCause
 from ligerprof.analyzers.trace.host import HostLayer
 from ligerprof.analyzers.trace.kernel_classes import KernelClass
 from ligerprof.analyzers.trace.phases import WorkPhase
-from ligerprof.serialization import document, select, to_json
+from ligerprof.serialization import JsonKeys, document, select, to_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +132,7 @@ class Launches:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TraceReport:
+class TraceReport(JsonKeys):
     """The result of `ligerprof trace`.
 
     Attributes:

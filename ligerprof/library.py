@@ -1,0 +1,223 @@
+"""What the commands compute, as functions: recipes, files and results in; the objects that the commands print out.
+
+The functions raise `LigerprofError` for everything that a caller can mend, also for arguments of a wrong type.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ligerprof.analyzers import estimate as analytic
+from ligerprof.analyzers.compare import Comparison, figures_from_json, figures_of_ranks
+from ligerprof.analyzers.compare import compare as compare_figures
+from ligerprof.analyzers.estimate import MemoryEstimate
+from ligerprof.analyzers.result_reader import Figures
+from ligerprof.analyzers.search.budget import Judge, Reserved, find_limit
+from ligerprof.errors import LigerprofError, ResultFormatError
+from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
+from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.directory import find_trace, read_result
+from ligerprof.text import short_repr
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.attribution.user_rules import UserRule
+    from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
+    from ligerprof.analyzers.explain.diff import PeakDiff
+    from ligerprof.analyzers.explain.peak import PeakReport
+    from ligerprof.analyzers.search.advise import Advice
+    from ligerprof.analyzers.search.fit import Fit
+    from ligerprof.analyzers.trace.report import TraceReport
+    from ligerprof.runs.outcome import StepOutcome
+    from ligerprof.snapshots.reader import Snapshot
+
+    Source = str | os.PathLike[str] | PeakReport | MemoryEstimate | StepOutcome
+
+PathLike = str | os.PathLike[str]
+Progress = Callable[[str], None]
+_Kind = TypeVar("_Kind")
+
+_FIGURES = FileKind(error=ResultFormatError, hint="Use the output of step, estimate or explain.")
+_PEAK = FileKind(error=ResultFormatError, hint="Use a snapshot, or the output of `ligerprof explain --json`.")
+
+
+class WrongTypeError(LigerprofError, TypeError):
+    """An argument of the library has a type that it does not take."""
+
+
+def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
+    """Predict the memory of one training step without torch; see `ligerprof estimate`."""
+    return analytic.estimate(_recipe(recipe))
+
+
+def simulate(recipe: TrainingRecipe, *, record: bool = True, progress: Progress | None = None) -> "StepOutcome":
+    """Run one profiled step without a GPU; see `ligerprof step --device simulated`.
+
+    Args:
+        recipe: what to train, how, and on which GPU.
+        record: whether to record events for the outcome's snapshot.
+        progress: receives short messages.
+    """
+    from ligerprof.runs.simulated import simulate_step
+
+    return simulate_step(_recipe(recipe), record=record, progress=progress)
+
+
+def explain(
+    source: "PathLike | Snapshot",
+    *,
+    device_index: int | None = None,
+    step: int | None = None,
+    rules: "Sequence[UserRule]" = (),
+    stacks: bool = False,
+) -> "PeakReport":
+    """Report what the memory at the peak of a snapshot or a run belongs to; see `ligerprof explain`."""
+    from ligerprof.analyzers.explain.analysis import analyze
+    from ligerprof.snapshots.reader import Snapshot
+
+    snapshot = source if isinstance(source, Snapshot) else _path(source)
+    return analyze(snapshot, device_index=device_index, step=step, rules=rules, stacks=stacks).peak
+
+
+def fit(recipe: TrainingRecipe, *, simulate: bool = True, progress: Progress | None = None) -> "Fit":
+    """Find the largest batch and sequence within the memory limit, or the GPU's memory; see `ligerprof fit`."""
+    from ligerprof.analyzers.search import fit as search
+
+    say = progress or _silent
+    return search.fit(recipe, make_judge(recipe, simulate=simulate, progress=say), say)
+
+
+def advise(recipe: TrainingRecipe, *, simulate: bool = True, progress: Progress | None = None) -> "Advice":
+    """Find the cheapest changes that make a recipe fit; see `ligerprof advise`."""
+    from ligerprof.analyzers.search import advise as search
+
+    return search.advise(recipe, make_judge(recipe, simulate=simulate, progress=progress or _silent))
+
+
+def compare(*sources: "Source", reference: int = 0) -> Comparison:
+    """Compare estimates, runs and snapshots role by role; see `ligerprof compare`.
+
+    Args:
+        sources: run directories, files that `ligerprof compare` reads, or results of this library. A single run is
+            compared with the estimate or the simulation that it contains.
+        reference: index of the source that the others are compared with.
+    """
+    found = [_figures(source) for source in sources]
+    columns = found[0] if len(found) == 1 else tuple(figures[0] for figures in found)
+    return compare_figures(columns, reference=reference)
+
+
+def diff(before: "PathLike | PeakReport", after: "PathLike | PeakReport") -> "PeakDiff":
+    """Show what grew and shrank between two peaks; see `ligerprof diff`."""
+    from ligerprof.analyzers.explain.diff import diff_peaks
+    from ligerprof.analyzers.explain.peak import PeakReport
+
+    pair = [side if isinstance(side, PeakReport) else peak_of(read_peak(side)) for side in (before, after)]
+    return diff_peaks(*pair)
+
+
+def analyze_trace(source: PathLike) -> "TraceReport":
+    """Report how busy the GPU was in a profiled step; see `ligerprof trace`."""
+    from ligerprof.analyzers.trace.analysis import analyze
+    from ligerprof.analyzers.trace.events import read_trace
+
+    path = _path(source)
+    return analyze(read_trace(find_trace(path) if path.is_dir() else path))
+
+
+def make_judge(recipe: TrainingRecipe, *, simulate: bool, progress: Progress) -> Judge:
+    """The judge of a recipe's limit; raises RecipeError if the limit is above the GPU's memory."""
+
+    def simulated(candidate: TrainingRecipe) -> Reserved:
+        # before the message and the import of torch
+        require_supported(candidate, command="simulate", simulated=True)
+        progress(f"simulating {candidate.summary}{f', {candidate.alloc_conf}' if candidate.alloc_conf else ''}")
+        from ligerprof.runs.simulated import simulate_step
+
+        outcome = simulate_step(candidate, record=False)
+        return Reserved(
+            first_bytes=outcome.first_step_reserved_bytes,
+            steady_bytes=outcome.reserved_bytes,
+            fits=outcome.oom is None,
+        )
+
+    return Judge(find_limit(_recipe(recipe)), simulated if simulate else None)
+
+
+def read_figures(source: PathLike, *, of_ranks: bool = False) -> tuple[Figures, ...]:
+    """The figures of a run directory, of the JSON of a command, or of a snapshot.
+
+    Args:
+        source: the file or folder.
+        of_ranks: whether to read the ranks of one run; else its own figures, and those of its estimate if it has one.
+    """
+    path = _path(source)
+    read = figures_of_ranks if of_ranks else figures_from_json
+    if path.is_dir():
+        return read(read_result(path), str(path))
+    if of_ranks or path.suffix == ".json" or path == STANDARD_INPUT or starts_as_json(path, _FIGURES):
+        return read(read_json(path, _FIGURES), str(path))
+    from ligerprof.analyzers.compare import figures_from_peak
+
+    return (figures_from_peak(explain(path), str(path)),)
+
+
+def read_peak(source: PathLike, *, device_index: int | None = None) -> "SnapshotAnalysis | PeakReport":
+    """The analysis of a snapshot or run, or the report in the JSON of `ligerprof explain`."""
+    from ligerprof.analyzers.explain.analysis import analyze
+    from ligerprof.analyzers.explain.saved import report_from_json
+
+    path = _path(source)
+    # a directory is a run, and standard input a snapshot
+    if path.is_file() and starts_as_json(path, _PEAK):
+        return report_from_json(read_json(path, _PEAK), str(path))
+    return analyze(path, device_index=device_index)
+
+
+def peak_of(read: "SnapshotAnalysis | PeakReport") -> "PeakReport":
+    """The report of what `read_peak` returns."""
+    from ligerprof.analyzers.explain.peak import PeakReport
+
+    return read if isinstance(read, PeakReport) else read.peak
+
+
+def _figures(source: "Source") -> tuple[Figures, ...]:
+    if isinstance(source, MemoryEstimate):
+        return figures_from_json(source.to_json(), "estimate")
+    if isinstance(source, (str, os.PathLike)):
+        return read_figures(source)
+    from ligerprof.analyzers.compare import figures_from_peak
+    from ligerprof.analyzers.explain.peak import PeakReport
+    from ligerprof.runs.outcome import StepOutcome
+
+    if isinstance(source, StepOutcome):
+        report = _analyze_outcome(source)
+        return (replace(figures_from_peak(report, "step"), backend=source.backend),)
+    return (figures_from_peak(_typed(source, PeakReport, "something to compare", "a path or a result"), "snapshot"),)
+
+
+def _analyze_outcome(outcome: "StepOutcome") -> "PeakReport":
+    from ligerprof.snapshots.reader import Snapshot
+
+    snapshot = Snapshot.from_dict(outcome.snapshot, source="the step")
+    return explain(snapshot, step=None if outcome.oom is not None else outcome.profiled_step)
+
+
+def _recipe(recipe: TrainingRecipe) -> TrainingRecipe:
+    return _typed(recipe, TrainingRecipe, "a recipe", "TrainingRecipe(model=…)")
+
+
+def _path(source: PathLike) -> Path:
+    return Path(_typed(source, (str, os.PathLike), "a file", "a path"))
+
+
+def _typed(value: _Kind, kinds: Any, what: str, wanted: str) -> _Kind:
+    if not isinstance(value, kinds):
+        raise WrongTypeError(f"{short_repr(value)} is not {what}. Pass {wanted}.")
+    return value
+
+
+def _silent(_: str) -> None:
+    """Keep no message."""

@@ -1,0 +1,85 @@
+"""The library: its names, results with every key of their JSON, and the examples of its page."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ligerprof
+from tests.paths import DATA, RECORDINGS, REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "library.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+SMALL, OTHER = (str(RECORDINGS / f"small-{name}.pickle.xz") for name in ("lora", "own-all"))
+RECIPE = ligerprof.TrainingRecipe(model="tiny", batch=2, seq=128, memory_limit_bytes=2**30)
+RESULTS: dict[str, Callable[[], Any]] = {
+    "estimate": lambda: ligerprof.estimate(RECIPE),
+    "explain": lambda: ligerprof.explain(SMALL),
+    "fit": lambda: ligerprof.fit(RECIPE, simulate=False),
+    "advise": lambda: ligerprof.advise(RECIPE, simulate=False),
+    "compare": lambda: ligerprof.compare(SMALL, ligerprof.estimate(RECIPE)),
+    "diff": lambda: ligerprof.diff(SMALL, ligerprof.explain(OTHER)),
+    "analyze_trace": lambda: ligerprof.analyze_trace(DATA / "traces" / "llama3.2-1b-step.pt.trace.json.xz"),
+}
+WRONG: dict[str, Callable[[], Any]] = {
+    "recipe": lambda: ligerprof.estimate("llama3.2-1b"),  # type: ignore[arg-type]
+    "none": lambda: ligerprof.simulate(None),  # type: ignore[arg-type]
+    "number": lambda: ligerprof.explain(5),  # type: ignore[arg-type]
+    "judge": lambda: ligerprof.fit({}, simulate=False),  # type: ignore[arg-type]
+    "column": lambda: ligerprof.compare(SMALL, 3),  # type: ignore[arg-type]
+    "trace": lambda: ligerprof.analyze_trace(None),  # type: ignore[arg-type]
+    "side": lambda: ligerprof.diff(SMALL, 3),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_of_the_page_runs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    exec(compile(EXAMPLES[number], f"{PAGE.name}, example {number + 1}", "exec"), {"__name__": "example"})
+
+
+def test_every_public_name_is_there_and_on_the_page() -> None:
+    assert dir(ligerprof) == sorted(ligerprof.__all__)
+    text = PAGE.read_text(encoding="utf-8")
+    for name in ligerprof.__all__:
+        # a subclass of a class of axolotl's
+        if name != "AxolotlPlugin":
+            assert getattr(ligerprof, name) is not None
+        if name.islower():
+            assert f"`{name}" in text
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_key_of_a_result_is_an_attribute(name: str) -> None:
+    result = RESULTS[name]()
+
+    for key in result.to_json():
+        getattr(result, key)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        result.nothing  # noqa: B018 - the access is the test
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_argument_of_a_wrong_type_is_an_error_of_one_line(name: str) -> None:
+    with pytest.raises(ligerprof.LigerprofError) as caught:
+        WRONG[name]()
+
+    assert "\n" not in str(caught.value)
+
+
+def test_importing_the_library_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    program = "import sys, ligerprof; dir(ligerprof); sys.exit(bool({'torch', 'numpy', 'click'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
+
+
+def test_a_simulated_step_can_be_compared() -> None:
+    recipe = ligerprof.TrainingRecipe(model="tiny", batch=2, seq=64)
+    outcome = ligerprof.simulate(recipe)
+    comparison = ligerprof.compare(outcome, ligerprof.estimate(recipe))
+
+    assert comparison.columns[0].peak_bytes == outcome.peak_bytes
+    assert comparison.columns[0].roles.total_bytes == outcome.peak_bytes
