@@ -91,7 +91,8 @@ def recipe_of(case: Case) -> ligerprof.TrainingRecipe:
 
 def settings_of(case: Case) -> dict[str, Any]:
     """What the framework passes on: arguments of the Trainer, and how it loads and adapts the model."""
-    values = yaml.safe_load((FILES / case.path).read_text(encoding="utf-8"))
+    text = (FILES / case.path).read_text(encoding="utf-8")
+    values = json.loads(text) if case.path.endswith(".json") else yaml.safe_load(text)
     if "deepspeed_configs" in case.path or case.path.endswith(".json"):
         found = trainer_with_deepspeed(values)
     elif case.path.startswith(AXOLOTL):
@@ -165,10 +166,14 @@ def trainer_of_llama_factory(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def trainer_with_deepspeed(values: dict[str, Any]) -> dict[str, Any]:
     fp16 = bool(values.get("fp16", {}).get("enabled"))
+    if fp16:
+        # the usual first scale of 2^16 overflows here, and a step that overflows is skipped
+        values["fp16"]["initial_scale_power"] = 4
     arguments = {
         "deepspeed": values,
         "fp16": fp16,
         "bf16": not fp16,
+        "warmup_steps": 1,
         **CHECKPOINTED,
     }
     for key, name in (
@@ -254,6 +259,10 @@ def load_weights(config: Any, settings: dict[str, Any], folder: str) -> Any:
                 use_gradient_checkpointing=settings["arguments"]["gradient_checkpointing"],
                 gradient_checkpointing_kwargs=settings["arguments"]["gradient_checkpointing_kwargs"],
             )
+            # peft widens what is not in 4 bits; axolotl narrows it again for FlashAttention, LLaMA-Factory does neither
+            for name, module in model.named_modules():
+                if name.endswith(("embed_tokens", "lm_head", "norm")):
+                    module.to(dtype)
         elif settings["arguments"]["gradient_checkpointing"]:
             model.enable_input_require_grads()
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings["lora"]))

@@ -126,6 +126,7 @@ def _draw_with_hf_loss(random: Random) -> TrainingRecipe:
         checkpointing=checkpointing,
         reentrant=checkpointing and random.random() < 0.3,
         optimizer=random.choice(OPTIMIZERS),
+        fp32_embedding_states=random.random() < 0.5,
         # transformers refuses sdpa for capped scores
         attention="eager" if spec.model_type == "gemma2" else random.choice(("sdpa", "sdpa", "eager")),
         **_draw_adapter(random, spec),

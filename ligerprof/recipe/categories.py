@@ -125,6 +125,10 @@ class Loss(Word):
         return self in (Loss.CHUNKED_NLL, Loss.TORCH_LINEAR, Loss.TITAN_CHUNKED)
 
 
+# optimizers of bitsandbytes whose moments have 8 bits
+EIGHT_BIT = frozenset({Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT})
+
+
 class Engine(Word):
     """The library that runs the training step."""
 

@@ -97,6 +97,11 @@ class TrainingOptions(Options):
         default=Optimizer.DEFAULT,
         default_text="adamw-fused; deepspeed-cpu-adam if DeepSpeed offloads the optimizer",
     )
+    fp32_embedding_states: bool = option(
+        Group.TRAINING,
+        "8-bit optimizers: keep the moments of embeddings in fp32, as transformers' Trainer does.",
+        default=False,
+    )
     galore_rank: int = option(Group.TRAINING, "Rank of GaLore's projections.", default=128, minimum=1)
     clip: float | None = option(
         Group.TRAINING,

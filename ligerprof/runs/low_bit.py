@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ligerprof.analyzers.estimate.lora import is_quantized
 from ligerprof.errors import MissingDependencyError
-from ligerprof.models.module_names import is_in_layer
+from ligerprof.models.module_names import is_embedding_weight, is_in_layer
 from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.low_bit import is_hidden_matrix
@@ -91,12 +91,16 @@ def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: f
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [parameter for _, parameter in trainable]
     simulated = parameters[0].device.type != "cuda"
+    kept = recipe.fp32_embedding_states
+    fp32 = [parameter for name, parameter in trainable if kept and is_embedding_weight(name)]
     if recipe.optimizer in _BITSANDBYTES:
         if simulated:
             from ligerprof.runs.simulated.low_bit import StoredStates
 
-            return StoredStates(parameters, recipe.optimizer)
+            return StoredStates(parameters, recipe.optimizer, fp32=fp32)
         optimizers = _require("bitsandbytes", f"--optimizer {recipe.optimizer}").optim
+        for parameter in fp32:
+            optimizers.GlobalOptimManager.get_instance().override_config(parameter, "optim_bits", 32)
         made: torch.optim.Optimizer = getattr(optimizers, _BITSANDBYTES[recipe.optimizer])(parameters, lr=learning_rate)
         return made
     groups = _galore_groups(recipe, trainable)

@@ -30,6 +30,8 @@ class OptimizedTensor:
         width: bytes per element.
         in_layer: whether it belongs to a decoder layer.
         galore_rank: the rank of GaLore's projections.
+        fp32_moments: whether a low-bit optimizer keeps its moments in fp32, as it is told for embeddings
+            (transformers/trainer.py, create_optimizer).
     """
 
     shape: tuple[int, ...]
@@ -37,6 +39,7 @@ class OptimizedTensor:
     width: int
     in_layer: bool
     galore_rank: int
+    fp32_moments: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -144,7 +147,7 @@ def _muon_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
 
 
 def _eight_bit_states(tensor: OptimizedTensor) -> tuple[int, ...]:
-    return eight_bit_state_sizes(tensor.elements)
+    return (tensor.elements * FP32_BYTES,) * 2 if tensor.fp32_moments else eight_bit_state_sizes(tensor.elements)
 
 
 def _is_paged(tensor: OptimizedTensor) -> bool:
@@ -157,12 +160,18 @@ def _paged_states(tensor: OptimizedTensor) -> tuple[int, ...]:
 
 def _paged_eight_bit_states(tensor: OptimizedTensor) -> tuple[int, ...]:
     """The scales of moments in 8 bits are not paged (Optimizer2State.init_state)."""
+    if tensor.fp32_moments:
+        return _paged_states(tensor)
     sizes = eight_bit_state_sizes(tensor.elements)
     return sizes[2:] if _is_paged(tensor) else sizes
 
 
 def _paged_bytes(moment_width: int) -> Callable[[OptimizedTensor], int]:
-    return lambda tensor: 2 * moment_width * tensor.elements if _is_paged(tensor) else 0
+    def paged(tensor: OptimizedTensor) -> int:
+        width = FP32_BYTES if tensor.fp32_moments else moment_width
+        return 2 * width * tensor.elements if _is_paged(tensor) else 0
+
+    return paged
 
 
 def _galore(tensor: OptimizedTensor) -> GaloreTensor:

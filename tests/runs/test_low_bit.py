@@ -20,6 +20,7 @@ SMALL_BYTES = 64 * 1024
 CASES: list[dict[str, Any]] = [
     {"optimizer": "adamw-8bit"},
     {"optimizer": "adamw-8bit", "precision": "bf16", "checkpointing": False},
+    {"optimizer": "adamw-8bit", "fp32_embedding_states": True},
     {"optimizer": "galore", "galore_rank": 16},
     {"optimizer": "galore", "galore_rank": 4, "precision": "bf16", "grad_accum": 2},
     {"qlora": 8},

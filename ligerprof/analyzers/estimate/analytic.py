@@ -18,7 +18,7 @@ from ligerprof.analyzers.estimate.terms import buffer_terms, checkpoint_term, lo
 from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer, Step, Wrap
+from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Offload, Optimizer, Step, Wrap
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -161,8 +161,9 @@ def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
 def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.qlora is not None:
         yield "4-bit weights as in bitsandbytes 0.50: NF4, double quantization; each product unpacks its weight"
-    if recipe.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT):
-        yield "8-bit moments as in bitsandbytes 0.50: blocks of 256, fp32 below 4096 elements, embeddings included"
+    if recipe.optimizer in EIGHT_BIT:
+        embeddings = "but not embeddings" if recipe.fp32_embedding_states else "embeddings included"
+        yield f"8-bit moments as in bitsandbytes 0.50: blocks of 256, fp32 below 4096 elements, {embeddings}"
     if recipe.optimizer is Optimizer.ADAFACTOR:
         yield "Adafactor is torch.optim's; the one of transformers' Trainer has fp32 factors and other temporaries"
     if recipe.optimizer is Optimizer.LION:

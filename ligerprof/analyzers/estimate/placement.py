@@ -101,6 +101,7 @@ def _optimized(recipe: TrainingRecipe, weight: Weight) -> OptimizedTensor:
         width=width,
         in_layer=weight.in_layer,
         galore_rank=recipe.galore_rank,
+        fp32_moments=recipe.fp32_embedding_states and weight.in_embedding,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ligerprof.analyzers.estimate.lora import adapter_weights, is_quantized
 from ligerprof.analyzers.estimate.tensors import Weight
-from ligerprof.models.module_names import is_in_layer
+from ligerprof.models.module_names import is_embedding_weight, is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, INDEX_BYTES
 from ligerprof.torch_memory.low_bit import nf4_sizes
@@ -25,6 +25,7 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
             trainable=not adapters,
             shape=item.shape,
             in_layer=is_in_layer(item.name),
+            in_embedding=is_embedding_weight(item.name),
             packed_sizes=nf4_sizes(item.elements) if is_packed(item.name) else (),
         )
         for item in recipe.spec.parameters

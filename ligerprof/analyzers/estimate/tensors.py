@@ -28,6 +28,7 @@ class Weight:
         uses: reads per forward pass (2 for a tied embedding).
         shape: the parameter's shape.
         in_layer: whether it belongs to a decoder layer.
+        in_embedding: whether it belongs to an embedding of tokens or positions.
         packed_sizes: bytes of each tensor of a quantized parameter, else empty.
         reduction_bytes: allocated and freed if its gradient triggers a reduction among ranks.
         gathered_bytes: allocated while an operation reads a sharded parameter.
@@ -44,6 +45,7 @@ class Weight:
     uses: int = 1
     shape: tuple[int, ...] = ()
     in_layer: bool = False
+    in_embedding: bool = False
     packed_sizes: tuple[int, ...] = ()
     gradient: Allocation | None = None
     pending: Pending | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ligerprof.recipe.categories import EIGHT_BIT
 from ligerprof.recipe.configs.settings import Sets, Setting
 
 # words of --optimizer; those that this version does not have are refused by name
@@ -28,6 +29,14 @@ _WORDS = {
 OPTIMIZERS: Mapping[str, str] = {
     name: word for word, names in _WORDS.items() for name in names.split() if word != "adamw"
 }
+
+# transformers' Trainer keeps the moments of embeddings in fp32 (Trainer.create_optimizer)
+_EIGHT_BIT = {
+    name: Sets(values={Setting.OPTIMIZER: word, Setting.FP32_EMBEDDING_STATES: True})
+    for name, word in OPTIMIZERS.items()
+    if word in EIGHT_BIT
+}
+TRAINER_OPTIMIZERS: Mapping[str, Any] = {**OPTIMIZERS, **_EIGHT_BIT}
 
 # DeepSpeed builds its own Adam, in one kernel on the GPU or on the CPU where the optimizer is offloaded
 DEEPSPEED_OPTIMIZERS: Mapping[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
-from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer
+from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Offload, Optimizer
 from ligerprof.recipe.configs.deepspeed import HIDDEN_SIZE_KEYS
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
@@ -282,7 +282,8 @@ class Resolver:
             raise self._refuse(f"optimizer {word}", S.OPTIMIZER)
         if engine == _FSDP and not Optimizer(word).works_on_shards:
             raise self._refuse(f"optimizer {word} under FSDP version 2", S.OPTIMIZER)
-        return {"optimizer": word}
+        fp32 = self._value(S.FP32_EMBEDDING_STATES) if word in EIGHT_BIT else None
+        return {"optimizer": word, "fp32_embedding_states": fp32}
 
     def _direct(self, setting: Setting) -> dict[str, Any]:
         value, name = self._value(setting), setting.value

@@ -23,6 +23,7 @@ class Setting(Word):
     CHECKPOINTING = "checkpointing"
     REENTRANT = "reentrant"
     OPTIMIZER = "optimizer"
+    FP32_EMBEDDING_STATES = "fp32_embedding_states"
     GALORE_RANK = "galore_rank"
     CLIP = "clip"
     ATTENTION = "attention"

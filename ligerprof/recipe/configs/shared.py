@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED_ROWS
-from ligerprof.recipe.configs.optimizers import OPTIMIZERS
+from ligerprof.recipe.configs.optimizers import TRAINER_OPTIMIZERS
 from ligerprof.recipe.configs.rows import (
     BadValueError,
     Row,
@@ -55,7 +55,7 @@ ATTENTION = words(
     {"sdpa": "sdpa", "eager": "eager", "disabled": "eager", **dict.fromkeys(_FLASH, "flash")},
     what="attention",
 )
-OPTIMIZER = words(Setting.OPTIMIZER, OPTIMIZERS, what="optimizer")
+OPTIMIZER = words(Setting.OPTIMIZER, TRAINER_OPTIMIZERS, what="optimizer")
 CHECKPOINTING_KWARGS = section(
     {
         "use_reentrant": switch(Setting.REENTRANT),

@@ -105,10 +105,14 @@ class StoredStates(torch.optim.Optimizer):
 
     Args:
         optimizer: the name of its row; states that it keeps outside torch's allocator are left out.
+        fp32: parameters whose moments are in fp32.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], optimizer: str) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], optimizer: str, *, fp32: Iterable[nn.Parameter] = ()
+    ) -> None:
         super().__init__(parameters, {})
+        self._fp32 = {id(parameter) for parameter in fp32}
         self._row = OPTIMIZERS[optimizer]
         self._shared: list[Tensor] = []
 
@@ -130,6 +134,7 @@ class StoredStates(torch.optim.Optimizer):
             width=parameter.element_size(),
             in_layer=False,
             galore_rank=1,
+            fp32_moments=id(parameter) in self._fp32,
         )
         self.state[parameter]["states"] = [_bytes(size, parameter) for size in self._row.states(tensor)]
 

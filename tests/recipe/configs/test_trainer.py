@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.configs.accelerate import ACCELERATE, values_of_environment
 from ligerprof.recipe.configs.documents import read_document
@@ -333,3 +334,15 @@ def test_what_fsdp_lacks_is_named(values: dict[str, Any], says: str, tmp_path: P
     fsdp = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}}
     with pytest.raises(UnsupportedError, match=says):
         read(tmp_path, {"per_device_train_batch_size": 1, **fsdp, **values}, model="llama3.1-8b", gpus=8)
+
+
+@pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_8bit"])
+def test_the_trainer_keeps_the_moments_of_embeddings_in_fp32(tmp_path: Path, optim: str) -> None:
+    recipe, _ = read(tmp_path, {**BASE, "optim": optim})
+    plain = dataclasses.replace(recipe, fp32_embedding_states=False)
+
+    assert recipe.fp32_embedding_states
+    # two bytes become eight for the embedding of the tiny model, less the scales of its blocks; or all of it is paged
+    assert (estimate(recipe).peak_bytes > estimate(plain).peak_bytes) is (optim == "adamw_bnb_8bit")
+    replaced, _ = read(tmp_path, {**BASE, "optim": optim}, optimizer="adamw-fused")
+    assert not replaced.fp32_embedding_states
