@@ -342,7 +342,7 @@ def test_the_trainer_keeps_the_moments_of_embeddings_in_fp32(tmp_path: Path, opt
     plain = dataclasses.replace(recipe, fp32_embedding_states=False)
 
     assert recipe.fp32_embedding_states
-    # two bytes become eight for the embedding of the tiny model, less the scales of its blocks; or all of it is paged
-    assert (estimate(recipe).peak_bytes > estimate(plain).peak_bytes) is (optim == "adamw_bnb_8bit")
+    # two bytes become eight; the embedding of the tiny model is too small to be paged
+    assert estimate(recipe).peak_bytes > estimate(plain).peak_bytes
     replaced, _ = read(tmp_path, {**BASE, "optim": optim}, optimizer="adamw-fused")
     assert not replaced.fp32_embedding_states
