@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from ligerprof.kernels import apply
 from ligerprof.kernels.options import LossOptions, options_as_text, options_from_text
@@ -92,6 +93,21 @@ def test_under_autocast(device: torch.device) -> None:
 def test_fp16_gradients_wait_for_the_loss_scale(device: torch.device) -> None:
     for make in (fused, given_logits):
         assert_compiles(make(LossOptions()), inputs(device, torch.float16), "aot_eager")
+
+
+@pytest.mark.parametrize("make", [fused, given_logits])
+def test_a_second_graph_serves_every_other_number_of_tokens(make: Any, device: torch.device) -> None:
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    function = make(OPTIONS["mean"])
+    compiled = torch.compile(function, backend=graphs, fullgraph=True)
+    states, weight, labels = inputs(device)
+    for sequences, tokens in ((2, 5), (2, 7), (2, 9)):
+        given = [states.detach()[:1, :1].repeat(sequences, tokens, 1).requires_grad_(), weight]
+        given.append(labels[:1, :1].repeat(sequences, tokens))
+        expected, got = run(function, given), run(compiled, given)
+        assert max(relative_error(one, other) for one, other in zip(got, expected, strict=True)) < 1e-6
+    assert graphs.frame_count == 2
 
 
 @pytest.mark.parametrize("kernel", ["flce", "ce"])

@@ -9,8 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ligerprof.errors import RecipeError
 from ligerprof.kernels import apply, find_kernel
 from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
+from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.patching.measured_budget import MeasuredBudget
+from ligerprof.kernels.spec import load_entry
 from tests.kernels.models import batch, tiny_model
+from tests.kernels.oracle import LOSS_ROUNDINGS, in_fp64, relative_error, run
 from tests.kernels.test_memory import LLAMA_1B, stated
 
 GIB = 2**30
@@ -65,6 +68,29 @@ def test_it_shrinks_with_the_room_and_does_not_grow_back(counters: Counters) -> 
     assert budget.next(*tensors()) == "lean"
     counters.allocated = 0
     assert budget.next(*tensors()) == "lean"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_budgets_differ_by_rounding_alone(dtype: torch.dtype, device: torch.device) -> None:
+    """What is free, and so the number of chunks, may differ from run to run."""
+    states = torch.randn(33, 16, device=device).to(dtype).requires_grad_()
+    weight = (0.3 * torch.randn(61, 16, device=device)).to(dtype).requires_grad_()
+    labels = torch.randint(61, (33,), device=device)
+    kernel, reference = (load_entry(name) for name in (find_kernel("flce").entry, find_kernel("flce").reference))
+
+    def results(budget: str | int) -> list[torch.Tensor]:
+        return run(lambda x, w: kernel(x, w, labels, LossOptions(budget=budget)), [states, weight])
+
+    truth = run(lambda x, w: reference(x, w, labels.cpu(), LossOptions()), in_fp64([states, weight]))
+    chunks = set()
+    sizes = {"tokens": 33, "hidden": 16, "vocab": 61, "element_bytes": dtype.itemsize}
+    for budget in ("lean", 16 * 64 * dtype.itemsize, 2**20):
+        chunks.add(plan_chunks(**sizes, budget=budget).chunks)
+        found = results(budget)
+        assert all(torch.equal(one, other) for one, other in zip(found, results(budget), strict=True))
+        errors = [relative_error(value, right) for value, right in zip(found, truth, strict=True)]
+        assert max(errors) <= LOSS_ROUNDINGS[dtype]
+    assert len(chunks) > 1
 
 
 def test_counters_that_are_reset_do_not_make_it_forget(counters: Counters) -> None:
