@@ -2,16 +2,17 @@
 
 import dataclasses
 import shlex
+from typing import Any
 
-from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 
 
 def recipe_flags(recipe: TrainingRecipe) -> tuple[str, ...]:
     """The words after `ligerprof step` that make this recipe, options at their defaults left out."""
     model = recipe.model if isinstance(recipe.model, str) else recipe.model.name
-    # the optimizer and the clip that this recipe gets without --optimizer and --clip
-    resolved = dataclasses.replace(recipe, optimizer=Optimizer.DEFAULT, clip=None)
+    # what this recipe gets for options whose default depends on others, if they are left out
+    dependent: dict[str, Any] = {name: item.default for name, item in RECIPE_OPTIONS.items() if item.default_text}
+    resolved = dataclasses.replace(recipe, **dependent)
     words = list(RECIPE_OPTIONS["model"].typed(model))
     for name, declared in RECIPE_OPTIONS.items():
         default = getattr(resolved, name) if declared.default_text else declared.default

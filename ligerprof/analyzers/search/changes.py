@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ligerprof.kernels.selection import select_kernels
-from ligerprof.recipe.categories import Engine, Loss, Offload, Optimizer, Precision
+from ligerprof.recipe.categories import Engine, GradSync, Loss, Offload, Optimizer, Precision
 from ligerprof.recipe.training import TrainingRecipe
 
 # the recipes that a change can produce, the smallest change first; or the reason why it does not apply
@@ -53,6 +53,8 @@ def _fused_kernels(recipe: TrainingRecipe) -> Outcome:
 def _zero_2(recipe: TrainingRecipe) -> Outcome:
     if recipe.gpus == 1:
         return "needs several GPUs"
+    if recipe.engine is not Engine.DEEPSPEED:
+        return f"needs DeepSpeed, and the recipe trains with {recipe.engine}"
     if recipe.zero >= 2:
         return f"ZeRO-{recipe.zero} already partitions gradients"
     return (dataclasses.replace(recipe, zero=2),)
@@ -71,6 +73,9 @@ def _checkpointing(recipe: TrainingRecipe) -> Outcome:
     "precision: matrix products in 16 bits; weights and moments stay fp32",
 )
 def _mixed_precision(recipe: TrainingRecipe) -> Outcome:
+    if recipe.engine is Engine.FSDP2 and recipe.autocast == "bfloat16" and recipe.weight_dtype == "float32":
+        # autocast would keep a copy of every layer's gathered weights
+        return (dataclasses.replace(recipe, precision=Precision.MIXED),)
     if recipe.precision is not Precision.FP32:
         return f"precision {recipe.precision} already computes in 16 bits"
     return (dataclasses.replace(recipe, precision=Precision.AMP if _has_bfloat16(recipe) else Precision.AMP_FP16),)
@@ -80,6 +85,10 @@ def _mixed_precision(recipe: TrainingRecipe) -> Outcome:
 def _zero_3(recipe: TrainingRecipe) -> Outcome:
     if recipe.zero == 3:
         return "already enabled"
+    if recipe.engine is Engine.FSDP2:
+        return "FSDP2 shards the weights"
+    if recipe.gpus > 1 and recipe.engine is Engine.DDP:
+        return "needs DeepSpeed; --engine fsdp2 shards weights as well"
     if recipe.gpus == 1:
         return "needs several GPUs; offloading enables ZeRO as well"
     return (dataclasses.replace(recipe, zero=3),)
@@ -93,6 +102,8 @@ def _zero_3(recipe: TrainingRecipe) -> Outcome:
 def _offload_optimizer(recipe: TrainingRecipe) -> Outcome:
     if recipe.offload is not Offload.NONE:
         return "the optimizer is already offloaded"
+    if recipe.engine is Engine.FSDP2:
+        return "FSDP2 offloads everything or nothing"
     return _offloaded(recipe, Offload.OPTIMIZER, max(recipe.zero, 2))
 
 
@@ -100,6 +111,8 @@ def _offload_optimizer(recipe: TrainingRecipe) -> Outcome:
 def _offload_all(recipe: TrainingRecipe) -> Outcome:
     if recipe.offload.moves_parameters:
         return "the weights are already offloaded"
+    if recipe.engine is Engine.FSDP2:
+        return (dataclasses.replace(recipe, offload=Offload.ALL),)
     return _offloaded(recipe, Offload.ALL, 3)
 
 
@@ -117,6 +130,8 @@ def _adamw_8bit(recipe: TrainingRecipe) -> Outcome:
 def _offload_nvme(recipe: TrainingRecipe) -> Outcome:
     if recipe.offload is Offload.NVME:
         return "already enabled"
+    if recipe.engine is Engine.FSDP2:
+        return "FSDP2 offloads to main memory only"
     return _offloaded(recipe, Offload.NVME, 3, nvme_path=".")
 
 
@@ -134,6 +149,8 @@ def _accumulation(recipe: TrainingRecipe) -> Outcome:
 def _lora(recipe: TrainingRecipe) -> Outcome:
     if recipe.lora or recipe.qlora:
         return "adapters are trained already"
+    if recipe.engine is Engine.FSDP2 and recipe.weight_dtype != "float32":
+        return "FSDP2 shards weights of one dtype together, and adapters are fp32"
     return (dataclasses.replace(recipe, lora=_RANK),)
 
 
@@ -189,6 +206,9 @@ def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int, nvme_path: s
         offload=offload,
         nvme_path=nvme_path,
         optimizer=Optimizer.DEFAULT,
+        # DDP's
+        bucket_view=False,
+        grad_sync=GradSync.LAST,
     )
     return (changed,)
 
@@ -196,6 +216,8 @@ def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int, nvme_path: s
 def _other_optimizer(recipe: TrainingRecipe, optimizer: Optimizer) -> Outcome:
     if recipe.offload is not Offload.NONE:
         return "the optimizer is offloaded"
+    if recipe.engine is Engine.FSDP2:
+        return "does not work on FSDP2's shards yet"
     if not recipe.optimizer.is_adam:
         return f"replaces Adam, and the recipe uses {recipe.optimizer}"
     return (dataclasses.replace(recipe, optimizer=optimizer),)

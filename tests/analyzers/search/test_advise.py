@@ -91,6 +91,23 @@ def test_zero_stages_come_before_offloading_on_several_gpus() -> None:
     assert [advice.plan.offload for advice in found.values()] == ["none", "none", "none", "optimizer"]
 
 
+def test_fsdp2_and_ddp_take_changes_of_their_own() -> None:
+    sharded = TrainingRecipe(model="llama3.1-8b", engine="fsdp2", gpus=2, gpu="rtx4090")
+    advice = advise(sharded, estimating(20 * GIB))
+    steps = {step.change.name: step for step in advice.steps}
+    assert (advice.plan.engine, advice.plan.offload) == ("fsdp2", "all")
+    assert steps["zero-3"].reason == "FSDP2 shards the weights"
+    assert steps["offload-nvme"].reason == "FSDP2 offloads to main memory only"
+    assert advice.host_bytes > 0
+    # autocast keeps copies of all layers, the mixed-precision policy none
+    mixed = {step.change.name: step for step in advise(sharded, estimating(70 * GIB)).steps}["mixed-precision"]
+    assert (mixed.saved_bytes or 0) > GIB
+
+    replicated = TrainingRecipe(engine="ddp", gpus=2, bucket_view=True, grad_accum=2, grad_sync="every")
+    plan = advise(replicated, estimating(8 * GIB)).plan
+    assert (plan.engine, plan.grad_sync, plan.bucket_view) == ("deepspeed", "last", False)
+
+
 def test_rungs_that_a_later_one_makes_unnecessary_are_dropped() -> None:
     recipe = TrainingRecipe(checkpointing=False)
 
@@ -207,6 +224,8 @@ def check_refused(_recipe: TrainingRecipe) -> Reserved:
             memory_limit_bytes=12345678, alloc_conf="expandable_segments:True", clip=0.0, device="simulated"
         ),
         TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="all", gpus=2),
+        TrainingRecipe(engine="fsdp2", precision="mixed", gpus=4, replicate=2, reduce_dtype="bfloat16", reshard=False),
+        TrainingRecipe(engine="ddp", gpus=2, bucket_view=True, grad_sync="every", warmup=3),
         TrainingRecipe(engine="deepspeed", precision="mixed-fp16", zero=2, clip=2.0, optimizer="adamw-foreach"),
         TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="nvme", nvme_path="."),
     ],
