@@ -24,7 +24,7 @@ from typing import Any
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
-from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.units import GIB
 
 RESULTS = Path(__file__).with_name("results") / "accuracy-h200.jsonl"
@@ -154,19 +154,17 @@ def run_step(options: dict[str, Any]) -> dict[str, Any]:
         "first_step_peak_bytes",
         "first_step_reserved_bytes",
         "phases",
+        "host_bytes",
         "oom",
     )
     return {key: result[key] for key in (*kept, "versions", "finished", "notes")}
 
 
 def flags(options: dict[str, Any]) -> Iterator[str]:
+    """The command-line words of all options but the model."""
     for name, value in options.items():
-        if name == "checkpointing":
-            yield "--checkpointing" if value else "--no-checkpointing"
-        elif name == "reentrant":
-            yield from ("--reentrant",) if value else ()
-        elif name != "model" and value is not None:
-            yield from (f"--{name.replace('_', '-')}", str(value))
+        if name != "model" and value is not None:
+            yield from filter(None, RECIPE_OPTIONS[name].typed(value))
 
 
 def measure(results: Path, seed: int, count: int) -> None:
@@ -266,15 +264,17 @@ def measure_or_score(recipes: Sequence[dict[str, Any]], *, at_once: int, descrip
         score(arguments.results)
         return
 
-    def run(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+    lock = threading.Lock()
+
+    def run(numbered: tuple[int, dict[str, Any]]) -> None:
         number, options = numbered
-        return {"seed": 0, "number": number, "options": options, **run_step(options)}
+        row = {"seed": 0, "number": number, "options": options, **run_step(options)}
+        with lock, arguments.results.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+        print(options, row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
-        rows = list(pool.map(run, enumerate(recipes)))
-    arguments.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for row in rows:
-        print(row["options"], row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr)
+        list(pool.map(run, enumerate(recipes)))
 
 
 def main() -> None:

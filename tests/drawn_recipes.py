@@ -21,6 +21,8 @@ OPTIMIZERS = (
     "sgd",
     "none",
     "adafactor",
+    "adafactor-hf",
+    "sgd-momentum",
     "lion",
     "muon",
     "adamw-8bit",
@@ -90,7 +92,20 @@ def _draw_adapter(random: Random, spec: ModelSpec) -> dict[str, Any]:
     layers = random.choice(
         (("all-linear",), spec.architecture.lora_targets, random.sample(spec.architecture.lora_targets, 2))
     )
-    return {"lora": rank, "lora_targets": "+".join(layers)}
+    saved = random.choice((None, None, "lm_head", "embed_tokens+norm"))
+    names = {"modules_to_save": saved} if spec.architecture.final_norm.endswith(".norm") else {}
+    return {"lora": rank, "lora_targets": "+".join(layers), "dora": random.random() < 0.3, **names}
+
+
+def _draw_checkpointing(random: Random) -> dict[str, Any]:
+    every = random.choice((1, 1, 2))
+    match random.choice(("plain", "plain", "reentrant", "selective")):
+        case "reentrant":
+            return {"checkpoint_every": every, "reentrant": True}
+        case "selective":
+            policy = random.choice(("matmuls", "attention", "torchtitan", "aten.mm.default/3+aten.bmm.default"))
+            return {"checkpoint_every": every, "selective": policy}
+    return {"checkpoint_every": every, "activation_offload": random.random() < 0.2}
 
 
 def draw_recipe(random: Random) -> TrainingRecipe:
@@ -124,7 +139,7 @@ def _draw_with_hf_loss(random: Random) -> TrainingRecipe:
         provider=random.choice(("ligerprof", "ligerprof", "torch")),
         precision=random.choice(PRECISIONS),
         checkpointing=checkpointing,
-        reentrant=checkpointing and random.random() < 0.3,
+        **(_draw_checkpointing(random) if checkpointing else {}),
         optimizer=random.choice(OPTIMIZERS),
         fp32_embedding_states=random.random() < 0.5,
         # transformers refuses sdpa for capped scores

@@ -43,6 +43,8 @@ def check(recipe: TrainingRecipe) -> None:
     below_bytes = estimated.lowest_bytes - simulated.peak_bytes
     above_bytes = simulated.peak_bytes - estimated.highest_bytes
     tolerated_bytes = max(TOLERANCE * simulated.peak_bytes, SMALLEST_TOLERATED_BYTES)
+    if recipe.activation_offload:
+        assert simulated.host_bytes == pytest.approx(estimated.host_bytes, rel=TOLERANCE, abs=SMALLEST_TOLERATED_BYTES)
     phases = {phase.value: (size, simulated.phases[phase]) for phase, size in estimated.phases.items()}
     assert max(below_bytes, above_bytes) <= tolerated_bytes, (
         f"estimated {estimated.peak_bytes}, simulated {simulated.peak_bytes};"
@@ -116,6 +118,29 @@ def llama_of_4_layers(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
 )
 def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, Any]) -> None:
     check(TrainingRecipe(model=model, batch=2, checkpointing=False, alloc_conf="expandable_segments:True", **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpoint_every": 2},
+        {"checkpoint_every": 3, "reentrant": True, "lora": 8, "attention": "eager"},
+        {"checkpoint_every": 9, "precision": "bf16", "padding": 0.2},
+        {"selective": "matmuls", "liger": "rms+swiglu"},
+        {"selective": "attention", "checkpoint_every": 2, "padding": 0.2},
+        {"selective": "torchtitan", "qlora": 8, "precision": "bf16"},
+        {"activation_offload": True, "lora": 8, "grad_accum": 2},
+        {"lora": 8, "modules_to_save": "embed_tokens+lm_head", "liger": "rms+flce"},
+        {"qlora": 8, "modules_to_save": "lm_head+input_layernorm", "precision": "bf16"},
+        {"lora": 8, "dora": True, "checkpointing": False, "liger": "all"},
+        {"lora": 8, "dora": True, "lora_targets": "q_proj+down_proj", "precision": "bf16"},
+        {"activation_offload": True, "precision": "bf16-amp", "liger": "all"},
+        {"selective": "matmuls", "attention": "eager", "grad_accum": 2, "gpu": "a100-40g"},
+    ],
+    ids=lambda options: "-".join(map(str, options)),
+)
+def test_what_backward_recomputes_and_adapters_train(options: dict[str, Any]) -> None:
+    check(TrainingRecipe(model=llama_of_4_layers(8, 4, 64), batch=2, alloc_conf="expandable_segments:True", **options))
 
 
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointed", "whole"])

@@ -70,6 +70,12 @@ class ModelSpec:
         return find_architecture(self.model_type)
 
     @property
+    def module_names(self) -> tuple[str, ...]:
+        """Names of all modules with weights, without their paths, such as `q_proj` and `lm_head`."""
+        paths = (*(item.name.rpartition(".")[0] for item in self.parameters), self.architecture.head)
+        return tuple(dict.fromkeys(path.rpartition(".")[2] for path in paths))
+
+    @property
     def features(self) -> frozenset[Feature]:
         """Operations that kernels can replace; a partial rotation is not one of them."""
         found = self.architecture.features

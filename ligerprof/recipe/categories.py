@@ -53,10 +53,12 @@ class Optimizer(Word):
     PAGED_ADAMW = "paged-adamw"
     PAGED_ADAMW_8BIT = "paged-adamw-8bit"
     ADAFACTOR = "adafactor"
+    ADAFACTOR_HF = "adafactor-hf"
     LION = "lion"
     MUON = "muon"
     GALORE = "galore"
     SGD = "sgd"
+    SGD_MOMENTUM = "sgd-momentum"
     NONE = "none"
     DEEPSPEED_CPU_ADAM = "deepspeed-cpu-adam"
     # replaced by an optimizer when a recipe is made

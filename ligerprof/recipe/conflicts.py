@@ -23,6 +23,8 @@ _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
 _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
 _SIMULATED = frozenset({Engine.TORCH, Engine.DDP, Engine.FSDP2})
+# options that only the engine torch carries out
+_PLAIN_TORCH = ("checkpoint_every", "selective", "activation_offload", "modules_to_save", "dora")
 
 
 def require_compatible(options: TrainingOptions) -> None:
@@ -122,9 +124,28 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['packing']} leaves no padding. Take out {_FLAGS['padding']}.",
     )
     yield from _adapter_conflicts(options)
+    for name in _PLAIN_TORCH:
+        changed = getattr(options, name) != options_of(TrainingOptions)[name].default
+        yield (
+            changed and options.engine is not Engine.TORCH,
+            f"{_FLAGS[name]} needs {typed('engine', Engine.TORCH)}; other engines are not supported yet.",
+        )
     yield (
         options.reentrant and not options.checkpointing,
         f"{_FLAGS['reentrant']} does not go with {_CHECKPOINTING.off_flag}.",
+    )
+    for name, unused in (("checkpoint_every", 1), ("selective", None)):
+        yield (
+            getattr(options, name) != unused and not options.checkpointing,
+            f"{_FLAGS[name]} does not go with {_CHECKPOINTING.off_flag}.",
+        )
+    yield (
+        options.selective is not None and options.reentrant,
+        f"{_FLAGS['selective']} does not go with {_FLAGS['reentrant']}, which has no cache of outputs.",
+    )
+    yield (
+        options.selective is not None and "rope" in options.kernels,
+        f"{_FLAGS['selective']} does not go with the kernel rope, which writes over kept outputs. Leave it out.",
     )
     yield (
         options.loss is not Loss.HF and bool({"ce", "flce"} & set(options.kernels)),
@@ -187,6 +208,17 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     yield (
         chosen and bool(unknown),
         f"{options.spec.name} has no linear layer {short_repr((unknown or [''])[0])}. It has: {', '.join(layers)}.",
+    )
+    yield (
+        bool(options.saved_modules) and options.lora is None and options.qlora is None,
+        f"{_FLAGS['modules_to_save']} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
+    )
+    yield options.dora and options.lora is None, f"{_FLAGS['dora']} needs {_FLAGS['lora']}."
+    known = tuple(name for name in options.spec.module_names if name not in layers)
+    others = [name for name in options.saved_modules if name not in known]
+    yield (
+        bool(others),
+        f"{_FLAGS['modules_to_save']} cannot take {short_repr((others or [''])[0])}. Choose from: {', '.join(known)}.",
     )
 
 

@@ -20,6 +20,7 @@ from ligerprof.recipe.categories import (
     Wrap,
 )
 from ligerprof.recipe.options import Group, Options, option
+from ligerprof.recipe.selective import canonical_policy
 from ligerprof.units import MIB
 
 ALL_LINEAR = "all-linear"
@@ -90,7 +91,25 @@ class TrainingOptions(Options):
         default=Precision.AMP,
     )
     checkpointing: bool = option(Group.TRAINING, "Recompute decoder layers in the backward pass.", default=True)
+    checkpoint_every: int = option(
+        Group.TRAINING,
+        "Checkpoint the first of each N decoder layers; the others are not recomputed.",
+        default=1,
+        minimum=1,
+    )
+    selective: str | None = option(
+        Group.TRAINING,
+        "Outputs that checkpointed layers keep instead of computing them again: of matrix products, of attention,"
+        " torchtitan's choice, or of the operators that a file lists.",
+        metavar="matmuls|attention|torchtitan|FILE",
+        canonical=canonical_policy,
+    )
     reentrant: bool = option(Group.TRAINING, "Use torch's older, reentrant checkpointing.", default=False)
+    activation_offload: bool = option(
+        Group.TRAINING,
+        "Keep what autograd saves in main memory between the passes, as TRL and torchtune do.",
+        default=False,
+    )
     optimizer: Optimizer = option(
         Group.TRAINING,
         "Optimizer and its implementation.",
@@ -127,6 +146,14 @@ class TrainingOptions(Options):
         Group.TRAINING,
         "Layers that get adapters: all-linear, or module names joined by '+', such as q_proj+v_proj (peft's default).",
         default=ALL_LINEAR,
+        metavar="NAMES",
+    )
+    dora: bool = option(
+        Group.TRAINING, "Train a magnitude per output next to LoRA's matrices (DoRA of peft).", default=False
+    )
+    modules_to_save: str | None = option(
+        Group.TRAINING,
+        "Modules trained in full next to adapters: names joined by '+', such as embed_tokens+lm_head (peft).",
         metavar="NAMES",
     )
     engine: Engine = option(Group.SEVERAL_GPUS, "Library that trains.", default=Engine.TORCH)
@@ -243,12 +270,25 @@ class TrainingOptions(Options):
         """The GPU that a simulation or an estimate is for."""
         return find_gpu(self.gpu)
 
+    def checkpoints_layer(self, index: int) -> bool:
+        """Whether a decoder layer is checkpointed: each N-th from the first, as by transformers' `every_n_layers`."""
+        return self.checkpointing and index % self.checkpoint_every == 0
+
     @property
     def adapted_layers(self) -> tuple[str, ...]:
         """Module names of the linear layers that LoRA's or QLoRA's adapters are trained on."""
         if self.lora_targets == ALL_LINEAR:
             return self.spec.architecture.lora_targets
         return tuple(self.lora_targets.replace(",", "+").split("+"))
+
+    @property
+    def saved_modules(self) -> tuple[str, ...]:
+        """Names of the modules that peft copies and trains in full next to adapters."""
+        return () if self.modules_to_save is None else tuple(self.modules_to_save.replace(",", "+").split("+"))
+
+    def trains_in_full(self, module: str) -> bool:
+        """Whether peft trains a copy of a module: its path ends with one of the names (`_set_trainable`)."""
+        return bool(self.saved_modules) and module.endswith(self.saved_modules)
 
     @property
     def autocast(self) -> str | None:

@@ -17,18 +17,21 @@ from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Attention, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
+from ligerprof.runs.activation_offload import ActivationOffload, CudaHostMemory, ShapesOnly
+from ligerprof.runs.checkpointing import enable_checkpointing
 from ligerprof.runs.losses import install_loss
 from ligerprof.runs.low_bit import linears_on_meta, low_bit_optimizer, quantize_linears
 from ligerprof.runs.muon import MuonWithAdamW
 
 LEARNING_RATE = 1e-5
 # the class in torch.optim, and what selects the implementation
-_TORCH_OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, bool]]] = {
+_TORCH_OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, float]]] = {
     Optimizer.ADAMW_FUSED: ("AdamW", {"fused": True}),
     Optimizer.ADAMW_FOREACH: ("AdamW", {"foreach": True}),
     Optimizer.ADAMW: ("AdamW", {"foreach": False}),
     Optimizer.ADAFACTOR: ("Adafactor", {"foreach": False}),
     Optimizer.SGD: ("SGD", {"foreach": True}),
+    Optimizer.SGD_MOMENTUM: ("SGD", {"foreach": True, "momentum": 0.9}),
 }
 
 
@@ -80,25 +83,44 @@ class Trainer(Training):
     Attributes:
         device_type: the device type of autocast (`cpu` under the simulator).
         scaler: loss scaling for amp-fp16, else None.
+        offload: moves what autograd saves in a micro-batch to main memory, or None.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     scaler: torch.amp.GradScaler | None
     device_type: str
+    offload: ActivationOffload | None = None
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """The loss of a micro-batch, divided by `grad_accum`."""
         recipe = self.recipe
         dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
-        with torch.autocast(self.device_type, dtype, enabled=dtype is not None):
+        with self._offloading_until_backward(), torch.autocast(self.device_type, dtype, enabled=dtype is not None):
             loss: Tensor = self.model(**batch, use_cache=False).loss
         return loss if recipe.grad_accum == 1 else loss / recipe.grad_accum
 
     def backward(self, loss: Tensor) -> None:
         """Compute or accumulate gradients; a scaler scales the loss first."""
         scaled: Any = loss if self.scaler is None else self.scaler.scale(loss)
-        scaled.backward()
+        try:
+            scaled.backward()
+        finally:
+            if self.offload is not None:
+                self.offload.__exit__()
+
+    @contextmanager
+    def _offloading_until_backward(self) -> Iterator[None]:
+        """Move saved tensors from here to the end of `backward`, which recomputes layers."""
+        if self.offload is None:
+            yield
+            return
+        self.offload.__enter__()
+        try:
+            yield
+        except BaseException:
+            self.offload.__exit__()
+            raise
 
     def update(self) -> None:
         """Clip the gradients and step the optimizer, if there is one."""
@@ -137,7 +159,12 @@ def torch_trainer(
 def make_trainer(recipe: TrainingRecipe, model: nn.Module, device_type: str) -> Trainer:
     """A trainer of a built model, with its optimizer and loss scaler."""
     scaler, optimizer = make_scaler(recipe, device_type), make_optimizer(recipe, model)
-    return Trainer(recipe=recipe, model=model, optimizer=optimizer, scaler=scaler, device_type=device_type)
+    offload = None
+    if recipe.activation_offload:
+        offload = ActivationOffload(model, CudaHostMemory() if device_type == "cuda" else ShapesOnly())
+    return Trainer(
+        recipe=recipe, model=model, optimizer=optimizer, scaler=scaler, device_type=device_type, offload=offload
+    )
 
 
 def make_scaler(recipe: TrainingRecipe, device_type: str) -> torch.amp.GradScaler | None:
@@ -219,12 +246,7 @@ def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
 
         adapt_as_over_bitsandbytes(model)
     if recipe.checkpointing:
-        settings = {"use_reentrant": recipe.reentrant}
-        # transformers 5.2x renamed the method, and warns if the older name is called
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
-        else:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+        enable_checkpointing(model, recipe)
     trained: nn.Module = model.train()
     return trained
 
@@ -255,8 +277,14 @@ def _with_lora(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingDependencyError("--lora needs peft. Install it with: pip install 'ligerprof[peft]'.") from None
-    targets = list(recipe.adapted_layers)
-    adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=16, target_modules=targets))
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=16,
+        target_modules=list(recipe.adapted_layers),
+        modules_to_save=list(recipe.saved_modules) or None,
+        use_dora=recipe.dora,
+    )
+    adapted = get_peft_model(model, config)
     if recipe.checkpointing:
         adapted.enable_input_require_grads()
     return adapted
@@ -268,12 +296,23 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opti
         return low_bit_optimizer(recipe, model, LEARNING_RATE)
     if recipe.optimizer is Optimizer.MUON:
         return MuonWithAdamW(model, LEARNING_RATE)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if recipe.optimizer is Optimizer.ADAFACTOR_HF:
+        return _hf_adafactor(trainable)
     if recipe.optimizer not in _TORCH_OPTIMIZERS:
         return None
     name, implementation = _TORCH_OPTIMIZERS[recipe.optimizer]
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(trainable, lr=LEARNING_RATE, **implementation)
     return optimizer
+
+
+def _hf_adafactor(trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Transformers' Adafactor as its Trainer makes it."""
+    from transformers.optimization import Adafactor
+
+    settings: dict[str, Any] = {"lr": LEARNING_RATE, "scale_parameter": False, "relative_step": False}
+    made: torch.optim.Optimizer = Adafactor(trainable, **settings)  # type: ignore[no-untyped-call]
+    return made
 
 
 def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """What each optimizer keeps for a parameter, and what its step allocates and frees: one row per optimizer.
 
-Read in torch 2.13 (torch/optim), bitsandbytes 0.50.2, galore_torch 1.0 and deepspeed/ops/adam.
+Read in torch 2.13 (torch/optim), transformers 5.23, bitsandbytes 0.50.2, galore_torch 1.0 and deepspeed/ops/adam.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,8 +105,12 @@ def _adafactor_states(tensor: OptimizedTensor) -> tuple[int, ...]:
     """Means of rows and columns of a matrix, all variances of a vector (_adafactor.py, _init_group)."""
     if len(tensor.shape) == 1:
         return (tensor.size_bytes,)
-    rows, columns = tensor.elements // tensor.shape[-1], tensor.elements // tensor.shape[-2]
+    rows, columns = _factor_elements(tensor)
     return rows * tensor.width, columns * tensor.width
+
+
+def _factor_elements(tensor: OptimizedTensor) -> tuple[int, int]:
+    return tensor.elements // tensor.shape[-1], tensor.elements // tensor.shape[-2]
 
 
 def _adafactor_update(tensors: Tensors, gpu: GpuSpec) -> list[int]:
@@ -115,17 +119,39 @@ def _adafactor_update(tensors: Tensors, gpu: GpuSpec) -> list[int]:
     _adafactor.py, _single_tensor_adafactor.
     """
     return _highest(
-        (max(now, _column_norm_bytes(tensor, gpu)), before)
+        (max(now, _column_reduction_bytes(tensor, tensor.width, gpu)), before)
         for tensor, (before, now) in zip(tensors, _successive(tensors), strict=True)
     )
 
 
-def _column_norm_bytes(tensor: OptimizedTensor, gpu: GpuSpec) -> int:
-    """The workspace of `torch.norm(grad, dim=-2)`."""
+def _column_reduction_bytes(tensor: OptimizedTensor, width: int, gpu: GpuSpec) -> int:
+    """The workspace of a norm or mean over `dim=-2` of elements of `width` bytes."""
     if len(tensor.shape) == 1:
         return 0
-    axes = axes_of(tensor.shape, (tensor.shape[-1], 1), tensor.width, (-2,))
+    axes = axes_of(tensor.shape, (tensor.shape[-1], 1), width, (-2,))
     return highest_bytes(reduction_scratch(axes, gpu))
+
+
+def _hf_adafactor_states(tensor: OptimizedTensor) -> tuple[int, ...]:
+    """Means of rows and columns, or all variances, in fp32, and the root mean square of the parameter."""
+    factors = (tensor.elements,) if len(tensor.shape) == 1 else _factor_elements(tensor)
+    return (*(elements * FP32_BYTES for elements in factors), FP32_BYTES)
+
+
+def _hf_adafactor_update(tensors: Tensors, gpu: GpuSpec) -> list[int]:
+    """Two fp32 updates and the previous parameter's, or one and a mean over rows; and fp32 copies of 16-bit tensors.
+
+    transformers/optimization.py, Adafactor.step: `(grad**2) + eps` while `update` is still that of the last parameter,
+    then `update.mean(dim=-2)`. A 16-bit gradient and its parameter are copied to fp32 before.
+    """
+    moments, before = [], 0
+    for tensor in tensors:
+        size_bytes = tensor.elements * FP32_BYTES
+        copies = () if tensor.width == FP32_BYTES else (size_bytes, size_bytes)
+        moments.append((size_bytes, size_bytes, before, *copies))
+        moments.append((size_bytes, _column_reduction_bytes(tensor, FP32_BYTES, gpu), *copies))
+        before = size_bytes
+    return _highest(moments)
 
 
 def _muon_states(tensor: OptimizedTensor) -> tuple[int, ...]:
@@ -209,6 +235,9 @@ OPTIMIZERS: Mapping[str, OptimizerRow] = {
         paged=_paged_bytes(1),
     ),
     "adafactor": OptimizerRow(states=_adafactor_states, label="factored moments", update=_adafactor_update),
+    "adafactor-hf": OptimizerRow(
+        states=_hf_adafactor_states, label="factored fp32 moments", update=_hf_adafactor_update
+    ),
     # bitsandbytes/optim/lion.py: Optimizer1State with a moment in fp32
     "lion": OptimizerRow(states=lambda tensor: (tensor.elements * FP32_BYTES,), label="fp32 moments"),
     "muon": OptimizerRow(states=_muon_states, label="momentum and moments", update=_muon_update),
@@ -220,6 +249,8 @@ OPTIMIZERS: Mapping[str, OptimizerRow] = {
     ),
     # sgd.py without momentum
     "sgd": OptimizerRow(states=_whole(0), moments=0),
+    # a clone of the first gradient, then updated in place (sgd.py, _multi_tensor_sgd)
+    "sgd-momentum": OptimizerRow(states=_whole(1), moments=1),
     "none": OptimizerRow(states=_whole(0), moments=0),
     "deepspeed-cpu-adam": OptimizerRow(states=_whole(2), moments=2),
 }

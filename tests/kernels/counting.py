@@ -12,7 +12,8 @@ from ligerprof.analyzers.estimate.layers import gated_product, rotate_both
 from ligerprof.analyzers.estimate.loss import head_and_loss, hf_loss
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.norms import norm
-from ligerprof.analyzers.estimate.tape import Operation, Tape
+from ligerprof.analyzers.estimate.operation import Operation
+from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.gpus import GpuSpec, find_gpu
 from ligerprof.kernels import KernelShape, find_kernel

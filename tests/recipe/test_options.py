@@ -18,6 +18,7 @@ from ligerprof.recipe.training_options import TrainingOptions
 from tests.golden import assert_matches_golden
 from tests.paths import REPOSITORY
 
+CANONICAL = {"gpu": ["h200", "24GiB:sm89"], "selective": ["attention", "aten.bmm.default+aten.mm.default/2"]}
 PAGE = REPOSITORY / "docs" / "recipe.md"
 
 
@@ -72,7 +73,7 @@ def test_every_option_reads_back_what_it_types(declared: Option) -> None:
         list(declared.kind.choices()) if declared.choices and not declared.words else samples.get(declared.kind, [])
     )
     if declared.canonical is not None:
-        values = [declared.default, "24GiB:sm89"]
+        values = CANONICAL[declared.name]
     for value in declared.words or values:
         flag, *texts = declared.typed(value)
         if declared.kind is bool:

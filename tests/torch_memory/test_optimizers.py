@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.optimization import Adafactor
 
 from ligerprof.gpus import find_gpu
 from ligerprof.recipe.categories import Optimizer
@@ -39,6 +40,10 @@ def make(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
             return torch.optim.Adafactor(parameters, foreach=False)
         case "sgd":
             return torch.optim.SGD(parameters)
+        case "sgd-momentum":
+            return torch.optim.SGD(parameters, momentum=0.9)
+        case "adafactor-hf":
+            return Adafactor(parameters, lr=1e-3, scale_parameter=False, relative_step=False)
         case "muon":
             return MuonWithAdamW(model, 1e-3)
     raise AssertionError(name)
@@ -56,7 +61,9 @@ def states_of(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, *
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["adamw", "adamw-foreach", "adamw-fused", "adafactor", "sgd", "muon"])
+@pytest.mark.parametrize(
+    "name", ["adamw", "adamw-foreach", "adamw-fused", "adafactor", "adafactor-hf", "sgd", "sgd-momentum", "muon"]
+)
 def test_states_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
     model = SmallModel(dtype)
     optimizer = make(name, model)
@@ -97,7 +104,10 @@ def test_lion_keeps_one_moment_in_fp32() -> None:
         ("adafactor", [4000, 400]),
         # the update, two iterates in bf16, two Gram matrices of the shorter side
         ("muon", [4000, 2000, 2000, 200, 200]),
+        # the fp32 updates of this parameter, and the previous one's
+        ("adafactor-hf", [4000, 4000, 400]),
         ("sgd", []),
+        ("sgd-momentum", []),
         ("lion", []),
     ],
 )

@@ -1,6 +1,6 @@
 """The estimate of a recipe: its figures, and what they assume and leave out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.fits import judged
@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_bud
 from ligerprof.analyzers.estimate.host import host_bytes
 from ligerprof.analyzers.estimate.model import keeps_tokens_apart, slides
 from ligerprof.analyzers.estimate.placement import paged_bytes
-from ligerprof.analyzers.estimate.places import PlaceBytes, places
+from ligerprof.analyzers.estimate.places import PlaceBytes, counts_each_layer, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernel
 from ligerprof.analyzers.estimate.static import make_weights
@@ -18,12 +18,13 @@ from ligerprof.analyzers.estimate.terms import buffer_terms, checkpoint_term, lo
 from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Offload, Optimizer, Step, Wrap
+from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
 from ligerprof.torch_memory.fsdp2 import WORST_RANK
+from ligerprof.torch_memory.selective import FUSED_ATTENTION, MATMULS, find_policy
 from ligerprof.units import format_bytes
 
 
@@ -60,7 +61,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         first_step_peak_bytes=steps[Step.FIRST].peak.total_bytes,
         second_step_peak_bytes=steps[Step.SECOND].peak.total_bytes if Step.SECOND in steps else None,
         streams_bytes=max(peaks.streams_bytes for peaks in steps.values()),
-        host_bytes=host_bytes(recipe, make_weights(recipe).values()),
+        host_bytes=host_bytes(recipe, make_weights(recipe).values()) + steady.host_bytes,
         terms=terms,
         assumed=(*_assumed(recipe), *([] if headroom is None else [headroom])),
         left_out=tuple(_left_out(recipe)),
@@ -86,7 +87,7 @@ def _between(recipe: TrainingRecipe, peaks: StepPeaks) -> tuple[int, int]:
 
 def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iterator[PlaceBytes]:
     nothing = MemoryBreakdown(roles={})
-    for name, count in places(recipe.spec.layers):
+    for name, count in places(recipe.spec.layers, each=counts_each_layer(recipe)):
         yield PlaceBytes(name=name, count=count, roles=held.get(name, nothing))
 
 
@@ -97,6 +98,29 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
         )
     if recipe.engine is Engine.FSDP2 and recipe.reentrant:
         raise UnsupportedError("estimate: --reentrant with --engine fsdp2 is not supported yet; leave it out.")
+    if recipe.activation_offload:
+        _require_estimable_offload(recipe)
+    if recipe.selective is not None:
+        operators = find_policy(recipe.selective).every
+        _require_known([name for name in operators if name not in (*MATMULS, *FUSED_ATTENTION)])
+
+
+def _require_estimable_offload(recipe: TrainingRecipe) -> None:
+    """The copies of transposed tensors, which layers save, are not counted."""
+    whole = recipe.checkpointing and not recipe.reentrant and recipe.checkpoint_every == 1
+    if not whole or recipe.loss not in (Loss.HF, Loss.HF_4_45):
+        raise UnsupportedError(
+            "--activation-offload is estimated only with all layers under non-reentrant checkpointing, and without a"
+            " chunked loss. Use `ligerprof step --device simulated`."
+        )
+
+
+def _require_known(unknown: Sequence[str]) -> None:
+    if unknown:
+        raise UnsupportedError(
+            f"--selective: the estimate does not know what outputs of {unknown[0]} take. Use `ligerprof step"
+            " --device simulated`."
+        )
 
 
 def _terms(recipe: TrainingRecipe, logits_bytes: int) -> Iterator[Term]:
@@ -128,7 +152,7 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
             yield "every layer masks its scores, including layers whose window holds all tokens"
     if not gpu.measured:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
-    yield from _assumed_of_low_bits(recipe)
+    yield from _assumed_of_packages(recipe)
     if keeps_products(recipe):
         yield "the layer after a gated activation has an adapter, so the activation's product is saved"
     if recipe.autocast and recipe.weight_dtype == "float32":
@@ -158,14 +182,16 @@ def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
         yield "DDP's defaults: buckets of 25 MiB, the first of 1 MiB, built anew in the second step"
 
 
-def _assumed_of_low_bits(recipe: TrainingRecipe) -> Iterator[str]:
+def _assumed_of_packages(recipe: TrainingRecipe) -> Iterator[str]:
+    if recipe.activation_offload:
+        yield "saved tensors of 1 KiB and more are offloaded as by TRL's OffloadActivations of July 2026"
     if recipe.qlora is not None:
         yield "4-bit weights as in bitsandbytes 0.50: NF4, double quantization; each product unpacks its weight"
     if recipe.optimizer in EIGHT_BIT:
         embeddings = "but not embeddings" if recipe.fp32_embedding_states else "embeddings included"
         yield f"8-bit moments as in bitsandbytes 0.50: blocks of 256, fp32 below 4096 elements, {embeddings}"
     if recipe.optimizer is Optimizer.ADAFACTOR:
-        yield "Adafactor is torch.optim's; the one of transformers' Trainer has fp32 factors and other temporaries"
+        yield "Adafactor is torch.optim's; that of transformers' Trainer is adafactor-hf"
     if recipe.optimizer is Optimizer.LION:
         yield "Lion as in bitsandbytes 0.50, with moments in fp32"
     if recipe.optimizer is Optimizer.MUON:

@@ -1,6 +1,7 @@
 """Attention as transformers calls it: scaled_dot_product_attention, or separate tensor operations (eager)."""
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import dropout, scale, unary
 from ligerprof.analyzers.estimate.scaled_dot_product import (
     SCORES,
@@ -12,7 +13,6 @@ from ligerprof.analyzers.estimate.scaled_dot_product import (
     soften,
     weighted_sum,
 )
-from ligerprof.analyzers.estimate.tape import Operation
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 

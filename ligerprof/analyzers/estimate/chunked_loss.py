@@ -8,9 +8,10 @@ from functools import partial
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.meter import Allocation
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import scale, unary
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
-from ligerprof.analyzers.estimate.tape import Operation, Tape
+from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.roles import Role
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS, TRL_CHUNK_TOKENS, LinearCrossEntropy

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.hooks import Hooks
-from ligerprof.analyzers.estimate.tape import Operation, Tape
+from ligerprof.analyzers.estimate.operation import Operation
+from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
@@ -27,6 +28,7 @@ class Context:
         leaf: the layer's input if autograd takes it for a leaf, so that autocast caches its copy as it does weights'.
         casts: autocast's cache of weight copies, which are freed when autocast ends.
         hooks: what the engine does around modules.
+        unpacks_once: whether it is a layer under non-reentrant checkpointing, whose hooks release what they unpack.
     """
 
     recipe: TrainingRecipe
@@ -38,6 +40,7 @@ class Context:
     leaf_cast: Value | None = None
     casts: list[Value] = field(default_factory=list)
     hooks: Hooks = field(default_factory=Hooks)
+    unpacks_once: bool = False
 
     @property
     def spec(self) -> ModelSpec:

@@ -6,8 +6,8 @@ Each is traced as the operations that it fuses, because their tensors are alloca
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import kernel_memory
 from ligerprof.analyzers.estimate.norms import norm
-from ligerprof.analyzers.estimate.operations import add
-from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.operation import Operation
+from ligerprof.analyzers.estimate.operations import add, product_operator
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.slots import find_slot
@@ -104,6 +104,7 @@ def gated_linear(context: Context, gate: Value, up: Value, name: str) -> Value:
             scratch_role=Role.KERNEL_WORKSPACE,
             is_product=True,
             in_function=True,
+            operator=product_operator(bias),
         )
     )
     tape.release(kept)

@@ -14,6 +14,7 @@ from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
 from ligerprof.torch_memory.optimizers import moment_count
+from ligerprof.torch_memory.pinned import pinned_bytes
 
 # deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
 _MOST_IN_MEMORY = 1_000_000_000
@@ -34,8 +35,8 @@ class _Buffer:
 
     @property
     def held_bytes(self) -> int:
-        """Page-locked memory is rounded up to powers of two (torch's ATen/core/CachingHostAllocator.h, allocate)."""
-        return 1 << (self.size_bytes - 1).bit_length() if self.locked and self.size_bytes else self.size_bytes
+        """Bytes of main memory."""
+        return pinned_bytes(self.size_bytes) if self.locked else self.size_bytes
 
 
 def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.spec import KernelMemory, KernelShape
 from ligerprof.roles import Role
@@ -65,6 +65,8 @@ def call_kernel(
             saves=kept,
             saves_output=memory.keeps_output,
             extra_saved_bytes=memory.saved_bytes,
+            # of a norm: its weight, and with a bias the second statistic
+            other_saves=2 * len(weights) - 1 if weights else 0,
             view_of=None if memory.output_bytes else values[0],
             forward_scratch_bytes=memory.forward_temporary_bytes,
             backward_scratch_bytes=memory.backward_temporary_bytes,

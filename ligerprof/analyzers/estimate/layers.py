@@ -4,11 +4,13 @@ from dataclasses import replace
 
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.dora import add_dora
 from ligerprof.analyzers.estimate.fused import add_and_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory, share_of
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
 from ligerprof.analyzers.estimate.model import has_fp32_tables
 from ligerprof.analyzers.estimate.norms import norm
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,
     dropout,
@@ -20,7 +22,6 @@ from ligerprof.analyzers.estimate.operations import (
     scale,
     unary,
 )
-from ligerprof.analyzers.estimate.tape import Operation
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Dropout, Feature
@@ -77,6 +78,8 @@ def project(context: Context, value: Value, name: str) -> Value:
     result = (linear_4bit if is_packed else linear)(context, value, weight, bias)
     if not is_adapted:
         return result
+    if context.recipe.dora:
+        return add_dora(context, value, result, name)
     return (add_adapter_to_quantized if is_packed else add_adapter)(context, value, result, name)
 
 
@@ -323,10 +326,9 @@ def _times_wider(context: Context, left: Value, right: Value) -> Value:
     Both gradients are made wide, then the left one is cast. The engine frees what the product saved after the cast;
     checkpointing's unpack hooks hand it over for good, so it is gone before.
     """
-    tape, recipe, widens = context.tape, context.recipe, left.width != right.width
-    unpacked_once = recipe.checkpointing and not recipe.reentrant
+    tape, widens = context.tape, left.width != right.width
     wide = Operation(elements=left.elements, width=right.width, inputs=(left,), view_of=left)
-    read = tape.run(wide) if widens and unpacked_once else tape.name(left)
+    read = tape.run(wide) if widens and context.unpacks_once else tape.name(left)
     output = tape.run(
         Operation(
             elements=right.elements,

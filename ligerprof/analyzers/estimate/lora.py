@@ -4,14 +4,17 @@ from collections.abc import Iterator
 from math import prod
 
 from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, linear, renamed, scale
-from ligerprof.analyzers.estimate.tape import Operation
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.errors import RecipeError
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
+
+# peft's name for the module that a trained copy replaces
+ORIGINAL = "original_module"
 
 
 def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
@@ -31,8 +34,15 @@ def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
         raise RecipeError(f"LoRA adapts the linear layers of decoder layers: {recipe.spec.name} has none.")
     for item in targets:
         layer = item.name.removesuffix(".weight")
-        for part, shape in (("A", (rank, item.shape[1])), ("B", (item.shape[0], rank))):
-            yield f"{layer}.lora_{part}", Weight(prod(shape), width, shape=shape, in_layer=True)
+        shapes = {"A": (rank, item.shape[1]), "B": (item.shape[0], rank)}
+        for part, shape in shapes.items():
+            yield f"{layer}.lora_{part}", _adapter(shape, width)
+        if recipe.dora:
+            yield f"{layer}.lora_magnitude", _adapter(item.shape[:1], width)
+
+
+def _adapter(shape: tuple[int, ...], width: int) -> Weight:
+    return Weight(prod(shape), width, shape=shape, in_layer=True, is_adapter=True)
 
 
 def adapter_rank(recipe: TrainingRecipe) -> int | None:

@@ -4,8 +4,9 @@ from ligerprof.analyzers.estimate.chunked_loss import chunked_nll, titan_chunked
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.hooks import Part
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
+from ligerprof.analyzers.estimate.lora import ORIGINAL
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import linear, scale, unary
-from ligerprof.analyzers.estimate.tape import Operation
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.recipe.categories import Loss
 from ligerprof.roles import Role
@@ -19,6 +20,8 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
     """The loss of the final hidden states; the model's forward holds logits and hidden states until it returns."""
     weight = context.weights[head_weight_name(context)]
     context.hooks.enter(Part.HEAD)
+    # what is saved in the head's call is not offloaded; liger-kernel's fused loss does not call it
+    context.tape.on_gpu = "flce" not in context.kernels or context.recipe.provider != "liger"
     if context.is_fused("flce"):
         return call_loss(context, kernel_memory(context, "flce", hidden, weight), hidden, weight, "hidden")
     chunked = _CHUNKED.get(context.recipe.loss)
@@ -29,6 +32,8 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
     logits = linear(context, hidden, weight, role=Role.LOGITS, gradient_role=_LOSS)
     context.hooks.leave(Part.HEAD)
     context.tape.on_gradient(logits, lambda: context.hooks.gradient_arrives(Part.HEAD))
+    # a fused loss runs in the head's call
+    context.tape.on_gpu = "flce" in context.kernels
     if not caps:
         logits = _capped(context, logits)
     if context.is_fused("ce"):
@@ -41,9 +46,11 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
 
 
 def head_weight_name(context: Context) -> str:
-    """The head's weight, which is the embedding's if they are tied."""
+    """The head's weight, which is the embedding's if they are tied; adapters may come with trained copies of either."""
     row = context.spec.architecture
-    return f"{row.embedding if context.spec.tied_embeddings else row.head}.weight"
+    own, untrained = f"{row.head}.weight", f"{row.embedding}.{ORIGINAL}.weight"
+    tied = untrained if untrained in context.weights else f"{row.embedding}.weight"
+    return tied if context.spec.tied_embeddings and own not in context.weights else own
 
 
 def _capped(context: Context, logits: Value) -> Value:

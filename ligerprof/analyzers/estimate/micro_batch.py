@@ -12,20 +12,23 @@ from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.fused import adds_in_norm
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
-from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.loss import head_and_loss
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.model import embed, has_two_masks, mask_elements, table_sizes
+from ligerprof.analyzers.estimate.model import embed, embedding_is_leaf, has_two_masks, mask_elements, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
+from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
+from ligerprof.analyzers.estimate.operation import Operation
+from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.placement import Placement
-from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, explicit_layers, layer_place
+from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, counts_each_layer, explicit_layers, layer_place
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
-from ligerprof.analyzers.estimate.tape import Operation, Tape
+from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.selective import find_policy
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +38,7 @@ class _Layer:
     Attributes:
         times: how many layers of the model it stands for.
         checkpoint: the input that checkpointing keeps for it, else None.
+        cache: the outputs that selective checkpointing keeps, else None.
     """
 
     index: int
@@ -42,7 +46,8 @@ class _Layer:
     source: Value
     output: Value
     context: Context
-    checkpoint: Allocation | None
+    checkpoint: Allocation | PackedTensor | None
+    cache: OutputCache | None
 
 
 class MicroBatch:
@@ -50,6 +55,7 @@ class MicroBatch:
 
     Attributes:
         until_loss_is_freed: what backward leaves besides gradients, until another loss takes the variable.
+        offloading: what is saved in main memory, or None.
     """
 
     def __init__(
@@ -63,11 +69,14 @@ class MicroBatch:
     ) -> None:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
         self._placement, self._hooks = placement, hooks
+        self._policy = None if recipe.selective is None else find_policy(recipe.selective)
         self._mask: Value | None = None
         self._other_mask: Value | None = None
-        self._bottom = self._new_context(Tape(meter))
-        self._top = self._new_context(TapeWithParts(meter))
+        self.offloading = Offloading(meter) if recipe.activation_offload else None
+        self._bottom = self._new_context(Tape(meter, offloading=self.offloading))
+        self._top = self._new_context(TapeWithParts(meter, offloading=self.offloading))
         self._layers: list[_Layer] = []
+        self._leaf: Allocation | None = None
         self._until_backward_ends: list[Allocation] = []
         self.until_loss_is_freed: list[Allocation] = []
 
@@ -76,12 +85,14 @@ class MicroBatch:
         self._hooks.enter(Part.ROOT)
         self._meter.place = EMBEDDING
         self._hooks.enter(Part.EMBEDDING)
-        embedded, stream = embed(self._bottom, self._stream_role)
+        embedded, stream = embed(self._bottom, self._stream_role(0))
         self._hooks.leave(Part.EMBEDDING)
+        if self.offloading is not None and embedding_is_leaf(self._recipe) and embedded.block is not None:
+            self._leaf = self._meter.keep(embedded.block)
         self._meter.place = WHOLE
         self._make_tables(stream)
         held = self._bottom.tape.hand_over(stream)
-        for index, times in explicit_layers(self._recipe.spec.layers):
+        for index, times in explicit_layers(self._recipe.spec.layers, each=counts_each_layer(self._recipe)):
             stream, held = self._layer_forward(index, times, stream, held)
         self._meter.place = HEAD
         self._hooks.enter(Part.NORM)
@@ -91,7 +102,9 @@ class MicroBatch:
         self._bottom.tape.release(embedded)
         if not self._recipe.checkpointing:
             self._release_mask(self._mask)
+        if self._other_mask_reader is None:
             self._release_mask(self._other_mask)
+            self._other_mask = None
         self._loss = head_and_loss(self._top, hidden)
         self._hooks.leave(Part.ROOT)
         self._top.tape.release(hidden)
@@ -116,9 +129,9 @@ class MicroBatch:
         self._meter.add(self._placement.in_layers, place=WHOLE)
         self._meter.add(self._placement.bucket_copies, place=WHOLE)
         for layer in reversed(self._layers):
-            if layer.index == 0 and not self._recipe.reentrant:
-                self._release_mask(self._other_mask)
             flowing = self._layer_backward(layer, flowing)
+            if layer.index == self._other_mask_reader and not self._recipe.reentrant:
+                self._release_mask(self._other_mask)
         self._meter.add(self._placement.bucket_copies, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
         self._end_shared()
@@ -133,17 +146,27 @@ class MicroBatch:
         self._meter.add(self._placement.reduction, times=-1, place=WHOLE)
         self._meter.place = WHOLE
         self._hooks.end_backward()
+        if self.offloading is not None:
+            self.offloading.clear()
+
+    def _stream_role(self, index: int) -> Role:
+        """The role of the input of a layer."""
+        return Role.CHECKPOINTS if self._recipe.checkpoints_layer(index) else Role.ACTIVATIONS
 
     @property
-    def _stream_role(self) -> Role:
-        return Role.CHECKPOINTS if self._recipe.checkpointing else Role.ACTIVATIONS
+    def _other_mask_reader(self) -> int | None:
+        """The first checkpointed layer that reads the second mask, which alternate layers do."""
+        readers = (index for index in range(1, self._recipe.spec.layers, 2) if self._recipe.checkpoints_layer(index))
+        return next(readers, None)
 
     def _keep_embedded(self) -> None:
         """With adapters the embedding's output is a leaf of the graph: it and its gradient live as long as the loss."""
-        if adapter_rank(self._recipe) is None or not self._recipe.checkpointing:
+        if not embedding_is_leaf(self._recipe):
             return
+        if self._leaf is not None:
+            self._meter.drop(self._leaf)
         size_bytes = self._layers[0].source.size_bytes
-        self.until_loss_is_freed += [self._meter.take(size_bytes, self._stream_role) for _ in ("output", "gradient")]
+        self.until_loss_is_freed += [self._meter.take(size_bytes, self._stream_role(0)) for _ in ("output", "gradient")]
 
     def _end_shared(self) -> None:
         """Masks and rotary tables end; reentrant checkpointing's functions hold them as long as the loss lives."""
@@ -158,7 +181,7 @@ class MicroBatch:
         if mask is not None:
             self._bottom.tape.release(mask)
 
-    def _new_context(self, tape: Tape) -> Context:
+    def _new_context(self, tape: Tape, *, checkpointed: bool = False) -> Context:
         tape.on_weight_gradient = self._hooks.weight_gradient_arrives
         return Context(
             recipe=self._recipe,
@@ -167,6 +190,7 @@ class MicroBatch:
             kernels=self._kernels,
             mask=self._mask,
             hooks=self._hooks,
+            unpacks_once=checkpointed and not self._recipe.reentrant,
         )
 
     def _make_tables(self, stream: Value) -> None:
@@ -183,18 +207,21 @@ class MicroBatch:
     def _layer_forward(self, index: int, times: int, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
         """Run a layer on `stream`; the caller's loop variable `held` moves on to its output."""
         self._meter.place = layer_place(index, times)
-        checkpointing = self._recipe.checkpointing
-        context = self._new_context(Tape(self._meter, saving=not checkpointing))
+        checkpointing = self._recipe.checkpoints_layer(index)
+        cache = OutputCache(self._policy) if checkpointing and self._policy is not None else None
+        tape = Tape(self._meter, saving=not checkpointing, cache=cache)
+        context = self._new_context(tape, checkpointed=checkpointing)
         is_last = index == self._recipe.spec.layers - 1
+        output_role = Role.ACTIVATIONS if is_last else self._stream_role(index + 1)
         result: list[Value] = []
 
         def run() -> None:
-            checkpoint = self._meter.keep(held) if checkpointing else None
+            checkpoint = self._keep_input(held) if checkpointing else None
             self._hooks.enter(index)
-            output = run_layer(context, stream, index, Role.ACTIVATIONS if is_last else self._stream_role)
+            output = run_layer(context, stream, index, output_role)
             self._meter.drop(held)
             self._hooks.leave(index)
-            self._layers.append(_Layer(index, times, stream, output, context, checkpoint))
+            self._layers.append(_Layer(index, times, stream, output, context, checkpoint, cache))
             result.append(output)
 
         self._meter.repeat(times, run)
@@ -212,7 +239,8 @@ class MicroBatch:
                 flowing[0] = layer.context.tape.backward(layer.output, gradient, layer.source)
             else:
                 flowing[0] = self._recompute_and_backward(layer, gradient)
-                self._meter.drop(layer.checkpoint)
+                if isinstance(layer.checkpoint, Allocation):
+                    self._meter.drop(layer.checkpoint)
             if layer.source.needs_gradient:
                 self._hooks.gradient_leaves(layer.index)
 
@@ -229,7 +257,13 @@ class MicroBatch:
         reentrant = self._recipe.reentrant
         if not reentrant:
             first_pass.start_backward(layer.output, gradient)
-        context = self._new_context(Tape(self._meter, stop_after_saves=None if reentrant else first_pass.saves_seen))
+        if layer.cache is not None:
+            layer.cache.start_pass()
+        again = Tape(self._meter, stop_after_saves=None if reentrant else first_pass.saves_seen, cache=layer.cache)
+        context = self._new_context(again, checkpointed=True)
+        offloading, loaded = self.offloading, None
+        if offloading is not None and isinstance(layer.checkpoint, PackedTensor):
+            loaded = layer.source.block = offloading.unpack(layer.checkpoint, starts_node=True)
         # the reentrant kind detaches the layer's input
         context.leaf = layer.source if reentrant else None
         output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
@@ -243,4 +277,11 @@ class MicroBatch:
             context.tape.release(output)
             return flowing
         context.tape.take_over(first_pass)
-        return context.tape.finish_backward(layer.source)
+        if offloading is None or loaded is None:
+            return context.tape.finish_backward(layer.source)
+        self._meter.drop(loaded)
+        return context.tape.finish_backward(layer.source, after_first=offloading.end_node)
+
+    def _keep_input(self, block: Allocation) -> Allocation | PackedTensor:
+        """Keep a layer's input for its recomputation, on the GPU or in main memory."""
+        return self._meter.keep(block) if self.offloading is None else self.offloading.pack(block)

@@ -2,8 +2,8 @@
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.lora import adapter_rank
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
-from ligerprof.analyzers.estimate.tape import Operation
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.training import TrainingRecipe
@@ -20,10 +20,16 @@ def embed(context: Context, role: Role) -> tuple[Value, Value]:
     embedded = _look_up(context, f"{row.embedding}.weight", role)
     if row.scales_embedding:
         embedded = renamed(context, embedded, scale(context, embedded, role=role))
-    if adapter_rank(context.recipe) is not None and context.recipe.checkpointing:
+    if embedding_is_leaf(context.recipe):
         # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
         embedded.needs_gradient = True
     return embedded, context.tape.name(embedded)
+
+
+def embedding_is_leaf(recipe: TrainingRecipe) -> bool:
+    """Whether autograd starts at the output of a frozen embedding, so that checkpointed layers have a gradient."""
+    is_frozen = not recipe.trains_in_full(recipe.spec.architecture.embedding)
+    return adapter_rank(recipe) is not None and recipe.checkpointing and is_frozen
 
 
 def _embed_with_positions(context: Context, positions_name: str, role: Role) -> tuple[Value, Value]:
@@ -49,6 +55,7 @@ def _look_up(context: Context, name: str, role: Role, *, sequences: int | None =
             inputs=(weight,),
             role=role,
             scratch_role=Role.ACTIVATIONS,
+            other_saves=1,
             backward_scratch_bytes=0 if sort is None else sort.sum_bytes,
         )
     )

@@ -2,8 +2,8 @@
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import renamed, row_root, scale_columns, scale_rows, square
-from ligerprof.analyzers.estimate.tape import Operation
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Feature
@@ -86,6 +86,8 @@ def _layer_norm(context: Context, value: Value, weight: Weight, bias: Weight) ->
             inputs=(read, weight, bias),
             saves=(read,),
             extra_saved_bytes=statistics_bytes(context.tokens),
+            # weight, bias and the second statistic
+            other_saves=3,
             backward_scratch_bytes=highest_bytes(scratch),
         )
     )

@@ -1,13 +1,14 @@
 """The tensor operations of decoders, each with the tensors that autograd saves and the memory of its gradient."""
 
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.tape import Operation
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
 from ligerprof.torch_memory.scratch import highest_bytes
+from ligerprof.torch_memory.selective import ADDMM, MM
 
 
 def linear(
@@ -28,7 +29,7 @@ def linear(
     if bias is not None:
         inputs = (*inputs, context.autocast_weight(bias))
         if bias.trainable:
-            bias_sum_bytes = _column_sum_bytes(context, elements, bias.elements, read.width)
+            bias_sum_bytes = column_sum_bytes(context, elements, bias.elements, read.width)
     saves = ((read,) if weight.trainable else ()) + ((read_weight,) if value.needs_gradient else ())
     output = context.tape.run(
         Operation(
@@ -41,6 +42,7 @@ def linear(
             reduction_scratch_bytes=bias_sum_bytes,
             gradient_is_view=True,
             is_product=True,
+            operator=product_operator(bias),
         )
     )
     context.tape.release(read)
@@ -49,7 +51,12 @@ def linear(
     return output
 
 
-def _column_sum_bytes(context: Context, elements: int, columns: int, width: int) -> int:
+def product_operator(bias: Weight | None) -> str:
+    """The operator that `F.linear` runs."""
+    return MM if bias is None else ADDMM
+
+
+def column_sum_bytes(context: Context, elements: int, columns: int, width: int) -> int:
     """The workspaces of a sum over all rows of `columns`."""
     return highest_bytes(column_sum_scratch(elements // columns, columns, width, context.recipe.gpu_spec))
 
@@ -73,6 +80,7 @@ def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | N
             scratch_role=Role.WEIGHT_CASTS,
             is_product=True,
             in_function=True,
+            operator=product_operator(bias),
         )
     )
     output = context.cast(product, value.width)
@@ -183,7 +191,7 @@ def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
     saves: tuple[Tensor, ...] = (value, weight) if weight.needs_gradient else (weight,)
     # gradient times value, before it is summed over the tokens
     product_bytes = value.elements * width if weight.needs_gradient else 0
-    sum_bytes = _column_sum_bytes(context, value.elements, weight.elements, width) if weight.needs_gradient else 0
+    sum_bytes = column_sum_bytes(context, value.elements, weight.elements, width) if weight.needs_gradient else 0
     return context.tape.run(
         Operation(
             elements=value.elements,

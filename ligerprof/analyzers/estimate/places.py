@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.models.module_names import is_embedding_weight, layer_index
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 
 EMBEDDING, HEAD, WHOLE = "embedding", "head and loss", "whole model"
@@ -30,9 +31,18 @@ class PlaceBytes:
         return {"name": self.name, "count": self.count, "bytes": self.roles.total_bytes, "roles": roles}
 
 
-def explicit_layers(layers: int) -> tuple[tuple[int, int], ...]:
-    """(index, number of layers it represents) for each layer that is traced."""
-    if layers <= 2:
+def counts_each_layer(recipe: TrainingRecipe) -> bool:
+    """Whether layers differ: only some are checkpointed, or the newest activations are still on the GPU."""
+    return recipe.checkpoint_every > 1 or recipe.activation_offload
+
+
+def explicit_layers(layers: int, *, each: bool = False) -> tuple[tuple[int, int], ...]:
+    """(index, number of layers it represents) for each layer that is traced.
+
+    Args:
+        each: whether every layer represents only itself.
+    """
+    if layers <= 2 or each:
         return tuple((index, 1) for index in range(layers))
     return ((0, 1), (1, layers - 2), (layers - 1, 1))
 
@@ -42,23 +52,25 @@ def layer_place(index: int, times: int) -> str:
     return f"layer {index}" if times == 1 else f"layers {index} to {index + times - 1}"
 
 
-def places(layers: int) -> Iterator[tuple[str, int]]:
+def places(layers: int, *, each: bool) -> Iterator[tuple[str, int]]:
     """All parts of a model and their numbers of layers, in forward order."""
     yield EMBEDDING, 1
-    for index, times in explicit_layers(layers):
+    for index, times in explicit_layers(layers, each=each):
         yield layer_place(index, times), times
     yield HEAD, 1
     yield WHOLE, 1
 
 
-def weight_place(name: str, layers: int) -> str:
+def weight_place(name: str, layers: int, *, each: bool) -> str:
     """The part of the model that a parameter belongs to."""
     if is_embedding_weight(name):
         return EMBEDDING
     index = layer_index(name)
     if index is None:
         return HEAD
-    return next(layer_place(first, times) for first, times in explicit_layers(layers) if index < first + times)
+    return next(
+        layer_place(first, times) for first, times in explicit_layers(layers, each=each) if index < first + times
+    )
 
 
 def spread(size_bytes: int, parts: Mapping[str, int]) -> Iterator[tuple[str, int]]:

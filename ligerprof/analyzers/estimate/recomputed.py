@@ -1,17 +1,19 @@
 """A tape with parts that are checkpointed on their own, besides decoder layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.tape import Node, Operation, Tape
+from ligerprof.analyzers.estimate.offloading import Offloading
+from ligerprof.analyzers.estimate.operation import Operation
+from ligerprof.analyzers.estimate.tape import Node, Tape
 from ligerprof.analyzers.estimate.tensors import Pending, Tensor, Value
 
 
 class TapeWithParts(Tape):
     """A tape whose parts save their input alone, and run again in backward (non-reentrant checkpointing)."""
 
-    def __init__(self, meter: Meter) -> None:
-        super().__init__(meter)
+    def __init__(self, meter: Meter, *, offloading: Offloading | None = None) -> None:
+        super().__init__(meter, offloading=offloading)
         self._parts: dict[int, Callable[[Allocation], Allocation | None]] = {}
 
     def checkpointed(self, source: Value, run: Callable[[Tape], Value]) -> Value:
@@ -38,10 +40,12 @@ class TapeWithParts(Tape):
         self._parts[id(node)] = backward
         return output
 
-    def _compute_gradients(self, node: Node, incoming: list[Pending]) -> list[tuple[Tensor, Pending]]:
+    def _compute_gradients(
+        self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]
+    ) -> list[tuple[Tensor, Pending]]:
         backward = self._parts.get(id(node))
         if backward is None:
-            return super()._compute_gradients(node, incoming)
+            return super()._compute_gradients(node, incoming, loaded)
         block = backward(self.meter.keep(incoming[0].block))
         source = node.operation.inputs[0]
         return [] if block is None else [(source, Pending(block, is_view=False))]

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.model import mask_elements
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import dropout, renamed, saved_factors, scale
-from ligerprof.analyzers.estimate.tape import Operation
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Feature
@@ -17,6 +17,7 @@ from ligerprof.torch_memory.attention.program import attend
 from ligerprof.torch_memory.attention.selection import AttentionKernel, AttentionProblem, choose_kernel
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.scratch import highest_bytes
+from ligerprof.torch_memory.selective import BMM
 
 SCORES = Role.ATTENTION_TEMPORARIES
 # use_gqa_in_sdpa in transformers/integrations/sdpa_attention.py
@@ -107,6 +108,7 @@ def score_product(context: Context, query: Value, key: Value) -> Value:
             role=SCORES,
             gradient_role=SCORES,
             scratch_role=Role.ACTIVATIONS,
+            operator=BMM,
         )
     )
     context.tape.release(copied, copied_key)
@@ -122,6 +124,7 @@ def weighted_sum(context: Context, probabilities: Value, value: Value) -> Value:
             width=value.width,
             inputs=(copied, probabilities),
             saves=saved_factors(copied, probabilities),
+            operator=BMM,
         )
     )
     tape.release(copied)
@@ -239,6 +242,7 @@ class _Operations:
                 forward_scratch_bytes=highest_bytes(forward),
                 backward_scratch_bytes=highest_bytes(fused.backward_scratch(kernel, problem)),
                 scratch_role=SCORES,
+                operator=kernel.operator,
             )
         )
 

@@ -1,8 +1,9 @@
 """The weights of a model, and the tensors of a batch."""
 
+import dataclasses
 from collections.abc import Iterator
 
-from ligerprof.analyzers.estimate.lora import adapter_weights, is_quantized
+from ligerprof.analyzers.estimate.lora import ORIGINAL, adapter_weights, is_quantized
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models.module_names import is_embedding_weight, is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
@@ -32,7 +33,28 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     }
     if recipe.spec.tied_embeddings:
         weights[recipe.spec.parameters[0].name].uses = 2
+    for name in list(weights):
+        if recipe.trains_in_full(name.rpartition(".")[0]):
+            _copy_and_train(weights, name)
+    head = recipe.spec.architecture.head
+    if recipe.spec.tied_embeddings and recipe.trains_in_full(head):
+        _untie(weights, recipe.spec.parameters[0].name, f"{head}.weight")
     return {**weights, **adapters}
+
+
+def _copy_and_train(weights: dict[str, Weight], name: str) -> None:
+    """Peft's ModulesToSaveWrapper: a copy is trained in the place of the weight, which stays."""
+    original = weights[name]
+    module, _, parameter = name.rpartition(".")
+    weights[f"{module}.{ORIGINAL}.{parameter}"] = original
+    weights[name] = dataclasses.replace(original, trainable=True, uses=1)
+
+
+def _untie(weights: dict[str, Weight], embedding: str, head: str) -> None:
+    """A tied head that is trained gets a copy of its own."""
+    tied = weights[embedding]
+    tied.uses = 1
+    weights[head] = dataclasses.replace(tied, trainable=True, uses=1)
 
 
 def input_sizes(recipe: TrainingRecipe) -> Iterator[int]:

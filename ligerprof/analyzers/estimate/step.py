@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Allocation, Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
-from ligerprof.analyzers.estimate.places import spread, sums, weight_place
+from ligerprof.analyzers.estimate.places import counts_each_layer, spread, sums, weight_place
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
 from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
@@ -20,6 +20,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.cublas import thread_workspace_bytes
+from ligerprof.torch_memory.selective import ADDMM, find_policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +33,7 @@ class StepPeaks:
         remainders: blocks at those moments that the allocator may leave larger than was asked.
         logits_bytes: the most that tensors of tokens times vocabulary took together.
         streams_bytes: the highest bytes of each CUDA stream, added up; memory of one does not serve another.
+        host_bytes: main memory that offloaded activations take.
     """
 
     phases: Mapping[Phase, MemoryBreakdown]
@@ -39,6 +41,7 @@ class StepPeaks:
     remainders: Mapping[Phase, UnsplitRemainders]
     logits_bytes: int
     streams_bytes: int
+    host_bytes: int
 
     @property
     def phase(self) -> Phase:
@@ -97,6 +100,7 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
     hooks.start_step()
     highest = _Highest(meter)
     left: list[Allocation] = []
+    offloaded_bytes = 0
     for micro_step, reduces in enumerate(_micro_batches(recipe)):
         hooks.reduces = reduces
         takes_workspaces = first and micro_step == 0
@@ -108,6 +112,8 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, backward_bytes)
         left = micro_batch.until_loss_is_freed
+        if micro_batch.offloading is not None:
+            offloaded_bytes = micro_batch.offloading.host_bytes
         meter.add(placement.running, times=-1)
         meter.add(placement.last_reduction)
         meter.add(placement.last_reduction, times=-1)
@@ -122,6 +128,7 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         remainders=highest.remainders,
         logits_bytes=meter.logits_peak_bytes,
         streams_bytes=meter.stream_peaks_bytes,
+        host_bytes=offloaded_bytes,
     )
 
 
@@ -139,10 +146,11 @@ def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> tu
     """Bytes that cuBLAS takes in the thread of the forward pass, and in autograd's, which also recomputes layers."""
     names = (name.removesuffix(".bias") for name in weights if name.endswith(".bias"))
     adds_bias = any(len(weights[f"{name}.weight"].shape) == 2 for name in names)
-    gpu = recipe.gpu_spec
+    gpu, kept = recipe.gpu_spec, {} if recipe.selective is None else find_policy(recipe.selective).every
+    recomputes = recipe.checkpointing and kept.get(ADDMM) != 1
     return (
         thread_workspace_bytes(gpu, adds_bias=adds_bias),
-        thread_workspace_bytes(gpu, adds_bias=adds_bias and recipe.checkpointing),
+        thread_workspace_bytes(gpu, adds_bias=adds_bias and recomputes),
     )
 
 
@@ -168,7 +176,8 @@ class _Static:
 
     def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement) -> None:
         self._recipe, self._weights, self._placement = recipe, weights, placement
-        placed = [(weight_place(name, recipe.spec.layers), weight) for name, weight in weights.items()]
+        layers, each = recipe.spec.layers, counts_each_layer(recipe)
+        placed = [(weight_place(name, layers, each=each), weight) for name, weight in weights.items()]
         trained = sums((place, weight.elements) for place, weight in placed if weight.trainable)
         self._parts = {
             Role.PARAMETERS: sums((place, sum(weight.stored_sizes)) for place, weight in placed),

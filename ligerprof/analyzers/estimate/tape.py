@@ -1,68 +1,14 @@
 """A tape of tensor operations, from which the memory of forward and backward is counted."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
+from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
+from ligerprof.analyzers.estimate.operation import Operation
+from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.tensors import Pending, Tensor, Value, Weight
 from ligerprof.roles import Role
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Operation:
-    """One torch operation with one output tensor.
-
-    Attributes:
-        elements, width: the output.
-        inputs: tensors whose gradients are allocated, in their own size.
-        passes: tensors that receive the output's gradient itself, or a view of it.
-        reuses: inputs whose gradients overwrite their saved tensors.
-        early: inputs whose gradients are computed in the forward pass, with their bytes; for one that is
-            also among `inputs`, backward allocates a new gradient and frees the early one.
-        saves: tensors that autograd keeps for the backward of this operation.
-        saves_output: whether autograd keeps the output as well.
-        extra_saved_bytes: other memory allocated for backward (statistics, dropout masks).
-        view_of: the tensor whose memory the output shares.
-        forward_scratch_bytes, backward_scratch_bytes: temporaries of the operation and of its gradient,
-            beyond outputs and gradients.
-        reduction_scratch_bytes: allocated and freed when the engine sums gradients to their tensors' shapes: after
-            the gradient function has returned, while its results and inputs are still there.
-        role: the role of the output, of saved memory and of temporaries.
-        gradient_role: the role of the output's gradient.
-        gradient_is_view: whether gradients are views (`mm(...).view`), so that a second one is not added in place.
-        is_product: whether cuBLAS runs it.
-        in_function: whether it is a Python autograd Function, which saves after computing its output.
-    """
-
-    elements: int
-    width: int
-    inputs: tuple[Tensor, ...] = ()
-    passes: tuple[Tensor, ...] = ()
-    reuses: tuple[Value, ...] = ()
-    early: tuple[tuple[Tensor, int], ...] = ()
-    saves: tuple[Tensor, ...] = ()
-    saves_output: bool = False
-    extra_saved_bytes: int = 0
-    view_of: Value | None = None
-    forward_scratch_bytes: int = 0
-    backward_scratch_bytes: int = 0
-    reduction_scratch_bytes: int = 0
-    role: Role = Role.ACTIVATIONS
-    gradient_role: Role = Role.ACTIVATIONS
-    scratch_role: Role | None = None
-    gradient_is_view: bool = False
-    is_product: bool = False
-    in_function: bool = False
-
-    @property
-    def saves_anything(self) -> bool:
-        """Whether autograd keeps a tensor for this operation's backward."""
-        return bool(self.saves or self.early) or self.saves_output or self.extra_saved_bytes > 0
-
-    @property
-    def differentiable(self) -> tuple[Tensor, ...]:
-        """All inputs that may receive a gradient."""
-        return (*self.inputs, *self.passes, *self.reuses, *(item for item, _ in self.early))
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +18,8 @@ class Node:
     operation: Operation
     outputs: tuple[Value, ...]
     saved: list[Allocation] = field(default_factory=list)
+    packed: list[PackedTensor] = field(default_factory=list)
+    packed_early: list[tuple[Tensor, PackedTensor]] = field(default_factory=list)
     early: list[tuple[Tensor, Allocation]] = field(default_factory=list)
 
 
@@ -86,13 +34,29 @@ class Tape:
         saving: False for the first pass of a checkpointed region, which saves nothing for backward.
         stop_after_saves: stop a recomputation after this many operations have saved
             (torch.utils.checkpoint's early stop); None runs to the end.
+        cache: outputs that a first pass keeps and its recomputation takes, with selective checkpointing.
+        offloading: moves what is saved to main memory, or None.
+
+    Attributes:
+        on_gpu: whether the operations that run now keep what they save on the GPU in spite of `offloading`.
     """
 
-    def __init__(self, meter: Meter, *, saving: bool = True, stop_after_saves: int | None = None) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        *,
+        saving: bool = True,
+        stop_after_saves: int | None = None,
+        cache: OutputCache | None = None,
+        offloading: Offloading | None = None,
+    ) -> None:
         self.meter = meter
         self.saves_seen = 0
         self.saving = saving
         self._stop_after_saves = stop_after_saves
+        self._cache = cache
+        self._offloading = offloading
+        self.on_gpu = False
         self._stopped = False
         self._nodes: list[Node] = []
         self._variables: list[Allocation] = []
@@ -115,6 +79,7 @@ class Tape:
             self._unwind()
         if needs_gradient:
             self._nodes.append(node)
+            self._offload(node)
         return output
 
     def split(self, value: Value, parts: int) -> tuple[Value, ...]:
@@ -177,10 +142,22 @@ class Tape:
         }
         self._pending = {again.get(key, key): pending for key, pending in first_pass._pending.items()}
 
-    def finish_backward(self, source: Value | None) -> Allocation | None:
-        """Run the rest of backward; return the gradient of `source`, held once, or None if it needs none."""
+    def finish_backward(
+        self, source: Value | None, *, after_first: Callable[[], None] | None = None
+    ) -> Allocation | None:
+        """Run the rest of backward; return the gradient of `source`, held once, or None if it needs none.
+
+        Args:
+            after_first: called when the first operation has run.
+        """
+        first_saver = next((at for at, node in enumerate(self._nodes) if node.operation.saves_anything), 0)
         while self._nodes:
             self._run_backward(self._nodes.pop())
+            if after_first is not None:
+                after_first()
+                after_first = None
+            if self._cache is not None and len(self._nodes) == first_saver:
+                self._cache.clear(self.meter)
         pending = self._pending.pop(id(source), None)
         return pending.block if pending is not None else None
 
@@ -203,15 +180,16 @@ class Tape:
     def _make_output(self, node: Node) -> None:
         operation, output = node.operation, node.outputs[0]
         keeps = self.saving and output.needs_gradient
-        extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
-        if operation.view_of is None:
-            output.block = self.meter.take(output.size_bytes, operation.role)
-        elif operation.view_of.block is not None:
-            output.block = self.meter.keep(operation.view_of.block)
-        if keeps:
-            wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
-            node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
-        self._compute(operation, operation.forward_scratch_bytes)
+        is_cached = self._cache is not None and self._cache.keeps(operation)
+        if self._cache is not None and is_cached and self.saving:
+            output.block, extra = self._cache.take()
+            if operation.in_function:
+                # the function runs, and only the operator inside takes its output from the cache
+                self._compute(operation, operation.forward_scratch_bytes)
+        else:
+            extra = self._compute_output(node)
+        if self._cache is not None and is_cached and not self.saving and output.block is not None:
+            self._cache.put(self.meter, output.block, extra)
         if output.block is not None:
             self._variables.append(output.block)
         if extra is not None:
@@ -221,6 +199,44 @@ class Tape:
         if not keeps:
             self._forget(node.saved)
             node.saved.clear()
+
+    def _offload(self, node: Node) -> None:
+        """Pack what the operation has saved; the packed tensors have their own holders."""
+        offloading = self._offloading
+        if offloading is None or self.on_gpu:
+            return
+        weights = sum(isinstance(item, Weight) for item in node.operation.saves)
+        offloading.skip(weights + node.operation.other_saves)
+        node.packed = [offloading.pack(block) for block in node.saved]
+        node.packed_early = [(item, offloading.pack(block)) for item, block in node.early]
+        self._forget((*node.saved, *(block for _, block in node.early)))
+        node.saved, node.early = [], []
+
+    def _load(self, node: Node) -> dict[int, Allocation]:
+        """Unpack what the operation has saved; the loaded blocks by those that were packed."""
+        offloading = self._offloading
+        if offloading is None:
+            return {}
+        starts = iter((True,))
+        node.saved += [offloading.unpack(item, starts_node=next(starts, False)) for item in node.packed]
+        node.early += [
+            (item, offloading.unpack(packed, starts_node=next(starts, False))) for item, packed in node.packed_early
+        ]
+        return {id(old.block): new for old, new in zip(node.packed, node.saved, strict=False)}
+
+    def _compute_output(self, node: Node) -> Allocation | None:
+        """Allocate the output, unless it is a view, and early gradients; returns what else is saved for backward."""
+        operation, output = node.operation, node.outputs[0]
+        extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
+        if operation.view_of is None:
+            output.block = self.meter.take(output.size_bytes, operation.role)
+        elif operation.view_of.block is not None:
+            output.block = self.meter.keep(operation.view_of.block)
+        if self.saving and output.needs_gradient:
+            wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
+            node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
+        self._compute(operation, operation.forward_scratch_bytes)
+        return extra
 
     def _compute(self, operation: Operation, scratch_bytes: int) -> None:
         """Allocate and free the temporaries of an operation or of its gradient."""
@@ -245,7 +261,8 @@ class Tape:
         if incoming:
             for output in node.outputs:
                 self._awaited.get(id(output), _do_nothing)()
-        delivered = self._compute_gradients(node, incoming) if incoming else []
+        loaded = self._load(node)
+        delivered = self._compute_gradients(node, incoming, loaded) if incoming else []
         if self._stop_after_saves is not None:
             # checkpointing's hooks release recomputed tensors to the gradient function, which frees them
             self._forget(node.saved)
@@ -254,10 +271,14 @@ class Tape:
             self.meter.touch(node.operation.reduction_scratch_bytes, node.operation.role)
         self._forget(pending.block for pending in incoming)
         self._forget(node.saved)
+        if self._offloading is not None:
+            self._offloading.end_node()
         for item, pending in delivered:
             self._deliver(item, pending)
 
-    def _compute_gradients(self, node: Node, incoming: list[Pending]) -> list[tuple[Tensor, Pending]]:
+    def _compute_gradients(
+        self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]
+    ) -> list[tuple[Tensor, Pending]]:
         operation = node.operation
         made = [
             (item, Pending(self._make_gradient(item), operation.gradient_is_view))
@@ -271,7 +292,7 @@ class Tape:
         ]
         self._compute(operation, operation.backward_scratch_bytes)
         reused = [
-            (item, Pending(self.meter.keep(item.block), is_view=False))
+            (item, Pending(self.meter.keep(loaded.get(id(item.block), item.block)), is_view=False))
             for item in operation.reuses
             if item.needs_gradient and item.block is not None
         ]

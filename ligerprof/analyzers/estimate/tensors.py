@@ -29,6 +29,7 @@ class Weight:
         shape: the parameter's shape.
         in_layer: whether it belongs to a decoder layer.
         in_embedding: whether it belongs to an embedding of tokens or positions.
+        is_adapter: whether LoRA adds it.
         packed_sizes: bytes of each tensor of a quantized parameter, else empty.
         reduction_bytes: allocated and freed if its gradient triggers a reduction among ranks.
         gathered_bytes: allocated while an operation reads a sharded parameter.
@@ -46,6 +47,7 @@ class Weight:
     shape: tuple[int, ...] = ()
     in_layer: bool = False
     in_embedding: bool = False
+    is_adapter: bool = False
     packed_sizes: tuple[int, ...] = ()
     gradient: Allocation | None = None
     pending: Pending | None = None

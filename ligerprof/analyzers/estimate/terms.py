@@ -46,11 +46,14 @@ def _static_formula(recipe: TrainingRecipe, weights: Collection[Weight], state_t
     copies = 1 if state_text else 1 + moment_count(recipe.optimizer)
     if adapter_rank(recipe) is None:
         return f"{width * (1 + copies)} P{state_text}, P = {elements:,}"
-    adapters = sum(weight.elements for weight in weights if weight.trainable)
+    adapters = sum(weight.elements for weight in weights if weight.is_adapter)
+    copied = sum(weight.elements for weight in weights if weight.trainable and not weight.is_adapter)
     quantized = sum(weight.elements for weight in weights if weight.packed_sizes)
     base = f"{width} (P - Q) + 0.516 Q" if quantized else f"{width} P"
     names = f"P = {elements:,}, " + (f"Q = {quantized:,}, " if quantized else "") + f"A = {adapters:,}"
-    return f"{base} + {FP32_BYTES * (1 + copies)} A{state_text}, {names}"
+    full = f" + {width * (1 + copies)} M" if copied else ""
+    names += f", M = {copied:,}" if copied else ""
+    return f"{base} + {FP32_BYTES * (1 + copies)} A{full}{state_text}, {names}"
 
 
 def _zero_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
@@ -120,13 +123,14 @@ def buffer_terms(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Itera
 
 
 def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
-    """The residual stream at the input of each layer."""
+    """The residual stream at the input of each checkpointed layer."""
     if not recipe.checkpointing:
         return None
     width = DTYPE_BYTES[recipe.gathered_dtype]
     spec = recipe.spec
-    size_bytes = recipe.tokens * spec.hidden_size * spec.layers * width
-    formula = f"B T H L {width} = {recipe.batch} x {recipe.seq} x {spec.hidden_size} x {spec.layers} x {width}"
+    layers = sum(recipe.checkpoints_layer(index) for index in range(spec.layers))
+    size_bytes = recipe.tokens * spec.hidden_size * layers * width
+    formula = f"B T H L {width} = {recipe.batch} x {recipe.seq} x {spec.hidden_size} x {layers} x {width}"
     return Term(name="checkpoints", formula=formula, size_bytes=size_bytes)
 
 

@@ -62,9 +62,9 @@ def _zero_2(recipe: TrainingRecipe) -> Outcome:
 
 @_change("checkpointing", "checkpointing", "time: each layer's forward pass runs twice, up to a third more compute")
 def _checkpointing(recipe: TrainingRecipe) -> Outcome:
-    if recipe.checkpointing:
+    if recipe.checkpointing and recipe.checkpoint_every == 1:
         return "already enabled"
-    return (dataclasses.replace(recipe, checkpointing=True),)
+    return (dataclasses.replace(recipe, checkpointing=True, checkpoint_every=1),)
 
 
 @_change(

@@ -97,13 +97,19 @@ def loss_in_head(model: Any, hidden: Tensor, request: LossRequest) -> Tensor:
         KernelInputError: the head was replaced or wrapped after the kernels were put in.
     """
     head = model.get_output_embeddings()
-    if not getattr(type(head).forward, "computes_loss", False):
+    if not getattr(type(_trained(head)).forward, "computes_loss", False):
         raise KernelInputError(
             f"flce: the model's head became a {type(head).__name__} after the kernels were put in."
             " Resize or wrap it first, or leave flce out."
         )
     loss: Tensor = head(hidden, loss=request)
     return loss
+
+
+def _trained(head: Any) -> Any:
+    """The copy that peft trains in place of a module (`modules_to_save`), or the module itself."""
+    copies = getattr(head, "modules_to_save", None)
+    return head if copies is None else copies[head.active_adapters[0]]
 
 
 def loss_after_head(kernel: Callable[..., Tensor]) -> LossRunner:

@@ -37,12 +37,17 @@ from ligerprof.recipe.configs.shared import (
     module_names,
     modules,
 )
+from ligerprof.torch_memory.selective import ADDMM, BMM, FUSED_ATTENTION, MM
 
 _LIGER = "axolotl.integrations.liger.LigerPlugin"
 _CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 # plug-ins without tensors of their own in a training step
 _HARMLESS_PLUGINS = ("SwanLabPlugin", "LMEvalPlugin")
-_HOST_CHECKPOINTS = Lacking(what="checkpoints in host memory", setting=Setting.CHECKPOINTING)
+# what axolotl's `save` matches
+_SELECTIVE = {"attention": "+".join(FUSED_ATTENTION), "aten::mm": MM, "aten::addmm": ADDMM, "aten::bmm": BMM}
+# the old names of activation_offloading
+_OFFLOAD = Sets(values={Setting.CHECKPOINTING: True, Setting.ACTIVATION_OFFLOAD: True})
+_ON_DISK = Lacking(what="checkpoints on a disk", setting=Setting.CHECKPOINTING)
 _ROWS: Mapping[str, Row] = {
     **IGNORED_ROWS,
     "base_model": text(Setting.MODEL),
@@ -53,14 +58,12 @@ _ROWS: Mapping[str, Row] = {
     "optimizer": OPTIMIZER,
     "gradient_checkpointing": words(
         Setting.CHECKPOINTING,
-        {"true": True, "false": False, "offload": _HOST_CHECKPOINTS, "offload_disk": _HOST_CHECKPOINTS},
+        {"true": True, "false": False, "offload": _OFFLOAD, "offload_disk": _ON_DISK},
         what="gradient_checkpointing",
     ),
     "gradient_checkpointing_kwargs": CHECKPOINTING_KWARGS,
-    "activation_offloading": Row(
-        read=lambda value: (
-            Ignored(reason=Reason.UNSET) if is_off(value) else Sets(values={Setting.ACTIVATION_OFFLOAD: True})
-        )
+    "activation_offloading": words(
+        Setting.ACTIVATION_OFFLOAD, {"true": True, "false": False}, what="activation offloading"
     ),
     "sample_packing": turned_on({Setting.PACKING: Packing.MASK}),
     "batch_flattening": turned_on({Setting.PACKING: Packing.PADDING_FREE}),
@@ -118,7 +121,7 @@ _ROWS: Mapping[str, Row] = {
     **lacking("another loss", "use_eaft kd_trainer diffusion liger_use_token_scaling"),
     **lacking("tiled MLP layers", "tiled_mlp"),
     **lacking("layers in host memory", "layer_offloading"),
-    **lacking("selective checkpointing", "selective_checkpointing"),
+    **part_of("selective checkpointing", "selective_checkpointing"),
     **lacking("training of chosen parameters", "unfrozen_parameters lisa_n_layers"),
     **lacking("LoRA on parameters of experts", "lora_target_parameters"),
     **lacking("layers chosen for LoRA", "peft_layers_to_transform peft_layers_pattern peft_layer_replication"),
@@ -174,11 +177,27 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
     _set_precision(reading, values)
     _set_adapter(reading, values)
     _set_kernels(reading, values)
+    _set_selective(reading, values.get("selective_checkpointing"))
     if not is_off(values.get("fsdp")) or isinstance(values.get("fsdp_config"), Mapping):
         key = "fsdp" if "fsdp" in values else "fsdp_config"
         set_fsdp(reading, key, values.get("fsdp_config"), version=1, outer=values.get("fsdp_version"))
     if isinstance(values.get("deepspeed"), Mapping):
         finish_deepspeed(reading, values["deepspeed"], "deepspeed.")
+
+
+def _set_selective(reading: Reading, chosen: Any) -> None:
+    """`true` keeps attention; an object lists what to keep, as axolotl or torch names it."""
+    key, details = "selective_checkpointing", chosen if isinstance(chosen, Mapping) else {}
+    if is_off(chosen) and not details:
+        return
+    saved = details.get("save", ["attention"])
+    names = [_SELECTIVE.get(str(name)) for name in saved] if isinstance(saved, list) else [None]
+    if None in names or not is_off(details.get("offload")):
+        reading.lack(key, Lacking(what="this choice of kept outputs", setting=Setting.SELECTIVE))
+        return
+    reading.set(key, {Setting.SELECTIVE: "+".join(str(name) for name in names)})
+    if is_off(details.get("save_sliding_window")) and "attention" in saved:
+        reading.assumed.append("attention with a sliding window is kept, too; axolotl computes it again")
 
 
 def _set_precision(reading: Reading, values: Mapping[str, Any]) -> None:

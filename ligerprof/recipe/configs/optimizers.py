@@ -14,7 +14,7 @@ _WORDS = {
     "adamw-8bit": "adamw_bnb_8bit adamw_8bit",
     "paged-adamw": "paged_adamw_32bit paged_adamw",
     "paged-adamw-8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
+    "adafactor-hf": "adafactor",
     "lion": "lion_32bit lion lion_pytorch",
     "lion-8bit": "lion_8bit",
     "paged-lion": "paged_lion_32bit",

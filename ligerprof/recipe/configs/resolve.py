@@ -19,13 +19,12 @@ S = Setting
 _FEATURES: Mapping[Setting, str] = {
     S.COMPILE: "torch.compile",
     S.ACTIVATION_OFFLOAD: "activations in host memory",
-    S.DORA: "DoRA",
-    S.MODULES_TO_SAVE: "modules trained in full next to adapters",
 }
 # settings that a recipe takes as they are, if it has the option
 _DIRECT = (
     *(S.SEQ, S.GRAD_ACCUM, S.CLIP, S.CHECKPOINTING, S.REENTRANT, S.ATTENTION, S.LOSS, S.GALORE_RANK),
-    *(S.COMPILE, S.ACTIVATION_OFFLOAD, S.DORA, S.MODULES_TO_SAVE),
+    *(S.CHECKPOINT_EVERY, S.SELECTIVE),
+    *(S.COMPILE, S.ACTIVATION_OFFLOAD),
 )
 _DDP, _FSDP = "ddp", "fsdp2"
 _ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA)
@@ -93,7 +92,7 @@ class Resolver:
         }
         self._check_packing(chosen)
         if not chosen.get("checkpointing", True):
-            chosen["reentrant"] = False
+            chosen.update(reentrant=False, checkpoint_every=None, selective=None)
         return {**{name: value for name, value in chosen.items() if value is not None}, **self._given, "model": spec}
 
     def _drop_replaced(self) -> None:
@@ -253,7 +252,20 @@ class Resolver:
             raise self._refuse(f"{bits}-bit weights" + (" without LoRA" if rank is None else ""), S.BITS)
         if rank is None:
             return {}
-        return {"qlora" if bits else "lora": rank, **self._targets(spec)}
+        if bits and self._value(S.DORA):
+            raise self._refuse("DoRA over 4-bit weights", S.DORA)
+        dora = {"dora": True} if self._value(S.DORA) else {}
+        return {"qlora" if bits else "lora": rank, **dora, **self._targets(spec), **self._saved(spec)}
+
+    def _saved(self, spec: ModelSpec) -> dict[str, Any]:
+        """Modules that are trained in full next to adapters."""
+        found = self._value(S.MODULES_TO_SAVE)
+        if not found or "modules_to_save" in self._given:
+            return {}
+        names = dict.fromkeys(name.rpartition(".")[2] for name in found)
+        if not names.keys() <= set(spec.module_names) - set(spec.architecture.lora_targets):
+            raise self._refuse(f"full training of {', '.join(found)[:80]} next to adapters", S.MODULES_TO_SAVE)
+        return {"modules_to_save": "+".join(names)}
 
     def _targets(self, spec: ModelSpec) -> dict[str, Any]:
         targets, known = self._value(S.LORA_TARGETS), spec.architecture.lora_targets

@@ -21,6 +21,8 @@ class Setting(Word):
     LIGER = "liger"
     PROVIDER = "provider"
     CHECKPOINTING = "checkpointing"
+    CHECKPOINT_EVERY = "checkpoint_every"
+    SELECTIVE = "selective"
     REENTRANT = "reentrant"
     OPTIMIZER = "optimizer"
     FP32_EMBEDDING_STATES = "fp32_embedding_states"

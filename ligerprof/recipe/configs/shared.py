@@ -8,6 +8,7 @@ from ligerprof.recipe.configs.optimizers import TRAINER_OPTIMIZERS
 from ligerprof.recipe.configs.rows import (
     BadValueError,
     Row,
+    count,
     file_name,
     ignored,
     is_off,
@@ -59,6 +60,8 @@ OPTIMIZER = words(Setting.OPTIMIZER, TRAINER_OPTIMIZERS, what="optimizer")
 CHECKPOINTING_KWARGS = section(
     {
         "use_reentrant": switch(Setting.REENTRANT),
+        "every_n_layers": count(Setting.CHECKPOINT_EVERY),
+        **lacking("checkpoints in main memory without streams (save_on_cpu)", "offload"),
         **ignored(Reason.RANDOM, "preserve_rng_state determinism_check debug early_stop"),
     }
 )

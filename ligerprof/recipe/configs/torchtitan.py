@@ -26,7 +26,7 @@ from ligerprof.recipe.configs.rows import (
 )
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import EVALUATION
-from ligerprof.text import printable
+from ligerprof.text import printable, short_repr
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
 
 NAME = "torchtitan"
@@ -39,7 +39,9 @@ _CHUNKED_LOSSES = ("ChunkedLossWrapper", "ChunkedCELoss")
 CLASS = "class"
 _AUTOCAST = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 _OFF = Ignored(reason=Reason.UNSET)
-_SELECTIVE = Lacking(what="selective checkpointing", setting=Setting.CHECKPOINTING)
+_BUDGET = Lacking(what="checkpointing within a memory budget", setting=Setting.CHECKPOINTING)
+# selective_ac_option of a file that names none
+_EVERY_SECOND = "2"
 
 _TRAINING = {
     "local_batch_size": count(Setting.BATCH),
@@ -86,13 +88,13 @@ _PARALLELISM = {
 _CHECKPOINTING = {
     "mode": words(
         Setting.CHECKPOINTING,
-        {"none": False, "full": True, "selective": _SELECTIVE, "memory_budget": _SELECTIVE},
+        {"none": False, "full": True, "selective": True, "memory_budget": _BUDGET},
         what="activation checkpointing",
     ),
-    **part_of("checkpointing", CLASS),
+    **part_of("checkpointing", f"{CLASS} selective_ac_option"),
     **ignored(
         Reason.OTHER_METHOD,
-        "selective_ac_option per_op_sac_force_recompute_mm_shapes_by_fqns force_recompute_mm_shapes_by_fqns"
+        "per_op_sac_force_recompute_mm_shapes_by_fqns force_recompute_mm_shapes_by_fqns"
         " memory_budget visualize_memory_budget_pareto preserve_rng_state determinism_check debug early_stop",
     ),
 }
@@ -184,6 +186,8 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
         reading, {**_object(values, "training"), **_object(values, "experimental"), **_object(values, "parallelism")}
     )
     _set_tokens(reading, _object(values, "training"))
+    if "model_spec" not in values:
+        _set_selective(reading, _object(values, "activation_checkpoint"))
     _set_classes(reading, values)
     reading.assumed.append("the model code of transformers, not that of torchtitan")
 
@@ -238,6 +242,26 @@ def _set_tokens(reading: Reading, training: Mapping[str, Any]) -> None:
         reading.set("training.global_batch_size", {Setting.TRAIN_BATCH: int(total)})
 
 
+def _set_selective(reading: Reading, checkpointing: Mapping[str, Any]) -> None:
+    """Selective checkpointing, which is the default: of every n-th layer, or by operator."""
+    if checkpointing.get("mode", "selective") != "selective":
+        return
+    key, option = (
+        "activation_checkpoint.selective_ac_option",
+        str(checkpointing.get("selective_ac_option", _EVERY_SECOND)),
+    )
+    if option == "op":
+        reading.set(key, {Setting.SELECTIVE: "torchtitan"})
+        return
+    if not option.isdecimal() or int(option) < 1:
+        reading.lack(key, Lacking(what=f"the option {short_repr(option)}", setting=Setting.SELECTIVE))
+        return
+    reading.set(key, {Setting.CHECKPOINT_EVERY: int(option)})
+    reading.assumed.append(
+        "the first of each group of layers is checkpointed, as in transformers; torchtitan's is the last"
+    )
+
+
 def _set_classes(reading: Reading, values: Mapping[str, Any]) -> None:
     """What the classes of a function's configuration say: checkpointing, loss, attention and converters."""
     if "model_spec" not in values:
@@ -246,6 +270,8 @@ def _set_classes(reading: Reading, values: Mapping[str, Any]) -> None:
     checkpointing = _object(values, "activation_checkpoint").get(CLASS, "NoneType")
     if checkpointing in kinds:
         reading.set("activation_checkpoint", {Setting.CHECKPOINTING: kinds[checkpointing]})
+    elif checkpointing == "SelectiveAC":
+        reading.set("activation_checkpoint", {Setting.CHECKPOINTING: True, Setting.SELECTIVE: "torchtitan"})
     else:
         reading.lack(
             "activation_checkpoint", Lacking(what=f"checkpointing by {checkpointing}", setting=Setting.CHECKPOINTING)
@@ -362,7 +388,7 @@ TORCHTITAN = Framework(
         Setting.WEIGHTS: "float32",
         Setting.AUTOCAST: "bf16",
         Setting.OPTIMIZER: "adamw-fused",
-        Setting.CHECKPOINTING: _SELECTIVE,
+        Setting.CHECKPOINTING: True,
         Setting.REENTRANT: False,
     },
     finish=_finish,

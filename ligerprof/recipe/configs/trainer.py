@@ -14,6 +14,7 @@ from ligerprof.recipe.configs.rows import (
     left_out,
     number,
     part_of,
+    real_number,
     section,
     switch,
     text,
@@ -55,7 +56,7 @@ TRAINER_ROWS: Mapping[str, Row] = {
     **part_of("liger-kernel", "use_liger_kernel liger_kernel_config use_liger"),
     # names of older versions
     "per_gpu_train_batch_size": count(Setting.BATCH),
-    "adafactor": turned_on({Setting.OPTIMIZER: "adafactor"}),
+    "adafactor": turned_on({Setting.OPTIMIZER: "adafactor-hf"}),
     "evaluation_strategy": EVALUATION_STRATEGY,
     "eval_strategy": EVALUATION_STRATEGY,
     **left_out(EVALUATION, "do_eval eval_on_start"),
@@ -173,6 +174,8 @@ def finish_trainer(reading: Reading, values: Mapping[str, Any]) -> None:
 def _set_optimizer_arguments(reading: Reading, arguments: str) -> None:
     for argument in arguments.split(","):
         name, _, value = argument.partition("=")
+        if name.strip() == "momentum" and reading.value(Setting.OPTIMIZER) == "sgd" and real_number(value.strip()):
+            reading.set("optim_args", {Setting.OPTIMIZER: "sgd-momentum"})
         if name.strip() == "rank" and value.strip().isdecimal():
             reading.set("optim_args", {Setting.GALORE_RANK: int(value)})
 

@@ -144,7 +144,8 @@ class _Session:
         self._recorded: list[_Counters] = []
         self._counted: _Counters | None = None
         self._seconds: list[float] = []
-        self._host_base_bytes = _resident_bytes() if recipe.offload is not Offload.NONE else 0
+        self._uses_host = recipe.offload is not Offload.NONE or recipe.activation_offload
+        self._host_base_bytes = _resident_bytes() if self._uses_host else 0
         self._host_bytes: int | None = None
 
     def join(self, join: Join | None) -> None:
@@ -202,7 +203,7 @@ class _Session:
         self._counted = _Counters(self._recorded[-1].step, self._base_bytes)
         train_step(self._trainer, self._batch, self._counted)
         self._outside.note("step")
-        if self._recipe.offload is not Offload.NONE:
+        if self._uses_host:
             self._host_bytes = _resident_bytes() - self._host_base_bytes
 
     def time(self) -> None:

@@ -14,6 +14,7 @@ from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import usable_memory
 from ligerprof.roles import Backend
+from ligerprof.runs.activation_offload import ActivationOffload
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.recording.saved import SavedTensors
@@ -23,7 +24,7 @@ from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
 from ligerprof.runs.simulated.patches import simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
-from ligerprof.runs.training import Training, make_batch, train_step
+from ligerprof.runs.training import Trainer, Training, make_batch, train_step
 from ligerprof.runs.versions import package_versions
 from ligerprof.snapshots.saved import with_saved_tensors
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
@@ -78,6 +79,7 @@ class _Simulation:
         self._meter = PhaseMeter(self._device, self._saved)
         self._attention: set[str] = set()
         self._snapshot: dict[str, Any] = {}
+        self._offload: ActivationOffload | None = None
 
     def run(self) -> StepOutcome:
         oom, recorder = None, self._recorder
@@ -110,6 +112,7 @@ class _Simulation:
     def _train(self, trainer: Training) -> None:
         recipe = self._recipe
         batch = make_batch(recipe, STAND_IN)
+        self._offload = trainer.offload if isinstance(trainer, Trainer) else None
         # the optimizer has no state in the first step, so the second is the earliest steady one
         last = max(recipe.warmup, 1) + 1
         for number in range(1, last + 1):
@@ -133,6 +136,12 @@ class _Simulation:
             step=self._meter.step,
         )
 
+    def _host_bytes(self) -> int | None:
+        """Main memory of what is offloaded, None if nothing is."""
+        if self._offload is not None:
+            return self._offload.host_bytes
+        return None if self._recipe.offload is Offload.NONE else self._recorder.highest_host_bytes
+
     def _outcome(self, oom: OutOfMemory | None) -> StepOutcome:
         allocator = self._device.allocator
         steps = self._meter.steps or [StepFigures()]
@@ -154,7 +163,7 @@ class _Simulation:
             oom=oom,
             versions=package_versions(),
             notes=tuple(notes_on(self._recipe, self._attention)),
-            host_bytes=None if self._recipe.offload is Offload.NONE else self._recorder.highest_host_bytes,
+            host_bytes=self._host_bytes(),
         )
 
 

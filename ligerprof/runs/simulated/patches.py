@@ -3,6 +3,7 @@
 | what | why |
 |---|---|
 | nn.Module._apply | fake parameters have weak references, for which Module.to's swap of tensors fails |
+| FakeTensorMode.__deepcopy__ | copies of modules, such as peft's `modules_to_save`, belong to the same mode |
 | torch.utils._foreach_utils | clip_grad_norm_ asks it whether to use foreach operators, as it does on CUDA |
 | transformers.masking_utils | it mistakes fake tensors for tracing, and builds masks that an eager run does not build |
 | torch.amp.GradScaler | it skips a step whose gradients are not finite; simulated ones have no values |
@@ -24,7 +25,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _foreach_utils as foreach_utils
 
 from ligerprof.gpus import GpuSpec
@@ -50,6 +51,7 @@ def simulated_process(
     """
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply_out_of_place))
+        stack.enter_context(mock.patch.object(FakeTensorMode, "__deepcopy__", _itself, create=True))
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _gradients_are_finite))
         stack.enter_context(simulated_device(sm_count=gpu.sm_count))
         for context in (
@@ -115,6 +117,10 @@ def _apply_out_of_place(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse
         if buffer is not None:
             self._buffers[name] = fn(buffer)
     return self
+
+
+def _itself(mode: FakeTensorMode, _memo: Any) -> FakeTensorMode:
+    return mode
 
 
 def _gradients_are_finite(_scaler: Any, optimizer: Any, _state: Any, *args: Any, **kwargs: Any) -> Any:

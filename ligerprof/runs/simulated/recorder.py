@@ -77,7 +77,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _EQUAL:
             # kernels test whether the gradient of the loss is 1; it is
             return True
-        if func is aten.add.Tensor and (buffer := _accumulation_buffer(args)) is not None:
+        if func is aten.add.Tensor and (buffer := _accumulation_buffer(args)) is not None and self._has_block(buffer):
             result = call.run_untracked()
             self._hand_over(buffer, result)
             return result
@@ -174,6 +174,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._waiting = None
             for block in sorted(waiting, key=lambda block: block.address):
                 self._device.release(block)
+
+    def _has_block(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._held
 
     def _hand_over(self, old: Tensor, new: Tensor) -> None:
         block, _ = self._held.pop(old.untyped_storage()._cdata)

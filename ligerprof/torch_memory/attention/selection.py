@@ -34,6 +34,11 @@ class AttentionKernel(str, Enum):
         """Words in front of "kernel"."""
         return _LABELS[self]
 
+    @property
+    def operator(self) -> str:
+        """The operator that runs it; empty for the one that torch decomposes."""
+        return "" if self is AttentionKernel.MATH else f"aten._scaled_dot_product_{self.value}_attention.default"
+
 
 _LABELS = {
     AttentionKernel.CUDNN: "cuDNN's",

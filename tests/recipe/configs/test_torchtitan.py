@@ -197,14 +197,43 @@ def test_toml(tmp_path: Path) -> None:
     assert report.unknown == ()
     several, _ = load_recipe([str(path)], {"gpus": 8})
     assert (several.engine, several.gpus, several.precision, several.wrap) == ("fsdp2", 8, "mixed", "accelerate")
-    path.write_text(TOML.replace('"full"', '"selective"'), encoding="utf-8")
-    with pytest.raises(UnsupportedError, match=r"activation_checkpoint.mode: 'selective': selective checkpointing"):
+
+
+@pytest.mark.parametrize(
+    ("lines", "every"),
+    [('mode = "full"', 1), ('mode = "selective"', 2), ("", 2), ('mode = "selective"\nselective_ac_option = "4"', 4)],
+    ids=["full", "selective", "default", "every-4"],
+)
+def test_toml_checkpoints_every_nth_layer(tmp_path: Path, lines: str, every: int) -> None:
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text(TOML.replace('mode = "full"', lines), encoding="utf-8")
+    recipe, report = load_recipe([str(path)], {})
+    assert (recipe.checkpointing, recipe.checkpoint_every) == (True, every)
+    assert any("torchtitan's is the last" in sentence for sentence in report.assumed) == (every > 1)
+
+
+def test_toml_of_a_memory_budget_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text(TOML.replace('"full"', '"memory_budget"'), encoding="utf-8")
+    with pytest.raises(UnsupportedError, match="checkpointing within a memory budget is not supported yet"):
         load_recipe([str(path)], {})
 
 
 def test_the_chunked_loss(module: str) -> None:
     recipe, _ = load_recipe([f"{module}:chunked"], {})
     assert recipe.loss == "titan-chunked"
+
+
+def test_kept_outputs(module: str, tmp_path: Path) -> None:
+    assert load_recipe([f"{module}:selective"], {})[0].selective == "torchtitan"
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text(TOML.replace('"full"', '"selective"\nselective_ac_option = "op"'), encoding="utf-8")
+    recipe, report = load_recipe([str(path)], {})
+    assert (recipe.checkpointing, recipe.checkpoint_every, recipe.selective) == (True, 1, "torchtitan")
+    assert report.unknown == ()
+    path.write_text(TOML.replace('"full"', '"selective"\nselective_ac_option = "mm"'), encoding="utf-8")
+    with pytest.raises(UnsupportedError, match="the option 'mm' is not supported"):
+        load_recipe([str(path)], {})
 
 
 @pytest.mark.parametrize(("function", "checkpointing"), [("full", True), ("no_checkpointing", False)])
@@ -219,7 +248,6 @@ def test_a_function(module: str, function: str, checkpointing: bool) -> None:
 @pytest.mark.parametrize(
     ("function", "error", "says"),
     [
-        ("selective", UnsupportedError, "checkpointing by SelectiveAC"),
         ("flex", UnsupportedError, "flex attention"),
         ("many_chunks", UnsupportedError, "a loss in 32 chunks"),
         ("chunks_of_another_loss", UnsupportedError, "the loss ChunkedLossWrapper of FlexAttention"),

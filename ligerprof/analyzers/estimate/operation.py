@@ -1,0 +1,67 @@
+"""A tensor operation, with what autograd keeps of it."""
+
+from dataclasses import dataclass
+
+from ligerprof.analyzers.estimate.tensors import Tensor, Value
+from ligerprof.roles import Role
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One torch operation with one output tensor.
+
+    Attributes:
+        elements, width: the output.
+        inputs: tensors whose gradients are allocated, in their own size.
+        passes: tensors that receive the output's gradient itself, or a view of it.
+        reuses: inputs whose gradients overwrite their saved tensors.
+        early: inputs whose gradients are computed in the forward pass, with their bytes; for one that is
+            also among `inputs`, backward allocates a new gradient and frees the early one.
+        saves: tensors that autograd keeps for the backward of this operation.
+        saves_output: whether autograd keeps the output as well.
+        extra_saved_bytes: other memory allocated for backward (statistics, dropout masks).
+        other_saves: number of further tensors that autograd keeps: parameters, indices, and parts of the extra bytes.
+        view_of: the tensor whose memory the output shares.
+        forward_scratch_bytes, backward_scratch_bytes: temporaries of the operation and of its gradient,
+            beyond outputs and gradients.
+        reduction_scratch_bytes: allocated and freed when the engine sums gradients to their tensors' shapes: after
+            the gradient function has returned, while its results and inputs are still there.
+        role: the role of the output, of saved memory and of temporaries.
+        gradient_role: the role of the output's gradient.
+        gradient_is_view: whether gradients are views (`mm(...).view`), so that a second one is not added in place.
+        is_product: whether cuBLAS runs it.
+        in_function: whether it is a Python autograd Function, which saves after computing its output.
+        operator: the name by which selective checkpointing may keep the output; empty for other operators.
+    """
+
+    elements: int
+    width: int
+    inputs: tuple[Tensor, ...] = ()
+    passes: tuple[Tensor, ...] = ()
+    reuses: tuple[Value, ...] = ()
+    early: tuple[tuple[Tensor, int], ...] = ()
+    saves: tuple[Tensor, ...] = ()
+    saves_output: bool = False
+    extra_saved_bytes: int = 0
+    other_saves: int = 0
+    view_of: Value | None = None
+    forward_scratch_bytes: int = 0
+    backward_scratch_bytes: int = 0
+    reduction_scratch_bytes: int = 0
+    role: Role = Role.ACTIVATIONS
+    gradient_role: Role = Role.ACTIVATIONS
+    scratch_role: Role | None = None
+    gradient_is_view: bool = False
+    is_product: bool = False
+    in_function: bool = False
+    operator: str = ""
+
+    @property
+    def saves_anything(self) -> bool:
+        """Whether autograd keeps a tensor for this operation's backward."""
+        return bool(self.saves or self.early) or self.saves_output or self.extra_saved_bytes > 0
+
+    @property
+    def differentiable(self) -> tuple[Tensor, ...]:
+        """All inputs that may receive a gradient."""
+        return (*self.inputs, *self.passes, *self.reuses, *(item for item, _ in self.early))

@@ -1,0 +1,51 @@
+"""The cache of selective activation checkpointing: outputs of a layer's first pass that its recomputation takes."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ligerprof.analyzers.estimate.meter import Allocation, Meter
+from ligerprof.analyzers.estimate.operation import Operation
+from ligerprof.torch_memory.selective import SavePolicy, Selection
+
+
+@dataclass(slots=True, eq=False)
+class OutputCache:
+    """Kept outputs in the order of the operations, each with the other results of its operation.
+
+    Args:
+        policy: what is kept.
+
+    Attributes:
+        selection: the state of the current pass.
+    """
+
+    policy: SavePolicy
+    selection: Selection = field(init=False)
+    _kept: deque[tuple[Allocation, Allocation | None]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.start_pass()
+
+    def start_pass(self) -> None:
+        """Count calls anew: the first pass begins, or the recomputation."""
+        self.selection = Selection(self.policy)
+
+    def keeps(self, operation: Operation) -> bool:
+        """Whether the output of the next operation is kept."""
+        return self.selection.keeps(operation.operator)
+
+    def put(self, meter: Meter, output: Allocation, extra: Allocation | None) -> None:
+        """Keep an output and the other results, in addition to their holders."""
+        self._kept.append((meter.keep(output), None if extra is None else meter.keep(extra)))
+
+    def take(self) -> tuple[Allocation, Allocation | None]:
+        """Hand over the next output and the other results."""
+        return self._kept.popleft()
+
+    def clear(self, meter: Meter) -> None:
+        """Drop what the recomputation did not reach."""
+        for output, extra in self._kept:
+            meter.drop(output)
+            if extra is not None:
+                meter.drop(extra)
+        self._kept.clear()

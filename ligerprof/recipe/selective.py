@@ -1,0 +1,42 @@
+"""The policy of `--selective`: a name, operators, or a file that lists operators."""
+
+from pathlib import Path
+from typing import Any
+
+from ligerprof.errors import RecipeError
+from ligerprof.files import FileKind, read_text
+from ligerprof.text import short_repr
+from ligerprof.torch_memory.selective import NAMES, find_policy
+
+_HINT = "--selective names a policy or a file with one operator per line."
+_FILE = FileKind(error=RecipeError, hint=_HINT, max_bytes=2**16)
+_COMMENT = "#"
+
+
+def canonical_policy(value: Any) -> str:
+    """A policy as a recipe stores it: a name, or operators joined by `+`.
+
+    A file has one operator per line, such as `aten.mm.default`, or `aten.mm.default/2` to keep the first of each two
+    calls; `#` starts a comment.
+
+    Raises:
+        RecipeError: not a policy, or a file that cannot be read.
+    """
+    text = str(value)
+    if text in NAMES:
+        return text
+    if Path(text).is_file():
+        lines = (line.partition(_COMMENT)[0].strip() for line in read_text(Path(text), _FILE).splitlines())
+        operators, where = [line for line in lines if line], f"{text}: "
+    else:
+        operators, where = text.split("+"), ""
+    if not operators:
+        raise RecipeError(f"{where}names no operator. {_HINT}")
+    try:
+        policy = find_policy("+".join(operators))
+    except ValueError as error:
+        raise RecipeError(
+            f"{where}{short_repr(str(error))} is neither a file nor an operator such as aten.mm.default."
+            f" Known policies: {', '.join(NAMES)}."
+        ) from None
+    return "+".join(name if every == 1 else f"{name}/{every}" for name, every in sorted(policy.every.items()))

@@ -1,0 +1,236 @@
+"""Keep what autograd saves in main memory between the passes, as TRL's and torchtune's OffloadActivations do.
+
+The references that keep GPU memory alive are those of trl/models/activation_offloading.py; see
+ligerprof/torch_memory/activation_offload.py. The simulation runs the same code with copies that have no data.
+"""
+
+# ruff: noqa: D102
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ligerprof.torch_memory.activation_offload import SMALLEST_BYTES, STASH_LENGTH
+from ligerprof.torch_memory.pinned import pinned_bytes
+
+
+class HostMemory(Protocol):
+    """Moves tensors between the GPU and main memory."""
+
+    def store(self, tensor: Tensor) -> tuple[Any, Any]:
+        """Start to copy a tensor; returns the copy, and what `wait` takes."""
+
+    def wait(self, copying: Any) -> None:
+        """Let the GPU's computation wait until a copy is made."""
+
+    def load(self, copy: Any) -> Tensor:
+        """A tensor on the GPU with the values of a copy."""
+
+    def hold(self, tensor: Tensor) -> None:
+        """Keep the memory of a loaded tensor from reuse until the computation so far has ended."""
+
+    def finish(self) -> None:
+        """Wait for all copies."""
+
+
+class CudaHostMemory:
+    """Page-locked memory, copied to and from on a stream of its own."""
+
+    def __init__(self) -> None:
+        self._compute, self._copies = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def store(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        self._copies.wait_stream(self._compute)
+        with torch.cuda.stream(self._copies):
+            copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            copy.copy_(tensor, non_blocking=True)
+        return copy, self._copies.record_event()
+
+    def wait(self, copying: Any) -> None:
+        self._compute.wait_event(copying)
+
+    def load(self, copy: Tensor) -> Tensor:
+        with torch.cuda.stream(self._copies):
+            loaded = copy.to("cuda", non_blocking=True)
+        self._compute.wait_stream(self._copies)
+        return loaded
+
+    def hold(self, tensor: Tensor) -> None:
+        tensor.record_stream(self._compute)
+
+    def finish(self) -> None:
+        self._compute.synchronize()
+        self._copies.synchronize()
+
+
+class ShapesOnly:
+    """Copies of fake tensors: a shape and a dtype."""
+
+    def store(self, tensor: Tensor) -> tuple[tuple[torch.Size, torch.dtype], None]:
+        return (tensor.shape, tensor.dtype), None
+
+    def wait(self, copying: Any) -> None:
+        """Do nothing."""
+
+    def load(self, copy: tuple[torch.Size, torch.dtype]) -> Tensor:
+        shape, dtype = copy
+        return torch.empty(shape, dtype=dtype)
+
+    def hold(self, tensor: Tensor) -> None:
+        """Do nothing: there is one stream."""
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(slots=True)
+class _Packed:
+    """A saved tensor.
+
+    Attributes:
+        kept: the tensor itself, if it stays on the GPU.
+        copy: its copy in main memory.
+        view: size, strides and offset of the tensor on its storage.
+    """
+
+    kept: Tensor | None = None
+    copy: Any = None
+    view: tuple[tuple[int, ...], tuple[int, ...], int] = ((), (), 0)
+
+
+class ActivationOffload(saved_tensors_hooks):
+    """Hooks around the forward and the backward pass of a micro-batch.
+
+    Args:
+        model: its parameters are not moved, and neither is what its output head saves.
+
+    Attributes:
+        host_bytes: the most main memory that the copies of one micro-batch took.
+    """
+
+    def __init__(self, model: nn.Module, memory: HostMemory) -> None:
+        super().__init__(self._pack, self._unpack)
+        self._memory = memory
+        self._parameters = {_storage(parameter) for parameter in model.parameters()}
+        self.host_bytes = 0
+        self._clear()
+        _leave_out(model.get_output_embeddings())  # type: ignore[operator]
+
+    def __enter__(self) -> None:
+        self._clear()
+        super().__enter__()
+
+    def __exit__(self, *args: object) -> None:
+        try:
+            self._memory.finish()
+            self._clear()
+        finally:
+            super().__exit__(*args)
+
+    def _clear(self) -> None:
+        self._packed: dict[int, _Packed] = {}
+        self._number = 0
+        self._copied_bytes = 0
+        # originals whose copies may not be made yet, by number, each with its key
+        self._originals: dict[int, tuple[Tensor, Any, Any]] = {}
+        self._keys: dict[Any, int] = {}
+        # loaded tensors, by number
+        self._loaded: dict[int, Tensor] = {}
+        self._node: Any = None
+
+    def _pack(self, tensor: Tensor) -> int:
+        self._number += 1
+        number, key = self._number, (_storage(tensor), tensor.storage_offset(), tensor.dtype)
+        stays = (
+            key in self._keys
+            or tensor.numel() * tensor.element_size() < SMALLEST_BYTES
+            or isinstance(tensor, nn.Parameter)
+            or _storage(tensor) in self._parameters
+        )
+        if stays:
+            self._packed[number] = _Packed(kept=tensor)
+            return number
+        for older in [other for other in self._originals if other <= number - STASH_LENGTH]:
+            self._release_original(older)
+        flat, view = _storable(tensor)
+        copy, copying = self._memory.store(flat)
+        self._copied_bytes += pinned_bytes(flat.numel() * flat.element_size())
+        self.host_bytes = max(self.host_bytes, self._copied_bytes)
+        self._packed[number] = _Packed(copy=copy, view=view)
+        self._originals[number] = (flat, copying, key)
+        self._keys[key] = number
+        return number
+
+    def _release_original(self, number: int) -> None:
+        _, copying, key = self._originals[number]
+        self._memory.wait(copying)
+        del self._originals[number]
+        if self._keys.get(key) == number:
+            del self._keys[key]
+
+    def _unpack(self, number: int) -> Tensor:
+        packed = self._packed.pop(number)
+        if packed.kept is not None:
+            return packed.kept
+        node, earlier = torch._C._current_autograd_node(), []
+        if node != self._node:
+            self._node, earlier = node, list(self._loaded)
+        if number in self._originals:
+            tensor, references = self._originals[number][0], None
+        else:
+            tensor = self._memory.load(packed.copy)
+            if (tensor.shape, tensor.stride()) != packed.view[:2]:
+                tensor = torch.as_strided(tensor, *packed.view)
+            self._loaded[number] = tensor
+            references = _references(tensor)
+        node.register_hook(self._after_node(number, references, earlier))
+        return tensor
+
+    def _after_node(self, number: int, references: int | None, earlier: list[int]) -> Callable[..., None]:
+        """Release originals, and what nodes before this one had loaded."""
+
+        def hook(_outputs: Any, _inputs: Any) -> None:
+            # a view of the tensor is alive: the node's result, or saved by a recomputation
+            if references is not None and number in self._loaded and _references(self._loaded[number]) > references:
+                self._memory.hold(self._loaded.pop(number))
+            for older in list(self._originals):
+                self._release_original(older)
+            for older in earlier:
+                self._loaded.pop(older, None)
+
+        return hook
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _references(tensor: Tensor) -> int:
+    """Tensors on the same storage."""
+    return int(torch._C._storage_Use_Count(_storage(tensor)))
+
+
+def _storable(tensor: Tensor) -> tuple[Tensor, tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """A contiguous tensor to copy, and the view of it that gives the saved tensor back."""
+    if 0 in tensor.stride():
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return (
+            torch.as_strided(tensor, (elements,), (1,), 0),
+            (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())),
+        )
+    if tensor.storage_offset() != 0:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    else:
+        tensor = tensor.contiguous()
+    return tensor, (tuple(tensor.shape), tensor.stride(), 0)
+
+
+def _leave_out(head: nn.Module) -> None:
+    """Keep on the GPU what a module saves: only the innermost hooks run."""
+    identity = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    head.register_forward_pre_hook(lambda *_: identity.__enter__())
+    head.register_forward_hook(lambda *_: identity.__exit__(), always_call=True)

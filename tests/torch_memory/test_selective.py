@@ -1,0 +1,54 @@
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ligerprof.runs.checkpointing import selective_contexts
+from ligerprof.torch_memory.selective import FUSED_ATTENTION, MATMULS, Selection, find_policy
+
+
+def test_a_policy_keeps_the_first_of_each_group_of_calls() -> None:
+    selection = Selection(find_policy("aten.mm.default/3+aten.bmm.default"))
+    assert [selection.keeps("aten.mm.default") for _ in range(7)] == [True, False, False, True, False, False, True]
+    assert [selection.keeps(name) for name in ("aten.bmm.default", "aten.add.Tensor")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "mm", "aten.mm", "aten.mm.default/0", "aten.mm.default+", "a.b.c.d", "aten.mm.default/x"]
+)
+def test_other_texts_are_not_policies(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^[a-z./0]*$"):
+        find_policy(text)
+
+
+def test_torch_has_the_operators() -> None:
+    for name in (*MATMULS, *FUSED_ATTENTION):
+        found = torch.ops
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert str(found) == name
+
+
+@pytest.mark.parametrize(("policy", "products"), [("matmuls", 3), ("aten.mm.default/2", 4), ("attention", 6)])
+def test_torch_computes_again_what_is_not_kept(policy: str, products: int) -> None:
+    """Three products, of which the last is not reached by the recomputation, and two gradients of each."""
+    weights = [torch.rand(4, 4, requires_grad=True) for _ in range(3)]
+    calls = 0
+
+    class Counter(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal calls
+            calls += func is torch.ops.aten.mm.default
+            return func(*args, **(kwargs or {}))
+
+    def region(value: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            value = (value @ weight).sin()
+        return value
+
+    with Counter():
+        source = torch.rand(4, 4)
+        result = checkpoint(region, source, use_reentrant=False, context_fn=selective_contexts(find_policy(policy)))
+        before = calls
+        result.sum().backward()
+    # two gradients for each but the first, whose input needs none
+    assert (before, calls - before - 5) == (3, products - 3)
