@@ -50,11 +50,13 @@ def without_old_outputs(case: Case) -> Edit | None:
 def without_kept_outputs(case: Case) -> Edit | None:
     """Free what forward made when the next forward phase begins, if the program keeps it in pass after pass."""
     blocks, lived = _left_behind(case)
-    blocks = blocks[lived > 1]
+    # the last pass has had no time to outlive a second one
+    kept = (lived > 1) | ((lived == 1) & (case.replayed.freed_by[blocks] < 0))
+    blocks, lived = blocks[kept], lived[kept]
     starts = np.array([start for start, _ in case.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
     place = np.searchsorted(starts, case.replayed.allocated_by[blocks], "right")
     # what only one pass leaves behind is a buffer
-    if len(distinct(place)) < _LEAST_PASSES:
+    if len(distinct(place)) < _LEAST_PASSES or len(distinct(place[lived > 1])) < _LEAST_PASSES - 1:
         return None
     edit = case.edit()
     edit.end(blocks, np.append(starts, case.replayed.last_moment)[place] + 1)

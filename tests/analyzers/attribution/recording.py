@@ -45,9 +45,17 @@ class Recording:
         for action in ("free_requested", "free_completed"):
             self._add(action, *block, [])
 
+    def run_out(self, size: int, calls: Sequence[Call]) -> None:
+        """Fail to allocate."""
+        self._add("oom", 0, size, calls)
+        self.events[-1]["device_free"] = 0
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot.from_dict({"device_traces": [self.events], "segments": []})
+
     def roles(self) -> list[Role]:
         """The role of each allocated block."""
-        found = analyze(Snapshot.from_dict({"device_traces": [self.events], "segments": []}))
+        found = analyze(self.snapshot())
         return found.attribution.roles_of(np.arange(len(found.replayed.requested_bytes)), found.peak_moment)
 
     def _add(self, action: str, address: int, size: int, calls: Sequence[Call]) -> None:

@@ -1,9 +1,11 @@
 import pytest
 
+from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.analyzers.suggestions.suggestion import Cost
 from ligerprof.analyzers.suggestions.table import ROWS
 from tests import recorded
+from tests.analyzers.attribution.recording import MIB, Recording
 from tests.paths import RECORDINGS
 
 # how far a predicted lowering of the peak may be off
@@ -75,3 +77,25 @@ def test_after_a_failure_suggestions_lower_what_the_failed_allocation_needed(nam
     after = analysis.bytes_after(analysis.suggestions[0])
     assert after is not None
     assert len(after) == len(analysis.replayed.allocated_bytes)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_outputs_that_three_passes_kept_until_memory_ran_out_are_kept_outputs(steps: int) -> None:
+    made, main = Recording(), ("train.py", 9, "<module>")
+    forward = [("torch/nn/modules/linear.py", 125, "forward"), ("model.py", 5, "forward"), main]
+    backward = [("??", 0, "GeluBackward0::apply"), ("??", 0, "torch::autograd::Engine::evaluate_function")]
+    optimizer = [("torch/optim/adamw.py", 1, "step"), ("train.py", 12, "<module>")]
+    for _ in range(steps):
+        for _ in range(3):
+            made.alloc(48 * MIB, forward)
+        made.free(made.alloc(8 * MIB, backward))
+        made.free(made.alloc(MIB, optimizer))
+    made.alloc(48 * MIB, forward)
+    made.run_out(48 * MIB, forward)
+
+    saved = {each.name: each.saves_bytes for each in analyze(made.snapshot()).peak.suggestions}
+    # two passes may be a double buffer; of more, everything goes but one pass
+    if steps == 2:
+        assert "kept-outputs" not in saved
+    else:
+        assert (3 * steps - 3) * 48 * MIB < saved["kept-outputs"] <= 3 * steps * 48 * MIB
