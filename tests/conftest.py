@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -25,6 +26,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 if os.environ.get("TRITON_INTERPRET") == "1":
     interpreter.speed_up()
+
+# a shell ignores them for what it runs in the background, and children would inherit that
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # no deadline: a shared machine is slow now and then. In CI the same examples every time.
 settings.register_profile("ligerprof", deadline=None, derandomize=bool(os.environ.get("CI")))

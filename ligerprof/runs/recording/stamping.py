@@ -155,7 +155,7 @@ class Stamper:
             return None
         recomputes = self._phase is Phase.BACKWARD
         finds_entries = not self._is_detailed and not recomputes and not self._is_blind and torch.is_grad_enabled()
-        # where checkpointing runs a layer again, the node that needs it runs on afterwards
+        # where checkpointing runs a layer again, the node that needs it continues afterwards
         running = _Running(name.text, self.text, self._module, self._call, finds_entries, recomputes)
         if finds_entries:
             self._enter_call(self._call, (*arguments, named), name)
@@ -179,7 +179,8 @@ class Stamper:
             self._call = running.outer_call
             self._call.leave_inner()
         self._module = running.outer
-        self._stamp(running.text)
+        # a backward pass inside the forward pass has left the stamp of its last node
+        self._stamp(running.text if running.recomputes else f"{self._prefix}{running.outer};")
 
     def _enter_call(self, outer: OpenCall, values: Iterable[Any], name: _Name) -> None:
         try:
