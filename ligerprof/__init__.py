@@ -10,8 +10,9 @@
 Each name is loaded on first use, so importing ligerprof does not import torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ligerprof.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ligerprof import kernels as kernels
@@ -71,13 +72,7 @@ _HOMES = {
 }
 __all__ = list(_HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ligerprof' has no attribute {name!r}")
-    home = import_module(f"ligerprof.{_HOMES[name]}")
-    # `kernels` is a module itself
-    return home if _HOMES[name] == name else getattr(home, name)
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -4,8 +4,9 @@
 Each name is loaded on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ligerprof.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ligerprof.kernels.patching.apply import Patch, apply
@@ -40,8 +41,4 @@ _HOMES = {
     "select_kernels": "selection",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

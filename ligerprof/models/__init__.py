@@ -1,10 +1,11 @@
 """The models that can be trained: architectures, the catalog of published models, and specs made from configs.
 
-Each name is loaded on first use: who only reads recordings needs no catalog.
+Each name is loaded on first use, so that reading a recording does not load the catalog.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ligerprof.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ligerprof.models.architectures import ARCHITECTURES
@@ -37,8 +38,4 @@ _HOMES = {
     "spec_from_config": "from_config",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

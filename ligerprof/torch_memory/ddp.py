@@ -7,7 +7,7 @@ Read in torch 2.13: torch/nn/parallel/distributed.py and torch/csrc/distributed/
 - The second forward pass builds buckets anew in the order in which gradients have arrived (`_rebuild_buckets` in
   `_pre_forward`).
 - NCCL's process group keeps the tensors of a reduction that nobody has waited for until the next reduction
-  (ProcessGroupNCCL.cpp, `shelvesToUnstash_`). DDP waits for a future instead, so the first bucket lives on beside the
+  (ProcessGroupNCCL.cpp, `shelvesToUnstash_`). DDP waits for a future instead, so the first bucket lives on next to the
   new ones, up to the first reduction of the second backward pass.
 - Gradients are copied to their buckets and back, or, with `gradient_as_bucket_view`, the copy replaces the gradient.
 """

@@ -30,8 +30,8 @@ class OptimizedTensor:
         width: bytes per element.
         in_layer: whether it belongs to a decoder layer.
         galore_rank: the rank of GaLore's projections.
-        fp32_moments: whether a low-bit optimizer keeps its moments in fp32, as it is told for embeddings
-            (transformers/trainer.py, create_optimizer).
+        fp32_moments: whether an 8-bit optimizer keeps its moments in fp32; transformers' Trainer asks for that in
+            embeddings (transformers/trainer.py, create_optimizer).
     """
 
     shape: tuple[int, ...]

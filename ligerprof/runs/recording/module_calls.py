@@ -15,7 +15,7 @@ RunModule = Callable[[nn.Module, Arguments, Named], Any]
 
 
 class Observer(Protocol):
-    """What is told of each call of a module."""
+    """Receives each call of a module."""
 
     def begin(self, module: nn.Module, arguments: Arguments, named: Named) -> Any:
         """The call begins; returns what the other methods receive, None to be told nothing more of it."""
