@@ -26,7 +26,7 @@ MOST_SECONDS, SPARE_BYTES = 10, 256 * MIB
 # Everything is imported and one good file is explained before the audit begins. After that, only the given file may be
 # opened, and nothing may be started, imported, compiled or run. Each file is explained in a fork of this process.
 CHILD = """
-import json, os, sys, time
+import gzip, json, lzma, os, sys, time
 from pathlib import Path
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.errors import LigerprofError
