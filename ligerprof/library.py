@@ -140,6 +140,7 @@ def make_judge(recipe: TrainingRecipe, *, simulate: bool, progress: Progress) ->
         return Reserved(
             first_bytes=outcome.first_step_reserved_bytes,
             steady_bytes=outcome.reserved_bytes,
+            evaluation_bytes=outcome.evaluation_reserved_bytes or 0,
             fits=outcome.oom is None,
         )
 

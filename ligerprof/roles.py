@@ -1,6 +1,6 @@
 """Roles and phases: the vocabulary of every memory figure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ligerprof.words import ExplainedWord, Word
@@ -64,6 +64,12 @@ PASSES = (Phase.FORWARD, Phase.BACKWARD)
 STEP_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 # with those that run between steps
 REPORTED_PHASES = (*STEP_PHASES, Phase.EVALUATION, Phase.SAVING)
+
+
+def shown_phases(*found: Iterable[Phase]) -> tuple[Phase, ...]:
+    """The phases of a step, and those between steps that any of `found` contains."""
+    between = {phase for each in found for phase in each} - set(STEP_PHASES)
+    return tuple(phase for phase in REPORTED_PHASES if phase in STEP_PHASES or phase in between)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

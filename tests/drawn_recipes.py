@@ -34,6 +34,7 @@ OPTIMIZERS = (
 DDP_SHARE = 0.25
 # of the recipes without padding
 PACKED_SHARE = 0.3
+EVALUATED_SHARE = 0.4
 # the simulator covers NVIDIA GPUs only
 SIMULATED_GPUS = tuple(gpu.name for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA)
 
@@ -150,7 +151,9 @@ def _draw_with_hf_loss(random: Random) -> TrainingRecipe:
         alloc_conf=random.choice((None, *("expandable_segments:True",) * 3)),
     )
     packs = recipe.padding == 0 and random.random() < PACKED_SHARE
-    return dataclasses.replace(recipe, packing=True) if packs else recipe
+    # with other segments, an evaluation's unsplit remainders are not known
+    evaluates = recipe.alloc_conf is not None and random.random() < EVALUATED_SHARE
+    return dataclasses.replace(recipe, packing=packs, eval_batch=random.randint(1, 6) if evaluates else None)
 
 
 def draw_rank_recipe(random: Random) -> TrainingRecipe:
@@ -160,7 +163,7 @@ def draw_rank_recipe(random: Random) -> TrainingRecipe:
         RecipeError: the drawn options do not go together.
     """
     drawn = draw_recipe(random)
-    recipe = dataclasses.replace(drawn, loss="hf") if drawn.loss.is_chunked else drawn
+    recipe = dataclasses.replace(drawn, loss="hf" if drawn.loss.is_chunked else drawn.loss, eval_batch=None)
     options: dict[str, Any] = {"gpus": random.choice((1, 2, 3, 4, 8, 64)), "clip": random.choice((None, None, 1.0))}
     options["grad_sync"] = random.choice(("last", "last", "every"))
     if random.random() < DDP_SHARE:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate, estimate, judged
+from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate, Moment, estimate, judged
 from ligerprof.cli.common_options import json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
 from ligerprof.cli.output import config_report, say, show
@@ -51,7 +51,8 @@ def _reason(verdict: FitVerdict) -> str:
     limit = f"{verdict.limit_source} {format_bytes(verdict.limit_bytes)}"
     if verdict.allocated_fits:
         return f"the {format_bytes(verdict.expected_reserved_bytes)} expected to be reserved are over {limit}."
-    return f"the estimate of {format_bytes(verdict.allocated_bytes)} is over {limit}."
+    moment = "" if verdict.decided_by is Moment.STEADY else f" for the {verdict.decided_by}"
+    return f"the estimate of {format_bytes(verdict.allocated_bytes)}{moment} is over {limit}."
 
 
 def _with_config(estimated: MemoryEstimate) -> MemoryEstimate:

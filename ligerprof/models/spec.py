@@ -114,6 +114,12 @@ class ModelSpec:
         return window.from_layer is None or self._first_windowed_layer > 0
 
     @property
+    def has_idle_mask(self) -> bool:
+        """Whether the decoder also makes the mask of layers without a window, which no layer uses."""
+        window = self.architecture.attention.window
+        return self.sliding_window is not None and window is not None and window.mixes and not self.mixes_windows
+
+    @property
     def _first_windowed_layer(self) -> int:
         window = self.architecture.attention.window
         if window is None or window.from_layer is None:

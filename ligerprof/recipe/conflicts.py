@@ -68,6 +68,10 @@ def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{typed('offload', Offload.NVME)} and {_FLAGS['nvme_path']} go together.",
     )
     yield (
+        options.eval_batch is not None and options.engine is not Engine.TORCH,
+        f"{_FLAGS['eval_batch']} needs {typed('engine', Engine.TORCH)}; evaluation under {options.engine} is missing.",
+    )
+    yield (
         deepspeed and optimizer is Optimizer.NONE,
         f"engine deepspeed needs an optimizer. Choose another {_FLAGS['optimizer']}.",
     )

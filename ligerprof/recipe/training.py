@@ -40,6 +40,23 @@ class TrainingRecipe(RunOptions, TrainingOptions):
         values = {name: getattr(self, name) for name in options_of(TrainingOptions)}
         return TrainingOptions(**{**values, "model": self.spec})
 
+    @property
+    def evaluation(self) -> "TrainingRecipe | None":
+        """The recipe of an evaluation batch, which nothing is recomputed for; None without evaluation."""
+        if self.eval_batch is None:
+            return None
+        return dataclasses.replace(
+            self,
+            batch=self.eval_batch,
+            eval_batch=None,
+            grad_accum=1,
+            checkpointing=False,
+            reentrant=False,
+            checkpoint_every=1,
+            selective=None,
+            activation_offload=False,
+        )
+
     def resized(self, axis: Axis, size: int) -> "TrainingRecipe":
         """The recipe with another batch or sequence."""
         changed: dict[str, Any] = {axis.value: size}

@@ -62,6 +62,9 @@ class TrainingOptions(Options):
         default=False,
         negatable=True,
     )
+    eval_batch: int | None = option(
+        Group.MODEL, "Sequences per evaluation batch; without it, nothing is evaluated.", minimum=1
+    )
     liger: str = option(
         Group.KERNELS,
         "Fused kernels: none, all, no-flce, or names joined by '+' (see `ligerprof kernels`); a name can have"

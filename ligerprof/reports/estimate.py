@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate
+from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate, Moment
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.listing import listing_table
 from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
@@ -53,20 +53,23 @@ def summary(estimate: MemoryEstimate) -> str:
     low, high = format_bytes(estimate.lowest_bytes), format_bytes(estimate.highest_bytes)
     if low != high:
         text += f" Depending on unsplit blocks it is between {low} and {high}."
+    if estimate.evaluation_peak_bytes is not None:
+        text += f" Evaluation needs {format_bytes(estimate.evaluation_peak_bytes)}."
     if estimate.host_bytes:
         text += f" Training uses {format_bytes(estimate.host_bytes)} of main memory."
     return text if estimate.verdict is None else f"{text} {_fit(estimate.verdict)}"
 
 
 def _fit(verdict: FitVerdict) -> str:
+    where = f" in the {verdict.decided_by}" if verdict.decided_by is not Moment.STEADY else ""
     allocated, reserved = format_bytes(verdict.allocated_bytes), format_bytes(verdict.expected_reserved_bytes)
     limit = f"{format_bytes(verdict.limit_bytes)} ({verdict.limit_source})"
     if not verdict.allocated_fits:
-        return f"It DOES NOT FIT in {limit}: {allocated} allocated."
+        return f"It DOES NOT FIT in {limit}: {allocated} allocated{where}."
     if verdict.fits:
-        return f"It fits in {limit}: {allocated} allocated, about {reserved} reserved."
+        return f"It fits in {limit}: {allocated} allocated{where}, about {reserved} reserved."
     return (
-        f"It MAY NOT FIT in {limit}: {allocated} allocated, but about {reserved} reserved."
+        f"It MAY NOT FIT in {limit}: {allocated} allocated{where}, but about {reserved} reserved."
         " `ligerprof step --device simulated` with --memory-limit tries it with torch's allocator."
     )
 

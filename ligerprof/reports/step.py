@@ -12,7 +12,7 @@ from ligerprof.reports.ranks import ranks_sentence, ranks_tables
 from ligerprof.reports.suggestions import suggestion_lines
 from ligerprof.reports.sweep import origin_words
 from ligerprof.reports.terminal import FiguresColumn, percent_error, phases_table, roles_table
-from ligerprof.roles import Backend
+from ligerprof.roles import Backend, Phase
 from ligerprof.runs.step import StepReport
 from ligerprof.units import MIB, format_bytes
 
@@ -111,6 +111,9 @@ def closing_lines(report: StepReport) -> list[str]:
     reserved, first_reserved = format_bytes(outcome.reserved_bytes), format_bytes(outcome.first_step_reserved_bytes)
     first_peak = format_bytes(outcome.first_step_peak_bytes)
     lines = [f"reserved {reserved}; first step: peak {first_peak}, reserved {first_reserved}"]
+    if outcome.evaluation_reserved_bytes is not None:
+        peak = format_bytes(outcome.phases[Phase.EVALUATION])
+        lines.append(f"evaluation: peak {peak}, reserved {format_bytes(outcome.evaluation_reserved_bytes)}")
     if report.step_seconds is not None and report.tokens_per_second is not None:
         lines.append(
             f"{report.step_seconds * 1000:.1f} ms per step (median of {len(outcome.step_seconds)}), "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
-from ligerprof.roles import STEP_PHASES, MemoryBreakdown, Phase, Role
+from ligerprof.roles import MemoryBreakdown, Phase, Role, shown_phases
 from ligerprof.text import printable
 from ligerprof.units import MIB, format_mib
 
@@ -75,7 +75,8 @@ def roles_table(columns: Sequence[FiguresColumn], *, reference: int | None = Non
 
 def phases_table(columns: Sequence[FiguresColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
     """Tabulate the peak of each phase and of the step in MiB, with differences as in `roles_table`."""
-    rows = [(phase.value, [column.phases.get(phase) for column in columns]) for phase in STEP_PHASES]
+    phases = shown_phases(*(column.phases for column in columns))
+    rows = [(phase.value, [column.phases.get(phase) for column in columns]) for phase in phases]
     rows.append(("peak", [column.peak_bytes for column in columns]))
     return _figures_table("phase", columns, rows, reference, distance)
 

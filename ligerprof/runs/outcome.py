@@ -91,8 +91,9 @@ class StepOutcome:
     Attributes:
         peak_bytes: max_memory_allocated over the steady step, counted from an empty device; if `oom` is set, over
             the whole run.
-        phases: peak bytes of forward, backward and optimizer.
+        phases: peak bytes of forward, backward and optimizer, and of an evaluation after the step.
         after_phase: allocated bytes at the end of each phase.
+        evaluation_reserved_bytes: reserved bytes at the peak of an evaluation; None without one.
         profiled_step: number of the steady step in the snapshot's stamps.
         snapshot: torch's snapshot dict (`segments`, `device_traces`, …) of build and all recorded steps.
         step_seconds: one entry per timed repetition; empty if simulated.
@@ -115,6 +116,7 @@ class StepOutcome:
     after_phase: Mapping[Phase, int]
     profiled_step: int
     snapshot: dict[str, Any]
+    evaluation_reserved_bytes: int | None = None
     step_seconds: tuple[float, ...] = ()
     oom: OutOfMemory | None = None
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from ligerprof.recipe.categories import Device
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import outside_bytes
-from ligerprof.roles import STEP_PHASES, Backend, Phase
+from ligerprof.roles import STEP_PHASES, Backend, Phase, shown_phases
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
 from ligerprof.runs.outcome import Progress, StepOutcome
 from ligerprof.serialization import document, select, to_json
@@ -58,8 +58,10 @@ class StepReport:
         """The phases of a steady step that ended, also if memory ran out later; only these compare with an estimate."""
         oom = self.outcome.oom
         if oom is None:
-            return STEP_PHASES
+            return shown_phases(self.outcome.phases)
         # the first step lacks the optimizer states
+        if oom.phase is Phase.EVALUATION:
+            return STEP_PHASES
         if oom.step < _STEADY_STEP or oom.phase not in STEP_PHASES:
             return ()
         ended = STEP_PHASES[: STEP_PHASES.index(oom.phase)]
@@ -92,6 +94,7 @@ class StepReport:
             select(self, "outcome.backend", "outcome.gpu", "outcome.peak_bytes", "peak.peak_phase"),
             select(outcome, "reserved_bytes", "first_step_peak_bytes", "first_step_reserved_bytes"),
             select(outcome, "second_step_peak_bytes", "second_step_reserved_bytes"),
+            select(outcome, "evaluation_reserved_bytes"),
             {"phases": _per_phase(outcome.phases), "after_phase": _per_phase(outcome.after_phase)},
             select(self, "peak.roles", "step_seconds", "step_seconds_all=outcome.step_seconds", "tokens_per_second"),
             {
@@ -240,8 +243,8 @@ def _with_recorded_failure(outcome: StepOutcome, failed: FailedAllocation | None
 
 
 def _per_phase(sizes: Mapping[Phase, int]) -> dict[str, int]:
-    """Bytes of each phase of a step, 0 for one that did not run."""
-    return {phase.value: sizes.get(phase, 0) for phase in STEP_PHASES}
+    """Bytes of each phase of a step, 0 for one that did not run, and of an evaluation if there was one."""
+    return {phase.value: sizes.get(phase, 0) for phase in shown_phases(sizes)}
 
 
 def _median_seconds(outcome: StepOutcome) -> float | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.analyzers.estimate import settle_flce_budget
-from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError
+from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.device import is_simulated
 from ligerprof.kernels.selection import kernel_set_text
 from ligerprof.models import ModelSpec
@@ -71,6 +71,14 @@ class Training(ABC):
     def drop_gradients(self) -> None:
         """Set every gradient to None."""
 
+    def evaluate(self, batch: dict[str, Tensor]) -> None:  # noqa: ARG002 - engines override it
+        """Compute the loss of an evaluation batch without gradients.
+
+        Raises:
+            UnsupportedError: the engine does not evaluate.
+        """
+        raise UnsupportedError(f"evaluation is not supported under {self.recipe.engine}.")
+
     def notes(self) -> tuple[str, ...]:
         """Remarks about the steps so far, one sentence each."""
         return ()
@@ -99,6 +107,26 @@ class Trainer(Training):
         with self._offloading_until_backward(), torch.autocast(self.device_type, dtype, enabled=dtype is not None):
             loss: Tensor = self.model(**batch, use_cache=False).loss
         return loss if recipe.grad_accum == 1 else loss / recipe.grad_accum
+
+    def evaluate(self, batch: dict[str, Tensor]) -> None:
+        """Compute the loss of an evaluation batch without gradients, as transformers' Trainer does.
+
+        It keeps the logits of no batch (`prediction_loss_only`, which `Trainer.evaluate` sets where there is no
+        `compute_metrics`). Under autocast, accelerate returns the logits in fp32. A fused loss returns none, as the
+        Trainer asks of liger-kernel's.
+        """
+        recipe = self.recipe
+        dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
+        # liger-kernel's ce replaces a function below the model, which does not know the argument
+        fused = "flce" in recipe.kernels or ("ce" in recipe.kernels and recipe.provider != "liger")
+        skipped = {"skip_logits": True} if fused else {}
+        self.model.eval()
+        with torch.no_grad():
+            with torch.autocast(self.device_type, dtype, enabled=dtype is not None):
+                output = self.model(**batch, use_cache=False, **skipped)
+            if dtype is not None and output.logits is not None:
+                output.logits = output.logits.float()
+        self.model.train()
 
     def backward(self, loss: Tensor) -> None:
         """Compute or accumulate gradients; a scaler scales the loss first."""

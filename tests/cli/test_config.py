@@ -18,7 +18,7 @@ ARGUMENTS = {
     "bf16": True,
     "dtype": "float32",
     "learning_rate": 1e-5,
-    "eval_strategy": "epoch",
+    "ddp_bucket_cap_mb": 50,
     "frobnicate": 1,
     "output_dir": "out",
 }
@@ -51,7 +51,7 @@ def test_a_file_and_the_same_options_give_the_same_estimate(arguments_file: str)
     assert read["config"]["read"]["bf16"] == "autocast bf16"
     assert read["config"]["ignored"] == ["learning_rate", "output_dir"]
     assert read["config"]["unknown"] == ["frobnicate"]
-    assert "evaluation (eval_strategy)" in read["left_out"]
+    assert "buckets and options of DDP (ddp_bucket_cap_mb)" in read["left_out"]
 
 
 def test_options_on_the_line_win_even_at_their_defaults(arguments_file: str) -> None:
@@ -67,7 +67,7 @@ def test_the_report_goes_to_stderr(arguments_file: str) -> None:
         f"read {arguments_file} as transformers",
         "5 keys read, 2 without effect on memory, 1 unknown",
         "unknown keys: frobnicate",
-        "left out: evaluation (eval_strategy)",
+        "left out: buckets and options of DDP (ddp_bucket_cap_mb)",
     ]
     assert "frobnicate" not in done.stdout
 

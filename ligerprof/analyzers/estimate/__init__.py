@@ -3,12 +3,13 @@
 from ligerprof.analyzers.estimate.analytic import estimate, estimated_peak_bytes
 from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
-from ligerprof.analyzers.estimate.result import FitVerdict, MemoryEstimate, Term
+from ligerprof.analyzers.estimate.result import FitVerdict, MemoryEstimate, Moment, Term
 
 __all__ = [
     "FitVerdict",
     "Headroom",
     "MemoryEstimate",
+    "Moment",
     "Term",
     "estimate",
     "estimated_peak_bytes",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from ligerprof.analyzers.estimate.context import is_eager
+from ligerprof.analyzers.estimate.evaluation import evaluation_peak
 from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
@@ -20,7 +21,7 @@ from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import MemoryBreakdown
+from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
 from ligerprof.torch_memory.fsdp2 import WORST_RANK
@@ -44,13 +45,14 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     kernels = find_kernel_set(recipe.providers)
     steps = {step: step_peaks(recipe, kernels, step) for step in step_kinds(recipe)}
     steady = steps[Step.STEADY]
+    evaluation = evaluation_peak(recipe, kernels)
     static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))
     lowest_bytes, highest_bytes = _between(recipe, steady)
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
     estimated = MemoryEstimate(
         peak_bytes=steady.peak.total_bytes,
         peak_phase=steady.phase,
-        phases={phase: held.total_bytes for phase, held in steady.phases.items()},
+        phases={phase: held.total_bytes for phase, held in _phases(steady, evaluation).items()},
         static_bytes=static.size_bytes,
         checkpoint_bytes=checkpoint_bytes,
         logits_bytes=steady.logits_bytes,
@@ -61,6 +63,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         first_step_peak_bytes=steps[Step.FIRST].peak.total_bytes,
         second_step_peak_bytes=steps[Step.SECOND].peak.total_bytes if Step.SECOND in steps else None,
         streams_bytes=max(peaks.streams_bytes for peaks in steps.values()),
+        evaluation_roles=evaluation,
         host_bytes=host_bytes(recipe, make_weights(recipe).values()) + steady.host_bytes,
         terms=terms,
         assumed=(*_assumed(recipe), *([] if headroom is None else [headroom])),
@@ -75,6 +78,10 @@ def estimated_peak_bytes(recipe: TrainingRecipe) -> int | None:
         return estimate(recipe).peak_bytes
     except LigerprofError:
         return None
+
+
+def _phases(steady: StepPeaks, evaluation: MemoryBreakdown | None) -> Mapping[Phase, MemoryBreakdown]:
+    return steady.phases if evaluation is None else {**steady.phases, Phase.EVALUATION: evaluation}
 
 
 def _between(recipe: TrainingRecipe, peaks: StepPeaks) -> tuple[int, int]:

@@ -40,10 +40,11 @@ def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = 
         limit_bytes, source = given_bytes, "--memory-limit"
     else:
         return estimated
-    allocated_bytes = estimated.highest_peak_bytes
+    moment, allocated_bytes = estimated.highest
     verdict = FitVerdict(
         limit_bytes=limit_bytes,
         limit_source=source,
+        decided_by=moment,
         allocated_bytes=allocated_bytes,
         expected_reserved_bytes=expected_reserved_bytes(recipe, allocated_bytes, estimated.streams_bytes),
     )

@@ -14,7 +14,14 @@ from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.model import embed, embedding_is_leaf, has_two_masks, mask_elements, table_sizes
+from ligerprof.analyzers.estimate.model import (
+    embed,
+    embedding_is_leaf,
+    has_idle_mask,
+    has_two_masks,
+    mask_elements,
+    table_sizes,
+)
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
 from ligerprof.analyzers.estimate.operation import Operation
@@ -54,6 +61,7 @@ class MicroBatch:
     """One pass over the model on a meter that holds already what is static.
 
     Attributes:
+        evaluates: whether the pass has no backward, so that the decoder's local tensors end with it.
         until_loss_is_freed: what backward leaves besides gradients, until another loss takes the variable.
         offloading: what is saved in main memory, or None.
     """
@@ -69,9 +77,11 @@ class MicroBatch:
     ) -> None:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
         self._placement, self._hooks = placement, hooks
+        self.evaluates = False
         self._policy = None if recipe.selective is None else find_policy(recipe.selective)
         self._mask: Value | None = None
         self._other_mask: Value | None = None
+        self._idle_mask: Value | None = None
         self.offloading = Offloading(meter) if recipe.activation_offload else None
         self._bottom = self._new_context(Tape(meter, offloading=self.offloading))
         self._top = self._new_context(TapeWithParts(meter, offloading=self.offloading))
@@ -100,11 +110,14 @@ class MicroBatch:
         self._hooks.leave(Part.NORM)
         self._meter.drop(held)
         self._bottom.tape.release(embedded)
+        self._release_mask(self._idle_mask)
         if not self._recipe.checkpointing:
             self._release_mask(self._mask)
         if self._other_mask_reader is None:
             self._release_mask(self._other_mask)
             self._other_mask = None
+        if self.evaluates:
+            self._end_tables()
         self._loss = head_and_loss(self._top, hidden)
         self._hooks.leave(Part.ROOT)
         self._top.tape.release(hidden)
@@ -141,8 +154,7 @@ class MicroBatch:
             self._hooks.gradient_arrives(Part.EMBEDDING)
             self._bottom.tape.backward(self._layers[0].source, flowing, None)
         self._bottom.tape.forget_gradients()
-        for block in self._until_backward_ends:
-            self._meter.drop(block)
+        self._end_tables()
         self._meter.add(self._placement.reduction, times=-1, place=WHOLE)
         self._meter.place = WHOLE
         self._hooks.end_backward()
@@ -177,6 +189,11 @@ class MicroBatch:
         self.until_loss_is_freed += [*self._until_backward_ends, *(self._bottom.tape.hand_over(mask) for mask in masks)]
         self._until_backward_ends = []
 
+    def _end_tables(self) -> None:
+        for block in self._until_backward_ends:
+            self._meter.drop(block)
+        self._until_backward_ends = []
+
     def _release_mask(self, mask: Value | None) -> None:
         if mask is not None:
             self._bottom.tape.release(mask)
@@ -202,6 +219,7 @@ class MicroBatch:
             width = stream.width if is_eager(self._recipe) else 1
             mask = Operation(elements=elements, width=width, role=Role.INPUTS)
             self._mask = self._bottom.tape.run(mask)
+            self._idle_mask = self._bottom.tape.run(mask) if has_idle_mask(self._recipe) else None
             self._other_mask = self._bottom.tape.run(mask) if has_two_masks(self._recipe) else None
 
     def _layer_forward(self, index: int, times: int, stream: Value, held: Allocation) -> tuple[Value, Allocation]:

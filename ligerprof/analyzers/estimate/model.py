@@ -98,6 +98,11 @@ def has_two_masks(recipe: TrainingRecipe) -> bool:
     return recipe.spec.mixes_windows and (is_eager(recipe) or keeps_tokens_apart(recipe))
 
 
+def has_idle_mask(recipe: TrainingRecipe) -> bool:
+    """Whether the decoder holds a mask that no layer uses."""
+    return recipe.spec.has_idle_mask and (is_eager(recipe) or keeps_tokens_apart(recipe))
+
+
 def slides(recipe: TrainingRecipe) -> bool:
     """Whether a sequence fills the window (`_ignore_causal_mask_sdpa` in masking_utils.py)."""
     window = recipe.spec.sliding_window

@@ -7,6 +7,7 @@ from typing import Any
 from ligerprof.analyzers.estimate.places import PlaceBytes
 from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.serialization import JsonKeys, document, select
+from ligerprof.words import ExplainedWord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +28,16 @@ class Term:
         return select(self, "name", "formula", "bytes=size_bytes")
 
 
-_VERDICT_KEYS = ("limit_bytes", "limit_source", "fits", "allocated_fits", "expected_reserved_bytes")
+_VERDICT_KEYS = ("limit_bytes", "limit_source", "fits", "decided_by", "allocated_fits", "expected_reserved_bytes")
+
+
+class Moment(ExplainedWord):
+    """The part of a run that needs most memory; only the highest decides whether a run fits."""
+
+    STEADY = "steady step", "the second step and later ones"
+    FIRST = "first step", "the first step, which creates optimizer states"
+    SECOND = "second step", "DDP's second step, which builds its buckets anew"
+    EVALUATION = "evaluation", "an evaluation between steps"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,12 +47,14 @@ class FitVerdict:
     Attributes:
         limit_bytes: the limit.
         limit_source: its origin, such as `--memory-limit`.
-        allocated_bytes: the highest peak of all steps; a step fails if these are over the limit.
+        decided_by: the moment with the highest peak.
+        allocated_bytes: the highest peak of all steps and an evaluation; a run fails if these are over the limit.
         expected_reserved_bytes: the same with the expected fragmentation.
     """
 
     limit_bytes: int
     limit_source: str
+    decided_by: Moment
     allocated_bytes: int
     expected_reserved_bytes: int
 
@@ -68,7 +80,7 @@ class MemoryEstimate(JsonKeys):
     Attributes:
         peak_bytes: max_memory_allocated of the steady step, from an empty device.
         peak_phase: the phase of the peak.
-        phases: peaks of forward, backward and optimizer.
+        phases: peaks of forward, backward and optimizer, and of an evaluation.
         static_bytes: weights, gradients and optimizer states.
         checkpoint_bytes: the inputs of all decoder layers, 0 without checkpointing.
         logits_bytes: the highest sum of all [T, V] logits tensors, 0 if the loss makes none.
@@ -79,6 +91,7 @@ class MemoryEstimate(JsonKeys):
         first_step_peak_bytes: the peak of the first step, which begins without optimizer states.
         second_step_peak_bytes: the peak of DDP's second step, which builds its buckets anew; None for other engines.
         streams_bytes: the highest bytes of each CUDA stream in any step, added up.
+        evaluation_roles: the peak of an evaluation by role; None without one.
         host_bytes: main memory that offloaded training uses in this GPU's process, else 0.
         terms: the headline terms.
         assumed: assumptions behind the figures, one sentence each.
@@ -99,6 +112,7 @@ class MemoryEstimate(JsonKeys):
     first_step_peak_bytes: int
     second_step_peak_bytes: int | None
     streams_bytes: int
+    evaluation_roles: MemoryBreakdown | None
     host_bytes: int
     terms: tuple[Term, ...]
     assumed: tuple[str, ...]
@@ -106,9 +120,21 @@ class MemoryEstimate(JsonKeys):
     verdict: FitVerdict | None = None
 
     @property
-    def highest_peak_bytes(self) -> int:
-        """The highest peak of all steps, which decides whether a recipe fits."""
-        return max(self.peak_bytes, self.first_step_peak_bytes, self.second_step_peak_bytes or 0)
+    def evaluation_peak_bytes(self) -> int | None:
+        """The peak of an evaluation; None without one."""
+        return None if self.evaluation_roles is None else self.evaluation_roles.total_bytes
+
+    @property
+    def highest(self) -> tuple[Moment, int]:
+        """The moment of the whole run that allocates most, and its bytes."""
+        moments = {
+            Moment.STEADY: self.peak_bytes,
+            Moment.FIRST: self.first_step_peak_bytes,
+            Moment.SECOND: self.second_step_peak_bytes or 0,
+            Moment.EVALUATION: self.evaluation_peak_bytes or 0,
+        }
+        moment = max(moments, key=lambda each: moments[each])
+        return moment, moments[moment]
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof estimate --json`."""
@@ -116,7 +142,8 @@ class MemoryEstimate(JsonKeys):
             "estimate",
             select(self, "peak_bytes", "peak_phase", "phases", "static_bytes", "checkpoint_bytes", "logits_bytes"),
             select(self, "roles", "layers", "lowest_bytes", "highest_bytes"),
-            select(self, "first_step_peak_bytes", "second_step_peak_bytes", "host_bytes"),
+            select(self, "first_step_peak_bytes", "second_step_peak_bytes"),
+            select(self, "evaluation_peak_bytes", "evaluation_roles", "host_bytes"),
             dict.fromkeys(_VERDICT_KEYS) if self.verdict is None else self.verdict.to_json(),
             select(self, "terms", "assumed", "left_out"),
         )

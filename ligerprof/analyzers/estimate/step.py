@@ -94,7 +94,7 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         weight.reduction_bytes = placement.reductions.get(name, 0)
         weight.gathered_bytes = placement.gathered.get(name, 0)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
-    static = _Static(recipe, weights, placement)
+    static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)
     hooks = hooks_of(recipe, weights, meter, step)
     hooks.start_step()
@@ -171,7 +171,7 @@ class _Highest:
             self.remainders[phase] = self._meter.peak_remainders()
 
 
-class _Static:
+class StaticMemory:
     """What a placement puts on the meter, each part of the model with its share."""
 
     def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement) -> None:

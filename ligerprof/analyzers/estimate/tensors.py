@@ -31,6 +31,7 @@ class Weight:
         in_embedding: whether it belongs to an embedding of tokens or positions.
         is_adapter: whether LoRA adds it.
         packed_sizes: bytes of each tensor of a quantized parameter, else empty.
+        recorded: whether autograd records what reads it; False under no_grad.
         reduction_bytes: allocated and freed if its gradient triggers a reduction among ranks.
         gathered_bytes: allocated while an operation reads a sharded parameter.
         gradient: the gradient once it exists; later micro-batches add to it.
@@ -49,6 +50,7 @@ class Weight:
     in_embedding: bool = False
     is_adapter: bool = False
     packed_sizes: tuple[int, ...] = ()
+    recorded: bool = True
     gradient: Allocation | None = None
     pending: Pending | None = None
     arrived: int = 0
@@ -66,7 +68,7 @@ class Weight:
     @property
     def needs_gradient(self) -> bool:
         """Whether backward computes its gradient."""
-        return self.trainable
+        return self.trainable and self.recorded
 
 
 @dataclass(slots=True, eq=False)

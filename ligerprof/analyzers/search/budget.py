@@ -35,11 +35,13 @@ class Reserved:
     Attributes:
         first_bytes: peak of the first step.
         steady_bytes: peak of the steady step; if `fits` is False, of the part that ran.
-        fits: whether both steps completed without running out of memory.
+        evaluation_bytes: peak of an evaluation, or 0.
+        fits: whether both steps, and an evaluation, completed without running out of memory.
     """
 
     first_bytes: int
     steady_bytes: int
+    evaluation_bytes: int = 0
     fits: bool
 
 
@@ -61,7 +63,7 @@ class Verdict:
     """Whether a recipe fits, and how this was determined.
 
     Attributes:
-        held_bytes: the higher peak of the first and the steady step: reserved bytes if simulated
+        held_bytes: the highest peak of the first step, the steady step and an evaluation: reserved bytes if simulated
             (up to the failure if it ran out of memory), allocated bytes if estimated.
         checked: the method.
         reason: why the requested simulation was not possible, or None.
@@ -112,14 +114,13 @@ def find_limit(recipe: TrainingRecipe) -> Limit:
 
 
 def needed_bytes(recipe: TrainingRecipe) -> int:
-    """Estimated allocated bytes: the higher peak of the first and the steady step.
+    """Estimated allocated bytes: the highest peak of the first step, the steady step and an evaluation.
 
     Raises:
         UnsupportedError: the analytic estimate does not cover an option of the recipe.
         UnknownModelError: it does not cover the model's architecture.
     """
-    estimated = estimate(recipe)
-    return estimated.highest_peak_bytes + ALLOWANCE_BYTES
+    return estimate(recipe).highest[1] + ALLOWANCE_BYTES
 
 
 class Judge:
@@ -166,6 +167,6 @@ class Judge:
             reserved = self._check(dataclasses.replace(recipe, memory_limit_bytes=self.limit.size_bytes))
         except _UNCOVERED as error:
             return self.by_estimate(recipe, str(error))
-        held_bytes = max(reserved.first_bytes, reserved.steady_bytes)
+        held_bytes = max(reserved.first_bytes, reserved.steady_bytes, reserved.evaluation_bytes)
         fits = reserved.fits and held_bytes <= self.limit.size_bytes
         return Verdict(fits=fits, held_bytes=held_bytes, checked=Method.SIMULATED)

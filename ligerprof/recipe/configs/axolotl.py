@@ -22,14 +22,13 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Packing, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import Ignored, Lacking, Packing, Reading, Reason, Sets, Setting
 from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     CHECKPOINTING_KWARGS,
     DEEPSPEED_SECTION,
     DROPOUT_ROW,
-    EVALUATION,
     EVALUATION_STRATEGY,
     FSDP_SWITCH,
     OPTIMIZER,
@@ -152,14 +151,11 @@ _ROWS: Mapping[str, Row] = {
     **lacking("DeepCompile", "deepcompile"),
     **lacking("a model split over several GPUs", "max_memory"),
     # what the figures leave out
-    "val_set_size": Row(
-        read=lambda value: (
-            Ignored(reason=Reason.UNSET) if is_off(value) or value in ("0", 0.0) else LeftOut(what=EVALUATION)
-        )
-    ),
-    "eval_strategy": EVALUATION_STRATEGY,
-    "evaluation_strategy": EVALUATION_STRATEGY,
-    **left_out(EVALUATION, "test_datasets do_bench_eval do_causal_lm_eval generate_samples"),
+    "val_set_size": EVALUATION_STRATEGY,
+    "test_datasets": EVALUATION_STRATEGY,
+    **part_of("evaluation", "eval_strategy evaluation_strategy"),
+    "eval_batch_size": count(Setting.EVALUATION_BATCH),
+    **left_out("benchmarks and samples of an evaluation", "do_bench_eval do_causal_lm_eval generate_samples"),
     **left_out("added or resized embeddings", "resize_token_embeddings_to_32x tokens added_tokens_overrides"),
     **left_out("options of DDP", "ddp_find_unused_parameters ddp_bucket_cap_mb"),
     "model_config": section(
@@ -173,7 +169,11 @@ _ROWS: Mapping[str, Row] = {
 
 
 def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
-    """Read what depends on several keys: precision, adapter, kernels, FSDP and DeepSpeed."""
+    """Read what depends on several keys: precision, adapter, kernels, evaluation, FSDP and DeepSpeed."""
+    reading.defaults[Setting.EVALUATION_BATCH] = reading.value(Setting.BATCH)
+    strategies = [values[key] for key in ("eval_strategy", "evaluation_strategy") if values.get(key) is not None]
+    if strategies and is_off(strategies[0]):
+        reading.settings.pop(Setting.EVALUATES, None)
     _set_precision(reading, values)
     _set_adapter(reading, values)
     _set_kernels(reading, values)

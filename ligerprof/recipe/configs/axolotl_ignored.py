@@ -67,7 +67,7 @@ IGNORED_ROWS: Mapping[str, Row] = {
     ),
     **ignored(
         Reason.EVALUATION,
-        "eval_batch_size eval_steps evals_per_epoch eval_sample_packing eval_sequence_len eval_table_size"
+        "eval_steps evals_per_epoch eval_sample_packing eval_sequence_len eval_table_size"
         " eval_max_new_tokens eval_table_max_new_tokens eval_causal_lm_metrics bench_dataset bench_split"
         " metric_for_best_model greater_is_better"
         " load_best_model_at_end lm_eval_tasks lm_eval_batch_size lm_eval_post_train lm_eval_model",

@@ -19,12 +19,12 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Packing, Reading, Reason, Setting
+from ligerprof.recipe.configs.settings import Ignored, Lacking, Packing, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     DROPOUT_ROW,
-    EVALUATION,
     LIGER_DEFAULTS,
+    METRICS,
     OPTIMIZER,
     module_names,
     modules,
@@ -81,8 +81,8 @@ _ROWS: Mapping[str, Row] = {
     **lacking("images in the batches", "visual_inputs"),
     **lacking("an evaluation run, which is not training", "task"),
     **left_out("added or resized embeddings", "resize_vocab add_tokens add_special_tokens new_special_tokens_config"),
-    "val_size": Row(read=lambda value: Ignored(reason=Reason.UNSET) if is_off(value) else LeftOut(what=EVALUATION)),
-    **left_out(EVALUATION, "eval_dataset compute_accuracy"),
+    **left_out(METRICS, "compute_accuracy"),
+    **ignored(Reason.EVALUATION, "val_size eval_dataset"),
     **ignored(
         Reason.DATA,
         "dataset template dataset_dir media_dir train_on_prompt mask_history buffer_size mix_strategy interleave_probs"

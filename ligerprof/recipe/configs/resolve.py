@@ -87,6 +87,7 @@ class Resolver:
             **self._sharding(engine["engine"], spec, precision),
             **self._adapter(spec),
             **self._kernels(spec),
+            **self._evaluation(engine["engine"]),
             **self._optimizer(engine["engine"]),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
         }
@@ -156,6 +157,14 @@ class Resolver:
                 f"{found.place} of {total} is not a multiple of {parts}. Give --batch, --grad-accum or --gpus."
             )
         return total // parts
+
+    def _evaluation(self, engine: str) -> dict[str, Any]:
+        if not self._value(S.EVALUATES):
+            return {}
+        if engine != Engine.TORCH:
+            self.assumed.append(f"evaluation under {engine} is not in the figures")
+            return {}
+        return {"eval_batch": self._value(S.EVALUATION_BATCH)}
 
     def _engine(self) -> dict[str, Any]:
         gpus = self._value(S.GPUS) or 1

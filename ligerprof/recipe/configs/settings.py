@@ -47,6 +47,8 @@ class Setting(Word):
     WRAP = "wrap"
     REDUCE_DTYPE = "reduce_dtype"
     # from which options are derived
+    EVALUATES = "evaluation"
+    EVALUATION_BATCH = "evaluation_batch"
     WEIGHTS = "weights"
     AUTOCAST = "autocast"
     RANK = "rank"
@@ -81,7 +83,7 @@ class Reason(ExplainedWord):
     GENERATION = "generation", "text generation and inference"
     CHECKS = "checks", "checks and debugging"
     SPEED = "speed", "speed, with the same tensors in memory"
-    EVALUATION = "evaluation", "evaluation, which is not part of a training step"
+    EVALUATION = "evaluation", "when evaluation runs and what it reports; its batch size is read"
     OTHER_METHOD = "other method", "a number of a method that this file does not use"
 
 

@@ -21,6 +21,8 @@ from ligerprof.recipe.configs.rows import (
 from ligerprof.recipe.configs.settings import Ignored, LeftOut, Outcome, Reason, Sets, Setting
 
 EVALUATION = "evaluation"
+# compute_metrics of the Trainer, without which it keeps the loss alone
+METRICS = "the logits that metrics of an evaluation keep on the GPU"
 DROPOUT = "dropout inside the adapters: the masks and the dropped inputs"
 # what liger-kernel replaces unless told otherwise; `glu` is SwiGLU or GeGLU, as the model has it
 LIGER_DEFAULTS = frozenset({"rope", "rms", "glu", "flce"})
@@ -70,7 +72,7 @@ DROPOUT_ROW = Row(read=lambda value: Ignored(reason=Reason.UNSET) if is_off(valu
 
 
 def _read_strategy(value: Any) -> Outcome:
-    return Ignored(reason=Reason.UNSET) if is_off(value) else LeftOut(what=EVALUATION)
+    return Ignored(reason=Reason.UNSET) if is_off(value) else Sets(values={Setting.EVALUATES: True})
 
 
 EVALUATION_STRATEGY = Row(read=_read_strategy)

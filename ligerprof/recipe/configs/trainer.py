@@ -27,7 +27,6 @@ from ligerprof.recipe.configs.shared import (
     CHECKPOINTING_KWARGS,
     DEEPSPEED_SECTION,
     DTYPE,
-    EVALUATION,
     EVALUATION_STRATEGY,
     FSDP_SWITCH,
     LIGER_DEFAULTS,
@@ -59,7 +58,10 @@ TRAINER_ROWS: Mapping[str, Row] = {
     "adafactor": turned_on({Setting.OPTIMIZER: "adafactor-hf"}),
     "evaluation_strategy": EVALUATION_STRATEGY,
     "eval_strategy": EVALUATION_STRATEGY,
-    **left_out(EVALUATION, "do_eval eval_on_start"),
+    "do_eval": EVALUATION_STRATEGY,
+    "eval_on_start": EVALUATION_STRATEGY,
+    "per_device_eval_batch_size": count(Setting.EVALUATION_BATCH),
+    "per_gpu_eval_batch_size": count(Setting.EVALUATION_BATCH),
     **left_out(
         "buckets and options of DDP", "ddp_bucket_cap_mb ddp_static_graph ddp_find_unused_parameters", harmless=(25,)
     ),
@@ -91,7 +93,7 @@ TRAINER_ROWS: Mapping[str, Row] = {
     ),
     **ignored(
         Reason.EVALUATION,
-        "eval_steps eval_delay per_device_eval_batch_size per_gpu_eval_batch_size prediction_loss_only"
+        "eval_steps eval_delay prediction_loss_only"
         " eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics"
         " include_inputs_for_metrics do_predict bf16_full_eval load_best_model_at_end metric_for_best_model"
         " greater_is_better jit_mode_eval past_index predict_with_generate",
@@ -142,6 +144,7 @@ _SCRIPT_ROWS: Mapping[str, Row] = {
 }
 TRAINER_DEFAULTS: Mapping[Setting, Any] = {
     Setting.BATCH: 8,
+    Setting.EVALUATION_BATCH: 8,
     Setting.GRAD_ACCUM: 1,
     Setting.CLIP: 1.0,
     Setting.CHECKPOINTING: False,

@@ -8,7 +8,7 @@ from ligerprof.reports.page.html import html_page, html_recording, html_table, p
 from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS, rank_rows, ranks_sentence, spread_rows
 from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict_lines
 from ligerprof.reports.terminal import FiguresColumn, percent_error
-from ligerprof.roles import STEP_PHASES, Role
+from ligerprof.roles import Role, shown_phases
 from ligerprof.runs.step import StepReport
 from ligerprof.units import format_mib
 
@@ -71,7 +71,7 @@ def _role_rows(columns: Sequence[FiguresColumn]) -> Iterable[list[str]]:
 
 
 def _phase_rows(columns: Sequence[FiguresColumn]) -> Iterable[list[str]]:
-    for phase in STEP_PHASES:
+    for phase in shown_phases(*(column.phases for column in columns)):
         yield [phase.value, *_figure_cells([column.phases.get(phase, 0) for column in columns])]
 
 

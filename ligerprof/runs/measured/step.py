@@ -60,6 +60,7 @@ def measure_step(
                 session.build(build)
                 session.run_recorded()
             session.count()
+            session.count_evaluation()
             session.time()
             if trace_directory is not None:
                 session.trace(trace_directory)
@@ -87,11 +88,18 @@ class _Counters:
         self.peaks: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
         self.ends: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
         self.reserved_bytes = 0
+        self.evaluation_bytes: int | None = None
+        self.evaluation_reserved_bytes: int | None = None
         self._base_bytes, self._stamper, self._ended = base_bytes, stamper, ended
 
     @property
     def peak_bytes(self) -> int:
         return max(self.peaks.values())
+
+    @property
+    def phases(self) -> dict[Phase, int]:
+        evaluated = {} if self.evaluation_bytes is None else {Phase.EVALUATION: self.evaluation_bytes}
+        return {**self.peaks, **evaluated}
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -102,6 +110,9 @@ class _Counters:
         torch.cuda.reset_peak_memory_stats()
         yield
         torch.cuda.synchronize()
+        if phase is Phase.EVALUATION:
+            self.evaluation_bytes = torch.cuda.max_memory_allocated() - self._base_bytes
+            self.evaluation_reserved_bytes = torch.cuda.max_memory_reserved()
         if phase in self.peaks:
             peak_bytes = torch.cuda.max_memory_allocated() - self._base_bytes
             self.peaks[phase] = max(self.peaks[phase], peak_bytes)
@@ -196,6 +207,7 @@ class _Session:
             ended = self._outside.note if number == 1 else None
             self._recorded.append(_Counters(number, self._base_bytes, self._stamper, ended))
             train_step(self._trainer, self._batch, self._recorded[-1])
+        self._evaluate(self._recorded[-1])
 
     def count(self) -> None:
         """Run the step whose figures are reported."""
@@ -205,6 +217,18 @@ class _Session:
         self._outside.note("step")
         if self._uses_host:
             self._host_bytes = _resident_bytes() - self._host_base_bytes
+
+    def count_evaluation(self) -> None:
+        """Run the evaluation whose figures are reported."""
+        if self._counted is not None:
+            self._evaluate(self._counted)
+
+    def _evaluate(self, counters: _Counters) -> None:
+        if (evaluation := self._recipe.evaluation) is None:
+            return
+        self._progress("evaluating")
+        with counters.phase(Phase.EVALUATION):
+            self._trainer.evaluate(make_batch(evaluation, self._device))
 
     def time(self) -> None:
         """Time whole steps."""
@@ -277,7 +301,8 @@ class _Session:
             first_step_reserved_bytes=first.reserved_bytes,
             second_step_peak_bytes=None if second is None else second.peak_bytes,
             second_step_reserved_bytes=None if second is None else second.reserved_bytes,
-            phases=counters.peaks,
+            phases=counters.phases,
+            evaluation_reserved_bytes=counters.evaluation_reserved_bytes,
             after_phase=counters.ends,
             profiled_step=counters.step,
             snapshot=self._snapshot,

@@ -13,7 +13,7 @@ from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import usable_memory
-from ligerprof.roles import Backend
+from ligerprof.roles import Backend, Phase
 from ligerprof.runs.activation_offload import ActivationOffload
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
@@ -119,6 +119,10 @@ class _Simulation:
             self._progress(f"simulating step {number} of {last}")
             self._meter.next_step()
             train_step(trainer, batch, self._meter)
+        if recipe.evaluation is not None:
+            self._progress("simulating an evaluation")
+            with self._meter.phase(Phase.EVALUATION):
+                trainer.evaluate(make_batch(recipe.evaluation, STAND_IN))
         # model and optimizer are still alive, as they are when a GPU's history is dumped
         self._take_snapshot()
 
@@ -158,6 +162,7 @@ class _Simulation:
             second_step_reserved_bytes=None if second is None else second.reserved_bytes,
             phases=last.phases,
             after_phase=last.after_phase,
+            evaluation_reserved_bytes=last.evaluation_reserved_bytes,
             profiled_step=self._meter.step,
             snapshot=self._snapshot,
             oom=oom,

@@ -15,10 +15,15 @@ from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 
 @dataclass(slots=True)
 class StepFigures:
-    """Highest allocated and reserved bytes of one training step and of its phases."""
+    """Highest allocated and reserved bytes of one training step and of its phases.
+
+    Attributes:
+        evaluation_reserved_bytes: those of an evaluation after the step, which is one of `phases` and not of the step.
+    """
 
     peak_bytes: int = 0
     reserved_bytes: int = 0
+    evaluation_reserved_bytes: int | None = None
     phases: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(STEP_PHASES, 0))
     after_phase: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(STEP_PHASES, 0))
 
@@ -67,6 +72,10 @@ class PhaseMeter:
 
     def _read(self, phase: Phase) -> None:
         allocator, figures = self._device.allocator, self.steps[-1]
+        if phase is Phase.EVALUATION:
+            figures.phases[phase] = allocator.peak_allocated_bytes
+            figures.evaluation_reserved_bytes = allocator.peak_reserved_bytes
+            return
         figures.peak_bytes = max(figures.peak_bytes, allocator.peak_allocated_bytes)
         figures.reserved_bytes = max(figures.reserved_bytes, allocator.peak_reserved_bytes)
         if phase in figures.phases:

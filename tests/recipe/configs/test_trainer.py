@@ -171,13 +171,13 @@ def test_wrong_values_are_one_line_that_names_file_and_key(keys: dict[str, Any],
 
 
 def test_every_key_is_read_ignored_left_out_or_unknown(tmp_path: Path) -> None:
-    keys = {"learning_rate": 2e-5, "eval_strategy": "steps", "frobnicate": 1, "bf16": True, "label_names": None}
+    keys = {"learning_rate": 2e-5, "ddp_bucket_cap_mb": 50, "frobnicate": 1, "bf16": True, "label_names": None}
     _, report = read(tmp_path, {**BASE, **keys})
     assert report.read["bf16"] == "autocast bf16"
     assert set(report.ignored) == {"learning_rate", "label_names", "output_dir"}
-    assert report.left_out == {"eval_strategy": "evaluation"}
+    assert report.left_out == {"ddp_bucket_cap_mb": "buckets and options of DDP"}
     assert report.unknown == ("frobnicate",)
-    assert report.omissions == ("evaluation (eval_strategy)",)
+    assert report.omissions == ("buckets and options of DDP (ddp_bucket_cap_mb)",)
 
 
 def test_an_option_of_the_command_line_wins_over_what_recipes_cannot_express(tmp_path: Path) -> None:

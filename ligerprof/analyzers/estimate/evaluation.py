@@ -1,0 +1,54 @@
+"""The evaluation pass between two steps: a forward pass without gradients, on a batch of its own."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from ligerprof.analyzers.estimate.hooks import Hooks
+from ligerprof.analyzers.estimate.meter import Meter
+from ligerprof.analyzers.estimate.micro_batch import MicroBatch
+from ligerprof.analyzers.estimate.static import input_sizes, make_weights
+from ligerprof.analyzers.estimate.step import StaticMemory, place
+from ligerprof.kernels.spec import KernelSpec
+from ligerprof.models import ModelSpec, spec_from_config
+from ligerprof.models.architecture import Dropout
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+
+
+def evaluation_peak(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -> MemoryBreakdown | None:
+    """Who holds what at the highest moment of an evaluation after a steady step; None without evaluation.
+
+    Gradients are gone by then; weights, optimizer states, workspaces and the last training batch are there.
+    """
+    evaluated = recipe.evaluation
+    if evaluated is None:
+        return None
+    evaluated = dataclasses.replace(evaluated, model=_without_dropout(recipe.spec))
+    weights = make_weights(recipe)
+    placement = place(recipe, weights.values(), first=False)
+    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
+    StaticMemory(recipe, weights, placement).place(meter, first=False)
+    for size_bytes in input_sizes(evaluated):
+        meter.take(size_bytes, Role.INPUTS)
+    for weight in weights.values():
+        weight.recorded = False
+    meter.start()
+    micro_batch = MicroBatch(evaluated, weights, kernels, meter, placement, Hooks())
+    micro_batch.evaluates = True
+    micro_batch.forward()
+    return meter.peak()
+
+
+def _without_dropout(spec: ModelSpec) -> ModelSpec:
+    """The model in evaluation mode."""
+    off = {dropout.key: 0.0 for dropout in _dropouts(spec) if spec.dropout_rate(dropout)}
+    return spec_from_config({**spec.config, **off}, name=spec.name) if off else spec
+
+
+def _dropouts(spec: ModelSpec) -> Iterator[Dropout]:
+    row = spec.architecture
+    found = (row.attention.dropout, row.attention.output_dropout, row.mlp.dropout, row.embedding_dropout)
+    yield from (dropout for dropout in found if dropout is not None)
+    if row.residual_dropout is not None:
+        yield row.residual_dropout.dropout

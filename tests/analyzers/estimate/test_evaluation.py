@@ -1,0 +1,53 @@
+"""The evaluation of an estimate, and what it does to the verdict."""
+
+import dataclasses
+
+import pytest
+
+from ligerprof.analyzers.estimate import Moment, estimate
+from ligerprof.errors import RecipeError
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import STEP_PHASES, Phase, Role
+from ligerprof.units import GIB
+
+STEP = TrainingRecipe(model="llama3.2-1b", batch=1, seq=1024, optimizer="sgd", precision="bf16")
+
+
+def test_an_evaluation_does_not_change_the_step() -> None:
+    plain, evaluated = estimate(STEP), estimate(dataclasses.replace(STEP, eval_batch=8))
+    assert plain.evaluation_peak_bytes is None
+    assert set(plain.phases) == set(STEP_PHASES)
+    assert evaluated.phases[Phase.EVALUATION] == evaluated.evaluation_peak_bytes
+    assert (plain.peak_bytes, plain.roles) == (evaluated.peak_bytes, evaluated.roles)
+    assert evaluated.highest == (Moment.EVALUATION, evaluated.evaluation_peak_bytes)
+
+
+def test_the_roles_of_an_evaluation_add_up_and_hold_no_gradients() -> None:
+    roles = estimate(dataclasses.replace(STEP, eval_batch=8)).evaluation_roles
+    assert roles is not None
+    assert roles[Role.GRADIENTS] == roles[Role.CHECKPOINTS] == 0
+    # logits and their fp32 copy, then log-probabilities, with the loss and its divisor
+    plane = 8 * 1024 * STEP.spec.vocab_size
+    assert (roles[Role.LOGITS], roles[Role.CE_TEMPORARIES]) == (6 * plane, 4 * plane + 8)
+
+
+def test_an_evaluation_above_the_step_decides() -> None:
+    limited = dataclasses.replace(STEP, memory_limit_bytes=12 * GIB)
+    verdict = estimate(limited).verdict
+    assert verdict is not None
+    assert verdict.fits
+    larger = estimate(dataclasses.replace(limited, eval_batch=8)).verdict
+    assert larger is not None
+    assert not larger.allocated_fits
+    assert larger.decided_by is Moment.EVALUATION
+
+
+def test_a_fused_loss_evaluates_without_logits() -> None:
+    fused = estimate(dataclasses.replace(STEP, eval_batch=8, liger="flce"))
+    assert fused.evaluation_roles is not None
+    assert fused.evaluation_roles[Role.LOGITS] == 0
+
+
+def test_evaluation_under_deepspeed_is_refused() -> None:
+    with pytest.raises(RecipeError, match="--eval-batch needs --engine torch"):
+        TrainingRecipe(model="tiny", engine="deepspeed", precision="mixed", eval_batch=2)

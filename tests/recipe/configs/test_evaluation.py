@@ -1,0 +1,45 @@
+"""Which files evaluate, and with which batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recipe.configs.texts import read
+
+TRAINER = {"model_name_or_path": "tiny", "output_dir": "out"}
+AXOLOTL = {"base_model": "tiny", "datasets": [], "micro_batch_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("keys", "batch"),
+    [
+        (TRAINER, None),
+        ({**TRAINER, "per_device_eval_batch_size": 4}, None),
+        ({**TRAINER, "eval_strategy": "no", "per_device_eval_batch_size": 4}, None),
+        ({**TRAINER, "eval_strategy": "steps"}, 8),
+        ({**TRAINER, "evaluation_strategy": "epoch", "per_device_eval_batch_size": 4}, 4),
+        ({**TRAINER, "do_eval": True, "per_device_eval_batch_size": 3}, 3),
+        ({**AXOLOTL, "eval_batch_size": 4}, None),
+        ({**AXOLOTL, "val_set_size": 0.0}, None),
+        ({**AXOLOTL, "val_set_size": 0.05}, 2),
+        ({**AXOLOTL, "val_set_size": 0.05, "eval_batch_size": 4}, 4),
+        ({**AXOLOTL, "val_set_size": 0.05, "eval_strategy": "no"}, None),
+    ],
+)
+def test_files_that_evaluate(keys: dict[str, Any], batch: int | None, tmp_path: Path) -> None:
+    recipe, _ = read(tmp_path, keys)
+    assert recipe.eval_batch == batch
+
+
+def test_evaluation_under_deepspeed_is_said_to_be_missing(tmp_path: Path) -> None:
+    recipe, report = read(
+        tmp_path, {**TRAINER, "bf16": True, "eval_strategy": "steps", "deepspeed": {"zero_optimization": {"stage": 2}}}
+    )
+    assert recipe.eval_batch is None
+    assert "evaluation under deepspeed is not in the figures" in report.assumed
+
+
+def test_the_command_line_wins(tmp_path: Path) -> None:
+    recipe, _ = read(tmp_path, {**TRAINER, "eval_strategy": "steps"}, eval_batch=1)
+    assert recipe.eval_batch == 1
