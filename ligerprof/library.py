@@ -136,6 +136,8 @@ def make_judge(recipe: TrainingRecipe, *, simulate: bool, progress: Progress) ->
         progress(f"simulating {candidate.summary}{f', {candidate.alloc_conf}' if candidate.alloc_conf else ''}")
         from ligerprof.runs.simulated import simulate_step
 
+        if candidate.lengths is not None:
+            return _simulated_run(candidate, progress)
         outcome = simulate_step(candidate, record=False)
         return Reserved(
             first_bytes=outcome.first_step_reserved_bytes,
@@ -145,6 +147,19 @@ def make_judge(recipe: TrainingRecipe, *, simulate: bool, progress: Progress) ->
         )
 
     return Judge(find_limit(_recipe(recipe)), simulated if simulate else None)
+
+
+def _simulated_run(recipe: TrainingRecipe, progress: Progress) -> Reserved:
+    """Every step of a pass over the file of lengths; an evaluation follows a step on full sequences."""
+    from ligerprof.runs.simulated import simulate_step
+    from ligerprof.runs.whole_run.simulate import simulate_run
+
+    run = simulate_run(recipe, progress)
+    fits, evaluation_bytes = run.oom is None, 0
+    if fits and recipe.eval_batch is not None:
+        outcome = simulate_step(replace(recipe, batch=1, lengths=None), record=False)
+        fits, evaluation_bytes = outcome.oom is None, outcome.evaluation_reserved_bytes or 0
+    return Reserved(first_bytes=0, steady_bytes=run.reserved_bytes, evaluation_bytes=evaluation_bytes, fits=fits)
 
 
 def read_figures(source: PathLike, *, of_ranks: bool = False) -> tuple[Figures, ...]:

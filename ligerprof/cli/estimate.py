@@ -1,7 +1,7 @@
 """`ligerprof estimate`: the analytic estimate of a training step's memory, optionally with the simulated step."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,7 @@ from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
 from ligerprof.cli.output import config_report, say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.estimate import layers_table, render_estimate
 from ligerprof.reports.terminal import FiguresColumn, console
@@ -18,13 +19,16 @@ from ligerprof.roles import View
 from ligerprof.serialization import select
 from ligerprof.units import format_bytes
 
+if TYPE_CHECKING:
+    from ligerprof.runs.whole_run.simulate import WholeRun
+
 
 @click.command(cls=RecipeCommand, name="estimate", short_help="Predict the peak analytically, in milliseconds.")
 @recipe_options
 @word_option(
     "--by", (View.ROLE, View.LAYER), "Break the peak down by role, or also by part of the model.", default=View.ROLE
 )
-@click.option("--simulate", is_flag=True, help="Also simulate the step and compare.")
+@click.option("--simulate", is_flag=True, help="Also simulate the step and compare; with --lengths also the whole run.")
 @json_option
 def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> None:
     """Predict the peak of a training step analytically, in milliseconds and without torch.
@@ -33,16 +37,22 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     reserve for them, are over the limit.
     """
     estimated = judged(recipe, estimate(recipe), by_gpu=was_given("gpu"))
-    simulated, column = _simulate(recipe) if simulate else ({}, None)
+    longest = at_longest(recipe)
+    simulated, column = _simulate(longest) if simulate else ({}, None)
+    whole_run = _simulate_run(recipe) if simulate and recipe.lengths is not None else None
     if simulated:
         simulated["error_ratio"] = estimated.peak_bytes / simulated["simulated"]["peak_bytes"] - 1
     show(
-        lambda: {**_with_config(estimated).to_json(), **simulated},
-        lambda: render_estimate(recipe, estimated, column),
+        lambda: {**_with_config(estimated).to_json(), **simulated, **_run_json(whole_run)},
+        lambda: render_estimate(longest, estimated, column),
         as_json=as_json,
     )
     if by is View.LAYER and not as_json:
         console().print(layers_table(estimated))
+    if whole_run is not None and not as_json:
+        _print_run(whole_run)
+    if whole_run is not None and whole_run.oom is not None:
+        raise DoesNotFitError(f"the run does not fit: memory runs out in step {whole_run.oom.moment.step:,}.")
     if estimated.verdict is not None and not estimated.verdict.fits:
         raise DoesNotFitError(_reason(estimated.verdict))
 
@@ -65,6 +75,25 @@ def _with_config(estimated: MemoryEstimate) -> MemoryEstimate:
         assumed=(*estimated.assumed, *report.assumed),
         left_out=(*estimated.left_out, *report.omissions),
     )
+
+
+def _simulate_run(recipe: TrainingRecipe) -> "WholeRun":
+    from ligerprof.runs.whole_run.simulate import simulate_run
+
+    return simulate_run(recipe, say)
+
+
+def _print_run(run: "WholeRun") -> None:
+    from rich.text import Text
+
+    from ligerprof.reports.whole_run import run_lines
+
+    for line in run_lines(run):
+        console().print(Text(line))
+
+
+def _run_json(run: "WholeRun | None") -> dict[str, Any]:
+    return {} if run is None else {"whole_run": run.to_json()}
 
 
 def _simulate(recipe: TrainingRecipe) -> tuple[dict[str, Any], FiguresColumn]:

@@ -131,6 +131,21 @@ class Loss(Word):
 EIGHT_BIT = frozenset({Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT})
 
 
+class LengthOrder(Word):
+    """The order in which a sampler takes sequences."""
+
+    RANDOM = "random"
+    GROUPED = "grouped"
+    FILE = "file"
+
+
+class PackingStrategy(Word):
+    """How sequences are put into rows: best fit decreasing, or one after another."""
+
+    BFD = "bfd"
+    SEQUENTIAL = "sequential"
+
+
 class Engine(Word):
     """The library that runs the training step."""
 

@@ -124,6 +124,10 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{spec.name} has {spec.max_positions} learned positions, seq is {options.seq}. Choose fewer tokens.",
     )
     yield (
+        options.lengths is not None and options.padding > 0,
+        f"{_FLAGS['padding']} follows from {_FLAGS['lengths']}. Take one out.",
+    )
+    yield (
         options.packing and options.padding > 0,
         f"{_FLAGS['packing']} leaves no padding. Take out {_FLAGS['padding']}.",
     )

@@ -27,6 +27,7 @@ class Group(Word):
     TRAINING = "Training"
     SEVERAL_GPUS = "Several GPUs and offload"
     MEMORY = "GPU and memory"
+    LENGTHS = "The lengths of a data set"
     RUN = "How the step runs"
 
 

@@ -12,9 +12,11 @@ from ligerprof.recipe.categories import (
     Engine,
     FlceBudget,
     GradSync,
+    LengthOrder,
     Loss,
     Offload,
     Optimizer,
+    PackingStrategy,
     Precision,
     ReduceDtype,
     Wrap,
@@ -214,6 +216,24 @@ class TrainingOptions(Options):
         requirement="at least 1 MiB, with a unit as in 24GiB",
     )
     alloc_conf: str | None = option(Group.MEMORY, "PYTORCH_CUDA_ALLOC_CONF of the run.", has_commas=True)
+    lengths: str | None = option(
+        Group.LENGTHS,
+        "Judge a whole run over sequences of these lengths, one per line; longer ones are cut to --seq.",
+        metavar="FILE",
+    )
+    length_order: LengthOrder = option(
+        Group.LENGTHS,
+        "Order of the sequences: random, grouped by length as the Trainer does, or as in the file.",
+        default=LengthOrder.RANDOM,
+    )
+    pad_to_multiple_of: int = option(
+        Group.LENGTHS, "Pad the longest sequence of a batch to a multiple of N tokens.", default=1, minimum=1
+    )
+    packing_strategy: PackingStrategy = option(
+        Group.LENGTHS,
+        "How --packing fills rows of --seq tokens: best fit decreasing, or one sequence after another.",
+        default=PackingStrategy.BFD,
+    )
     spec: ModelSpec = field(init=False, repr=False)
     kernels: tuple[str, ...] = field(init=False)
     providers: Mapping[str, str] = field(init=False, repr=False, hash=False)

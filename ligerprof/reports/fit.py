@@ -43,6 +43,8 @@ def describe_verdict(verdict: Verdict) -> str:
 def _answers(fit: Fit) -> Iterator[str]:
     yield f"{fit.recipe.batch} x {fit.recipe.seq} tokens {describe_verdict(fit.wanted)}."
     yield f"Largest batch at {fit.recipe.seq} tokens: {_answer(fit.batch, Axis.BATCH)}"
+    if fit.recipe.lengths is not None:
+        return
     yield f"Longest sequence at batch {fit.recipe.batch}: {_answer(fit.seq, Axis.SEQ)}"
 
 

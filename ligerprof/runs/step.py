@@ -14,6 +14,7 @@ from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 from ligerprof.errors import LigerprofError, MissingDependencyError, UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Device
 from ligerprof.recipe.conflicts import require_packages, require_supported
+from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import outside_bytes
 from ligerprof.roles import STEP_PHASES, Backend, Phase, shown_phases
@@ -143,6 +144,7 @@ def run_step(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
         KernelUnavailableError: a kernel of the recipe cannot run here.
         MissingDependencyError: no CUDA device, or a package is missing.
     """
+    recipe = at_longest(recipe)
     try:
         outcome = _outcome(recipe, run, progress, trace=trace)
     except LigerprofError:

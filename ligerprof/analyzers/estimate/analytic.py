@@ -20,8 +20,10 @@ from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
+from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase
+from ligerprof.text import printable
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
 from ligerprof.torch_memory.fsdp2 import WORST_RANK
@@ -39,6 +41,8 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         UnsupportedError: an option that the estimate does not cover.
         KernelUnavailableError: a kernel that the provider does not have.
     """
+    of_lengths = recipe.lengths
+    recipe = at_longest(recipe)
     _require_estimable(recipe)
     headroom = headroom_note(recipe)
     recipe = settle_flce_budget(recipe)
@@ -66,7 +70,11 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         evaluation_roles=evaluation,
         host_bytes=host_bytes(recipe, make_weights(recipe).values()) + steady.host_bytes,
         terms=terms,
-        assumed=(*_assumed(recipe), *([] if headroom is None else [headroom])),
+        assumed=(
+            *_assumed_of_lengths(recipe, of_lengths),
+            *_assumed(recipe),
+            *([] if headroom is None else [headroom]),
+        ),
         left_out=tuple(_left_out(recipe)),
     )
     return judged(recipe, estimated)
@@ -137,6 +145,14 @@ def _terms(recipe: TrainingRecipe, logits_bytes: int) -> Iterator[Term]:
     if (checkpoints := checkpoint_term(recipe)) is not None:
         yield checkpoints
     yield logits_term(recipe, logits_bytes)
+
+
+def _assumed_of_lengths(longest: TrainingRecipe, file: str | None) -> Iterator[str]:
+    if file is not None:
+        yield (
+            f"the largest micro-batch of {printable(file)}, {longest.rows} x {longest.row_tokens} tokens; what the"
+            " allocator keeps after others takes --simulate"
+        )
 
 
 def _assumed(recipe: TrainingRecipe) -> Iterator[str]:

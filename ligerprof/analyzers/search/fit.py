@@ -124,8 +124,9 @@ def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
     progress(f"{recipe.batch} x {recipe.seq}: does it fit?")
     wanted = judge.verdict(recipe)
     batch = search.largest_batch(recipe.seq)
-    seq = search.longest_seq()
-    frontier = tuple(_frontier(search, recipe))
+    # lengths come from the file, and each answer takes a whole run
+    seq = search.longest_seq() if recipe.lengths is None else None
+    frontier = tuple(_frontier(search, recipe)) if recipe.lengths is None else ()
     settings: Advice | None = None
     gap: str | None = None
     if not wanted.fits:

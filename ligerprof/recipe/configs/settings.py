@@ -46,6 +46,8 @@ class Setting(Word):
     REPLICATE = "replicate"
     WRAP = "wrap"
     REDUCE_DTYPE = "reduce_dtype"
+    LENGTH_ORDER = "length_order"
+    PAD_TO_MULTIPLE_OF = "pad_to_multiple_of"
     # from which options are derived
     EVALUATES = "evaluation"
     EVALUATION_BATCH = "evaluation_batch"

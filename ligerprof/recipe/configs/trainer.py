@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ligerprof.recipe.categories import LengthOrder
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
@@ -20,7 +21,7 @@ from ligerprof.recipe.configs.rows import (
     text,
     turned_on,
 )
-from ligerprof.recipe.configs.settings import Reading, Reason, Setting
+from ligerprof.recipe.configs.settings import Ignored, Outcome, Reading, Reason, Sets, Setting
 from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
@@ -37,6 +38,19 @@ from ligerprof.recipe.configs.shared import (
 # configurations that extend TrainingArguments; a file that fits several is read as the plainest
 FAMILY = "transformers"
 TRAINER_SIGNATURE = frozenset({"per_device_train_batch_size", "output_dir"})
+_ORDERS = {
+    "random": LengthOrder.RANDOM,
+    "group_by_length": LengthOrder.GROUPED,
+    "sequential": LengthOrder.FILE,
+}
+
+
+def _read_sampling(value: Any) -> Outcome:
+    """The order of sequences, which a file of lengths takes."""
+    order = _ORDERS.get(value) if isinstance(value, str) else None
+    return Ignored(reason=Reason.DATA) if order is None else Sets(values={Setting.LENGTH_ORDER: order})
+
+
 TRAINER_ROWS: Mapping[str, Row] = {
     "per_device_train_batch_size": count(Setting.BATCH),
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
@@ -58,6 +72,8 @@ TRAINER_ROWS: Mapping[str, Row] = {
     "adafactor": turned_on({Setting.OPTIMIZER: "adafactor-hf"}),
     "evaluation_strategy": EVALUATION_STRATEGY,
     "eval_strategy": EVALUATION_STRATEGY,
+    "group_by_length": turned_on({Setting.LENGTH_ORDER: LengthOrder.GROUPED}),
+    "train_sampling_strategy": Row(read=_read_sampling),
     "do_eval": EVALUATION_STRATEGY,
     "eval_on_start": EVALUATION_STRATEGY,
     "per_device_eval_batch_size": count(Setting.EVALUATION_BATCH),
@@ -117,7 +133,7 @@ TRAINER_ROWS: Mapping[str, Row] = {
         Reason.DATA,
         "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers"
         " dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order remove_unused_columns"
-        " label_names train_sampling_strategy length_column_name group_by_length dispatch_batches split_batches",
+        " label_names length_column_name dispatch_batches split_batches",
     ),
     **ignored(
         Reason.LAUNCH,

@@ -58,6 +58,7 @@ _COMMON: Mapping[str, Row] = {
     "max_seq_length": _LENGTH,
     "model_init_kwargs": section(_INIT_KWARGS),
     "activation_offloading": switch(Setting.ACTIVATION_OFFLOAD),
+    "pad_to_multiple_of": count(Setting.PAD_TO_MULTIPLE_OF),
     "accelerate_config": Row(read=_read_accelerate_config),
     # the model's arguments
     "model_name_or_path": text(Setting.MODEL),
@@ -77,7 +78,7 @@ _COMMON: Mapping[str, Row] = {
         Reason.DATA,
         "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming datasets streaming"
         " test_split_size dataset_num_proc dataset_batch_size dataset_text_field dataset_kwargs shuffle_dataset"
-        " eos_token pad_token chat_template_path truncation_mode pad_to_multiple_of",
+        " eos_token pad_token chat_template_path truncation_mode",
     ),
     # scripts on top of TRL: alignment-handbook, open-r1
     **ignored(

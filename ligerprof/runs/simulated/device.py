@@ -10,7 +10,7 @@ import torch
 from ligerprof.gpus import GpuSpec
 from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot, event_time_us
 from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.caching import CachingAllocator
+from ligerprof.torch_memory.allocator.caching import CachingAllocator, Observer
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 from ligerprof.torch_memory.scratch import Scratch
 
@@ -39,6 +39,7 @@ class SimulatedDevice:
     Args:
         settings: PYTORCH_CUDA_ALLOC_CONF.
         record: whether to keep events and Python frames for a snapshot.
+        observe: receives the events otherwise.
 
     Attributes:
         gpu: the simulated GPU.
@@ -47,7 +48,15 @@ class SimulatedDevice:
         stream: the current CUDA stream; 0 is the default one.
     """
 
-    def __init__(self, gpu: GpuSpec, limits: DeviceLimits, settings: AllocatorSettings, *, record: bool) -> None:
+    def __init__(
+        self,
+        gpu: GpuSpec,
+        limits: DeviceLimits,
+        settings: AllocatorSettings,
+        *,
+        record: bool,
+        observe: Observer | None = None,
+    ) -> None:
         self.gpu = gpu
         self._settings = settings
         self._record = record
@@ -60,7 +69,7 @@ class SimulatedDevice:
             settings=settings,
             capacity_bytes=limits.capacity_bytes,
             limit_bytes=limits.limit_bytes,
-            observe=self._keep if record else None,
+            observe=self._keep if record else observe,
         )
 
     def now_us(self) -> int:

@@ -84,7 +84,7 @@ class _Simulation:
     def run(self) -> StepOutcome:
         oom, recorder = None, self._recorder
         with (
-            _no_collections(),
+            no_collections(),
             joined_group(self._recipe, self._rank, self._device, recorder) as mesh,
             simulated_process(
                 self._recipe.gpu_spec, recorder, self._attention, packed=self._recipe.holds_several_documents
@@ -182,7 +182,7 @@ def _limits(recipe: TrainingRecipe) -> DeviceLimits:
 
 
 @contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """Free storages with their last reference, independent of garbage collection."""
     was_collecting = gc.isenabled()
     gc.disable()

@@ -43,3 +43,18 @@ def test_evaluation_under_deepspeed_is_said_to_be_missing(tmp_path: Path) -> Non
 def test_the_command_line_wins(tmp_path: Path) -> None:
     recipe, _ = read(tmp_path, {**TRAINER, "eval_strategy": "steps"}, eval_batch=1)
     assert recipe.eval_batch == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "order"),
+    [
+        ({}, "random"),
+        ({"group_by_length": True}, "grouped"),
+        ({"train_sampling_strategy": "group_by_length"}, "grouped"),
+        ({"train_sampling_strategy": "sequential"}, "file"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "random"),
+    ],
+)
+def test_the_order_of_sequences(keys: dict[str, Any], order: str, tmp_path: Path) -> None:
+    recipe, _ = read(tmp_path, {**TRAINER, **keys})
+    assert recipe.length_order == order

@@ -1,0 +1,80 @@
+"""A whole run against the same steps, each simulated with the model's code on one allocator."""
+
+import dataclasses
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from ligerprof.recipe.lengths import run_shapes
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.simulated.tracing import step_tracer
+from ligerprof.runs.whole_run.simulate import WholeRun, simulate_run
+from ligerprof.units import MIB
+
+pytestmark = pytest.mark.usefixtures("no_log_records")
+
+
+def recipe_for(folder: Path, count: int, **options: Any) -> TrainingRecipe:
+    random = Random(0)
+    path = folder / "lengths.txt"
+    path.write_text("\n".join(str(random.randint(16, 300)) for _ in range(count)), encoding="utf-8")
+    return TrainingRecipe(model="tiny", lengths=str(path), **{"batch": 2, "seq": 256, **options})
+
+
+def silent(_text: str) -> None:
+    pass
+
+
+def simulate_each_step(recipe: TrainingRecipe) -> tuple[int, int]:
+    """The most allocated and reserved bytes of the run, each step run with the model's code."""
+    with step_tracer(recipe) as tracer:
+        for step in run_shapes(recipe).steps:
+            for shape in step:
+                tracer.micro_batch(shape)
+            tracer.update()
+        return tracer.allocator.highest_allocated_bytes, tracer.allocator.highest_reserved_bytes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"packing": True, "batch": 1, "alloc_conf": "expandable_segments:True"}, {"grad_accum": 2, "liger": "all"}],
+    ids=["padded", "packed", "accumulated"],
+)
+def test_a_run_is_what_its_steps_are(options: dict[str, Any], tmp_path: Path) -> None:
+    recipe = recipe_for(tmp_path, 24, **options)
+    run = simulate_run(recipe, silent)
+    assert run.bounded_bytes == 0
+    assert run.traced_shapes < run.distinct_shapes
+    assert (run.peak_bytes, run.reserved_bytes) == simulate_each_step(recipe)
+    assert run.oom is None
+    assert run.fragmentation_bytes == run.reserved_bytes - run.peak_bytes
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingRecipe, WholeRun]:
+    recipe = recipe_for(tmp_path_factory.mktemp("lengths"), 400, pad_to_multiple_of=64)
+    return recipe, simulate_run(recipe, silent)
+
+
+def test_moments_name_their_step_and_shape(long_run: tuple[TrainingRecipe, WholeRun]) -> None:
+    recipe, run = long_run
+    steps = run_shapes(recipe).steps
+    assert run.steps == len(steps) == 200
+    assert steps[run.peak.step - 1] == (run.peak.shape,)
+    assert run.to_json()["peak"] == {
+        "step": run.peak.step,
+        "rows": 2,
+        "tokens": run.peak.shape.tokens,
+        "masked": run.peak.shape.masked,
+    }
+
+
+def test_memory_that_runs_out_names_the_step(long_run: tuple[TrainingRecipe, WholeRun]) -> None:
+    recipe, run = long_run
+    limited = dataclasses.replace(recipe, memory_limit_bytes=run.peak_bytes - MIB)
+    failed = simulate_run(limited, silent)
+    assert failed.oom is not None
+    assert failed.oom.moment.step == failed.steps + 1
+    assert failed.oom.reserved_bytes + failed.oom.requested_bytes > failed.oom.limit_bytes - 2 * MIB
