@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.conflicts import require_positions
 from ligerprof.recipe.lengths import BatchShape, RunShapes, run_shapes
 from ligerprof.recipe.training import TrainingRecipe
@@ -108,6 +109,8 @@ def simulate_run(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
         LigerprofError: what `simulate_step` and `run_shapes` raise.
         UnsupportedError: sizes that follow no known function of the length, or allocator settings that are not covered.
     """
+    if recipe.engine is not Engine.TORCH:
+        raise UnsupportedError(f"--lengths: a whole run under {recipe.engine} cannot be simulated. Use --engine torch.")
     shapes = run_shapes(recipe)
     require_positions(recipe)
     progress(f"tracing steps of {recipe.spec.name} for {len(shapes.steps):,} steps of the run")
