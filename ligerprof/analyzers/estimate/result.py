@@ -136,6 +136,11 @@ class MemoryEstimate(JsonKeys):
         moment = max(moments, key=lambda each: moments[each])
         return moment, moments[moment]
 
+    @property
+    def highest_peak_bytes(self) -> int:
+        """The highest peak of all steps and of an evaluation, which decides whether a recipe fits."""
+        return self.highest[1]
+
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof estimate --json`."""
         return document(

@@ -120,7 +120,7 @@ def needed_bytes(recipe: TrainingRecipe) -> int:
         UnsupportedError: the analytic estimate does not cover an option of the recipe.
         UnknownModelError: it does not cover the model's architecture.
     """
-    return estimate(recipe).highest[1] + ALLOWANCE_BYTES
+    return estimate(recipe).highest_peak_bytes + ALLOWANCE_BYTES
 
 
 class Judge:
