@@ -151,8 +151,9 @@ def _draw_with_hf_loss(random: Random) -> TrainingRecipe:
         alloc_conf=random.choice((None, *("expandable_segments:True",) * 3)),
     )
     packs = recipe.padding == 0 and random.random() < PACKED_SHARE
-    # with other segments, an evaluation's unsplit remainders are not known
-    evaluates = recipe.alloc_conf is not None and random.random() < EVALUATED_SHARE
+    # with other segments, an evaluation's unsplit remainders are not known; learned positions: see _left_out
+    known = recipe.alloc_conf is not None and recipe.spec.rotary
+    evaluates = known and random.random() < EVALUATED_SHARE
     return dataclasses.replace(recipe, packing=packs, eval_batch=random.randint(1, 6) if evaluates else None)
 
 

@@ -237,5 +237,7 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
         )
     if recipe.optimizer is Optimizer.GALORE:
         yield "cuSOLVER's workspace in the steps that decompose gradients: the first and every 200th"
+    if recipe.eval_batch is not None and not recipe.spec.rotary:
+        yield "in the evaluation, two tensors of hidden states: local variables of the code with learned positions"
     if recipe.clip:
         yield "the norms that clipping computes (a few MiB)"
