@@ -111,6 +111,8 @@ def simulate_run(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
     """
     if recipe.engine is not Engine.TORCH:
         raise UnsupportedError(f"--lengths: a whole run under {recipe.engine} cannot be simulated. Use --engine torch.")
+    if recipe.activation_offload:
+        raise UnsupportedError("--lengths: a whole run with --activation-offload cannot be simulated. Take one out.")
     shapes = run_shapes(recipe)
     require_positions(recipe)
     progress(f"tracing steps of {recipe.spec.name} for {len(shapes.steps):,} steps of the run")
