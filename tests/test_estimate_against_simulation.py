@@ -23,6 +23,8 @@ from tests.drawn_recipes import draw_rank_recipe, draw_recipe
 
 # docs/estimator.md quotes these
 TOLERANCE = 0.01
+# without tensors that backward needs, what an operation holds for a moment counts more
+EVALUATION_TOLERANCE = 0.1
 SMALLEST_TOLERATED_BYTES = MIB
 
 CASES_A_PART = 10
@@ -62,7 +64,7 @@ def check_evaluation(estimated: MemoryEstimate, simulated: StepOutcome) -> None:
     if evaluated:
         size_bytes = simulated.phases[roles.Phase.EVALUATION]
         distance_bytes = abs(estimated.phases[roles.Phase.EVALUATION] - size_bytes)
-        assert distance_bytes <= max(TOLERANCE * size_bytes, SMALLEST_TOLERATED_BYTES)
+        assert distance_bytes <= max(EVALUATION_TOLERANCE * size_bytes, SMALLEST_TOLERATED_BYTES)
 
 
 @pytest.mark.parametrize(
