@@ -12,7 +12,7 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 # up to here one kernel without a sort
 _UNSORTED_INDICES = 3072
 # rows of one segment that one block adds up, and the warp that columns are rounded up to
-_ROWS_PER_PART = 10
+ROWS_PER_PART = 10
 _WARP = 32
 
 
@@ -55,7 +55,7 @@ def embedding_gradient(indices: int, rows: int, columns: int, *, width: int = IN
     if indices <= _UNSORTED_INDICES:
         return None
     segments = min(indices, rows)
-    parts = indices // _ROWS_PER_PART + segments
+    parts = indices // ROWS_PER_PART + segments
     padded_columns = -(-columns // _WARP) * _WARP
     return EmbeddingGradient(
         index_bytes=indices * width,

@@ -7,14 +7,16 @@ Requests of the small pool, up to 1 MiB, may follow other rules, such as the spl
 largest traced size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.lengths import BatchShape
 from ligerprof.runs.whole_run.traces import Trace
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.embedding import ROWS_PER_PART
 
 # what kernels round tokens up to: vectors, warps, tiles
 _MULTIPLES = tuple(2**power for power in range(15))
@@ -28,14 +30,18 @@ Tracer = Callable[[BatchShape], tuple[Trace, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Function:
-    """Bytes as a polynomial of the tokens of a batch, rounded up to a multiple.
+    """Bytes by the tokens of a batch: a polynomial of the tokens in whole multiples, plus a share of each token.
 
     Attributes:
+        multiple: tokens that count together; a part of a multiple counts as one, or not if `multiple` is negative.
+        coefficients: of the polynomial, lowest power first.
+        slope: bytes per token beyond the polynomial.
         bounds: whether it is a constant that no traced size exceeds.
     """
 
     multiple: int
     coefficients: tuple[Fraction, ...]
+    slope: Fraction = Fraction(0)
     bounds: bool = False
 
     def at(self, tokens: int) -> Fraction:
@@ -43,7 +49,7 @@ class _Function:
         value = Fraction(0)
         for coefficient in reversed(self.coefficients):
             value = value * rounded + coefficient
-        return value
+        return value + self.slope * tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,17 +117,43 @@ class Programs:
             for shape in shapes:
                 self._known[shape] = self._trace(shape)
             return
+        stretches = self._stretches(shapes)
+        if len(stretches) > 1:
+            for stretch in stretches:
+                self._cover(stretch)
+        elif not self._fits(shapes):
+            middle = (len(shapes) + 1) // 2
+            self._cover(shapes[:middle])
+            self._cover(shapes[middle:])
+
+    def _stretches(self, shapes: Sequence[BatchShape]) -> list[Sequence[BatchShape]]:
+        """Split where the order of allocations changes, found by bisection between ends that differ."""
+        order, last = self._order(shapes[0]), self._order(shapes[-1])
+        if order == last:
+            return [shapes]
+        low, high = 0, len(shapes) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._order(shapes[middle]) == order else (low, middle)
+        return [shapes[:high], *self._stretches(shapes[high:])]
+
+    def _order(self, shape: BatchShape) -> tuple[tuple[int, ...], ...]:
+        return tuple(trace.operations for trace in self._trace(shape))
+
+    def _fits(self, shapes: Sequence[BatchShape]) -> bool:
+        """Know all shapes by functions through some of them; False where the traced ones have none."""
         last = len(shapes) - 1
         chosen = [shapes[index] for index in (0, last // 2, last, last // 4, 3 * last // 4)]
+        chosen += [shape for shape in shapes if shape in self.traced and shape not in chosen]
         fitted = _fit({shape: self._trace(shape) for shape in chosen})
-        found = {shape: fitted.at(shape) for shape in shapes} if fitted is not None else {}
-        if fitted is not None and all(parts is not None for parts in found.values()):
-            self.bounded_bytes = max(self.bounded_bytes, fitted.bounded_bytes)
-            self._known.update({shape: parts for shape, parts in found.items() if parts is not None})
-            return
-        middle = (last + 1) // 2
-        self._cover(shapes[:middle])
-        self._cover(shapes[middle:])
+        if fitted is None:
+            return False
+        found = {shape: fitted.at(shape) for shape in shapes}
+        if any(parts is None for parts in found.values()):
+            return False
+        self.bounded_bytes = max(self.bounded_bytes, fitted.bounded_bytes)
+        self._known.update({shape: parts for shape, parts in found.items() if parts is not None})
+        return True
 
     def _trace(self, shape: BatchShape) -> tuple[Trace, ...]:
         if shape not in self.traced:
@@ -154,15 +186,39 @@ def _fit(traces: Mapping[BatchShape, tuple[Trace, ...]]) -> _Range | None:
 
 
 def _function(tokens: Sequence[int], sizes: Sequence[int]) -> _Function | None:
-    for multiple in _MULTIPLES:
-        rounded = [-(-count // multiple) for count in tokens]
-        points = dict(zip(rounded[: _DEGREE + 1], sizes, strict=False))
-        function = _Function(multiple=multiple, coefficients=_through(points))
+    for function in _candidates(tokens, sizes):
         if all(function.at(count) == size for count, size in zip(tokens, sizes, strict=True)):
             return function
     if max(sizes) > SMALL_REQUEST_BYTES:
         return None
     return _Function(multiple=1, coefficients=(Fraction(max(sizes)),), bounds=True)
+
+
+def _candidates(tokens: Sequence[int], sizes: Sequence[int]) -> Iterator[_Function]:
+    """Functions through some of the sizes, plain ones first."""
+    for multiple in _MULTIPLES:
+        rounded = [-(-count // multiple) for count in tokens]
+        points = dict(zip(rounded[: _DEGREE + 1], sizes, strict=False))
+        yield _Function(multiple=multiple, coefficients=_through(points))
+    for multiple in (ROWS_PER_PART, *_MULTIPLES[1:]):
+        # a part of a multiple that does not count is a negative one that does, of the tokens counted downwards
+        for sign in (1, -1):
+            points = [(count, -(-sign * count // multiple)) for count in tokens]
+            if (solved := _solve(points, sizes)) is not None:
+                constant, slope, step = solved
+                yield _Function(multiple=sign * multiple, coefficients=(constant, step), slope=slope)
+
+
+def _solve(points: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[Fraction, Fraction, Fraction] | None:
+    """Constant and factors of both numbers, from three of the points that are not on one line; None without."""
+    (x, y), size = points[0], sizes[0]
+    for (second, size_2), (third, size_3) in combinations(list(zip(points[1:], sizes[1:], strict=True)), 2):
+        (a, b), (c, d) = ((point[0] - x, point[1] - y) for point in (second, third))
+        if (determinant := a * d - b * c) != 0:
+            slope = Fraction((size_2 - size) * d - (size_3 - size) * b, determinant)
+            step = Fraction((size_3 - size) * a - (size_2 - size) * c, determinant)
+            return size - slope * x - step * y, slope, step
+    return None
 
 
 def _through(points: Mapping[int, int]) -> tuple[Fraction, ...]:
