@@ -203,8 +203,8 @@ def _candidates(tokens: Sequence[int], sizes: Sequence[int]) -> Iterator[_Functi
     for multiple in (ROWS_PER_PART, *_MULTIPLES[1:]):
         # a part of a multiple that does not count is a negative one that does, of the tokens counted downwards
         for sign in (1, -1):
-            points = [(count, -(-sign * count // multiple)) for count in tokens]
-            if (solved := _solve(points, sizes)) is not None:
+            pairs = [(count, -(-sign * count // multiple)) for count in tokens]
+            if (solved := _solve(pairs, sizes)) is not None:
                 constant, slope, step = solved
                 yield _Function(multiple=sign * multiple, coefficients=(constant, step), slope=slope)
 
