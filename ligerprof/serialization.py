@@ -119,7 +119,7 @@ class JsonKeys:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
-            """A key of `to_json` that is no field or property of the class."""
+            """Look up a key of `to_json` that the class has neither as a field nor as a property."""
             if not name.startswith("_"):
                 values = self.to_json()
                 if name in values:

@@ -329,7 +329,7 @@ def _result(
     allocated_by = np.append(np.full(len(older), _MISSING), made)
     freed_by = np.full(len(block_bytes), _MISSING)
     freed_by[freed[freed >= 0]] = np.flatnonzero(actions == FREE_REQUESTED)[freed >= 0]
-    # a block that waits for another stream at the start is no longer allocated
+    # a block that waits for another stream when the recording starts has been freed by the program
     waiting = [index for index, block in enumerate(before) if not block.allocated]
     if waiting:
         requested, block_bytes, allocated_by, freed_by = (

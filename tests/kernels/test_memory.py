@@ -4,7 +4,6 @@ import dataclasses
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from ligerprof.kernels.device import simulated_device, sm_count
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import load_entry
-from ligerprof.runs.kernel_check.meter import ByteMeter
+from ligerprof.runs.kernel_check.meter import ByteMeter, CallBytes
 from tests.kernels.counting import RequestedBytes, count_plain_torch, simulated_gpu
 
 EPS = 1e-6
@@ -51,26 +50,7 @@ LLAMA_1B = KernelShape(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """The measured bytes of one call, in the terms of KernelMemory."""
-
-    output_bytes: int
-    kept_bytes: int
-    forward_temporary_bytes: int
-    backward_bytes: int
-
-    @classmethod
-    def stated(cls, memory: KernelMemory) -> "Measured":
-        return cls(
-            output_bytes=memory.output_bytes,
-            kept_bytes=memory.saved_bytes + memory.forward_gradient_bytes,
-            forward_temporary_bytes=memory.forward_temporary_bytes,
-            backward_bytes=memory.backward_gradient_bytes + memory.backward_temporary_bytes,
-        )
-
-
-def measure(function: Callable[..., Any], inputs: list[Tensor], gpu: RequestedBytes | None = None) -> Measured:
+def measure(function: Callable[..., Any], inputs: list[Tensor], gpu: RequestedBytes | None = None) -> CallBytes:
     """One call with its backward; `gpu` counts the bytes if the inputs are on a simulated GPU."""
     with nullcontext(gpu) if gpu is not None else ByteMeter(inputs) as meter:
         given_bytes = meter.live_bytes
@@ -87,7 +67,7 @@ def measure(function: Callable[..., Any], inputs: list[Tensor], gpu: RequestedBy
         made = torch.autograd.grad(outputs, [value for value in inputs if value.requires_grad], grads)
         backward_bytes = meter.peak_bytes - start_bytes
     del made
-    return Measured(
+    return CallBytes(
         output_bytes=output_bytes,
         kept_bytes=kept_bytes - output_bytes,
         forward_temporary_bytes=forward_peak_bytes - kept_bytes,
@@ -228,10 +208,10 @@ def test_declared_bytes_of_gates_that_autocast_cast(
         adapt, inputs = problem(slot, shape, "cpu")
         with torch.autocast("cpu", torch.bfloat16):
             measured = measure(adapt(load_entry(find_kernel(slot).entry)), inputs)
-    assert measured == Measured.stated(stated(slot, shape))
+    assert measured == CallBytes.stated(stated(slot, shape))
 
 
-def allocated(slot: str, provider: str, shape: KernelShape, monkeypatch: pytest.MonkeyPatch) -> Measured:
+def allocated(slot: str, provider: str, shape: KernelShape, monkeypatch: pytest.MonkeyPatch) -> CallBytes:
     with launches_left_out(monkeypatch):
         adapt, inputs = problem(slot, shape, "cpu")
         with autocast(shape, "cpu"):
@@ -245,7 +225,7 @@ def stated(slot: str, shape: KernelShape, provider: str = "ligerprof") -> Kernel
 
 
 def check(slot: str, shape: KernelShape, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert allocated(slot, "ligerprof", shape, monkeypatch) == Measured.stated(stated(slot, shape))
+    assert allocated(slot, "ligerprof", shape, monkeypatch) == CallBytes.stated(stated(slot, shape))
 
 
 @pytest.mark.parametrize("slot", ALL_KERNELS)
@@ -258,7 +238,7 @@ def test_declared_bytes_are_requested_by_a_real_call(slot: str, device: torch.de
         measure(adapt(load_entry(spec.entry)), inputs)
         gc.collect()
         adapt, inputs = problem(slot, shape, device.type)
-    assert measure(adapt(load_entry(spec.entry)), inputs) == Measured.stated(stated(slot, shape))
+    assert measure(adapt(load_entry(spec.entry)), inputs) == CallBytes.stated(stated(slot, shape))
 
 
 @pytest.mark.parametrize("slot", ALL_KERNELS)
