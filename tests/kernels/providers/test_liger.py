@@ -12,11 +12,12 @@ from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels import KERNEL_NAMES, KernelShape, apply, find_kernel
 from ligerprof.kernels.spec import load_entry
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.kernel_check.meter import CallBytes
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.units import MIB
 from tests.kernels.models import FAMILIES, fingerprint, tiny_model, train_once
 from tests.kernels.oracle import relative_error, run
-from tests.kernels.test_memory import LLAMA_1B, Measured, launches_left_out, measure, problem, requested_bytes, stated
+from tests.kernels.test_memory import LLAMA_1B, launches_left_out, measure, problem, requested_bytes, stated
 
 pytest.importorskip("liger_kernel")
 
@@ -80,7 +81,7 @@ def test_stated_bytes_on_fake_tensors(name: str, case: str, monkeypatch: pytest.
     with launches_left_out(monkeypatch):
         adapt, inputs = problem(name, shape, "cpu")
         measured = measure(adapt(load_entry(kernel.entry)), inputs)
-    assert measured == Measured.stated(stated(kernel.name, shape, "liger"))
+    assert measured == CallBytes.stated(stated(kernel.name, shape, "liger"))
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gpt2"])
