@@ -13,7 +13,7 @@ STEP_ARGS ?= --model llama3.2-1b --liger flce
 PYTEST_ARGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install step test test-slow check format clean
+.PHONY: help install step test test-slow check format docs clean
 
 help:
 	@echo "make step      profile a training step: ligerprof step $(STEP_ARGS)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test      run the tests that need no GPU"
 	@echo "make test-slow run the tests that take longer than ten seconds each"
 	@echo "make check     ruff, formatting and mypy"
+	@echo "make docs      build the documentation into site/, and check its links"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make clean     remove $(VENV) and caches; runs/ stays"
 
@@ -44,8 +45,11 @@ format: $(EVERYTHING)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(EVERYTHING)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find ligerprof tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -58,5 +62,5 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(EVERYTHING): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[tensorboard,peft,peers,test,dev]'
+	$(PIP_INSTALL) --editable '.[tensorboard,peft,peers,test,dev,docs]'
 	touch $(RUNTIME) $@

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measure the recorder's overhead and the suggestions that docs/explain.md lists, on one GPU or on two.
+# Measure the recorder's overhead and the suggestions of docs/results/suggestions-h100.md, on one GPU or on two.
 #   bash benchmarks/measure_advice.sh build/results one
 set -u
 out=$1

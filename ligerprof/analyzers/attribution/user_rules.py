@@ -10,7 +10,7 @@ from ligerprof.errors import RulesError
 from ligerprof.files import FileKind, parse_json, read_text
 from ligerprof.roles import Phase, Role
 
-_FILE = FileKind(error=RulesError, hint="See docs/explain.md.", max_bytes=2**20)
+_FILE = FileKind(error=RulesError, hint="See docs/roles.md.", max_bytes=2**20)
 _LONGEST_PATTERN = 500
 _MOST_RULES = 1000
 
@@ -57,7 +57,7 @@ def read_rules(path: str | Path) -> tuple[UserRule, ...]:
     values = parse_json(text, str(file), _FILE) if file.suffix == ".json" else _parse_toml(file, text)
     rules = values.get("rule") if isinstance(values, dict) else None
     if not isinstance(rules, list) or not 0 < len(rules) <= _MOST_RULES:
-        raise RulesError(f"{file}: needs a list `rule` of 1 to {_MOST_RULES} rules. See docs/explain.md.")
+        raise RulesError(f"{file}: needs a list `rule` of 1 to {_MOST_RULES} rules. See docs/roles.md.")
     return tuple(_rule(entry, f"{file}: rule {number}") for number, entry in enumerate(rules, 1))
 
 

@@ -17,7 +17,7 @@ from tests.paths import REPOSITORY
 
 STAMPED = REPOSITORY / "tests" / "data" / "snapshots" / "stamped-amp-ckpt-4x1024.pickle.xz"
 STACKS = REPOSITORY / "tests" / "data" / "snapshots" / "small-python-alloc-nockpt.pickle.xz"
-EXAMPLE = re.search(r"```toml\n(.*?)```", (REPOSITORY / "docs" / "explain.md").read_text(encoding="utf-8"), re.DOTALL)
+EXAMPLE = re.search(r"```toml\n(.*?)```", (REPOSITORY / "docs" / "roles.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 def features(**given: object) -> BlockFeatures:
