@@ -91,8 +91,8 @@ def json_page(folder: Path) -> str:
         "# JSON outputs",
         "",
         "`--json` prints one object to stdout. These are the keys of each `kind`, read from outputs of this version.",
-        "`integer (null)` is a number that is null if there is no value. `[]` marks the elements of a list, and `.*` the",
-        "values of an object whose keys are data, such as roles.",
+        "`integer (null)` is a number that is null if there is no value. `[]` marks elements of a list,",
+        "and `.*` the values of an object whose keys are data, such as roles.",
         "",
     ]
     for kind, (commands, keys) in sorted(_kinds(folder).items()):
