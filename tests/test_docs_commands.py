@@ -27,8 +27,8 @@ QUICK = {
     "advise": ("--no-simulate",),
     "plot": ("--force",),
 }
-# drawing takes most of the time of these
-SLOW = {"docs/bench.md", "docs/plot.md", "docs/study.md"}
+# drawing, searching and many ranks take most of the time
+SLOW = {f"docs/{name}.md" for name in ("bench", "fit", "plot", "several-gpus", "simulation", "study")}
 # these end with Ctrl-C; tests/cli/test_view.py runs it
 SERVERS = {"view"}
 
