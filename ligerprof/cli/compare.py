@@ -9,6 +9,7 @@ from ligerprof.cli.common_options import INPUT, json_option
 from ligerprof.cli.output import show
 from ligerprof.library import read_figures
 from ligerprof.reports.compare import render_comparison
+from ligerprof.snapshots.watch import watched
 
 
 @click.command(name="compare", short_help="Compare estimates, runs and snapshots.")
@@ -23,6 +24,7 @@ from ligerprof.reports.compare import render_comparison
 )
 @click.option("--ranks", "of_ranks", is_flag=True, help="Compare the ranks of one run on several GPUs.")
 @json_option
+@watched()
 def command(sources: tuple[Path, ...], reference: int, of_ranks: bool, as_json: bool) -> None:
     """Compare estimates, runs and snapshots: peak, phases and roles, with the error in percent.
 

@@ -17,6 +17,7 @@ from ligerprof.library import peak_of, read_peak
 from ligerprof.reports.diff import difference_sentence, render_diff
 from ligerprof.reports.markdown import diff_markdown
 from ligerprof.reports.page.diff import render_diff_page
+from ligerprof.snapshots.watch import watched
 from ligerprof.units import parse_bytes
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?%")
@@ -71,6 +72,7 @@ def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None
 @force_option
 @markdown_option
 @json_option
+@watched()
 def command(  # noqa: PLR0913 - one argument per option
     *,
     before: Path,

@@ -27,6 +27,7 @@ from ligerprof.runs.directory import recorded_ranks
 from ligerprof.snapshots import SNAPSHOT_NAME
 from ligerprof.snapshots.collector import collector_paused, keep_freed_memory
 from ligerprof.snapshots.ranks import rank_snapshots
+from ligerprof.snapshots.watch import watched
 from ligerprof.units import format_bytes
 
 
@@ -49,6 +50,7 @@ from ligerprof.units import format_bytes
 @markdown_option
 @json_option
 @collector_paused()
+@watched()
 def command(  # noqa: PLR0913 - one argument per option
     *,
     snapshot: Path,

@@ -21,6 +21,7 @@ Flags = npt.NDArray[np.bool_]
 _ALLOCATED = "active_allocated"
 # active_pending_free, active_awaiting_free: waiting for another stream
 _HELD = "active"
+_ROWS_AT_ONCE = 2**14
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,7 +38,7 @@ class FinalSegments:
         block_sizes: bytes of each block.
         held: False for free blocks.
         allocated: False for free blocks, and for those that wait for another stream.
-        blocks: the blocks as in the file.
+        frames: the stack of each block's allocation, as in the file.
     """
 
     starts: Int64s
@@ -49,11 +50,11 @@ class FinalSegments:
     block_sizes: Int64s
     held: Flags
     allocated: Flags
-    blocks: Sequence[Mapping[str, Any]]
+    frames: Sequence[Any]
 
     @classmethod
     def of(cls, segments: Sequence[Mapping[str, Any]], where: str) -> "FinalSegments":
-        """Read the `segments` of a snapshot.
+        """Read the `segments` of a snapshot, which are not kept.
 
         Raises:
             SnapshotFormatError: a value is not a block, or an address or size is not a number in range.
@@ -77,7 +78,7 @@ class FinalSegments:
             raise SnapshotFormatError(f"{where}: its segments have more bytes than 62 bits can count. Was it damaged?")
         counts = np.fromiter(map(len, of_segments), dtype=np.int64, count=len(of_segments))
         states = [block.get("state") for block in blocks]
-        held = [isinstance(state, str) and state.startswith(_HELD) for state in states]
+        held = (isinstance(state, str) and state.startswith(_HELD) for state in states)
         return cls(
             starts=starts,
             sizes=sizes,
@@ -86,9 +87,9 @@ class FinalSegments:
             addresses=_addresses(starts, counts, block_sizes),
             requested=_numbers(requested, SIZE_LIMIT, f"{where}: a block's requested_size"),
             block_sizes=block_sizes,
-            held=np.array(held, dtype=bool),
-            allocated=np.array([state == _ALLOCATED for state in states], dtype=bool),
-            blocks=blocks,
+            held=np.fromiter(held, bool, len(states)),
+            allocated=np.fromiter((state == _ALLOCATED for state in states), bool, len(states)),
+            frames=[block.get("frames", ()) for block in blocks],
         )
 
     @property
@@ -117,26 +118,64 @@ class FinalSegments:
             requested_bytes=int(self.requested[index]),
             block_bytes=int(self.block_sizes[index]),
             allocated=bool(self.allocated[index]),
-            frames=self.blocks[index].get("frames", ()),
+            frames=self.frames[index],
         )
 
-    @cached_property
     def state(self) -> DeviceState:
-        """The state of the device, as replays change it."""
+        """A new copy of the state of the device, as replays change it; for many blocks, it takes much memory."""
+        held = np.flatnonzero(self.held)
+        numbers = (
+            column[held].tolist() for column in (self.addresses, self.requested, self.block_sizes, self.allocated)
+        )
+        frames = (self.frames[index] for index in held.tolist())
+        blocks = map(HeldBlock._make, zip(*numbers, frames, strict=True))
+        return DeviceState(
+            space=self.free_space(),
+            blocks={block.address: block for block in blocks},
+            reserved_bytes=self.reserved_bytes,
+        )
+
+    def holds(self, blocks: Mapping[int, int], free: Mapping[int, int]) -> bool:
+        """Whether these are the addresses and sizes of the blocks that are not free, and of the free space."""
+        held = self.held_by_address
+        addresses, sizes = self.addresses[held], self.block_sizes[held]
+        # of several blocks at one address, all but the last are empty
+        last = np.append(addresses[1:] != addresses[:-1], True)[: len(held)]
+        return _are_equal(blocks, addresses[last], sizes[last]) and _are_equal(free, *self._free_runs())
+
+    def _free_runs(self) -> tuple[Int64s, Int64s]:
+        """Start and size of the free space between blocks."""
+        free = np.flatnonzero(~self.held & (self.block_sizes > 0))
+        free = free[np.argsort(self.addresses[free], kind="stable")]
+        starts, ends = self.addresses[free], self.addresses[free] + self.block_sizes[free]
+        if (starts[1:] < ends[:-1]).any():
+            # overlapping segments, as only damaged files have them
+            space = self.free_space().starts
+            return np.array(list(space), dtype=np.int64), np.array(list(space.values()), dtype=np.int64)
+        borders = self.starts[~self.is_expandable]
+        is_first = np.append(True, (starts[1:] != ends[:-1]) | np.isin(starts[1:], borders))[: len(free)]
+        firsts = np.flatnonzero(is_first)
+        return starts[firsts], ends[np.append(firsts[1:], len(free))[: len(firsts)] - 1] - starts[firsts]
+
+    def free_space(self) -> FreeSpace:
+        """A new copy of the free blocks."""
         space = FreeSpace()
         space.borders.update(self.starts[~self.is_expandable].tolist())
         free = ~self.held & (self.block_sizes > 0)
         for start, size in zip(self.addresses[free].tolist(), self.block_sizes[free].tolist(), strict=True):
             space.give(start, size)
-        held = np.flatnonzero(self.held)
-        numbers = (
-            column[held].tolist() for column in (self.addresses, self.requested, self.block_sizes, self.allocated)
+        return space
+
+
+def _are_equal(known: Mapping[int, int], keys: Int64s, values: Int64s) -> bool:
+    """Whether a mapping has exactly some distinct keys, with these values."""
+    return len(known) == len(keys) and all(
+        known.get(key) == value
+        for start in range(0, len(keys), _ROWS_AT_ONCE)
+        for key, value in zip(
+            keys[start : start + _ROWS_AT_ONCE].tolist(), values[start : start + _ROWS_AT_ONCE].tolist(), strict=True
         )
-        frames = (self.blocks[index].get("frames", ()) for index in held.tolist())
-        blocks = map(HeldBlock._make, zip(*numbers, frames, strict=True))
-        return DeviceState(
-            space=space, blocks={block.address: block for block in blocks}, reserved_bytes=self.reserved_bytes
-        )
+    )
 
 
 def _numbers(values: Sequence[Any], limit: int, what: str) -> Int64s:

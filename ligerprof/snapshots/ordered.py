@@ -55,10 +55,16 @@ class OrderedFreeSpace(FreeSpace):
     __slots__ = ("_order",)
 
     def __init__(self, space: FreeSpace) -> None:
-        """Copy a space."""
+        """Take over a space, which must not be used any more."""
         super().__init__()
-        self.starts, self.ends, self.borders = dict(space.starts), dict(space.ends), set(space.borders)
+        self.starts, self.ends, self.borders = space.starts, space.ends, space.borders
         self._order = SortedAddresses(self.starts)
+
+    def unordered(self) -> FreeSpace:
+        """The same blocks as a plain space, which takes them over."""
+        plain = FreeSpace()
+        plain.starts, plain.ends, plain.borders = self.starts, self.ends, self.borders
+        return plain
 
     def around(self, address: int) -> tuple[int, int] | None:
         """Start and size of the free block that contains `address`."""

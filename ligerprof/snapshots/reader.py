@@ -14,7 +14,8 @@ from ligerprof.snapshots.packed import read_bytes
 from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.pickles.plain import HOW_TO_RECORD
 from ligerprof.snapshots.saved import SavedTensor, saved_tensors_of
-from ligerprof.snapshots.trace import DeviceTrace, Event
+from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event
+from ligerprof.snapshots.watch import claim
 from ligerprof.text import short_repr
 
 # torch's DeviceIndex is an int8 (c10/core/Device.h)
@@ -87,6 +88,13 @@ class Snapshot:
         """Segments of one device at the end."""
         return [segment for segment, of in zip(self.segments, self._devices_of_segments(), strict=True) if of == device]
 
+    def drop_blocks(self, device: int) -> None:
+        """Remove the blocks of a device's segments, in the values that the snapshot was made from."""
+        for segment in self.segments_of(device):
+            # the reader makes dicts
+            if isinstance(segment, dict):
+                segment.pop("blocks", None)
+
     def notes_of(self, device: int) -> list[str]:
         """What this version does not know about a device's events."""
         notes = []
@@ -127,12 +135,29 @@ def read_snapshot(path: str | Path) -> Snapshot:
     try:
         with opened(file) as stream:
             stored_bytes = os.fstat(stream.fileno()).st_size
-            values = load_snapshot_data(lambda: read_bytes(stream), stored_bytes=stored_bytes)
+            claimed = claim(source, stored_bytes)
+
+            def read() -> Bytes:
+                content = read_bytes(stream)
+                claimed.unpacked_bytes = len(content)
+                return content
+
+            values = load_snapshot_data(read, stored_bytes=stored_bytes)
     except OSError as error:
         raise SnapshotFormatError(f"{source}: cannot be read ({error.strerror}).") from None
     except SnapshotFormatError as error:
         raise SnapshotFormatError(f"{source}: {error}") from None
-    return Snapshot.from_dict(values, source=source)
+    return Snapshot.from_dict(_in_columns(values), source=source)
+
+
+def _in_columns(values: Any) -> Any:
+    """The values with their events as columns, where the loader did not do so."""
+    traces = values.get("device_traces") if isinstance(values, dict) else None
+    if isinstance(traces, list):
+        for place, trace in enumerate(traces[:_MOST_DEVICES]):
+            if type(trace) is list and {dict}.issuperset(map(type, trace)):
+                traces[place] = DeviceTrace.in_columns(trace)
+    return values
 
 
 def _or_empty(traces: Any) -> Any:

@@ -24,7 +24,7 @@ from ligerprof.snapshots.fitting import replay_fitting
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.repetition import MOST_TURNS_COMPARED, Repetition, find_repetition
 from ligerprof.snapshots.rewind import rewind
-from ligerprof.snapshots.state import DeviceState, HeldBlock, Outcome
+from ligerprof.snapshots.state import DeviceState, HeldBlocks, Outcome
 from ligerprof.snapshots.trace import DeviceTrace, Int64s
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
@@ -70,11 +70,11 @@ class Replay:
     freed_by: Int64s
     allocated_bytes: Int64s
     reserved_bytes: Int64s
-    older_blocks: Sequence[HeldBlock]
+    older_blocks: HeldBlocks
     complete: bool
     verified: bool
     mismatches: int
-    older_waiting: Sequence[HeldBlock] = ()
+    older_waiting: HeldBlocks = field(default_factory=HeldBlocks)
     segments: Sequence[Mapping[str, Any]] = ()
     rules: SizeRules = field(default_factory=SizeRules)
     failures: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ class Replay:
 
     def addresses_of(self, blocks: Int64s) -> Int64s:
         """Addresses of some blocks."""
-        older = np.array([block.address for block in self.older_blocks], dtype=np.int64)
+        older = self.older_blocks.addresses
         allocated = self.allocated_by[len(older) :]
         return np.append(older, self.trace.numbers("addr")[allocated])[blocks]
 
@@ -116,8 +116,11 @@ class Replay:
         )
 
 
-def replay(snapshot: Snapshot, device: int) -> Replay:
+def replay(snapshot: Snapshot, device: int, *, consume: bool = False) -> Replay:
     """Replay one device; a truncated trace starts from the state that its end implies.
+
+    Args:
+        consume: remove the blocks of the device's segments once they are read; they take more memory than all else.
 
     Raises:
         SnapshotFormatError: from `EventColumns.of` and `FinalSegments.of`.
@@ -125,17 +128,19 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     trace, where = snapshot.trace_of(device), f"{snapshot.source}: device {device}"
     columns = EventColumns.of(trace, where)
     final = FinalSegments.of(snapshot.segments_of(device), where)
+    if consume:
+        snapshot.drop_blocks(device)
     rules = SizeRules.from_settings(snapshot.settings)
     found = replay_fitting(trace, columns, final, rules) if len(trace) >= _LEAST_EVENTS_IN_COLUMNS else None
     if found is not None:
         complete, verified = not found.before.blocks and not found.before.reserved_bytes, True
     else:
-        found, complete, verified = _replay_event_by_event(snapshot, trace, columns, final.state, rules)
+        found, complete, verified = _replay_event_by_event(snapshot, trace, columns, final, rules)
     return _result(snapshot, device, columns, found, complete=complete, verified=verified)
 
 
 def _replay_event_by_event(
-    snapshot: Snapshot, trace: DeviceTrace, columns: EventColumns, final: DeviceState, rules: SizeRules
+    snapshot: Snapshot, trace: DeviceTrace, columns: EventColumns, final: FinalSegments, rules: SizeRules
 ) -> tuple[Outcome, bool, bool]:
     """The outcome of the replay of any trace, whether it is complete, and whether it is verified."""
     repetition = find_repetition(columns)
@@ -144,19 +149,19 @@ def _replay_event_by_event(
     verified = run.ends_in(final)
     complete = verified or (run.mismatches == 0 and not snapshot.segments)
     if not complete:
-        run = _Run(columns, rewind(trace, columns, final, rules, repetition), rules)
+        run = _Run(columns, rewind(trace, columns, final.state(), rules, repetition), rules)
         run.play(repetition)
         verified = run.ends_in(final)
     return run.outcome(), complete, verified
 
 
 class _Run:
-    """The allocator's state while a device's events are replayed."""
+    """The allocator's state while a device's events are replayed; it takes over the free space of `before`."""
 
     def __init__(self, columns: EventColumns, before: DeviceState, rules: SizeRules) -> None:
         self.columns = columns
         self.rules = rules
-        self.space = before.space.copy()
+        self.space = before.space
         self.starts, self.ends = self.space.starts, self.space.ends
         self.before = before
         older = before.ordered
@@ -287,14 +292,11 @@ class _Run:
         rounded = {size: self.rules.round_request(size) for size in requested.tolist()}
         return {size: (block_bytes, self.rules.smallest_rest(block_bytes)) for size, block_bytes in rounded.items()}
 
-    def ends_in(self, final: DeviceState) -> bool:
+    def ends_in(self, final: FinalSegments) -> bool:
         """Whether all events fit and the device now holds exactly `final`."""
-        return (
-            self.mismatches == 0
-            and int(_reserved_bytes(self.before, self.columns)[-1]) == final.reserved_bytes
-            and self.starts == final.space.starts
-            and self._block_sizes() == {address: block.block_bytes for address, block in final.blocks.items()}
-        )
+        if self.mismatches or int(_reserved_bytes(self.before, self.columns)[-1]) != final.reserved_bytes:
+            return False
+        return final.holds(self._block_sizes(), self.starts)
 
     def _block_sizes(self) -> dict[int, int]:
         """Bytes of the blocks that are not free now, by address."""
@@ -335,7 +337,7 @@ def _result(
         requested, block_bytes, allocated_by, freed_by = (
             np.delete(column, waiting) for column in (requested, block_bytes, allocated_by, freed_by)
         )
-    older_blocks = [block for block in before if block.allocated]
+    older_blocks = HeldBlocks([block for block in before if block.allocated])
     changes = np.zeros(len(actions) + 1, dtype=np.int64)
     changes[0] = block_bytes[: len(older_blocks)].sum()
     # an event allocates or frees one block
@@ -353,7 +355,7 @@ def _result(
         allocated_bytes=np.cumsum(changes, out=changes),
         reserved_bytes=_reserved_bytes(outcome.before, columns),
         older_blocks=older_blocks,
-        older_waiting=[block for block in before if not block.allocated],
+        older_waiting=HeldBlocks([block for block in before if not block.allocated]),
         complete=complete,
         verified=verified,
         mismatches=outcome.mismatches,

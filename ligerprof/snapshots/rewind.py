@@ -37,6 +37,7 @@ def rewind(
     freed within it may have included an unsplit remainder of up to 1 MiB, which no event shows.
 
     Args:
+        final: taken over.
         repetition: once a turn of it, undone, leaves the state that it began in, the turns before are not undone.
     """
     undo = _Undo(columns, final, rules)
@@ -48,7 +49,7 @@ def rewind(
     if frees_carry_the_owners_stack(trace, columns):
         for address, index in undo.freed_by.items():
             undo.held[address] = undo.held[address]._replace(frames=trace[index].get("frames", ()))
-    return DeviceState(space=undo.space, blocks=undo.held, reserved_bytes=undo.reserved_bytes)
+    return DeviceState(space=undo.space.unordered(), blocks=undo.held, reserved_bytes=undo.reserved_bytes)
 
 
 class _Undo:
@@ -57,7 +58,7 @@ class _Undo:
     def __init__(self, columns: EventColumns, final: DeviceState, rules: SizeRules) -> None:
         self.columns = columns
         self.rules = rules
-        self.held = dict(final.blocks)
+        self.held = final.blocks
         # by address: the event that freed a block that is held again
         self.freed_by: dict[int, int] = {}
         self.space = OrderedFreeSpace(final.space)

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -36,6 +36,34 @@ class Piece(NamedTuple):
     size_bytes: int
 
 
+class Pieces(Sequence[Piece]):
+    """Parts of a segment as columns, since a segment can have hundreds of thousands; an entry is made on access."""
+
+    __slots__ = ("_addresses", "_sizes")
+
+    def __init__(self, addresses: Int64s, sizes: Int64s) -> None:
+        self._addresses, self._sizes = addresses, sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> Piece: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Pieces": ...
+
+    def __getitem__(self, index: int | slice) -> "Piece | Pieces":
+        if isinstance(index, slice):
+            return Pieces(self._addresses[index], self._sizes[index])
+        return Piece(int(self._addresses[index]), int(self._sizes[index]))
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all pieces."""
+        return int(self._sizes.sum())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
     """A contiguous range of memory from the driver, with one stream and one pool.
@@ -55,8 +83,8 @@ class Segment:
     pool: PoolId | None
     small: bool
     blocks: tuple[int, ...]
-    waiting: tuple[Piece, ...]
-    free: tuple[Piece, ...]
+    waiting: Pieces
+    free: Pieces
 
 
 class _Kind(NamedTuple):
@@ -197,22 +225,43 @@ def pool_id(value: Any) -> PoolId | None:
     return None
 
 
-class _Held(NamedTuple):
-    """A block, or with the index -1 one that waits for another stream."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Held:
+    """The blocks that are not free at a moment, by address; the index of one that waits for another stream is -1."""
 
-    address: int
-    size_bytes: int
-    block: int
+    addresses: Int64s
+    sizes: Int64s
+    blocks: Int64s
+
+    def between(self, start: int, end: int) -> "_Held":
+        """The blocks that start in a range of addresses."""
+        first, stop = np.searchsorted(self.addresses, (start, end)).tolist()
+        return _Held(addresses=self.addresses[first:stop], sizes=self.sizes[first:stop], blocks=self.blocks[first:stop])
+
+    @property
+    def allocated(self) -> tuple[int, ...]:
+        return tuple(self.blocks[self.blocks != _WAITS].tolist())
+
+    @property
+    def waiting(self) -> Pieces:
+        waits = self.blocks == _WAITS
+        return Pieces(self.addresses[waits], self.sizes[waits])
+
+    def gaps(self, start: int, end: int) -> Pieces:
+        """The pieces of a range that no block covers."""
+        starts = np.maximum.accumulate(np.append(start, self.addresses + self.sizes))
+        sizes = np.append(self.addresses, end) - starts
+        return Pieces(starts[sizes > 0], sizes[sizes > 0])
 
 
-def _held_blocks(replayed: Replay, columns: EventColumns, moment: int) -> list[_Held]:
-    """The blocks that are not free at a moment, by address."""
+def _held_blocks(replayed: Replay, columns: EventColumns, moment: int) -> _Held:
     live, (freed, older) = replayed.live_at(moment), _waiting_blocks(replayed, columns, moment)
-    held = [_Held(block.address, block.block_bytes, _WAITS) for block in older]
-    for blocks, index in ((live, live), (freed, np.full_like(freed, _WAITS))):
-        addresses, sizes = replayed.addresses_of(blocks).tolist(), replayed.block_bytes[blocks].tolist()
-        held += map(_Held, addresses, sizes, index.tolist())
-    return sorted(held)
+    of_trace = np.append(live, freed)
+    addresses = np.append(replayed.addresses_of(of_trace), [block.address for block in older]).astype(np.int64)
+    sizes = np.append(replayed.block_bytes[of_trace], [block.block_bytes for block in older]).astype(np.int64)
+    blocks = np.append(live, np.full(len(freed) + len(older), _WAITS))
+    order = np.lexsort((blocks, sizes, addresses))
+    return _Held(addresses=addresses[order], sizes=sizes[order], blocks=blocks[order])
 
 
 def _waiting_blocks(replayed: Replay, columns: EventColumns, moment: int) -> tuple[Int64s, list[HeldBlock]]:
@@ -228,31 +277,17 @@ def _waiting_blocks(replayed: Replay, columns: EventColumns, moment: int) -> tup
     return np.flatnonzero(np.isin(replayed.freed_by, requests)).astype(np.int64), older
 
 
-def _segments(ranges: Mapping[int, _Range], held: Sequence[_Held]) -> Iterator[Segment]:
-    addresses = [block.address for block in held]
-    first = 0
+def _segments(ranges: Mapping[int, _Range], held: _Held) -> Iterator[Segment]:
     for start in sorted(ranges):
         end, kind = ranges[start]
-        first = bisect_right(addresses, start - 1, lo=first)
-        stop = bisect_right(addresses, end - 1, lo=first)
-        inside = held[first:stop]
+        inside = held.between(start, end)
         yield Segment(
             address=start,
             size_bytes=end - start,
             stream=kind.stream,
             pool=kind.pool,
             small=kind.small,
-            blocks=tuple(block.block for block in inside if block.block != _WAITS),
-            waiting=tuple(Piece(block.address, block.size_bytes) for block in inside if block.block == _WAITS),
-            free=tuple(_gaps(start, end, inside)),
+            blocks=inside.allocated,
+            waiting=inside.waiting,
+            free=inside.gaps(start, end),
         )
-        first = stop
-
-
-def _gaps(start: int, end: int, inside: Sequence[_Held]) -> Iterator[Piece]:
-    for block in inside:
-        if block.address > start:
-            yield Piece(start, block.address - start)
-        start = max(start, block.address + block.size_bytes)
-    if end > start:
-        yield Piece(start, end - start)

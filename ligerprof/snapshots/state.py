@@ -1,10 +1,12 @@
 """The state of a device at one moment: the free space in its segments, and the blocks that are not free."""
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
+
+import numpy as np
 
 from ligerprof.snapshots.trace import Int64s
 
@@ -33,12 +35,6 @@ class FreeSpace:
         self.borders: set[int] = set()
         self._sorted: list[int] = []
         self._mark: _Mark | None = None
-
-    def copy(self) -> "FreeSpace":
-        """An independent copy."""
-        twin = FreeSpace()
-        twin.starts, twin.ends, twin.borders = dict(self.starts), dict(self.ends), set(self.borders)
-        return twin
 
     def give(self, start: int, size: int) -> None:
         """Add a free block and merge it with adjacent ones."""
@@ -112,12 +108,55 @@ class HeldBlock(NamedTuple):
     frames: Any = ()
 
 
+class HeldBlocks(Sequence[HeldBlock]):
+    """Blocks as columns, since a file can have hundreds of thousands; an entry is made on access.
+
+    Attributes:
+        addresses: of the blocks, in their order.
+        frames: stack of each one's allocation.
+    """
+
+    __slots__ = ("_allocated", "_block_bytes", "_requested_bytes", "addresses", "frames")
+
+    def __init__(self, blocks: Sequence[HeldBlock] = ()) -> None:
+        self.addresses = np.array([block.address for block in blocks], dtype=np.int64)
+        self._requested_bytes = np.array([block.requested_bytes for block in blocks], dtype=np.int64)
+        self._block_bytes = np.array([block.block_bytes for block in blocks], dtype=np.int64)
+        self._allocated = np.array([block.allocated for block in blocks], dtype=bool)
+        self.frames = [block.frames for block in blocks]
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HeldBlocks) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @overload
+    def __getitem__(self, index: int) -> HeldBlock: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[HeldBlock]: ...
+
+    def __getitem__(self, index: int | slice) -> HeldBlock | list[HeldBlock]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return HeldBlock(
+            address=int(self.addresses[index]),
+            requested_bytes=int(self._requested_bytes[index]),
+            block_bytes=int(self._block_bytes[index]),
+            allocated=bool(self._allocated[index]),
+            frames=self.frames[index],
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceState:
     """A device's free blocks, its other blocks by address, and the bytes of all segments."""
 
     space: FreeSpace = field(default_factory=FreeSpace)
-    blocks: Mapping[int, HeldBlock] = field(default_factory=dict)
+    blocks: dict[int, HeldBlock] = field(default_factory=dict)
     reserved_bytes: int = 0
 
     @property

@@ -1,5 +1,6 @@
 """The events of a device: dicts as in the file, or table rows that become dicts on access."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -13,6 +14,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _NUMBER_LIMIT = 2**63
 _NO_NUMBER = -1
+# shorter traces take little memory; the keys of most events are those of most of a few
+_LEAST_ROWS, _SAMPLES, _MOST_KEYS = 1000, 100, 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,6 +65,32 @@ class DeviceTrace(Sequence[Event]):
         self._table = table or EventTable(columns={}, objects=())
         self._rows = np.arange(-1, -1 - len(events), -1) if rows is None else rows
         self._objects: dict[str, tuple[Int64s, list[Any]]] = {}
+
+    @classmethod
+    def in_columns(cls, events: list[dict[str, Any]]) -> "DeviceTrace":
+        """A trace of dicts, most of which become table rows; the list is emptied, since dicts take much memory."""
+        if len(events) < _LEAST_ROWS:
+            return cls(events)
+        samples = events[:: len(events) // _SAMPLES]
+        keys = Counter(map(tuple, samples)).most_common(1)[0][0]
+        if not keys or len(keys) > _MOST_KEYS or not {str}.issuperset(map(type, keys)):
+            return cls(events)
+        columns, objects = {key: np.empty(len(events), dtype=np.int64) for key in keys}, _Numbered()
+        rows, others = np.empty(len(events), dtype=np.int64), []
+        count = 0
+        for place, event in enumerate(events):
+            if tuple(event) != keys:
+                others.append(event)
+                rows[place] = -len(others)
+                continue
+            for column, value in zip(columns.values(), event.values(), strict=True):
+                is_number = type(value) is int and 0 <= value < _NUMBER_LIMIT
+                column[count] = value if is_number else -1 - objects.number_of(value)
+            rows[place] = count
+            count += 1
+        events.clear()
+        found = {key: column[:count] for key, column in columns.items()}
+        return cls(others, EventTable(columns=found, objects=objects.found), rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -113,8 +142,8 @@ class DeviceTrace(Sequence[Event]):
         column[in_table], found = self._table.objects_of(key, self._rows[in_table])
         dicts = self._dicts(in_dicts)
         if dicts:
-            numbers = {id(value): number for number, value in enumerate(found)}
-            column[in_dicts] = [_number(event.get(key), found, numbers) for event in dicts]
+            values = _Numbered(found)
+            column[in_dicts] = [values.number_of(event.get(key)) for event in dicts]
         return column, found
 
     def _parts(self) -> tuple["Int64s | slice", Int64s]:
@@ -130,8 +159,16 @@ class DeviceTrace(Sequence[Event]):
         return [self._events[-1 - row] for row in self._rows[places].tolist()]
 
 
-def _number(value: Any, found: list[Any], numbers: dict[int, int]) -> int:
-    number = numbers.setdefault(id(value), len(found))
-    if number == len(found):
-        found.append(value)
-    return number
+class _Numbered:
+    """Objects numbered in the order in which they appear, distinguished by identity."""
+
+    def __init__(self, found: list[Any] | None = None) -> None:
+        self.found: list[Any] = [] if found is None else found
+        self._numbers = {id(value): number for number, value in enumerate(self.found)}
+
+    def number_of(self, value: Any) -> int:
+        """The number of an object, which is kept."""
+        number = self._numbers.setdefault(id(value), len(self.found))
+        if number == len(self.found):
+            self.found.append(value)
+        return number

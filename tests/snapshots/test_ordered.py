@@ -31,9 +31,10 @@ def test_sorted_addresses_find_what_a_search_of_all_finds(
     steps=st.lists(st.tuples(st.sampled_from(["give", "cut"]), SMALL, st.integers(1, 9)), max_size=80),
 )
 def test_ordered_space_is_the_space_without_an_order(borders: set[int], steps: list[tuple[str, int, int]]) -> None:
-    plain = FreeSpace()
-    plain.borders |= borders
-    space = OrderedFreeSpace(plain)
+    plain, same = FreeSpace(), FreeSpace()
+    for each in (plain, same):
+        each.borders |= borders
+    space = OrderedFreeSpace(same)
     free: set[int] = set()
     for action, start, size in steps:
         touched = set(range(start, start + size))
@@ -45,3 +46,5 @@ def test_ordered_space_is_the_space_without_an_order(borders: set[int], steps: l
             plain.give(start, size)
         free = {byte for begin, held in plain.starts.items() for byte in range(begin, begin + held)}
         assert (space.starts, space.ends) == (plain.starts, plain.ends)
+    unordered = space.unordered()
+    assert (unordered.starts, unordered.ends, unordered.borders) == (plain.starts, plain.ends, plain.borders)

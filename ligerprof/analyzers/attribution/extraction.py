@@ -75,6 +75,7 @@ class FeatureExtractor:
         self._follows_bias = (self._sizes % before == 0) & (self._sizes // before >= _LEAST_INPUTS)
         self._follows_bias &= before <= _LARGEST_BIAS
         self._site_features: dict[int, frozenset[Feature]] = {}
+        self._sets_of_features: dict[frozenset[Feature], frozenset[Feature]] = {}
 
     def _older_phase(self, block: int) -> Phase | None:
         """The phase of a block older than the recording; None for weights if the recording starts with a build.
@@ -232,7 +233,9 @@ class FeatureExtractor:
         """Features that all blocks of a call site share."""
         number = int(self._call_sites.site_of[block])
         if number not in self._site_features:
-            self._site_features[number] = frozenset(feature for feature, holds in self._place(site) if holds)
+            found = frozenset(feature for feature, holds in self._place(site) if holds)
+            # most of thousands of sites have one of a few sets
+            self._site_features[number] = self._sets_of_features.setdefault(found, found)
         return self._site_features[number]
 
     def _place(self, site: CallSite) -> Iterator[tuple[Feature, bool]]:

@@ -66,6 +66,7 @@ _BUILD_CALLS = re.compile(
 # names that programs use for other things too
 _LIBRARY_BUILD_CALLS = frozenset({"_apply", "convert", "initialize"})
 _MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "inner"})
+_NO_OPERATORS: frozenset[str] = frozenset()
 _RECOMPUTE = re.compile(r"torch/utils/checkpoint\.py:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
 
 
@@ -108,8 +109,9 @@ class Stack:
     @cached_property
     def operators(self) -> frozenset[str]:
         """Names of torch's operators that ran, such as `log_softmax_int`."""
-        names = (name[len(_OPERATOR_PREFIX) :] for name in self.native if name.startswith(_OPERATOR_PREFIX))
-        return frozenset(name.partition("::")[0] for name in names)
+        names = [name[len(_OPERATOR_PREFIX) :] for name in self.native if name.startswith(_OPERATOR_PREFIX)]
+        # a recording can have thousands of stacks, most of them without C++ functions
+        return frozenset(name.partition("::")[0] for name in names) if names else _NO_OPERATORS
 
     @cached_property
     def releasing_node(self) -> str:

@@ -167,6 +167,10 @@ class SnapshotAnalysis:
         """Group blocks, by stack too if the analysis was asked for stacks."""
         return group_blocks(owners, self.attribution.call_sites.sites if self._stacks else ())
 
+    def owners_at(self, moment: int) -> list[Owner]:
+        """The owners of the blocks that are live at a marked moment; their call sites are numbered per moment."""
+        return self._owners if moment == self.peak_moment else self.attribution_at(moment).owners_at(moment)
+
     @cached_property
     def _owners(self) -> list[Owner]:
         return self.attribution.owners_at(self.peak_moment)
@@ -249,12 +253,13 @@ def analyze(
         SnapshotFormatError: not a snapshot, or it lacks the device or the step.
     """
     with collector_paused():
+        is_ours = not isinstance(source, Snapshot)
         snapshot = source if isinstance(source, Snapshot) else read_snapshot(source)
         if recipe is None and not isinstance(source, Snapshot) and Path(source).is_dir():
             from ligerprof.recipe.saved import read_run_recipe
 
             recipe = read_run_recipe(Path(source))
-        replayed, notes = _choose_device(snapshot, device_index)
+        replayed, notes = _choose_device(snapshot, device_index, consume=is_ours)
         attribution = Attribution(replayed, snapshot.annotations, rules, snapshot.saved_tensors)
         notes += snapshot.notes_of(replayed.device)
         return SnapshotAnalysis(replayed, attribution, step=step, stacks=stacks, notes=notes, recipe=recipe)
@@ -272,8 +277,12 @@ def explain(
     return analyze(source, device_index=device_index, step=step, rules=rules, stacks=stacks).peak
 
 
-def _choose_device(snapshot: Snapshot, device_index: int | None) -> tuple[Replay, list[str]]:
-    """Replay the requested device, or the one with the highest peak; a note gives the other devices' peaks."""
+def _choose_device(snapshot: Snapshot, device_index: int | None, *, consume: bool) -> tuple[Replay, list[str]]:
+    """Replay the requested device, or the one with the highest peak; a note gives the other devices' peaks.
+
+    Args:
+        consume: as in `replay`.
+    """
     devices = snapshot.devices
     if not devices:
         raise SnapshotFormatError(f"{snapshot.source}: neither events nor segments. Was the history switched on?")
@@ -281,8 +290,8 @@ def _choose_device(snapshot: Snapshot, device_index: int | None) -> tuple[Replay
         if device_index not in devices:
             known = ", ".join(map(str, devices))
             raise SnapshotFormatError(f"{snapshot.source}: has no device {device_index}, only {known}.")
-        return replay(snapshot, device_index), []
-    replays = [replay(snapshot, device) for device in devices]
+        return replay(snapshot, device_index, consume=consume), []
+    replays = [replay(snapshot, device, consume=consume) for device in devices]
     highest = max(replays, key=lambda replayed: int(replayed.allocated_bytes.max()))
     others = [
         f"device {replayed.device} peaks at {format_bytes(int(replayed.allocated_bytes.max()))}"

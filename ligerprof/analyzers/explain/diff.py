@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,16 +127,23 @@ Matched = tuple[list[BlockGroup], list[BlockGroup]]
 def _match(left: list[BlockGroup], right: list[BlockGroup], *, one_part: bool) -> Iterator[Matched]:
     """Pair the groups of one place; each is in exactly one pair, one side of which may be empty."""
     for name in (_file_and_function, _function):
-        shared = {name(block) for block in left} & {name(block) for block in right}
+        named = [_grouped(blocks, name) for blocks in (left, right)]
+        shared = named[0].keys() & named[1].keys()
         for key in sorted(shared):
-            yield [block for block in left if name(block) == key], [block for block in right if name(block) == key]
-        left = [block for block in left if name(block) not in shared]
-        right = [block for block in right if name(block) not in shared]
+            yield named[0][key], named[1][key]
+        left, right = ([block for key in each if key not in shared for block in each[key]] for each in named)
     if one_part and left and right:
         yield left, right
         return
     yield from (([block], []) for block in left)
     yield from (([], [block]) for block in right)
+
+
+def _grouped(blocks: Iterable[BlockGroup], name: Callable[[BlockGroup], str]) -> dict[str, list[BlockGroup]]:
+    named: dict[str, list[BlockGroup]] = defaultdict(list)
+    for block in blocks:
+        named[name(block)].append(block)
+    return named
 
 
 def _file_and_function(block: BlockGroup) -> str:

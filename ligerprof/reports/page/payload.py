@@ -13,7 +13,7 @@ from ligerprof.analyzers.explain.lives import MOST_LISTED, BlockLives
 from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, Running, event_times
 from ligerprof.reports.page.packing import ColumnPacker
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.segments import Segment, segments_at
+from ligerprof.snapshots.segments import segments_at
 from ligerprof.snapshots.trace import Int64s
 
 # bounds the size of a page, since names come from a file
@@ -129,7 +129,7 @@ def _segments(analysis: SnapshotAnalysis, lives: BlockLives, moment: int, column
     """
     replayed, listed = analysis.replayed, lives.blocks
     number_of = {block: _LISTED + number for number, block in enumerate(listed.tolist())}
-    found = sorted(segments_at(replayed, moment), key=lambda segment: (-_free_bytes(segment), segment.address))
+    found = sorted(segments_at(replayed, moment), key=lambda segment: (-segment.free.total_bytes, segment.address))
     count = np.cumsum([len(segment.blocks) + len(segment.waiting) + len(segment.free) for segment in found])
     shown = found[: int(np.searchsorted(count, _MOST_PIECES, "right"))]
     rest = found[len(shown) :]
@@ -153,12 +153,8 @@ def _segments(analysis: SnapshotAnalysis, lives: BlockLives, moment: int, column
         "lengths": columns.add(_column(lengths)),
         "sizes": columns.add(_column(size for size, _ in pieces)),
         "kinds": columns.add(_column(kind for _, kind in pieces)),
-        "rest": [len(rest), sum(each.size_bytes for each in rest), sum(map(_free_bytes, rest))],
+        "rest": [len(rest), sum(each.size_bytes for each in rest), sum(each.free.total_bytes for each in rest)],
     }
-
-
-def _free_bytes(segment: Segment) -> int:
-    return sum(piece.size_bytes for piece in segment.free)
 
 
 class _Numbers:
@@ -221,9 +217,12 @@ class _Blocks:
         analysis = self._analysis
         owners = {owner.block: owner for owner in analysis.attribution.owners_of(blocks, analysis.peak_moment)}
         for moment in reversed(analysis.marked_moments):
-            at_moment = analysis.attribution_at(moment).owners_at(moment)
             # call sites have numbers of their own there
-            owners |= {one.block: one._replace(site=owners[one.block].site) for one in at_moment if one.block in owners}
+            owners |= {
+                one.block: one._replace(site=owners[one.block].site)
+                for one in analysis.owners_at(moment)
+                if one.block in owners
+            }
         return [owners[block] for block in blocks.tolist()]
 
     def _lifetimes(self, allocated: Int64s, freed: Int64s) -> list[dict[str, int]] | None:

@@ -12,8 +12,8 @@ _SECONDS = 5.0
 _SECONDS_PER_BYTE = 60e-9
 _MEMORY_BYTES = 160 * MIB
 _MEMORY_PER_UNPACKED_BYTE = 2
-_MEMORY_PER_STORED_BYTE = 24
-_LARGE_BYTES = 10 * MIB
+MEMORY_PER_STORED_BYTE = 24
+LARGE_BYTES = 10 * MIB
 _STATM = Path("/proc/self/statm")
 
 
@@ -30,20 +30,20 @@ class Allowance:
     """
 
     def __init__(self, unpacked_bytes: int, stored_bytes: int | None = None) -> None:
-        beyond_bytes = max(0, (unpacked_bytes if stored_bytes is None else stored_bytes) - _LARGE_BYTES)
+        beyond_bytes = max(0, (unpacked_bytes if stored_bytes is None else stored_bytes) - LARGE_BYTES)
         self._seconds = _SECONDS + _SECONDS_PER_BYTE * beyond_bytes
         self._memory_bytes = (
-            _MEMORY_BYTES + _MEMORY_PER_UNPACKED_BYTE * unpacked_bytes + _MEMORY_PER_STORED_BYTE * beyond_bytes
+            _MEMORY_BYTES + _MEMORY_PER_UNPACKED_BYTE * unpacked_bytes + MEMORY_PER_STORED_BYTE * beyond_bytes
         )
         self._unpacked_bytes = unpacked_bytes
         self._started = time.process_time()
-        self._memory_before = _resident_bytes()
+        self._memory_before = resident_bytes()
 
     def check(self) -> None:
         """Raise a LimitError if either is used up."""
         if time.process_time() - self._started > self._seconds:
             self._stop(f"{self._seconds:.0f} seconds")
-        if _resident_bytes() - self._memory_before > self._memory_bytes:
+        if resident_bytes() - self._memory_before > self._memory_bytes:
             self._stop(f"{format_bytes(self._memory_bytes)} of memory")
 
     def _stop(self, limit: str) -> None:
@@ -53,7 +53,7 @@ class Allowance:
         )
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     """Memory of this process; 0 where the system does not say."""
     try:
         return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

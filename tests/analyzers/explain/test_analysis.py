@@ -148,9 +148,9 @@ def test_all_results_come_from_one_replay_and_one_attribution(monkeypatch: pytes
     for name in ("replay", "Attribution"):
         original = getattr(analysis, name)
 
-        def counted(*given: Any, made_by: Any = original, name: str = name) -> Any:
+        def counted(*given: Any, made_by: Any = original, name: str = name, **named: Any) -> Any:
             made[name] += 1
-            return made_by(*given)
+            return made_by(*given, **named)
 
         monkeypatch.setattr(analysis, name, counted)
 
