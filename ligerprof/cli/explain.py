@@ -30,6 +30,8 @@ from ligerprof.snapshots.ranks import rank_snapshots
 from ligerprof.snapshots.watch import watched
 from ligerprof.units import format_bytes
 
+_MANY_GROUPS = 10_000
+
 
 @click.command(name="explain", short_help="Show what the memory at a snapshot's peak belongs to.")
 @click.argument("snapshot", metavar="SNAPSHOT|RUN|FOLDER", type=INPUT)
@@ -97,6 +99,9 @@ def command(  # noqa: PLR0913 - one argument per option
         write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
         say(f"wrote {html_path}")
     report = analysis.peak
+    if len(report.blocks) > _MANY_GROUPS:
+        # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time
+        del analysis
     if as_markdown and not as_json:
         from ligerprof.reports.markdown import peak_markdown
 

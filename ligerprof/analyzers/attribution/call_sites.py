@@ -154,16 +154,18 @@ class CallSites:
         sites = np.zeros(len(first), dtype=np.int64)
         for pair in np.argsort(first).tolist():
             # frames and stacks outlive this loop, so that each id stays unique
-            stack, text = reader.read(frames[frame_of[first[pair]]]), texts[text_of[first[pair]]]
+            listed, text = frames[frame_of[first[pair]]], texts[text_of[first[pair]]]
+            is_full = len(known) >= _MOST_SITES
+            stack = reader.known(listed) if is_full else reader.read(listed)
             stamp = Stamp.parse(text) if isinstance(text, str) and text else None
             # the same call in another step
             key = (id(stack), replace(stamp, step=0) if stamp else None)
-            if key not in known and len(known) >= _MOST_SITES:
+            if key not in known and is_full:
                 self.is_cut = True
-                key = (id(unknown), None)
+                stack, key = unknown, (id(unknown), None)
             if key not in known:
                 known[key] = len(self.sites)
-                self.sites.append(CallSite(stack=stack if key[0] == id(stack) else unknown, stamp=key[1]))
+                self.sites.append(CallSite(stack=stack or unknown, stamp=key[1]))
             sites[pair] = known[key]
         return sites[site_of_pair]
 

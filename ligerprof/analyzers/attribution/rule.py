@@ -55,7 +55,7 @@ class Rule:
 
 
 # a recording has few stacks, and each is matched with the same patterns for thousands of blocks
-@lru_cache(maxsize=50_000)
+@lru_cache(maxsize=20_000)
 def _occurs(pattern: str, text: str) -> bool:
     return _compiled(pattern).search(text) is not None
 

@@ -287,6 +287,10 @@ class StackReader:
             self._stacks[identities] = self._read(listed)
         return self._stacks[identities]
 
+    def known(self, frames: Any) -> Stack | None:
+        """The stack of a list of frames if it was read before; arguments as in `read`."""
+        return self._stacks.get(tuple(map(id, frames if isinstance(frames, list) else ())))
+
     def _read(self, frames: Sequence[Any]) -> Stack:
         known = self._frames
         for frame in frames:
