@@ -1,7 +1,7 @@
 """Decide which decoder layer a block belongs to: by its module's name, else by the order in which layers run."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.phases import EventPhases
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.distinct import numbered
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -33,69 +34,79 @@ def layers_in_passes(replayed: Replay, call_sites: CallSites, phases: EventPhase
     return _layers_by_loops(replayed, call_sites, phases)
 
 
-def layers_by_weights(
-    replayed: Replay, call_sites: CallSites, roles: Mapping[int, Role], known: Int64s
-) -> dict[int, int]:
-    """Layers of weights, by the order of their construction, and of their optimizer states and gradients.
+def with_layers_of_weights(
+    replayed: Replay, call_sites: CallSites, blocks: Int64s, roles: Sequence[Role], known: Int64s
+) -> Int64s:
+    """Add the layers of weights, by the order of their construction, and of their optimizer states and gradients.
 
     Optimizer states follow the weights in their order; gradients come layer by layer, in sizes
     that add up to a layer's weights.
 
     Args:
-        roles: roles of the live blocks.
-        known: layers from `layers_in_passes`.
+        blocks: the live blocks.
+        roles: their roles.
+        known: layers of all blocks, from `layers_in_passes`.
     """
     by_role: dict[Role, list[int]] = defaultdict(list)
-    for block, role in roles.items():
+    for block, role in zip(blocks.tolist(), roles, strict=True):
         by_role[role].append(block)
-    blocks = np.array(list(roles), dtype=np.int64)
-    sizes: dict[int, int] = dict(zip(roles, replayed.requested_bytes[blocks].tolist(), strict=True))
-    weights = by_role[Role.PARAMETERS]
-    layers = _loop(weights, [call_sites.of(block).stack.build_calls for block in weights])
-    gradients = [block for block in by_role[Role.GRADIENTS] if known[block] == NO_LAYER]
-    return {
-        **_layers_of_states(by_role[Role.OPTIMIZER_STATES], weights, layers, call_sites, sizes),
-        **_layers_of_gradients(gradients, weights, layers, sizes),
-        **layers,
-    }
+    weights, states, gradients = (
+        np.array(by_role[role], dtype=np.int64) for role in (Role.PARAMETERS, Role.OPTIMIZER_STATES, Role.GRADIENTS)
+    )
+    gradients = gradients[known[gradients] == NO_LAYER]
+    sizes, sites = replayed.requested_bytes, call_sites.sites
+    layers = known.copy()
+    of_weights = _loop(call_sites.site_of[weights], lambda site: sites[site].stack.build_calls)
+    for found in (
+        _layers_of_states(states, weights, of_weights, call_sites, sizes),
+        _layers_of_gradients(gradients, weights, of_weights, sizes),
+        (weights[of_weights != NO_LAYER], of_weights[of_weights != NO_LAYER]),
+    ):
+        layers[found[0]] = found[1]
+    return layers
 
 
-def _loop(blocks: Sequence[int], chains: Sequence[Chain]) -> dict[int, int]:
-    """The iteration of the loop over the layers that allocated each block.
+def _loop(site_of: Int64s, chain_of: Callable[[int], Chain]) -> Int64s:
+    """The iteration of the loop over the layers that allocated each block, NO_LAYER outside the loop.
 
     Args:
-        blocks: in the order of allocation.
-        chains: the model's calls behind each block, outermost first.
+        site_of: the site of each block, in the order of allocation.
+        chain_of: the model's calls behind a site, outermost first.
     """
-    best: list[tuple[int, int]] = []
-    rounds = 0
-    # many blocks share a chain
-    distinct = {id(chain): chain for chain in chains}
+    best, rounds = np.full(len(site_of), NO_LAYER, dtype=np.int64), 0
+    sites, index_of = numbered(site_of)
+    chains = [chain_of(site) for site in sites.tolist()]
     for depth in range(_DEEPEST_LOOP):
-        heads = {number: (chain[:depth], chain[depth].line) for number, chain in distinct.items() if len(chain) > depth}
-        under: dict[Chain, list[tuple[int, int]]] = defaultdict(list)
-        of_head = {number: (under[head], line) for number, (head, line) in heads.items()}
-        for block, chain in zip(blocks, chains, strict=True):
-            if id(chain) in of_head:
-                made, line = of_head[id(chain)]
-                made.append((block, line))
-        for made in under.values():
-            counted = list(_count_rounds(made))
-            # a loop inside a layer runs as often as the loop over the layers, so the outermost wins
-            if counted[-1][1] > rounds:
-                best, rounds = counted, counted[-1][1]
-    return dict(best)
+        heads: dict[Chain, int] = {}
+        reach = [heads.setdefault(chain[:depth], len(heads)) if len(chain) > depth else -1 for chain in chains]
+        if not heads:
+            break
+        head_of, lines = np.array(reach, dtype=np.int64)[index_of], np.array(
+            [chain[depth].line if len(chain) > depth else 0 for chain in chains], dtype=np.int64
+        )[index_of]
+        blocks = np.argsort(head_of, kind="stable")
+        blocks = blocks[head_of[blocks] >= 0]
+        counted, starts = _count_rounds(head_of[blocks], lines[blocks])
+        ends = np.append(starts[1:], len(blocks))
+        # a loop inside a layer runs as often as the loop over the layers, so the outermost wins, then the first
+        most = int(counted[ends - 1].max())
+        if most > rounds:
+            candidates = np.flatnonzero(counted[ends - 1] == most)
+            chosen = candidates[np.argmin(blocks[starts[candidates]])]
+            made = slice(int(starts[chosen]), int(ends[chosen]))
+            best, rounds = np.full(len(site_of), NO_LAYER, dtype=np.int64), most
+            best[blocks[made]] = counted[made]
+    return best
 
 
-def _count_rounds(made: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Each block with the number of times that the first line has run again after a later line."""
-    first = made[0][1]
-    current, rounds = first, 0
-    for block, line in made:
-        if line == first and current > first:
-            rounds += 1
-        current = line
-        yield block, rounds
+def _count_rounds(heads: Int64s, lines: Int64s) -> tuple[Int64s, Int64s]:
+    """How often the first line of each head has run again after a later line, and where each head starts."""
+    starts = np.flatnonzero(np.append(True, heads[1:] != heads[:-1]))
+    first = np.repeat(lines[starts], np.diff(starts, append=len(heads)))
+    again = (lines == first) & np.append(False, lines[:-1] > first[:-1])
+    again[starts] = False
+    rounds = np.cumsum(again)
+    return rounds - np.repeat(rounds[starts], np.diff(starts, append=len(heads))), starts
 
 
 def _layers_by_loops(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> Int64s:
@@ -108,8 +119,8 @@ def _layers_by_loops(replayed: Replay, call_sites: CallSites, phases: EventPhase
         phase, sites = phases.phase_at(int(replayed.allocated_by[blocks[0]])), call_sites.site_of[blocks]
         key = (phase, last_layer if phase is Phase.BACKWARD else 0, sites.tobytes())
         if key not in known:
-            found = _layers_in_span([call_sites.sites[site] for site in sites.tolist()], phase, last_layer)
-            known[key] = np.array(list(found), dtype=np.int64), np.array(list(found.values()), dtype=np.int64)
+            found = _layers_in_span(sites, call_sites.sites, phase, last_layer)
+            known[key] = np.flatnonzero(found != NO_LAYER), found[found != NO_LAYER]
         places, numbers = known[key]
         if phase is Phase.FORWARD and len(numbers):
             last_layer = int(numbers.max())
@@ -124,69 +135,78 @@ def _blocks_by_span(replayed: Replay, phases: EventPhases) -> Iterator[Int64s]:
         yield from np.split(within, np.flatnonzero(np.diff(spans)) + 1)
 
 
-def _layers_in_span(sites: Sequence[CallSite], phase: Phase | None, last_layer: int) -> dict[int, int]:
-    """Layers of one span's blocks, by index in the span.
+def _layers_in_span(site_of: Int64s, sites: Sequence[CallSite], phase: Phase | None, last_layer: int) -> Int64s:
+    """Layers of one span's blocks.
 
     In backward, recomputed layers count down; later allocations belong to the last one, up to the embedding.
     """
     if phase is Phase.FORWARD:
-        return _loop(range(len(sites)), [site.stack.model_calls for site in sites])
-    recomputed = [place for place, site in enumerate(sites) if site.recomputes]
+        return _loop(site_of, lambda site: sites[site].stack.model_calls)
+    layers = np.full(len(site_of), NO_LAYER, dtype=np.int64)
+    numbers = site_of.tolist()
+    recomputed = [place for place, site in enumerate(numbers) if sites[site].recomputes]
     if phase is not Phase.BACKWARD or not recomputed:
-        return {}
-    rounds = _loop(recomputed, [sites[place].stack.model_calls for place in recomputed])
-    layers: dict[int, int] = {}
+        return layers
+    found = _loop(site_of[recomputed], lambda site: sites[site].stack.model_calls)
+    rounds = dict(zip(recomputed, found.tolist(), strict=True))
     current: int | None = None
-    for place, site in enumerate(sites):
-        if place in rounds:
+    for place, site in enumerate(numbers):
+        if rounds.get(place, NO_LAYER) != NO_LAYER:
             current = last_layer - rounds[place]
-        if current is not None and current >= 0 and not site.node.startswith("Embedding"):
+        if current is not None and current >= 0 and not sites[site].node.startswith("Embedding"):
             layers[place] = current
     return layers
 
 
 def _layers_of_states(
-    states: Sequence[int],
-    weights: Sequence[int],
-    layers: Mapping[int, int],
-    call_sites: CallSites,
-    sizes: Mapping[int, int],
-) -> dict[int, int]:
-    """Layers of optimizer states: each call site allocates one as large as each weight, in the weights' order."""
-    by_site: dict[str, list[int]] = defaultdict(list)
-    for block in states:
-        by_site[call_sites.of(block).description].append(block)
+    states: Int64s, weights: Int64s, layers: Int64s, call_sites: CallSites, sizes: Int64s
+) -> tuple[list[int], list[int]]:
+    """Optimizer states and their layers: each call site allocates one as large as each weight, in the weights' order.
+
+    Args:
+        layers: of the weights.
+        sizes: of all blocks.
+    """
+    by_site: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    site_of, size_of = call_sites.site_of[states].tolist(), sizes[states].tolist()
+    description_of = {site: call_sites.sites[site].description for site in set(site_of)}
+    for block, site, size in zip(states.tolist(), site_of, size_of, strict=True):
+        by_site[description_of[site]].append((block, size))
     found: dict[int, int] = {}
+    weight_sizes, weight_layers = sizes[weights].tolist(), layers.tolist()
     for allocated in by_site.values():
-        left = iter(weights)
-        for block in allocated:
-            weight = next((weight for weight in left if sizes[weight] == sizes[block]), None)
-            if weight is None:
+        left = zip(weight_sizes, weight_layers, strict=True)
+        for block, size in allocated:
+            for weight_size, layer in left:
+                if weight_size == size:
+                    break
+            else:
                 break
-            if weight in layers:
-                found[block] = layers[weight]
-    return found
+            if layer != NO_LAYER:
+                found[block] = layer
+    return list(found), list(found.values())
 
 
 def _layers_of_gradients(
-    gradients: Sequence[int], weights: Sequence[int], layers: Mapping[int, int], sizes: Mapping[int, int]
-) -> dict[int, int]:
-    """Layers of gradients: backward completes them layer by layer, from the last to the first."""
-    outside = {sizes[weight] for weight in weights if weight not in layers}
+    gradients: Int64s, weights: Int64s, layers: Int64s, sizes: Int64s
+) -> tuple[list[int], list[int]]:
+    """Gradients and their layers: backward completes them layer by layer, from the last to the first."""
+    weight_sizes, weight_layers = sizes[weights].tolist(), layers.tolist()
+    outside = {size for size, layer in zip(weight_sizes, weight_layers, strict=True) if layer == NO_LAYER}
     missing: dict[int, Counter[int]] = defaultdict(Counter)
-    for weight in weights:
-        if weight in layers and sizes[weight] not in outside:
-            missing[layers[weight]][sizes[weight]] += 1
+    for size, layer in zip(weight_sizes, weight_layers, strict=True):
+        if layer != NO_LAYER and size not in outside:
+            missing[layer][size] += 1
     found: dict[int, int] = {}
-    for block in gradients:
+    for block, size in zip(gradients.tolist(), sizes[gradients].tolist(), strict=True):
         # a size that also occurs outside the layers is ambiguous
-        if sizes[block] in outside or not missing:
+        if size in outside or not missing:
             continue
         layer = max(missing)
-        if not missing[layer][sizes[block]]:
+        if not missing[layer][size]:
             break
         found[block] = layer
-        missing[layer][sizes[block]] -= 1
+        missing[layer][size] -= 1
         if not +missing[layer]:
             del missing[layer]
-    return found
+    return list(found), list(found.values())
