@@ -4,6 +4,7 @@ import atexit
 import gc
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,7 +22,6 @@ from ligerprof.cli.common_options import (
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.reports.peak import render_peak
 from ligerprof.roles import View
 from ligerprof.runs.directory import recorded_ranks
 from ligerprof.snapshots import SNAPSHOT_NAME
@@ -29,6 +29,11 @@ from ligerprof.snapshots.collector import collector_paused, keep_freed_memory
 from ligerprof.snapshots.ranks import rank_snapshots
 from ligerprof.snapshots.watch import watched
 from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ligerprof.analyzers.explain.peak import PeakReport
 
 _MANY_GROUPS = 10_000
 
@@ -107,7 +112,7 @@ def command(  # noqa: PLR0913 - one argument per option
 
         click.echo(peak_markdown(report, top=top))
     else:
-        show(report.to_json, lambda: render_peak(report, by=by, top=top), as_json=as_json)
+        show(report.to_json, lambda: _text(report, by, top), as_json=as_json)
     _check_peak(report.peak_bytes, max_peak_bytes)
 
 
@@ -118,6 +123,12 @@ def _ranks(source: Path, *, of_run: bool) -> Mapping[int, Path]:
     if of_run:
         return recorded_ranks(source)
     return rank_snapshots(source) if source.is_dir() else {}
+
+
+def _text(report: "PeakReport", by: View, top: int) -> "RenderableType":
+    from ligerprof.reports.peak import render_peak
+
+    return render_peak(report, by=by, top=top)
 
 
 def _check_peak(peak_bytes: int, max_peak_bytes: int | None) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, read_json
+from ligerprof.recipe import RECIPE_NAME
 from ligerprof.recipe.training import TrainingRecipe
 
-RECIPE_NAME = "recipe.json"
 _FILE = FileKind(error=RecipeError, hint="Give a directory that `ligerprof step` wrote.")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ligerprof.errors import RunDirectoryError
 from ligerprof.files import FileKind, read_json, write_new_file
-from ligerprof.recipe.saved import RECIPE_NAME
+from ligerprof.recipe import RECIPE_NAME
 from ligerprof.snapshots import SNAPSHOT_NAME
 
 RECIPE, RESULT, TENSORBOARD, REPORT = RECIPE_NAME, "result.json", "tensorboard", "report.html"

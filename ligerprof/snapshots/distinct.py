@@ -1,11 +1,13 @@
 """Find distinct rows of a table and distinct numbers, so that equal ones are looked at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ligerprof.snapshots.trace import Int64s
+
+Flags = npt.NDArray[np.bool_]
 
 _ODD_NUMBER = 0x9E3779B97F4A7C15
 # entries of a table of all numbers that can occur, per number; larger ones take longer than sorting
@@ -36,6 +38,22 @@ def distinct(numbers: Int64s) -> Int64s:
     ordered = np.sort(numbers)
     found: Int64s = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return found
+
+
+def is_among(numbers: Int64s, chosen: Iterable[int] | Int64s) -> Flags:
+    """Whether each number is one of the chosen; np.isin would first import numpy's masked arrays for this."""
+    values = np.asarray(chosen if isinstance(chosen, np.ndarray) else list(chosen), dtype=np.int64)
+    if not len(values):
+        return np.zeros(len(numbers), dtype=bool)
+    found = distinct(values)
+    places = np.minimum(np.searchsorted(found, numbers), len(found) - 1)
+    among: Flags = found[places] == numbers
+    return among
+
+
+def common(numbers: Int64s, others: Int64s) -> Int64s:
+    """The distinct numbers that occur in both, in ascending order."""
+    return distinct(numbers[is_among(numbers, others)])
 
 
 def numbered(numbers: Int64s) -> tuple[Int64s, Int64s]:

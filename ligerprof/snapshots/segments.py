@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.events import (
     FREE_COMPLETED,
     FREE_REQUESTED,
@@ -113,7 +114,7 @@ def segments_at(replayed: Replay, moment: int) -> tuple[Segment, ...]:
 
 
 def _ranges_at(replayed: Replay, columns: EventColumns, moment: int) -> dict[int, _Range]:
-    moves = np.flatnonzero(np.isin(columns.actions, _GROWS + _SHRINKS))
+    moves = np.flatnonzero(is_among(columns.actions, _GROWS + _SHRINKS))
     before, after = moves[moves < moment].tolist(), moves[moves >= moment].tolist()
     at_end = _Ranges()
     for segment in replayed.segments:
@@ -274,7 +275,7 @@ def _waiting_blocks(replayed: Replay, columns: EventColumns, moment: int) -> tup
     requests = ends[actions[ends] == FREE_REQUESTED]
     known = set(touched.tolist()) if replayed.older_waiting else set()
     older = [block for block in replayed.older_waiting if block.address not in known]
-    return np.flatnonzero(np.isin(replayed.freed_by, requests)).astype(np.int64), older
+    return np.flatnonzero(is_among(replayed.freed_by, requests)).astype(np.int64), older
 
 
 def _segments(ranges: Mapping[int, _Range], held: _Held) -> Iterator[Segment]:

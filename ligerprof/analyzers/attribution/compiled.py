@@ -9,7 +9,7 @@ from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.analyzers.attribution.shapes import Shape, shapes_of
 from ligerprof.roles import Phase
-from ligerprof.snapshots.distinct import distinct
+from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -81,7 +81,7 @@ class CompiledPasses:
             by_shape = shape is not None and _has_rows(size, shape.words) and len(alike) > 0
             if by_shape or len(_near(size, of_loss, ratios=_DTYPES)):
                 sizes |= {size, *alike}
-        return CompiledHeads(largest[np.isin(self._sizes[largest], list(sizes))], frozenset(sizes), row_bytes)
+        return CompiledHeads(largest[is_among(self._sizes[largest], sizes)], frozenset(sizes), row_bytes)
 
     def _largest_blocks(self) -> Iterator[int]:
         """The last of the largest blocks of each forward pass."""

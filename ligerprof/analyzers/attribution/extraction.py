@@ -17,7 +17,7 @@ from ligerprof.analyzers.attribution.reduction import Reductions
 from ligerprof.analyzers.attribution.weights import Weights
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
-from ligerprof.snapshots.distinct import distinct_rows
+from ligerprof.snapshots.distinct import distinct_rows, is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import MIB
@@ -125,7 +125,7 @@ class FeatureExtractor:
             np.minimum(index, _ENDS_OF_CALL),
             np.minimum(count - index, _ENDS_OF_CALL + 1),
             self._follows_bias[blocks],
-            np.isin(blocks, list(self._first_workspaces)),
+            is_among(blocks, self._first_workspaces),
             self._layers[blocks] < self._deepest_layer[spans],
             self._last_checkpointed[spans] <= blocks,
             self._reductions.gradients[blocks],
@@ -268,7 +268,7 @@ class FeatureExtractor:
         first: dict[tuple[int, bool], int] = {}
         backward = phase_code(Phase.BACKWARD)
         sizes, size_of = self._call_sites.sizes
-        is_sized = np.isin(sizes, list(_WORKSPACE_SIZES))[size_of]
+        is_sized = is_among(sizes, _WORKSPACE_SIZES)[size_of]
         sized = np.flatnonzero(is_sized & (self._replayed.freed_by < 0))
         older = sized[sized < len(self._replayed.older_blocks)]
         phases, indices, counts = np.unique(self._codes[older], return_index=True, return_counts=True)

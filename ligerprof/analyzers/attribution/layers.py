@@ -81,9 +81,10 @@ def _loop(site_of: Int64s, chain_of: Callable[[int], Chain]) -> Int64s:
         reach = [heads.setdefault(chain[:depth], len(heads)) if len(chain) > depth else -1 for chain in chains]
         if not heads:
             break
-        head_of, lines = np.array(reach, dtype=np.int64)[index_of], np.array(
-            [chain[depth].line if len(chain) > depth else 0 for chain in chains], dtype=np.int64
-        )[index_of]
+        head_of, lines = (
+            np.array(reach, dtype=np.int64)[index_of],
+            np.array([chain[depth].line if len(chain) > depth else 0 for chain in chains], dtype=np.int64)[index_of],
+        )
         blocks = np.argsort(head_of, kind="stable")
         blocks = blocks[head_of[blocks] >= 0]
         counted, starts = _count_rounds(head_of[blocks], lines[blocks])
@@ -177,10 +178,8 @@ def _layers_of_states(
     for allocated in by_site.values():
         left = zip(weight_sizes, weight_layers, strict=True)
         for block, size in allocated:
-            for weight_size, layer in left:
-                if weight_size == size:
-                    break
-            else:
+            layer = next((layer for weight_size, layer in left if weight_size == size), None)
+            if layer is None:
                 break
             if layer != NO_LAYER:
                 found[block] = layer

@@ -12,6 +12,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.roles import Phase
+from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 
 # step counters of an optimizer are as large as a weight of one element
@@ -28,7 +29,7 @@ def find_older_weights(replayed: Replay, call_sites: CallSites, phases: EventPha
     sizes = replayed.requested_bytes[older]
     held = Counter(sizes.tolist())
     if gradients and all(held[size] == count for size, count in gradients.items()):
-        weights[older[np.isin(sizes, list(gradients))]] = True
+        weights[older[is_among(sizes, gradients)]] = True
     return weights
 
 

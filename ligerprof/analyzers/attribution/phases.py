@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.roles import Phase
+from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.snapshots.trace import DeviceTrace, Int64s
@@ -206,7 +207,7 @@ def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[tuple
     passes = (_CODES[Phase.FORWARD], _CODES[Phase.BACKWARD])
     for phase, start, stop in ranges:
         within_range = codes[start:stop].copy()
-        within_range[~np.isin(within_range, (_UNKNOWN, *passes))] = _CODES[phase]
+        within_range[~is_among(within_range, (_UNKNOWN, *passes))] = _CODES[phase]
         if len(within_range) and within_range[0] == _UNKNOWN:
             within_range[0] = _CODES[phase]
         filled[start:stop] = _filled_forward(within_range)

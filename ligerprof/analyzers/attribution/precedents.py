@@ -6,6 +6,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases
+from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -49,7 +50,7 @@ class Precedents:
         if not len(unfinished):
             return kept, dropped
         surroundings, sizes = self._call_sites.surroundings, self._replayed.requested_bytes
-        alike = np.isin(surroundings, surroundings[unfinished]) & np.isin(sizes, sizes[unfinished])
+        alike = is_among(surroundings, surroundings[unfinished]) & is_among(sizes, sizes[unfinished])
         earlier = np.flatnonzero(alike & (self._spans < last) & (self._spans >= 0))
         outlived = (freed[earlier] < 0) | (self._phases.spans_of(freed[earlier]) > self._spans[earlier])
         outlived |= self._gradients[earlier]

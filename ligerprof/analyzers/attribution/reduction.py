@@ -8,6 +8,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.roles import Phase
+from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -85,8 +86,8 @@ class Reductions:
             return False
         live = self._replayed.live_at(step)
         sizes = self._replayed.requested_bytes
-        own = live[self._by_autograd[live] & np.isin(sizes[live], sizes[self._built])]
-        return int(sizes[own].sum()) * 2 < int(sizes[np.intersect1d(live, buckets)].sum())
+        own = live[self._by_autograd[live] & is_among(sizes[live], sizes[self._built])]
+        return int(sizes[own].sum()) * 2 < int(sizes[live[is_among(live, buckets)]].sum())
 
     @cached_property
     def _first_step_after_backward(self) -> int | None:
@@ -171,7 +172,7 @@ class Reductions:
         freed_at = codes[self._replayed.freed_by[chosen]]
         drops = {code for code in set(freed_at.tolist()) if _has_call(frames[code], _DROPS)}
         found = np.zeros_like(self._by_autograd)
-        found[chosen] = np.isin(freed_at, list(drops))
+        found[chosen] = is_among(freed_at, drops)
         return found
 
     @cached_property
@@ -179,7 +180,7 @@ class Reductions:
         """Blocks without Python frames that have the size of FSDP1's gathered flat parameters."""
         sizes = self._replayed.requested_bytes
         silent = self._call_sites.at(lambda site: not site.stack.calls)
-        return np.asarray(silent & np.isin(sizes, sizes[self._call_sites.matching_inner(_FLAT)]))
+        return np.asarray(silent & is_among(sizes, sizes[self._call_sites.matching_inner(_FLAT)]))
 
     @cached_property
     def _outlives_backward(self) -> Mask:

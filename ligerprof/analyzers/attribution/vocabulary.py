@@ -14,7 +14,7 @@ from ligerprof.analyzers.attribution.shapes import shapes_of
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.models.module_names import is_head, is_token_embedding
 from ligerprof.roles import Phase
-from ligerprof.snapshots.distinct import distinct
+from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -83,7 +83,7 @@ class Vocabulary:
         outputs = set(self._sizes[heads].tolist())
         passes = CompiledPasses(replayed, call_sites, phases, tables=self._table_sizes, weights=self._weights)
         compiled = passes.heads(library_loss)
-        self._heads = np.union1d(heads, compiled.outputs)
+        self._heads = distinct(np.append(heads, compiled.outputs))
         self._row_bytes = self._row_bytes or compiled.row_bytes
         self.sizes = frozenset(outputs | {2 * size for size in outputs} | compiled.sizes)
 
@@ -148,7 +148,7 @@ class Vocabulary:
         calls = {_head_call(self._sites[site]) for site in self._site_of[heads].tolist()}
         of_head = self._call_sites.at(lambda site: _head_call(site) in calls)[outputs]
         # layers of a Sequential share their call
-        sized = self._sizes[outputs] % self._row_bytes == 0 if self._row_bytes else np.isin(outputs, heads)
+        sized = self._sizes[outputs] % self._row_bytes == 0 if self._row_bytes else is_among(outputs, heads)
         return outputs[of_head & sized]
 
     def _heads_by_sizes(self, outputs: Int64s, losses: Int64s, tables: Int64s) -> Int64s | None:
@@ -182,7 +182,7 @@ class Vocabulary:
             largest = int(self._sizes[of_loss].max())
             first = np.searchsorted(self._spans, self._spans[of_loss[0]])
             before = outputs[slice(*np.searchsorted(outputs, (first, of_loss[0])))]
-            sized = before[np.isin(self._sizes[before], (largest, largest // 2))]
+            sized = before[is_among(self._sizes[before], (largest, largest // 2))]
             heads.extend(sized[-1:].tolist())
         return np.array(heads, dtype=np.int64)
 

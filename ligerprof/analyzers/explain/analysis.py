@@ -9,7 +9,6 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution, Owner
 from ligerprof.analyzers.attribution.user_rules import UserRule
-from ligerprof.analyzers.explain.failure import FailedAllocation, judge_failures
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
 from ligerprof.analyzers.explain.growth import Growth, find_growth
 from ligerprof.analyzers.explain.lives import MOST_LISTED, BlockLives, list_lives
@@ -30,6 +29,7 @@ from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
+    from ligerprof.analyzers.explain.failure import FailedAllocation
     from ligerprof.recipe.training import TrainingRecipe
 
 # fewer steps that add memory may still fill caches
@@ -87,8 +87,12 @@ class SnapshotAnalysis:
             )
 
     @cached_property
-    def out_of_memory(self) -> FailedAllocation | None:
+    def out_of_memory(self) -> "FailedAllocation | None":
         """The last allocation that did not fit, None if all did."""
+        if not self.replayed.failures:
+            return None
+        from ligerprof.analyzers.explain.failure import judge_failures
+
         with collector_paused():
             return judge_failures(self.attribution, stacks=self._stacks)
 

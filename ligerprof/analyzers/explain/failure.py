@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.analyzers.explain.free_memory import (
@@ -21,6 +19,7 @@ from ligerprof.analyzers.explain.growth import Growth, find_growth, size_ratio
 from ligerprof.analyzers.explain.repetitions import repetitions
 from ligerprof.roles import PASSES, MemoryBreakdown, Phase
 from ligerprof.serialization import select, to_json
+from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.segments import segments_at
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.torch_memory.allocator.caching import segment_bytes
@@ -279,4 +278,4 @@ def _goes_on(attribution: Attribution, index: int) -> bool:
     """Whether a call site that allocated before a failure allocates again after it."""
     allocated, places = attribution.replayed.allocated_by, attribution.call_sites.place_of
     before, after = places[allocated < index], places[allocated > index]
-    return bool(np.isin(after, before).any())
+    return bool(is_among(after, before).any())

@@ -12,6 +12,7 @@ from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.explain.repetitions import repetitions
 from ligerprof.roles import Phase, Role
 from ligerprof.serialization import select
+from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.events import SIZE_LIMIT
 from ligerprof.snapshots.trace import Int64s
 
@@ -125,7 +126,7 @@ def _held_at(
     first = np.searchsorted(starts, replayed.allocated_by, "right")
     freed = np.where(replayed.freed_by < 0, moment, replayed.freed_by)
     end = np.searchsorted(starts, freed, "right")
-    is_chosen = np.isin(keys, np.array(chosen, dtype=np.int64))
+    is_chosen = is_among(keys, chosen)
     blocks = np.flatnonzero((first < end) & (replayed.allocated_by < moment) & is_chosen)
     number = np.searchsorted(np.array(chosen, dtype=np.int64), keys[blocks])
     held = []

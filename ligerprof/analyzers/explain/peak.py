@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.growth import Growth
 from ligerprof.analyzers.explain.steps import PhasePeaks
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.serialization import JsonKeys, document, select
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.explain.failure import FailedAllocation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,7 @@ class PeakReport(JsonKeys):
     peak_step: int | None = None
     notes: tuple[str, ...] = ()
     steps: tuple[PhasePeaks, ...] = ()
-    out_of_memory: FailedAllocation | None = None
+    out_of_memory: "FailedAllocation | None" = None
     suggestions: tuple[Suggestion, ...] = ()
     growth: Growth | None = None
 

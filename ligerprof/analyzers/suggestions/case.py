@@ -15,6 +15,7 @@ from ligerprof.analyzers.suggestions.program import EVALUATION, Program, read_pr
 from ligerprof.analyzers.suggestions.replayed_change import Edit, RoleBook, Window
 from ligerprof.analyzers.suggestions.request import Request, find_request
 from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -100,12 +101,12 @@ class Case:
         """Blocks that an evaluation allocated, by the stamps of a recorder or the calls of a trainer."""
         shown = self.attribution.phases.shown_of(self.replayed.allocated_by)
         stamped = np.flatnonzero(shown == phase_code(Phase.EVALUATION)).astype(np.int64)
-        return np.union1d(stamped, self.blocks_from(EVALUATION)) if self.program.evaluates else stamped
+        return distinct(np.append(stamped, self.blocks_from(EVALUATION))) if self.program.evaluates else stamped
 
     def in_training(self, *roles: Role) -> Int64s:
         """The blocks of some roles that no evaluation allocated."""
         blocks = self.book.blocks(*roles)
-        return np.setdiff1d(blocks, self.evaluation, assume_unique=True) if len(self.evaluation) else blocks
+        return blocks[~is_among(blocks, self.evaluation)] if len(self.evaluation) else blocks
 
     def edit(self) -> Edit:
         """An empty edit of the replay."""

@@ -8,6 +8,7 @@ from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.layer_passes import LayerPasses
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.distinct import is_among
 
 Flags = NDArray[np.bool_]
 _NO_SPAN = -1
@@ -27,11 +28,11 @@ def with_checkpointing(case: Case) -> Edit | None:
     if np.count_nonzero(chosen) < _LEAST_LAYERS or not len(passes.saved):
         return None
     edit, sizes = case.edit(), case.replayed.block_bytes
-    kept = chosen[passes.saved_by] & ~np.isin(passes.saved, case.book.blocks(*_STAYING_ROLES))
+    kept = chosen[passes.saved_by] & ~is_among(passes.saved, case.book.blocks(*_STAYING_ROLES))
     saved, saved_by = passes.saved[kept], passes.saved_by[kept]
     stops = edit.stops(saved)
     # autocast's copies stay in its cache until the end of the forward pass
-    is_cast = np.isin(saved, case.book.blocks(Role.WEIGHT_CASTS))
+    is_cast = is_among(saved, case.book.blocks(Role.WEIGHT_CASTS))
     span_ends = np.searchsorted(case.attribution.phases.spans, passes.span, "right")
     first_ends = np.where(is_cast, span_ends[saved_by], passes.end[saved_by]) + 1
     edit.release(sizes[saved], np.minimum(first_ends, stops), stops)

@@ -9,7 +9,7 @@ from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.placement import unsplit_after_shrinking
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.distinct import distinct
+from ligerprof.snapshots.distinct import common, distinct, is_among
 from ligerprof.snapshots.trace import Int64s
 
 BATCH_ROLES = (
@@ -182,7 +182,7 @@ def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:
 
 def with_half_the_evaluation(case: Case) -> Edit:
     """Halve what grows with the batch in evaluations."""
-    return _with_halves(case, np.intersect1d(case.book.blocks(*BATCH_ROLES), case.evaluation))
+    return _with_halves(case, common(case.book.blocks(*BATCH_ROLES), case.evaluation))
 
 
 def with_half_the_prompts(case: Case) -> Edit:
@@ -228,7 +228,7 @@ def with_resharding(case: Case) -> Edit | None:
     of_layers = distinct(case.sizes(blocks[follows]))
     # the root gathers its own weights before the first layer
     keeps = (stops > passes.backward_first[place]) & (passes.backward_last[place] >= 0)
-    keeps &= follows | np.isin(case.sizes(blocks), of_layers)
+    keeps &= follows | is_among(case.sizes(blocks), of_layers)
     blocks, place = blocks[keeps], place[keeps]
     if not len(blocks):
         return None
@@ -245,7 +245,7 @@ def with_resharding(case: Case) -> Edit | None:
 
 def with_smaller_buckets(case: Case) -> Edit | None:
     """Divide DeepSpeed's flat buffers for the reduction of gradients by ten."""
-    buckets = np.intersect1d(case.blocks_from(_BUCKETS), case.book.blocks(Role.COMMUNICATION))
+    buckets = common(case.blocks_from(_BUCKETS), case.book.blocks(Role.COMMUNICATION))
     if not len(buckets):
         return None
     edit = case.edit()
@@ -260,7 +260,7 @@ def with_optimizer_on_host(case: Case) -> Edit:
     # its constructor makes the fp32 copy of the weights
     edit.remove(np.setdiff1d(case.blocks_from(_MASTER_COPY), case.in_training(Role.OPTIMIZER_STATES)))
     gradients = case.gradients
-    by_engine = np.intersect1d(gradients, case.blocks_from(_ENGINE))
+    by_engine = common(gradients, case.blocks_from(_ENGINE))
     edit.remove(by_engine)
     if case.program.has_file(_STAGE_1_OR_2):
         # temp_grad_buffer_for_gpu_offload, as large as the largest weight

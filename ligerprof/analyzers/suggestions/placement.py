@@ -8,7 +8,6 @@ import numpy as np
 
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.snapshots.trace import Int64s
-from ligerprof.torch_memory.allocator.caching import CachingAllocator
 
 # a few steps of a Llama 1B, placed in a fifth of a second
 _MOST_EVENTS = 40_000
@@ -37,6 +36,8 @@ def unsplit_after_shrinking(case: Case, blocks: Int64s, divisor: int) -> Int64s 
 
 def _placed(case: Case, blocks: bytes, divisor: int) -> Int64s:
     """Allocated bytes at each moment if some blocks request fewer bytes."""
+    from ligerprof.torch_memory.allocator.caching import CachingAllocator
+
     replayed, allocator = case.replayed, CachingAllocator()
     requested = replayed.requested_bytes.copy()
     shrunk = np.frombuffer(blocks, dtype=np.int64)

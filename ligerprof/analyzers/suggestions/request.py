@@ -7,6 +7,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.roles import Role
+from ligerprof.snapshots.distinct import is_among
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
 
@@ -49,5 +50,5 @@ def _role(attribution: Attribution, frames: object, peak_moment: int) -> Role | 
     if not stack.calls:
         return None
     sites = [number for number, site in enumerate(attribution.call_sites.sites) if site.stack.calls == stack.calls]
-    blocks = np.flatnonzero(np.isin(attribution.call_sites.site_of, sites)).astype(np.int64)
+    blocks = np.flatnonzero(is_among(attribution.call_sites.site_of, sites))
     return attribution.roles_of(blocks[-1:], peak_moment)[0] if len(blocks) else None

@@ -8,6 +8,7 @@ from ligerprof.analyzers.suggestions.fused_loss import LossShape, loss_shapes
 from ligerprof.analyzers.suggestions.layer_passes import frees_of_saved, last_before
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.distinct import is_among, numbered
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
 from ligerprof.torch_memory.dtypes import FP32_BYTES
@@ -55,8 +56,9 @@ def with_eight_bit_states(case: Case) -> Edit | None:
         return None
     edit = case.without(Role.OPTIMIZER_TEMPORARIES)
     moments = case.in_training(Role.OPTIMIZER_STATES)
-    sizes = [sum(eight_bit_state_sizes(size // width)) // 2 for size in case.sizes(moments).tolist()]
-    edit.set_size(moments, _rounded(np.array(sizes, dtype=np.int64)))
+    sizes, size_of = numbered(case.sizes(moments))
+    smaller = [sum(eight_bit_state_sizes(size // width)) // 2 for size in sizes.tolist()]
+    edit.set_size(moments, _rounded(np.array(smaller, dtype=np.int64))[size_of])
     if case.request is not None and case.request.role is Role.OPTIMIZER_STATES:
         edit.request_divisor = width
     return edit
@@ -141,14 +143,14 @@ def with_saved_tensors_on_host(case: Case) -> Edit | None:
         blocks, by = _checkpoints_by_pass(case, case.book.blocks(Role.CHECKPOINTS))
     else:
         candidates = case.book.blocks(*_SAVED_ROLES, Role.WEIGHT_CASTS)
-        chosen = np.isin(passes.saved, candidates) & ran[passes.saved_by]
+        chosen = is_among(passes.saved, candidates) & ran[passes.saved_by]
         outputs, readers = _outputs_by_reader(case, candidates)
         blocks, by = np.append(passes.saved[chosen], outputs), np.append(passes.saved_by[chosen], readers)
-        _move_others(case, edit, np.setdiff1d(candidates, blocks))
+        _move_others(case, edit, candidates[~is_among(candidates, blocks)])
     if not len(blocks):
         return None
     sizes, stops = replayed.block_bytes[blocks], edit.stops(blocks)
-    is_cast = np.isin(blocks, case.book.blocks(Role.WEIGHT_CASTS))
+    is_cast = is_among(blocks, case.book.blocks(Role.WEIGHT_CASTS))
     span_ends = np.searchsorted(case.attribution.phases.spans, passes.span, "right")
     ends = np.minimum(np.where(is_cast, span_ends[by], passes.end[by]) + 1, stops)
     edit.release(sizes, ends, stops)
@@ -180,7 +182,7 @@ def _outputs_by_reader(case: Case, blocks: Int64s) -> tuple[Int64s, Int64s]:
     readers = 1 + np.flatnonzero((passes.span[1:] == passes.span[:-1]) & (passes.backward_last[1:] >= 0))
     outputs = passes.output[readers - 1]
     freed = case.replayed.freed_by[outputs]
-    kept = (outputs >= 0) & np.isin(outputs, blocks) & (freed >= passes.backward_first[readers])
+    kept = (outputs >= 0) & is_among(outputs, blocks) & (freed >= passes.backward_first[readers])
     return outputs[kept], readers[kept]
 
 

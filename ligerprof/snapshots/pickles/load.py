@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, repeat
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable, Int64s
 
 _TRACES = "device_traces"
 # the items of a list of events after the cut: None for the events that were read, whole events, and kept values
-_MARK, _EVENT, _KEPT = range(3)
-_KIND_OF = {type(None): _MARK, dict: _EVENT}
+_MARK, _EVENT, _LIST, _OTHER = range(4)
+_KIND_OF = {type(None): _MARK, dict: _EVENT, list: _LIST}
 # opcodes that append a list of memo entries to the snapshot and pair the two
 _OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
 _LOOKUP, _LOOKUP_BYTES = ord("j"), 5
@@ -61,14 +62,17 @@ def _joined(cut: Cut, allowance: Allowance) -> Any:
         return None
     values, keys, objects = loaded
     traces: Any = values.get(_TRACES)
-    are_lists = isinstance(traces, list) and {list}.issuperset(map(type, traces))
-    if "action" not in keys or not {str}.issuperset(map(type, keys)) or not are_lists:
+    has_lists = isinstance(traces, list) and {list}.issuperset(map(type, traces))
+    if "action" not in keys or not {str}.issuperset(map(type, keys)) or not has_lists:
         return None
-    kinds = [np.fromiter(map(_KIND_OF.get, map(type, items), repeat(_KEPT)), np.int8, len(items)) for items in traces]
-    kept = [item for items, kind in zip(traces, kinds, strict=True) for item in compress(items, kind == _KEPT)]
+    kinds = [np.fromiter(map(_KIND_OF.get, map(type, items), repeat(_OTHER)), np.int8, len(items)) for items in traces]
+    kept = [
+        item for items, kind in zip(traces, kinds, strict=True) for item in compress(items, (kind >= _LIST).tolist())
+    ]
+    are_lists = np.concatenate([kind[kind >= _LIST] for kind in kinds] or [np.empty(0, np.int8)]) == _LIST
     if sum(int(np.count_nonzero(kind == _MARK)) for kind in kinds) != len(cut.counts):
         return None
-    if not _encode(cells, references, len(kept)) or not _fill_copies(cut, len(references), kept):
+    if not _encode(cells, references, len(kept)) or not _fill_copies(cut, len(references), kept, are_lists):
         return None
     table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=[*objects, *kept])
     values[_TRACES] = list(_traces(traces, kinds, table, cut))
@@ -132,14 +136,20 @@ def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> boo
     return True
 
 
-def _fill_copies(cut: Cut, reference_count: int, kept: Sequence[Any]) -> bool:
-    """Fill the lists that were cut empty, and make the table share equal lists; False if any is not a list."""
+def _fill_copies(cut: Cut, reference_count: int, kept: Sequence[Any], are_lists: npt.NDArray[np.bool_]) -> bool:
+    """Make the table share equal lists, and fill those that were cut empty; False if any is not a list.
+
+    Most of them are then not needed: only those that something else in the file refers to are filled.
+    """
     column = cut.columns[-1]
-    items = -1 - column[np.stack([cut.copies, cut.originals])] - reference_count
-    for copy, original in items.T.tolist():
-        if type(kept[copy]) is not list or type(kept[original]) is not list:
-            return False
-        kept[copy].extend(kept[original])
+    copies, originals = (-1 - column[places] - reference_count for places in (cut.copies, cut.originals))
+    if not are_lists[copies].all() or not are_lists[originals].all():
+        return False
+    # the trace and `kept` hold each list; here, a single list holds the counted one
+    alone = next(map(getrefcount, [[]])) + 1
+    counts = map(getrefcount, map(kept.__getitem__, copies.tolist()))
+    for place in [place for place, count in enumerate(counts) if count > alone]:
+        kept[copies[place]].extend(kept[originals[place]])
     column[cut.copies] = column[cut.originals]
     return True
 
@@ -160,5 +170,5 @@ def _traces(
         rows = np.repeat(firsts - np.cumsum(sizes) + sizes, sizes) + np.arange(len(in_table))
         rows[in_table] = cut.places[rows[in_table]]
         rows[~in_table] = np.arange(-1, -1 - np.count_nonzero(is_dict), -1)
-        yield DeviceTrace(list(compress(items, is_dict.tolist())), table, rows)
+        yield DeviceTrace([items[place] for place in np.flatnonzero(is_dict).tolist()], table, rows)
         marks = marks_after
