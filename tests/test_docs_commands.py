@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
@@ -10,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
+from ligerprof.kernels import registry
 from tests.docs_commands import PAGES, Shown, build_folder, fences, missing_lines, shown_commands
-from tests.paths import REPOSITORY
+from tests.paths import DATA, REPOSITORY
 
 COMMANDS = {page: shown_commands(page.read_text(encoding="utf-8")) for page in PAGES}
 # a line in a block without a language that looks like a command
@@ -51,6 +53,11 @@ def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copytree(prepared, copy, symlinks=True)
     monkeypatch.chdir(copy)
     monkeypatch.setenv("COLUMNS", "100")
+    # the example plug-in, as if it were installed
+    monkeypatch.syspath_prepend(str(DATA / "plugin"))
+    plugin = EntryPoint(name="example", value="ligerprof_example_plugin.spec:SPECS", group="ligerprof.kernels")
+    found = registry.build_registry([plugin])
+    monkeypatch.setattr(registry, "load_registry", lambda: found)
     return copy
 
 
@@ -125,7 +132,7 @@ def check_other(shown: Shown) -> None:
         named = {extra for group in re.findall(r"\[([^]]+)\]", shown.line) for extra in group.split(",")}
         assert named <= set(extras), shown.line
     else:
-        assert shown.needs_gpu or program in ("git", "cd"), f"{shown.line}: not run by a test"
+        assert shown.needs_gpu or program in ("git", "cd", "."), f"{shown.line}: not run by a test"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
