@@ -26,7 +26,7 @@ def render_fit(fit: Fit) -> "RenderableType":
         Text(fit.recipe.summary, style="bold"),
         Text(f"The limit is {format_bytes(fit.limit.size_bytes)} of reserved bytes ({fit.limit.source})."),
         *(Text(line) for line in _answers(fit)),
-        _frontier_table(fit),
+        *([_frontier_table(fit)] if fit.frontier else []),
         *(Text(line) for line in _settings(fit)),
         *(Text(f"note: {sentence}") for sentence in fit.notes),
     )

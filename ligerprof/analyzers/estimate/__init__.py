@@ -1,6 +1,6 @@
 """The analytic estimate of what a training step will need."""
 
-from ligerprof.analyzers.estimate.analytic import estimate, estimated_peak_bytes
+from ligerprof.analyzers.estimate.analytic import estimate, estimated_peak_bytes, kernel_calls
 from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.result import FitVerdict, MemoryEstimate, Moment, Term
@@ -16,5 +16,6 @@ __all__ = [
     "find_headroom",
     "headroom_note",
     "judged",
+    "kernel_calls",
     "settle_flce_budget",
 ]

@@ -1,6 +1,7 @@
 """The estimate of a recipe: its figures, and what they assume and leave out."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.evaluation import evaluation_peak
@@ -19,6 +20,7 @@ from ligerprof.analyzers.estimate.terms import buffer_terms, checkpoint_term, lo
 from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
+from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
@@ -86,6 +88,30 @@ def estimated_peak_bytes(recipe: TrainingRecipe) -> int | None:
         return estimate(recipe).peak_bytes
     except LigerprofError:
         return None
+
+
+def kernel_calls(recipe: TrainingRecipe) -> tuple[tuple[KernelSpec, KernelShape], ...]:
+    """The different calls, in one training step, of kernels that state their memory.
+
+    Raises:
+        LigerprofError: as `estimate`.
+    """
+    recipe = settle_flce_budget(recipe)
+    calls: dict[tuple[KernelSpec, KernelShape], None] = {}
+
+    def noted(kernel: KernelSpec) -> KernelSpec:
+        state = kernel.memory
+        if state is None:
+            return kernel
+
+        def memory(shape: KernelShape) -> KernelMemory:
+            calls[kernel, shape] = None
+            return state(shape)
+
+        return replace(kernel, memory=memory)
+
+    step_peaks(recipe, {name: noted(kernel) for name, kernel in find_kernel_set(recipe.providers).items()}, Step.STEADY)
+    return tuple(calls)
 
 
 def _phases(steady: StepPeaks, evaluation: MemoryBreakdown | None) -> Mapping[Phase, MemoryBreakdown]:

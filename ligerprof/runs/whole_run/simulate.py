@@ -11,6 +11,7 @@ from ligerprof.recipe.lengths import BatchShape, RunShapes, run_shapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import Progress
 from ligerprof.runs.simulated.tracing import StepTracer, step_tracer
+from ligerprof.runs.whole_run.counts import known_counts
 from ligerprof.runs.whole_run.programs import Programs
 from ligerprof.runs.whole_run.traces import Ledger, Trace
 from ligerprof.serialization import select, to_json
@@ -122,7 +123,7 @@ def simulate_run(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
         # a step after the first one is needed before steps are alike
         parts.steady(shapes.steps[0][0])
         wanted = [shape for step in shapes.steps[1:] for shape in step]
-        programs = Programs(parts.steady, wanted)
+        programs = Programs(parts.steady, wanted, known_counts(recipe, shapes.longest))
     return _Replay(recipe, shapes, programs, progress).run(start)
 
 

@@ -44,10 +44,9 @@ def simulate_each_step(recipe: TrainingRecipe) -> tuple[int, int]:
     ids=["padded", "packed", "accumulated"],
 )
 def test_a_run_is_what_its_steps_are(options: dict[str, Any], tmp_path: Path) -> None:
-    recipe = recipe_for(tmp_path, 24, **options)
+    recipe = recipe_for(tmp_path, 16, **options)
     run = simulate_run(recipe, silent)
-    assert run.bounded_bytes <= 4096
-    assert run.traced_shapes < run.distinct_shapes
+    assert run.bounded_bytes == 0
     assert (run.peak_bytes, run.reserved_bytes) == simulate_each_step(recipe)
     assert run.oom is None
     assert run.fragmentation_bytes == run.reserved_bytes - run.peak_bytes
