@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -31,25 +32,35 @@ class WholeTable(Table):
         """Render the rows, or their blocks."""
         if not self.columns:
             return
-        for column in self.columns:
-            column.width = None
-        needed, wanted = self._widths(console, options.update(max_width=_UNBOUNDED, width=_UNBOUNDED))
-        least = sum(needed) + self._extra_width
-        free = options.max_width - least
+        aligned, needed, wanted = self._sized(console, options, aligned=True)
+        free = options.max_width - sum(needed) - self._extra_width
         if free < 0 and not console.is_terminal and "COLUMNS" not in os.environ:
-            options, free = options.update(max_width=least, width=least), 0
-        if free < 0 and any(column.min_width for column in self.columns):
-            # widths that only align several tables
-            for column in self.columns:
-                column.min_width = None
-            yield self
-            return
+            width = options.max_width - free
+            options, free = options.update(max_width=width, width=width), 0
+        if free < 0:
+            aligned, needed, wanted = self._sized(console, options, aligned=False)
+            free = options.max_width - sum(needed) - self._extra_width
         if free < 0:
             yield from self._blocks(console, options)
             return
         for index, width in enumerate(_shared_out(needed, wanted, free)):
-            self.columns[index].width = width - self._get_padding_width(index)
-        yield from super().__rich_console__(console, options)
+            aligned.columns[index].width = width - self._get_padding_width(index)
+        yield from Table.__rich_console__(aligned, console, options)
+
+    def _sized(
+        self, console: Console, options: ConsoleOptions, *, aligned: bool
+    ) -> tuple["WholeTable", list[int], list[int]]:
+        """A copy whose columns can be resized, and the least and the largest width of each, with its padding.
+
+        Args:
+            aligned: whether to keep the minimum widths, which align the columns of several tables.
+        """
+        table = copy(self)
+        table.columns = [copy(column) for column in self.columns]
+        for column in table.columns:
+            column.width = None
+            column.min_width = column.min_width if aligned else None
+        return table, *table._widths(console, options.update(max_width=_UNBOUNDED, width=_UNBOUNDED))
 
     def _widths(self, console: Console, options: ConsoleOptions) -> tuple[list[int], list[int]]:
         """The least and the largest width of each column, with its padding."""
@@ -64,8 +75,11 @@ class WholeTable(Table):
         width = max((heading.cell_len for heading in headings), default=0)
         room = options.max_width - _INDENT - width - _INDENT
         yield Text()
+        above: RenderableType = ""
         for first, *cells in rows:
-            yield from _folded(_text(console, first), 0)
+            # a blank first cell repeats the one above
+            above = first if _text(console, first).plain.strip() else above
+            yield from _folded(self._title(console, above), 0)
             for heading, cell in zip(headings, cells, strict=True):
                 text = _text(console, cell)
                 if not text.plain.strip():
@@ -82,6 +96,12 @@ class WholeTable(Table):
                     yield from _folded(heading, _INDENT)
                     yield from _folded(text, 2 * _INDENT)
         yield Text()
+
+    def _title(self, console: Console, first: RenderableType) -> Text:
+        """The first line of a block; a number has its heading, as it would mean nothing without."""
+        heading, text = _text(console, self.columns[0].header), _text(console, first)
+        is_name = not text.plain[:1].isdecimal()
+        return text if is_name or not heading.plain.strip() else Text.assemble(heading.plain, ": ", text)
 
 
 def _shared_out(needed: Sequence[int], wanted: Sequence[int], free: int) -> list[int]:
