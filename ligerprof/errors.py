@@ -61,6 +61,10 @@ class ResultFormatError(LigerprofError):
     """A JSON file that was not written by a ligerprof command."""
 
 
+class WrongTypeError(LigerprofError, TypeError):
+    """An argument of a library function has a type that the function does not accept."""
+
+
 class DoesNotFitError(LigerprofError):
     """The training step does not fit the memory limit."""
 

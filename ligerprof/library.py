@@ -1,6 +1,6 @@
 """What the commands compute, as functions: recipes, files and results in; the objects that the commands print out.
 
-The functions raise `LigerprofError` for everything that a caller can mend, also for arguments of a wrong type.
+The functions raise `LigerprofError` for everything that a caller can fix, including arguments of a wrong type.
 """
 
 import os
@@ -15,7 +15,7 @@ from ligerprof.analyzers.compare import compare as compare_figures
 from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.analyzers.result_reader import Figures
 from ligerprof.analyzers.search.budget import Judge, Reserved, find_limit
-from ligerprof.errors import LigerprofError, ResultFormatError
+from ligerprof.errors import ResultFormatError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
@@ -41,10 +41,6 @@ _Kind = TypeVar("_Kind")
 
 _FIGURES = FileKind(error=ResultFormatError, hint="Use the output of step, estimate or explain.")
 _PEAK = FileKind(error=ResultFormatError, hint="Use a snapshot, or the output of `ligerprof explain --json`.")
-
-
-class WrongTypeError(LigerprofError, TypeError):
-    """An argument of the library has a type that it does not take."""
 
 
 def estimate(recipe: TrainingRecipe) -> MemoryEstimate:

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ RECIPE = ligerprof.TrainingRecipe(model="tiny", batch=2, seq=128, memory_limit_b
 RESULTS: dict[str, Callable[[], Any]] = {
     "estimate": lambda: ligerprof.estimate(RECIPE),
     "explain": lambda: ligerprof.explain(SMALL),
+    "explain-oom": lambda: ligerprof.explain(RECORDINGS / "small-oom.pickle.xz"),
     "fit": lambda: ligerprof.fit(RECIPE, simulate=False),
     "advise": lambda: ligerprof.advise(RECIPE, simulate=False),
     "compare": lambda: ligerprof.compare(SMALL, ligerprof.estimate(RECIPE)),
@@ -57,8 +58,11 @@ def test_every_public_name_is_there_and_on_the_page() -> None:
 def test_every_key_of_a_result_is_an_attribute(name: str) -> None:
     result = RESULTS[name]()
 
-    for key in result.to_json():
-        getattr(result, key)
+    for key, value in result.to_json().items():
+        attribute = getattr(result, key)
+        if key in ("roles", "phases") and isinstance(value, dict):
+            assert isinstance(attribute, Mapping)
+            assert {str(word): size_bytes for word, size_bytes in attribute.items()} == value
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         result.nothing  # noqa: B018 - the access is the test
 
@@ -69,6 +73,14 @@ def test_an_argument_of_a_wrong_type_is_an_error_of_one_line(name: str) -> None:
         WRONG[name]()
 
     assert "\n" not in str(caught.value)
+
+
+def test_roles_and_phases_are_mappings() -> None:
+    results = [RESULTS[name]() for name in ("estimate", "explain")]
+    for each in [*results, ligerprof.compare(*results).columns[0]]:
+        assert each.roles[ligerprof.Role.PARAMETERS] == dict(each.roles)[ligerprof.Role.PARAMETERS] > 0
+        assert len(each.roles) == len(ligerprof.Role)
+        assert each.phases[ligerprof.Phase.BACKWARD] == each.phases["backward"] > 0
 
 
 def test_importing_the_library_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
