@@ -57,7 +57,7 @@ def total_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
     """Name, bytes before and bytes after of the peak, the reserved bytes and each phase."""
     yield "peak", diff.before.peak_bytes, diff.after.peak_bytes
     yield "reserved", diff.before.reserved_bytes, diff.after.reserved_bytes
-    for phase in diff.phases:
+    for phase in diff.common_phases:
         yield f"highest in {phase.value}", diff.before.phases[phase], diff.after.phases[phase]
 
 

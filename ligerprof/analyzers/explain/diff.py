@@ -75,18 +75,19 @@ class PeakDiff(JsonKeys):
         return self.after.roles[role] - self.before.roles[role]
 
     @property
-    def phases(self) -> list[Phase]:
+    def common_phases(self) -> list[Phase]:
         """The phases that both peaks have."""
         return [phase for phase in STEP_PHASES if phase in self.before.phases and phase in self.after.phases]
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof diff --json`."""
         before, after = self.before, self.after
+        phases = {phase.value: _change_json(before.phases[phase], after.phases[phase]) for phase in self.common_phases}
         figures = {
             "difference_bytes": self.difference_bytes,
             "reserved_difference_bytes": after.reserved_bytes - before.reserved_bytes,
             "roles": {role.value: _change_json(before.roles[role], after.roles[role]) for role in Role},
-            "phases": {phase.value: _change_json(before.phases[phase], after.phases[phase]) for phase in self.phases},
+            "phases": phases,
         }
         peaks = {"before": _peak_json(before), "after": _peak_json(after)}
         return document("diff", peaks, figures, select(self, "blocks=groups", "notes"))
