@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import folder_option, force_option, json_option
 from ligerprof.cli.output import say, show
 from ligerprof.errors import RecipeError
@@ -26,7 +27,9 @@ with the reason.
 """
 
 
-@click.command(name="bench", short_help="Time kernels side by side and check them against fp64.", help=_HELP)
+@click.command(
+    cls=DocumentedCommand, name="bench", short_help="Time kernels side by side and check them against fp64.", help=_HELP
+)
 @click.argument("kernels", nargs=-1, metavar="KERNEL...")
 @click.option(
     "--providers",

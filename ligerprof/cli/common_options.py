@@ -32,7 +32,9 @@ timeout_option = click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time limit per cell."
 )
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print cells and estimates without running the cells.")
-top_option = click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Rows to show.")
+top_option = click.option(
+    "--top", type=click.IntRange(min=1), metavar="N", default=10, show_default=True, help="Rows to show."
+)
 
 
 def folder_option(text: str, default: Path | None = None) -> Callable[[Command], Command]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from ligerprof.analyzers.compare import compare
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, json_option
 from ligerprof.cli.output import show
 from ligerprof.library import read_figures
@@ -12,7 +13,7 @@ from ligerprof.reports.compare import render_comparison
 from ligerprof.snapshots.watch import watched
 
 
-@click.command(name="compare", short_help="Compare estimates, runs and snapshots.")
+@click.command(cls=DocumentedCommand, name="compare", short_help="Compare estimates, runs and snapshots.")
 @click.argument("sources", metavar="RUN|FILE…", nargs=-1, required=True, type=INPUT)
 @click.option(
     "--reference",

@@ -9,6 +9,7 @@ import click
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError, ResultFormatError
@@ -48,12 +49,13 @@ def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None
     return None if value is None else or_usage_error(_Growth.parse, value)
 
 
-@click.command(name="diff", short_help="Show what grew and shrank between two peaks.")
+@click.command(cls=DocumentedCommand, name="diff", short_help="Show what grew and shrank between two peaks.")
 @click.argument("before", metavar="A", type=INPUT)
 @click.argument("after", metavar="B", type=INPUT)
 @click.option(
     "--device-index",
     type=click.IntRange(min=0),
+    metavar="N",
     help="The GPU, in both. Default: the GPU with the highest peak in each.",
 )
 @click.option(

@@ -2,12 +2,13 @@
 
 import click
 
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import show
 from ligerprof.reports.env import environment_json, read_environment, render_environment
 
 
-@click.command()
+@click.command(cls=DocumentedCommand, name="env")
 @json_option
 def command(as_json: bool) -> None:
     """Show package versions and GPUs.

@@ -10,6 +10,7 @@ import click
 
 from ligerprof.analyzers.attribution.user_rules import read_rules
 from ligerprof.analyzers.explain.analysis import analyze
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import (
     INPUT,
     force_option,
@@ -38,9 +39,13 @@ if TYPE_CHECKING:
 _MANY_GROUPS = 10_000
 
 
-@click.command(name="explain", short_help="Show what the memory at a snapshot's peak belongs to.")
+@click.command(
+    cls=DocumentedCommand, name="explain", short_help="Show what the memory at a snapshot's peak belongs to."
+)
 @click.argument("snapshot", metavar="SNAPSHOT|RUN|FOLDER", type=INPUT)
-@click.option("--device-index", type=click.IntRange(min=0), help="The GPU. Default: the GPU with the highest peak.")
+@click.option(
+    "--device-index", type=click.IntRange(min=0), metavar="N", help="The GPU. Default: the GPU with the highest peak."
+)
 @top_option
 @word_option("--by", View, "What the first table sums the bytes by.", View.ROLE)
 @size_option("--max-peak", "max_peak_bytes", "Exit with 3 if the peak is higher, such as 20GiB.")

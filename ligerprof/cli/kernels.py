@@ -4,6 +4,7 @@ import os
 
 import click
 
+from ligerprof.cli.command import DocumentedGroup
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import show
 from ligerprof.kernels.registry import load_registry
@@ -11,7 +12,7 @@ from ligerprof.models import load_model
 from ligerprof.reports.kernels import kernels_json, list_states, render_kernels
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=DocumentedGroup, name="kernels", invoke_without_command=True)
 @click.option("--model", metavar="NAME|PATH", help="Also show which kernels apply to this model.")
 @json_option
 @click.pass_context

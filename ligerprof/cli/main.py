@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from ligerprof import __version__
+from ligerprof.cli.command import DocumentedGroup
 from ligerprof.errors import LigerprofError
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.text import printable
@@ -32,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(DocumentedGroup):
     """A group that imports a subcommand's module only when that subcommand is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -61,7 +62,9 @@ class LazyGroup(click.Group):
             ctx.exit(error.exit_code)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup, name="ligerprof", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="ligerprof")
 def main() -> None:
     """Memory analysis and profiling for LLM training, with pluggable kernels."""

@@ -2,6 +2,7 @@
 
 import click
 
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import show
 from ligerprof.errors import UnknownModelError
@@ -11,7 +12,7 @@ from ligerprof.reports.models import find_models, models_json, render_figures, r
 from ligerprof.text import short_repr
 
 
-@click.command()
+@click.command(cls=DocumentedCommand, name="models")
 @click.argument("text", nargs=-1)
 @json_option
 def command(text: tuple[str, ...], as_json: bool) -> None:

@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import Command, or_usage_error
 from ligerprof.cli.output import keep_config_report, say
 from ligerprof.errors import RecipeError
@@ -17,21 +18,15 @@ from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.runs.sweep.grid import Grid
 
 
-class RecipeCommand(click.Command):
+class RecipeCommand(DocumentedCommand):
     """A command whose help lists its own options first, then those of a recipe by group."""
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section per group."""
-        # --config belongs to the options of a recipe, which it sets
-        sections: dict[str, list[tuple[str, str]]] = {"Options": [], str(Group.MODEL): []}
-        for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:
-                declared = RECIPE_OPTIONS.get((parameter.name or "").removeprefix("no_"))
-                group = declared.group if declared else Group.MODEL if parameter.name == _CONFIG else "Options"
-                sections.setdefault(str(group), []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+    def group_of(self, option: click.Option) -> str:
+        """The heading of an option; --config belongs to the options of a recipe, which it sets."""
+        declared = RECIPE_OPTIONS.get((option.name or "").removeprefix("no_"))
+        if declared is not None:
+            return str(declared.group)
+        return str(Group.MODEL) if option.name == _CONFIG else super().group_of(option)
 
 
 class OptionType(click.ParamType):  # type: ignore[type-arg]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import folder_option, force_option, json_option, or_usage_error, top_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError, MissingDependencyError
@@ -19,6 +20,7 @@ from ligerprof.runs.recording.settings import Mode, Settings, Steps
 
 
 @click.command(
+    cls=DocumentedCommand,
     name="run",
     short_help="Run your own training, and show what its peak memory belongs to.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import (
     dry_run_option,
     folder_option,
@@ -33,7 +34,7 @@ from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
 from ligerprof.serialization import document
 
 
-@click.command(name="study", short_help="Run the grids of a study file and report them.")
+@click.command(cls=DocumentedCommand, name="study", short_help="Run the grids of a study file and report them.")
 @click.argument("file", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @folder_option(
     "The study's folder; finished cells in it are not run again. Default: runs/study, or runs/ and FILE's name."

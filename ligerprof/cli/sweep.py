@@ -35,7 +35,12 @@ from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, on_t
 @word_option("--find-limit", Axis, "Also search the largest batch or sequence that runs, with all other options fixed.")
 @timeout_option
 @click.option(
-    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Simulated cells to run at once."
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Simulated cells to run at once.",
 )
 @click.option("--stop-at-oom", is_flag=True, help="Skip sizes above one that was out of memory.")
 @click.option("--skip-invalid", is_flag=True, help="Skip combinations that cannot be trained.")

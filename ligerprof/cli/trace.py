@@ -7,13 +7,14 @@ import click
 from ligerprof.analyzers.trace.analysis import analyze
 from ligerprof.analyzers.trace.difference import TraceDifference
 from ligerprof.analyzers.trace.events import read_trace
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, json_option, top_option
 from ligerprof.cli.output import show
 from ligerprof.reports.trace import render_trace, render_trace_difference
 from ligerprof.runs.directory import find_trace
 
 
-@click.command(name="trace", short_help="Show busy time, gaps and launches of a profiler trace.")
+@click.command(cls=DocumentedCommand, name="trace", short_help="Show busy time, gaps and launches of a profiler trace.")
 @click.argument("traces", metavar="TRACE|RUN [TRACE|RUN]", nargs=-1, required=True, type=INPUT)
 @top_option
 @json_option

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.runs.viewer import serve
 from ligerprof.serialization import document
 
 
-@click.command(name="view", short_help="Open a run in TensorBoard with the profiler plugin.")
+@click.command(cls=DocumentedCommand, name="view", short_help="Open a run in TensorBoard with the profiler plugin.")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--port",
