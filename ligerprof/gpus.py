@@ -8,7 +8,7 @@ from functools import cache
 from ligerprof.errors import RecipeError
 from ligerprof.text import short_repr
 from ligerprof.units import MIB, format_bytes, parse_bytes, size_text
-from ligerprof.words import Word, nearest_names
+from ligerprof.words import Word, nearest_names, question
 
 # torch's parseChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp):
 # in KiB, ":4096:2:16:8" before compute capability 9.0, ":32768:1" from 9.0 (9, 10 and 12)
@@ -184,9 +184,9 @@ def find_gpu(name: str) -> GpuSpec:
         return found
     starting = [gpu.name for gpu in GPUS.values() if _plain(gpu.name).startswith(_plain(name) or "?")]
     nearest = starting or nearest_names(_plain(name), _gpus_by_name())
-    meant = " or ".join(dict.fromkeys(_gpus_by_name()[_plain(each)].name for each in nearest))
+    meant = question(dict.fromkeys(_gpus_by_name()[_plain(each)].name for each in nearest))
     raise RecipeError(
-        f"unknown GPU {short_repr(name)}.{f' Did you mean {meant}?' if meant else ''} `ligerprof env` lists the names;"
+        f"unknown GPU {short_repr(name)}.{meant} `ligerprof env` lists the names;"
         " 24GiB:sm89 is a GPU of that size and compute capability."
     )
 

@@ -43,6 +43,17 @@ class ExplainedWord(Word):
         return member
 
 
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 3) -> str:
+    """A question that names the known names most like a misspelled one, after a space; empty if there is none."""
+    return question(nearest_names(name, known, most=most))
+
+
+def question(names: Iterable[str]) -> str:
+    """Whether the user meant one of these names, after a space; empty for no names."""
+    meant = " or ".join(names)
+    return f" Did you mean {meant}?" if meant else ""
+
+
 def nearest_names(name: str, known: Iterable[str], *, most: int = 3) -> tuple[str, ...]:
     """The known names most like a misspelled one, the best first; upper and lower case do not matter.
 

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import folder_option, force_option, json_option
+from ligerprof.cli.common_options import WordChoice, folder_option, force_option, json_option
+from ligerprof.cli.completion import complete_benched, complete_providers
 from ligerprof.cli.output import say, show
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent, write_new_file
@@ -30,10 +31,11 @@ with the reason.
 @click.command(
     cls=DocumentedCommand, name="bench", short_help="Time kernels side by side and check them against fp64.", help=_HELP
 )
-@click.argument("kernels", nargs=-1, metavar="KERNEL...")
+@click.argument("kernels", nargs=-1, metavar="KERNEL...", shell_complete=complete_benched)
 @click.option(
     "--providers",
     metavar="NAMES",
+    shell_complete=complete_providers,
     help="Providers joined by commas, with a variant after a colon: ligerprof:lean, ligerprof:1GiB+fp32, liger:fp32,"
     " cce:exact. Default: all providers.",
 )
@@ -48,14 +50,14 @@ with the reason.
 @click.option(
     "--pass",
     "passes",
-    type=click.Choice([*(direction.value for direction in Direction), "all"]),
+    type=WordChoice([*(direction.value for direction in Direction), "all"]),
     default="all",
     show_default=True,
     help="The pass to time; full is forward and backward in one.",
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["bf16", "fp16", "fp32"]),
+    type=WordChoice(["bf16", "fp16", "fp32"]),
     default="bf16",
     show_default=True,
     help="Data type of the tensors.",

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 import click
 
 from ligerprof.cli.examples import EXAMPLES
+from ligerprof.text import short_repr
+from ligerprof.words import did_you_mean, nearest_names, question
 
 _OPTIONS, _OUTPUT, _EXAMPLES = "Options", "Output", "Examples"
 # arguments of options that decide what is printed or written, in any command
@@ -17,7 +19,18 @@ _OUTPUT_ARGUMENTS = frozenset(
 
 
 class DocumentedCommand(click.Command):
-    """A command whose help shows its examples, then its options in groups."""
+    """A command whose help shows its examples, then its options in groups; it suggests names of options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; the error about an unknown option suggests the nearest."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)]
+            # hyphens would make all names alike
+            nearest = nearest_names(error.option_name.lstrip("-"), (name.lstrip("-") for name in known), most=1)
+            meant = question(f"--{name}" for name in nearest)
+            raise click.UsageError(f"No such option {short_repr(error.option_name)}.{meant}", ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, and one section per group of options."""
@@ -45,6 +58,16 @@ class DocumentedCommand(click.Command):
 
 class DocumentedGroup(DocumentedCommand, click.Group):
     """A command with subcommands, which its help lists last."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand; the error about an unknown one suggests the nearest."""
+        name = args[0]
+        if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            meant = did_you_mean(name, self.list_commands(ctx), most=1)
+            raise click.UsageError(f"No such command {short_repr(name)}.{meant}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write examples, options and subcommands."""

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 import click
 
 from ligerprof.errors import RecipeError
+from ligerprof.text import short_repr
 from ligerprof.units import parse_bytes
-from ligerprof.words import Word
+from ligerprof.words import Word, did_you_mean
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -17,11 +18,24 @@ WordT = TypeVar("WordT", bound=Word)
 # an argument that `ligerprof.files.opened` reads: `-` is standard input
 INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
 
+
+class WordChoice(click.Choice[str]):
+    """One word of several; the error for another word suggests the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word; raises BadParameter for another."""
+        words = tuple(self.choices)
+        if value not in words:
+            meant = did_you_mean(str(value), words)
+            raise click.BadParameter(f"{short_repr(value)} is unknown.{meant} Known: {', '.join(words)}.", ctx, param)
+        return value
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 markdown_option = click.option(
     "--format",
     "as_markdown",
-    type=click.Choice(("text", "markdown")),
+    type=WordChoice(("text", "markdown")),
     default="text",
     show_default=True,
     callback=lambda _ctx, _param, word: word == "markdown",
@@ -61,7 +75,7 @@ def word_option(
     def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> WordT | None:
         return None if value is None else members[value]
 
-    choice, word = click.Choice(tuple(members)), None if default is None else str(default)
+    choice, word = WordChoice(tuple(members)), None if default is None else str(default)
     return click.option(flag, type=choice, callback=read, default=word, show_default=word is not None, help=text)
 
 

@@ -24,7 +24,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "run": (
         Example("run -- python train.py", "Record your own training."),
-        Example("run --steps 2:3 -- torchrun --nproc-per-node 2 train.py", "Record two steps of each rank."),
+        Example("run --steps 2:3 -- accelerate launch train.py", "Record two steps of each rank."),
     ),
     "explain": (
         Example("explain snapshot.pickle", "Roles, then blocks, at the peak of a recording."),

@@ -6,6 +6,7 @@ import click
 
 from ligerprof.cli.command import DocumentedGroup
 from ligerprof.cli.common_options import json_option
+from ligerprof.cli.completion import complete_kernels, complete_models, complete_providers
 from ligerprof.cli.output import show
 from ligerprof.kernels.registry import load_registry
 from ligerprof.models import load_model
@@ -13,7 +14,9 @@ from ligerprof.reports.kernels import kernels_json, list_states, render_kernels
 
 
 @click.group(cls=DocumentedGroup, name="kernels", invoke_without_command=True)
-@click.option("--model", metavar="NAME|PATH", help="Also show which kernels apply to this model.")
+@click.option(
+    "--model", metavar="NAME|PATH", help="Also show which kernels apply to this model.", shell_complete=complete_models
+)
 @json_option
 @click.pass_context
 def command(ctx: click.Context, model: str | None, as_json: bool) -> None:
@@ -29,8 +32,15 @@ def command(ctx: click.Context, model: str | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("name", metavar="NAME[:PROVIDER]")
-@click.option("--provider", metavar="NAME", default="ligerprof", show_default=True, help="Whose kernel.")
+@click.argument("name", metavar="NAME[:PROVIDER]", shell_complete=complete_kernels)
+@click.option(
+    "--provider",
+    metavar="NAME",
+    default="ligerprof",
+    show_default=True,
+    help="Whose kernel.",
+    shell_complete=complete_providers,
+)
 @json_option
 @click.pass_context
 def check(ctx: click.Context, name: str, provider: str, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ligerprof import __version__
 from ligerprof.cli.command import DocumentedGroup
@@ -47,6 +48,11 @@ class LazyGroup(DocumentedGroup):
         with collector_paused():
             command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete commands without importing them, and options."""
+        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """Write the table without importing the commands."""

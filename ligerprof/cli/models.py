@@ -4,16 +4,19 @@ import click
 
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import json_option
+from ligerprof.cli.completion import complete_models
 from ligerprof.cli.output import show
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import CATALOG
 from ligerprof.models.catalog import models_without_config
+from ligerprof.models.names import names_like
 from ligerprof.reports.models import find_models, models_json, render_figures, render_names
 from ligerprof.text import short_repr
+from ligerprof.words import did_you_mean
 
 
 @click.command(cls=DocumentedCommand, name="models")
-@click.argument("text", nargs=-1)
+@click.argument("text", nargs=-1, shell_complete=complete_models)
 @json_option
 def command(text: tuple[str, ...], as_json: bool) -> None:
     """List models by hub id, and show their figures.
@@ -24,7 +27,10 @@ def command(text: tuple[str, ...], as_json: bool) -> None:
     searched = " ".join(text)
     found = find_models(CATALOG, models_without_config().values(), searched)
     if not found.rows and not found.unsupported:
-        raise UnknownModelError(f"no model has {short_repr(searched)} in its name. Run `ligerprof models` for all.")
+        meant = did_you_mean(searched, names_like(searched))
+        raise UnknownModelError(
+            f"no model has {short_repr(searched)} in its name.{meant} Run `ligerprof models` for all."
+        )
     show(
         lambda: models_json(found),
         lambda: render_figures(found) if searched else render_names(found),

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import Command, or_usage_error
+from ligerprof.cli.completion import OF_OPTIONS
 from ligerprof.cli.output import keep_config_report, say
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.conflicts import require_positions
@@ -45,8 +46,11 @@ class OptionType(click.ParamType):  # type: ignore[type-arg]
         return or_usage_error(self._declared.parse, value) if isinstance(value, str) else value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
-        """The words that start with `incomplete`."""
-        return [CompletionItem(str(word)) for word in self._declared.choices if word.startswith(incomplete)]
+        """The words that start with `incomplete`; files if any value is allowed."""
+        words = [str(word) for word in self._declared.choices]
+        if not words:
+            return [CompletionItem(incomplete, type="file")]
+        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
 # the argument of --config
@@ -57,7 +61,14 @@ _CONFIG_HELP = (
     " all. NAME=FILE names the framework; `env` reads the environment of a process that accelerate launched."
     " torchtitan's module:function imports the module and calls the function; nothing else is imported."
 )
-_config_option = click.option("--config", _CONFIG, multiple=True, metavar="FILE", help=_CONFIG_HELP)
+_config_option = click.option(
+    "--config",
+    _CONFIG,
+    multiple=True,
+    metavar="FILE",
+    help=_CONFIG_HELP,
+    shell_complete=lambda _ctx, _param, incomplete: [CompletionItem(incomplete, type="file")],
+)
 
 
 def _from_files(sources: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,6 +124,7 @@ def _single(declared: Option) -> Callable[[Any], Any]:
         default=default,
         show_default=declared.default_text or default is not None,
         help=declared.help,
+        shell_complete=OF_OPTIONS.get(declared.name),
     )
 
 
@@ -153,7 +165,19 @@ def _several(declared: Option) -> Iterator[Callable[[Any], Any]]:
         callback=functools.partial(_read_values, declared),
         metavar=f"{declared.placeholder or 'on|off'},…",
         help=declared.help,
+        shell_complete=functools.partial(_complete_last, declared),
     )
+
+
+def _complete_last(
+    declared: Option, ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the last of several values."""
+    if (names := OF_OPTIONS.get(declared.name)) is not None:
+        return names(ctx, param, incomplete)
+    before, comma, last = incomplete.rpartition(",")
+    found = OptionType(declared).shell_complete(ctx, param, last)
+    return [CompletionItem(before + comma + item.value, type=item.type) for item in found]
 
 
 def _read_values(

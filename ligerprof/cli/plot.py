@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ligerprof.cli.common_options import folder_option, force_option, json_option
+from ligerprof.cli.common_options import WordChoice, folder_option, force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import RecipeError
@@ -28,7 +28,7 @@ from ligerprof.serialization import document
 @click.option(
     "--kind",
     "kinds",
-    type=click.Choice(tuple(KINDS)),
+    type=WordChoice(tuple(KINDS)),
     multiple=True,
     help=f"Figure to draw; may be repeated. Default: all that the sources allow, or {OF_A_RECIPE} without sources.",
 )

@@ -32,6 +32,8 @@ from ligerprof.runs.sweep.folder import SweepFolder
 from ligerprof.runs.sweep.process import SweepSettings
 from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
 from ligerprof.serialization import document
+from ligerprof.text import short_repr
+from ligerprof.words import did_you_mean
 
 
 @click.command(cls=DocumentedCommand, name="study", short_help="Run the grids of a study file and report them.")
@@ -122,7 +124,8 @@ def _choose(names: str | None, known: Sequence[str], what: str) -> Sequence[str]
     chosen = names.split(",") if names else known
     for name in chosen:
         if name not in known:
-            raise RecipeError(f"the study has no {what} {name!r}. Known: {', '.join(known)}.")
+            meant = did_you_mean(name, known)
+            raise RecipeError(f"the study has no {what} {short_repr(name)}.{meant} Known: {', '.join(known)}.")
     return chosen
 
 

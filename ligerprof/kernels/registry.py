@@ -18,7 +18,8 @@ from ligerprof.kernels.providers.liger.spec import SPECS as LIGER_SPECS
 from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
 from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.text import printable
+from ligerprof.text import printable, short_repr
+from ligerprof.words import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -104,10 +105,15 @@ def find_kernel(name: str, provider: str = "ligerprof") -> KernelSpec:
     if found is not None:
         return found
     registry = load_registry()
-    having = ", ".join(kernel.provider for kernel in registry.kernels if kernel.name == name) or "none"
+    having = [kernel.provider for kernel in registry.kernels if kernel.name == name]
+    if having:
+        meant, where = did_you_mean(provider, having), f"Providers that have it: {', '.join(having)}."
+    else:
+        names = tuple(dict.fromkeys(kernel.name for kernel in registry.kernels))
+        meant, where = did_you_mean(name, names), f"Kernels: {', '.join(names)}."
     broken = "".join(f" Broken plug-in {item.entry_point}: {item.reason}." for item in registry.broken)
     raise KernelUnavailableError(
-        f"provider {provider!r} has no kernel {name!r}. Providers that have it: {having}.{broken}"
+        f"provider {short_repr(provider)} has no kernel {short_repr(name)}.{meant} {where}{broken}"
     )
 
 

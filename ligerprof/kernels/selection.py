@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
 from ligerprof.models import ModelSpec
+from ligerprof.text import short_repr
+from ligerprof.words import did_you_mean
 
 
 def inapplicable_reason(name: str, spec: ModelSpec) -> str | None:
@@ -66,8 +68,8 @@ def _named_kernels(word: str, provider: str, spec: ModelSpec) -> dict[str, str]:
     for name in names:
         if name not in KERNEL_NAMES:
             raise RecipeError(
-                f"unknown kernel {name!r} in {word!r}. Known: none, all, no-flce, or {', '.join(KERNEL_NAMES)}"
-                " joined by '+'."
+                f"unknown kernel {short_repr(name)} in {short_repr(word)}.{did_you_mean(name, KERNEL_NAMES)}"
+                f" Known: none, all, no-flce, or {', '.join(KERNEL_NAMES)} joined by '+'."
             )
         if (reason := inapplicable_reason(name, spec)) is not None:
             raise RecipeError(f"{reason}. Leave {name} out.")

@@ -12,7 +12,7 @@ from ligerprof.models.from_config import spec_from_config
 from ligerprof.models.hub_cache import cached_ids, find_cached_config
 from ligerprof.models.spec import ModelSpec
 from ligerprof.text import short_repr
-from ligerprof.words import nearest_names
+from ligerprof.words import did_you_mean
 
 _CONFIG = FileKind(error=UnknownModelError, hint="Give a transformers config.json.", max_bytes=4 * 2**20)
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
@@ -83,8 +83,7 @@ def _unknown(model: str) -> ModelSpec:
                 f"{short_repr(model)} has 4-bit weights of {packed[0]}. Give that name, and --qlora R to train over"
                 " 4-bit weights."
             )
-    nearest = nearest_names(model, _names_like(model))
-    meant = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+    meant = did_you_mean(model, names_like(model))
     raise UnknownModelError(
         f"unknown model {short_repr(model)}: not a path, not in the local Hugging Face cache, not in `ligerprof"
         f" models`.{meant} For another model give its config.json or folder."
@@ -98,7 +97,7 @@ def _without_row(hub_id: str, model_type: str, config: str) -> UnknownModelError
     return UnknownModelError(f"{hub_id}: model_type {shown} is not supported. Supported: {', '.join(ARCHITECTURES)}.")
 
 
-def _names_like(model: str) -> Iterator[str]:
+def names_like(model: str) -> Iterator[str]:
     """The names to compare with an unknown one: hub ids if it has an organization, else names without one."""
     if "/" in model:
         yield from dict.fromkeys(hub_id for hub_id, _ in hub_names().values())

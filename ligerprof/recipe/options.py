@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from ligerprof.errors import RecipeError
 from ligerprof.text import short_repr
 from ligerprof.units import parse_bytes, size_text
-from ligerprof.words import Word
+from ligerprof.words import Word, did_you_mean
 
 _SWITCH_WORDS = {"on": True, "off": False}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -136,7 +136,8 @@ class Option:
     def _unknown(self, value: object) -> RecipeError:
         words = tuple(self.kind.choices()) if issubclass(self.kind, Word) else self.words
         known = ", ".join(words) + (", or bytes" if self.is_size else "")
-        return RecipeError(f"unknown {self.name.replace('_', ' ')} {short_repr(value)}. Known: {known}.")
+        meant = did_you_mean(value, words) if isinstance(value, str) else ""
+        return RecipeError(f"unknown {self.name.replace('_', ' ')} {short_repr(value)}.{meant} Known: {known}.")
 
     def _in_range(self, value: Any) -> Any:
         if isinstance(value, (int, float)) and (

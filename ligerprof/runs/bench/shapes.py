@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.models import load_model
-from ligerprof.text import whole_number
+from ligerprof.text import short_repr, whole_number
+from ligerprof.words import did_you_mean
 
 _SLOTS = {name: slot for slot in SLOTS.values() for name in slot.benched}
 BENCH_KERNELS = tuple(_SLOTS)
@@ -55,7 +56,8 @@ def find_kernels(names: Sequence[str]) -> tuple[str, ...]:
         return BENCH_KERNELS
     for name in names:
         if name not in BENCH_KERNELS:
-            raise RecipeError(f"unknown kernel {name!r}. Known: {', '.join(BENCH_KERNELS)}, or all.")
+            meant = did_you_mean(name, BENCH_KERNELS)
+            raise RecipeError(f"unknown kernel {short_repr(name)}.{meant} Known: {', '.join(BENCH_KERNELS)}, or all.")
     return tuple(dict.fromkeys(names))
 
 
