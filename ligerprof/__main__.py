@@ -1,5 +1,19 @@
 """`python -m ligerprof` is `ligerprof`."""
 
-from ligerprof.cli.main import main
+import os
+import sys
 
-main(prog_name="ligerprof")
+
+def run() -> None:
+    """Run the command line; Ctrl-C ends it with 130 also while the first modules are imported."""
+    try:
+        from ligerprof.cli.main import main
+
+        main(prog_name="ligerprof")
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        os._exit(130)
+
+
+if __name__ == "__main__":
+    run()

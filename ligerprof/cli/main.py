@@ -1,12 +1,15 @@
 """The root command: lists the subcommands, imports each on use, and prints expected errors as one line."""
 
+import os
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
 from ligerprof import __version__
+from ligerprof.cli import interrupts
 from ligerprof.cli.command import DocumentedGroup
 from ligerprof.errors import LigerprofError
 from ligerprof.snapshots.collector import collector_paused
@@ -34,8 +37,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+# they wait for a child process that handles Ctrl-C
+_HANDLE_INTERRUPTS = ("run", "view")
+
+
 class LazyGroup(DocumentedGroup):
     """A group that imports a subcommand's module only when that subcommand is used."""
+
+    _is_process = False
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Every command, in the order of the table."""
@@ -59,13 +68,48 @@ class LazyGroup(DocumentedGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, short_help) for name, (_, short_help) in COMMANDS.items()])
 
+    def main(self, args: Sequence[str] | None = None, *names: Any, **settings: Any) -> Any:
+        """Run the command line of this process, or one that a test gives."""
+        self._is_process = args is None
+        return super().main(args, *names, **settings)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand, and import its module."""
+        if self._is_process and args[0] not in _HANDLE_INTERRUPTS:
+            interrupts.watch()
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a subcommand; an expected error becomes one line on stderr and its exit code."""
+        """Run a subcommand; an expected error becomes one line on stderr and its exit code, an interrupt 130."""
         try:
             return super().invoke(ctx)
+        except click.exceptions.Exit:
+            raise
+        except KeyboardInterrupt:
+            self._interrupted(ctx)
         except LigerprofError as error:
+            if interrupts.received() and error.exit_code != interrupts.EXIT_CODE:
+                self._interrupted(ctx)
             click.echo(f"Error: {printable(str(error))}", err=True)
-            ctx.exit(error.exit_code)
+            self._exit(ctx, error.exit_code)
+        except Exception:
+            # what an interrupt became in code that catches it
+            if interrupts.received():
+                self._interrupted(ctx)
+            raise
+
+    def _interrupted(self, ctx: click.Context) -> NoReturn:
+        # the terminal shows ^C in the line of the cursor
+        click.echo("\ninterrupted", err=True)
+        self._exit(ctx, interrupts.EXIT_CODE)
+
+    def _exit(self, ctx: click.Context, code: int) -> NoReturn:
+        if self._is_process and code == interrupts.EXIT_CODE:
+            # at its end, Python would send SIGINT to itself after an interrupt in the exec() of a string
+            os._exit(code)
+        ctx.exit(code)
 
 
 @click.group(

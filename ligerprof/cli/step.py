@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from ligerprof.cli import interrupts
 from ligerprof.cli.common_options import folder_option, force_option, json_option, trace_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import say, show
@@ -40,6 +41,8 @@ def command(
         fits = _follow(recipe, rank, trace)
     else:
         run = create_run_directory(output, force=force)
+        for clean_up in (ctx.call_on_close, interrupts.at_end):
+            clean_up(run.remove_if_empty)
         report = run_step(recipe, run, say, trace=trace)
         say("writing the report")
         run.write_text(REPORT, render_page(report))

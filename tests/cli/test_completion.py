@@ -41,7 +41,7 @@ def completed(*words: str) -> list[str]:
         (["explain", "snap"], ["file snap"]),
         ([""], list(COMMANDS)),
     ],
-    ids=lambda words: " ".join(words),
+    ids=" ".join,
 )
 def test_a_shell_completes_names(words: list[str], offered: list[str]) -> None:
     assert completed(*words) == offered
@@ -64,7 +64,7 @@ def test_completing_a_model_imports_neither_torch_nor_numpy() -> None:
     )
     words = {VARIABLE: "bash_complete", "COMP_WORDS": "ligerprof estimate --model qwen3-0", "COMP_CWORD": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **words}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], env={**os.environ, **words}, capture_output=True, text=True, check=True
     )
 
     assert done.stdout.split("\n")[-3:] == ["plain,qwen3-0.6b", "[]", ""]
