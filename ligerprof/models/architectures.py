@@ -181,6 +181,7 @@ _ROWS = (
         layer_norms=LayerNorms(before_attention="ln_1", before_mlp="ln_2", held_in_mlp=True),
         embedding_dropout=Dropout(key="embd_pdrop", default=0.1),
         tied_by_default=True,
+        mask_by_position=True,
         output_class="CausalLMOutputWithCrossAttentions",
     ),
 )

@@ -92,8 +92,8 @@ def chunked_nll(context: Context, hidden: Value, weight: Weight) -> Value:
     size = min(TRL_CHUNK_TOKENS, rows)
     covered = max(1, min(-(-recipe.labelled_tokens // TRL_CHUNK_TOKENS), -(-rows // TRL_CHUNK_TOKENS)))
     count = min(covered, _DISTINCT_CHUNKS)
-    # the head reads the weight in each chunk, and a tied embedding once more
-    weight.uses = count + context.spec.tied_embeddings
+    # the head reads the weight in each chunk, and the embedding once more if both share it
+    weight.uses = count + (weight is context.weights[f"{context.spec.architecture.embedding}.weight"])
     losses = []
     for _ in range(count):
         chunk = tape.slice(sorted_rows, size * width)
@@ -119,10 +119,10 @@ def _nll_of_chunk(context: Context, weight: Weight, hidden: Value, tape: Tape) -
     tape.release(read)
     if isinstance(read_weight, Value):
         tape.release(read_weight)
-    wide = _upcast(own, logits)
+    wide = upcast(own, logits)
     tape.release(logits)
     if context.spec.final_softcap is not None:
-        wide = _capped(own, wide)
+        wide = capped_in_one_line(own, wide)
     log_probabilities = _log_softmax(tape, wide)
     loss = _nll(tape, log_probabilities)
     _run_entropy(tape, log_probabilities)
@@ -162,7 +162,8 @@ def _product(context: Context, read: Value, weight: Tensor, rows: int) -> Value:
     )
 
 
-def _upcast(context: Context, logits: Value) -> Value:
+def upcast(context: Context, logits: Value) -> Value:
+    """`logits.float()`: a second [T, V] tensor, or the same one if it is fp32."""
     if logits.width == FP32_BYTES:
         return context.tape.name(logits)
     return context.tape.run(
@@ -170,8 +171,8 @@ def _upcast(context: Context, logits: Value) -> Value:
     )
 
 
-def _capped(context: Context, logits: Value) -> Value:
-    """`cap * tanh(logits / cap)`, assigned to the variable of the logits."""
+def capped_in_one_line(context: Context, logits: Value) -> Value:
+    """`logits = cap * tanh(logits / cap)`, which holds the uncapped logits until the product is there."""
     tape = context.tape
     divided = scale(context, logits, role=Role.LOGITS)
     bent = unary(context, divided, saves_output=True, role=Role.LOGITS)
@@ -275,7 +276,7 @@ def _titan_chunk(
         tape.release(shared)
     if before is not None:
         meter.drop(before)
-    wide = _upcast(own, logits)
+    wide = upcast(own, logits)
     log_probabilities = _log_softmax(tape, wide)
     loss = _nll(tape, log_probabilities)
     tape.release(log_probabilities, wide)

@@ -53,19 +53,22 @@ def _measure_weight(context: Context, name: str) -> tuple[Value, ...]:
     identity = tape.run(Operation(elements=inputs * inputs, width=adapter.width))
     read = context.cast(identity, width)
     thin = tape.run(Operation(elements=inputs * rank, width=width, is_product=True))
+    keeps_graph = tape.saving and adapter.needs_gradient
+    if not keeps_graph:
+        tape.release(read)
     wide = tape.run(Operation(elements=inputs * outputs, width=width, is_product=True))
+    if not keeps_graph:
+        tape.release(thin)
     tape.release(identity)
     delta = renamed(context, wide, context.cast(wide, adapter.width))
     kept = [delta]
+    if keeps_graph:
+        kept += [read, thin]
     if context.weights[f"{name}.weight"].width != adapter.width:
         kept.append(tape.run(Operation(elements=inputs * outputs, width=adapter.width, role=Role.WEIGHT_CASTS)))
     # the scaled product and its sum with the weight
     norm = Operation(elements=outputs, width=adapter.width, forward_scratch_bytes=2 * delta.size_bytes)
     kept.append(tape.run(norm))
-    if tape.saving:
-        # the graph of the product
-        return (*kept, read, thin)
-    tape.release(read, thin)
     return tuple(kept)
 
 

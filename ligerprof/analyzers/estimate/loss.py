@@ -1,6 +1,12 @@
 """The head and the loss: the [T, V] logits tensors that are live together."""
 
-from ligerprof.analyzers.estimate.chunked_loss import chunked_nll, titan_chunked, torch_linear
+from ligerprof.analyzers.estimate.chunked_loss import (
+    capped_in_one_line,
+    chunked_nll,
+    titan_chunked,
+    torch_linear,
+    upcast,
+)
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.hooks import Part
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
@@ -54,7 +60,7 @@ def head_weight_name(context: Context) -> str:
 
 
 def _capped(context: Context, logits: Value) -> Value:
-    """`softcap * tanh(logits / softcap)` assigned to the same variable, if the model caps logits."""
+    """Division, tanh and product in a statement each, as models cap their logits."""
     if context.spec.final_softcap is None:
         return logits
     tape = context.tape
@@ -67,24 +73,15 @@ def _capped(context: Context, logits: Value) -> Value:
     return capped
 
 
-def _upcast(context: Context, logits: Value) -> Value:
-    """`logits.float()`: a second [T, V] tensor, or the same one if it is fp32."""
-    if logits.width == FP32_BYTES:
-        return context.tape.name(logits)
-    return context.tape.run(
-        Operation(elements=logits.elements, width=FP32_BYTES, inputs=(logits,), role=Role.LOGITS, gradient_role=_LOSS)
-    )
-
-
 def hf_loss(context: Context, logits: Value, *, caps: bool) -> Value:
     """ForCausalLMLoss of transformers 4.49 and later, and the losses' reference.py: labels are shifted, logits are not.
 
     Args:
         caps: whether the loss caps the upcast logits.
     """
-    wide = _upcast(context, logits)
-    if caps:
-        wide = _capped(context, wide)
+    wide = upcast(context, logits)
+    if caps and context.spec.final_softcap is not None:
+        wide = capped_in_one_line(context, wide)
     loss = _cross_entropy(context, wide, context.tokens)
     context.tape.release(wide, logits)
     return loss
@@ -93,7 +90,7 @@ def hf_loss(context: Context, logits: Value, *, caps: bool) -> Value:
 def _shifted_copy_loss(context: Context, logits: Value) -> Value:
     """LlamaForCausalLM.forward of transformers 4.45: logits upcast under their own name, then a shifted copy."""
     tape = context.tape
-    wide = _upcast(context, logits)
+    wide = upcast(context, logits)
     tape.release(logits)
     rows = context.tokens - context.recipe.rows
     shifted = tape.run(

@@ -45,6 +45,7 @@ class _Layer:
     Attributes:
         times: how many layers of the model it stands for.
         checkpoint: the input that checkpointing keeps for it, else None.
+        packed_mask: the mask in main memory if checkpointing saves and offloads that, too, else None.
         cache: the outputs that selective checkpointing keeps, else None.
     """
 
@@ -54,6 +55,7 @@ class _Layer:
     output: Value
     context: Context
     checkpoint: Allocation | PackedTensor | None
+    packed_mask: PackedTensor | None
     cache: OutputCache | None
 
 
@@ -111,8 +113,9 @@ class MicroBatch:
         self._meter.drop(held)
         self._bottom.tape.release(embedded)
         self._release_mask(self._idle_mask)
-        if not self._recipe.checkpointing:
+        if not self._recipe.checkpointing or self._offloads_masks:
             self._release_mask(self._mask)
+            self._mask = None
         if self._other_mask_reader is None:
             self._release_mask(self._other_mask)
             self._other_mask = None
@@ -235,11 +238,12 @@ class MicroBatch:
 
         def run() -> None:
             checkpoint = self._keep_input(held) if checkpointing else None
+            packed_mask = self._pack_mask() if checkpointing else None
             self._hooks.enter(index)
             output = run_layer(context, stream, index, output_role)
             self._meter.drop(held)
             self._hooks.leave(index)
-            self._layers.append(_Layer(index, times, stream, output, context, checkpoint, cache))
+            self._layers.append(_Layer(index, times, stream, output, context, checkpoint, packed_mask, cache))
             result.append(output)
 
         self._meter.repeat(times, run)
@@ -282,6 +286,7 @@ class MicroBatch:
         offloading, loaded = self.offloading, None
         if offloading is not None and isinstance(layer.checkpoint, PackedTensor):
             loaded = layer.source.block = offloading.unpack(layer.checkpoint, starts_node=True)
+        loaded_mask = self._load_mask(layer, context)
         # the reentrant kind detaches the layer's input
         context.leaf = layer.source if reentrant else None
         output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
@@ -298,7 +303,30 @@ class MicroBatch:
         if offloading is None or loaded is None:
             return context.tape.finish_backward(layer.source)
         self._meter.drop(loaded)
+        if loaded_mask is not None:
+            self._meter.drop(loaded_mask)
         return context.tape.finish_backward(layer.source, after_first=offloading.end_node)
+
+    @property
+    def _offloads_masks(self) -> bool:
+        """Whether masks are saved with the layers' inputs, and moved to main memory with them."""
+        return self._recipe.spec.architecture.mask_by_position and self.offloading is not None
+
+    def _pack_mask(self) -> PackedTensor | None:
+        """Save the mask of a layer."""
+        if self.offloading is None or not self._offloads_masks or self._mask is None or self._mask.block is None:
+            return None
+        return self.offloading.pack(self._mask.block)
+
+    def _load_mask(self, layer: _Layer, context: Context) -> Allocation | None:
+        """The mask of a layer that is recomputed, which replaces the context's."""
+        if self.offloading is None or layer.packed_mask is None:
+            return None
+        block = self.offloading.unpack(layer.packed_mask, starts_node=False)
+        mask = layer.packed_mask.block
+        width = mask.size_bytes // mask_elements(self._recipe)
+        context.mask = Value(mask_elements(self._recipe), width, needs_gradient=False, block=block)
+        return block
 
     def _keep_input(self, block: Allocation) -> Allocation | PackedTensor:
         """Keep a layer's input for its recomputation, on the GPU or in main memory."""
