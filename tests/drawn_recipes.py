@@ -119,7 +119,7 @@ def _chunked_losses(recipe: TrainingRecipe) -> Iterator[Loss]:
     """The chunked losses that go with a recipe."""
     if "flce" in recipe.kernels or "ce" in recipe.kernels:
         return
-    yield Loss.CHUNKED_NLL
+    yield from (Loss.CHUNKED_NLL, Loss.TRL_TILED)
     if recipe.spec.final_softcap is None:
         yield Loss.TORCH_LINEAR
         if recipe.tokens % TITAN_CHUNKS == 0 and recipe.precision is not Precision.AMP_FP16:

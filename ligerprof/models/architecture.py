@@ -203,8 +203,8 @@ class Architecture:
         scales_embedding: whether the embedding's output is multiplied by a number.
         final_softcap: applied to the logits.
         tied_by_default: whether head and embedding share their weight if the config lacks the key.
-        mask_by_position: whether the decoder passes the mask to its layers as a positional argument, which checkpointing
-            saves as it saves the layer's input.
+        mask_by_position: whether the decoder passes the mask to its layers by position, so that checkpointing
+            saves it with the layer's input.
         output_class: class of the causal model's result, in transformers.modeling_outputs.
         peft_targets: the layers that peft adapts if none are named; empty if peft knows none.
     """

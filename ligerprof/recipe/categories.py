@@ -120,11 +120,12 @@ class Loss(Word):
     CHUNKED_NLL = "chunked-nll"
     TORCH_LINEAR = "torch-linear"
     TITAN_CHUNKED = "titan-chunked"
+    TRL_TILED = "trl-tiled"
 
     @property
     def is_chunked(self) -> bool:
-        """Whether it computes the logits of a part of the tokens at a time."""
-        return self in (Loss.CHUNKED_NLL, Loss.TORCH_LINEAR, Loss.TITAN_CHUNKED)
+        """Whether it computes a part of the logits at a time."""
+        return self not in (Loss.HF, Loss.HF_4_45)
 
 
 # optimizers of bitsandbytes whose moments have 8 bits

@@ -137,8 +137,8 @@ class TrainingOptions(Options):
     attention: Attention = option(Group.TRAINING, "Attention implementation.", default=Attention.SDPA)
     loss: Loss = option(
         Group.TRAINING,
-        "Loss over the vocabulary: transformers' of today or of version 4.45, TRL's chunked_nll, torch's"
-        " F.linear_cross_entropy, or torchtitan's chunked loss.",
+        "Loss over the vocabulary: transformers' of today or of version 4.45, TRL's chunked_nll (up to version 1.14),"
+        " TRL's loss in tiles (1.15 and later), torch's F.linear_cross_entropy, or torchtitan's chunked loss.",
         default=Loss.HF,
     )
     lora: int | None = option(

@@ -6,6 +6,9 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, INDEX_BYTES
 
 # TRL 1.14, trl/trainer/sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE
 TRL_CHUNK_TOKENS = 256
+# TRL 1.16, trl/kernels/chunked_logprob.py: TOKEN_CHUNK_SIZE; trl/trainer/utils.py: _CHUNKED_LOGPROB_CHUNK_SIZE
+TRL_TILE_TOKENS = 4096
+TRL_TILE_WORDS = 32_768
 # torchtitan, torchtitan/components/loss.py: ChunkedLossWrapper.Config.num_chunks
 TITAN_CHUNKS = 8
 
@@ -91,3 +94,86 @@ class LinearCrossEntropy:
     def _upcasts(self) -> bool:
         """Whether logits are wider than the inputs; fp16 ones are not."""
         return self._widens and self.is_bfloat16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TiledLogProbabilities:
+    """Blocks of TRL's `ChunkedLogProbFunction` (trl/kernels/chunked_logprob.py of TRL 1.16), whose kernels make none.
+
+    Attributes:
+        tokens: tokens with a label.
+        hidden_width, weight_width: bytes per element of hidden states and weight.
+        width: bytes per element of the products' operands.
+        input_gradient, weight_gradient: whether these gradients are computed.
+    """
+
+    tokens: int
+    hidden: int
+    vocab: int
+    hidden_width: int
+    weight_width: int
+    width: int
+    input_gradient: bool
+    weight_gradient: bool
+
+    @property
+    def buffer_bytes(self) -> int:
+        """One tile; its buffer has all words of a tile, also for a smaller vocabulary."""
+        return min(self.tokens, TRL_TILE_TOKENS) * TRL_TILE_WORDS * self.width
+
+    @property
+    def accumulator_bytes(self) -> int:
+        """The fp32 gradients that backward accumulates."""
+        rows = (self.tokens if self.input_gradient else 0) + (self.vocab if self.weight_gradient else 0)
+        return rows * self.hidden * FP32_BYTES
+
+    @property
+    def forward_copies_bytes(self) -> int:
+        """The most that copies of hidden states and weight in the products' dtype take in forward."""
+        return self._highest_copies(kept=0)
+
+    @property
+    def backward_bytes(self) -> int:
+        """The most that backward holds: buffer, accumulators, copies, and at the end gradients of another dtype."""
+        rows = (
+            (self.tokens, self.hidden_width, self.input_gradient),
+            (self.vocab, self.weight_width, self.weight_gradient),
+        )
+        results = sum(count * self.hidden * width for count, width, is_made in rows if is_made and width != FP32_BYTES)
+        last_copies = self._of_tokens(-1) + self._of_words(-1)
+        return self.buffer_bytes + self.accumulator_bytes + max(self._highest_copies(kept=1), last_copies + results)
+
+    def _highest_copies(self, *, kept: int) -> int:
+        """The most that copies take at once.
+
+        Args:
+            kept: whether a copy of the weight lives until the next one is there; one of the hidden states does.
+        """
+        chunks, tiles = len(self._token_chunks), len(self._word_chunks)
+        highest, of_tokens, of_words = 0, 0, 0
+        for number in range(chunks):
+            highest = max(highest, of_tokens + self._of_tokens(number) + of_words)
+            of_tokens = self._of_tokens(number)
+            for tile in range(tiles):
+                highest = max(highest, of_tokens + of_words + self._of_words(tile))
+                of_words = kept * self._of_words(tile)
+        return highest
+
+    @property
+    def _token_chunks(self) -> tuple[int, ...]:
+        return _chunks(self.tokens, TRL_TILE_TOKENS)
+
+    @property
+    def _word_chunks(self) -> tuple[int, ...]:
+        return _chunks(self.vocab, TRL_TILE_WORDS)
+
+    def _of_tokens(self, number: int) -> int:
+        copies = self.hidden_width != self.width and self.tokens > 0
+        return self._token_chunks[number] * self.hidden * self.width if copies else 0
+
+    def _of_words(self, number: int) -> int:
+        return self._word_chunks[number] * self.hidden * self.width if self.weight_width != self.width else 0
+
+
+def _chunks(whole: int, size: int) -> tuple[int, ...]:
+    return tuple(min(size, whole - start) for start in range(0, whole, size))

@@ -14,6 +14,7 @@ from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phas
 from ligerprof.analyzers.attribution.precedents import Precedents
 from ligerprof.analyzers.attribution.program import Program
 from ligerprof.analyzers.attribution.reduction import Reductions
+from ligerprof.analyzers.attribution.vocabulary import TILED_LOSS
 from ligerprof.analyzers.attribution.weights import Weights
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
@@ -22,6 +23,7 @@ from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import MIB
 
+_WITHOUT_OUTPUT = re.compile(TILED_LOSS, re.MULTILINE)
 # cuBLAS's default workspace: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)
 _WORKSPACE_SIZES = frozenset({32 * MIB, 8519680})
 _SMALL_SHARE = 10_000
@@ -261,7 +263,7 @@ class FeatureExtractor:
 
     @cached_property
     def _first_workspaces(self) -> frozenset[int]:
-        """The first block of each phase and thread that may be cuBLAS's: never freed, after a product's output.
+        """The first block of each phase and thread that may be cuBLAS's: never freed, after a product's output, if any.
 
         The order of blocks from before the recording is unknown: of these, a phase's only one counts.
         """
@@ -274,7 +276,8 @@ class FeatureExtractor:
         phases, indices, counts = np.unique(self._codes[older], return_index=True, return_counts=True)
         for phase, index in zip(phases[counts == 1].tolist(), indices[counts == 1].tolist(), strict=True):
             first[phase, True] = int(older[index])
-        for block in sized[self._call_sites.index_in_call[sized] > 0].tolist():
+        follows = (self._call_sites.index_in_call > 0) | self._call_sites.matching(_WITHOUT_OUTPUT)
+        for block in sized[follows[sized]].tolist():
             phase = int(self._codes[block])
             stack = self._call_sites.of(block).stack
             # autograd's threads, which a loss may use within forward, have no Python calls

@@ -9,13 +9,14 @@ from ligerprof.analyzers.attribution.sharding_rules import (
     OPTIMIZER_COMMUNICATION,
     STATE_RULES,
 )
+from ligerprof.analyzers.attribution.vocabulary import TILED_LOSS
 from ligerprof.roles import Phase, Role
 
 _BUILD, _FORWARD, _BACKWARD = (Phase.BUILD,), (Phase.FORWARD,), (Phase.BACKWARD,)
 _OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FORWARD, Phase.BACKWARD)
 _FUSED_LOSS = (
     r"fused_linear_cross_entropy|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/"
-    r"|/functional\.py:linear_cross_entropy$"
+    r"|/functional\.py:linear_cross_entropy$|" + TILED_LOSS
 )
 # a chunk of TRL's chunked_nll, and of ours: the head's product, and what the loss makes of it
 _NLL_CHUNK = r"\A\S*(?:sft_trainer|chunked_nll)\.py:_chunk$"
@@ -131,6 +132,7 @@ RULES: tuple[Rule, ...] = (
         lacks=(Feature.IN_HEAD,),
     ),
     # the loss in backward
+    Rule(Role.KERNEL_WORKSPACE, _BACKWARD, stack=TILED_LOSS, has=(Feature.DIES_IN_PHASE,)),
     Rule(
         Role.CE_TEMPORARIES,
         _BACKWARD,

@@ -18,10 +18,13 @@ from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
+# TRL's loss in tiles, and ours: products write into a buffer
+TILED_LOSS = r"trl/kernels/chunked_logprob\.py|losses/tiled_log_probabilities\.py"
 # losses of language models, by what their libraries document
 _LIBRARY_LOSS = re.compile(
     r"loss_utils\.py:For(?:CausalLM|MaskedLM)Loss$|fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/"
-    r"|/functional\.py:linear_cross_entropy$|(?:sft_trainer|chunked_nll)\.py:_chunk$",
+    r"|/functional\.py:linear_cross_entropy$|(?:sft_trainer|chunked_nll)\.py:_chunk$"
+    r"|" + TILED_LOSS,
     re.MULTILINE,
 )
 _LOSS_CALL = re.compile(

@@ -14,12 +14,18 @@ from ligerprof.analyzers.estimate.lora import ORIGINAL
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import linear, scale, unary
 from ligerprof.analyzers.estimate.tensors import Value
+from ligerprof.analyzers.estimate.tiled_loss import trl_tiled
 from ligerprof.recipe.categories import Loss
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 _LOSS = Role.CE_TEMPORARIES
-_CHUNKED = {Loss.CHUNKED_NLL: chunked_nll, Loss.TORCH_LINEAR: torch_linear, Loss.TITAN_CHUNKED: titan_chunked}
+_CHUNKED = {
+    Loss.CHUNKED_NLL: chunked_nll,
+    Loss.TORCH_LINEAR: torch_linear,
+    Loss.TITAN_CHUNKED: titan_chunked,
+    Loss.TRL_TILED: trl_tiled,
+}
 
 
 def head_and_loss(context: Context, hidden: Value) -> Value:

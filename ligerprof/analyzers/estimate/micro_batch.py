@@ -64,6 +64,7 @@ class MicroBatch:
 
     Attributes:
         evaluates: whether the pass has no backward, so that the decoder's local tensors end with it.
+        copies_embedding: whether autocast keeps a copy of the embedding's output, and with it the output.
         until_loss_is_freed: what backward leaves besides gradients, until another loss takes the variable.
         offloading: what is saved in main memory, or None.
     """
@@ -80,6 +81,7 @@ class MicroBatch:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
         self._placement, self._hooks = placement, hooks
         self.evaluates = False
+        self.copies_embedding = False
         self._policy = None if recipe.selective is None else find_policy(recipe.selective)
         self._mask: Value | None = None
         self._other_mask: Value | None = None
@@ -111,7 +113,10 @@ class MicroBatch:
         hidden = norm(self._top, stream, self._recipe.spec.architecture.final_norm)
         self._hooks.leave(Part.NORM)
         self._meter.drop(held)
-        self._bottom.tape.release(embedded)
+        # autocast's copy of a leaf holds it
+        copied = self._layers[0].context.leaf_cast is not None
+        if not copied:
+            self._bottom.tape.release(embedded)
         self._release_mask(self._idle_mask)
         if not self._recipe.checkpointing or self._offloads_masks:
             self._release_mask(self._mask)
@@ -129,6 +134,8 @@ class MicroBatch:
             self._meter.repeat(layer.times, layer.context.leave_autocast)
         self._meter.place = HEAD
         self._top.leave_autocast()
+        if copied:
+            self._bottom.tape.release(embedded)
 
     def backward(self) -> None:
         """Walk back from the loss; what is left are the gradients of the weights."""
@@ -232,6 +239,8 @@ class MicroBatch:
         cache = OutputCache(self._policy) if checkpointing and self._policy is not None else None
         tape = Tape(self._meter, saving=not checkpointing, cache=cache)
         context = self._new_context(tape, checkpointed=checkpointing)
+        if index == 0 and self.copies_embedding:
+            context.leaf = stream
         is_last = index == self._recipe.spec.layers - 1
         output_role = Role.ACTIVATIONS if is_last else self._stream_role(index + 1)
         result: list[Value] = []

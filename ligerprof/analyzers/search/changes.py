@@ -43,8 +43,12 @@ def _change(
 
 @_change("kernels", "fused kernels", "none: the same computation with different rounding", free=True)
 def _fused_kernels(recipe: TrainingRecipe) -> Outcome:
-    if set(recipe.kernels) == set(select_kernels("all", recipe.spec)):
+    # TRL computes its loss in tiles, and refuses a fused one
+    wanted = "no-flce" if recipe.loss is Loss.TRL_TILED else "all"
+    if set(recipe.kernels) == set(select_kernels(wanted, recipe.spec)):
         return "all applicable kernels are in use"
+    if recipe.loss is Loss.TRL_TILED:
+        return (dataclasses.replace(recipe, liger=wanted),)
     # the fused loss replaces the loss that `loss` selects
     return (dataclasses.replace(recipe, liger="all", loss=Loss.HF),)
 

@@ -32,9 +32,9 @@ def _optimizer(key: str) -> Spelling:
     return spell
 
 
-def _kernels(keys: Mapping[str, Any]) -> Spelling:
-    """The switch of liger-kernel, for a recipe with all kernels."""
-    return lambda recipe: keys if recipe.liger == "all" else None
+def _kernels(keys: Mapping[str, Any], kernels: str = "all") -> Spelling:
+    """The switch of liger-kernel, which stands for this set of kernels."""
+    return lambda recipe: keys if recipe.liger == kernels else None
 
 
 def _amp(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
@@ -100,7 +100,8 @@ _AXOLOTL: Mapping[str, Spelling] = {
 }
 SPELLINGS: Mapping[str, Mapping[str, Spelling]] = {
     "transformers": _TRAINER,
-    "trl-sft": {**_TRAINER, **_adapter(_trl_adapter)},
+    # TRL 1.15 and later have a loss of their own
+    "trl-sft": {**_TRAINER, **_adapter(_trl_adapter), "liger": _kernels({"use_liger_kernel": True}, "no-flce")},
     "axolotl": _AXOLOTL,
     "llama-factory": {
         **_TRAINER,

@@ -15,6 +15,7 @@ from ligerprof.recipe.configs.rows import (
     section,
     switch,
     text,
+    truth,
     turned_on,
     words,
 )
@@ -58,7 +59,8 @@ _COMMON: Mapping[str, Row] = {
     "max_seq_length": _LENGTH,
     "model_init_kwargs": section(_INIT_KWARGS),
     "activation_offloading": switch(Setting.ACTIVATION_OFFLOAD),
-    "pad_to_multiple_of": count(Setting.PAD_TO_MULTIPLE_OF),
+    # TRL 1.16 pads on Neuron only
+    "pad_to_multiple_of": count(Setting.PAD_TO_MULTIPLE_OF, auto=True),
     "accelerate_config": Row(read=_read_accelerate_config),
     # the model's arguments
     "model_name_or_path": text(Setting.MODEL),
@@ -103,7 +105,11 @@ _SFT: Mapping[str, Row] = {
     "padding_free": turned_on({Setting.PACKING: Packing.PADDING_FREE}),
     **part_of("packing", "packing_strategy"),
     "loss_type": words(
-        Setting.LOSS, {"nll": "hf", "chunked_nll": "chunked-nll"}, what="loss", remedy="Choose another with --loss."
+        Setting.LOSS,
+        # a product with the probability, per token, makes dft's loss
+        dict.fromkeys(("nll", "chunked_nll", "dft"), "trl-tiled"),
+        what="loss",
+        remedy="Choose another with --loss.",
     ),
     **ignored(Reason.DATA, "completion_only_loss assistant_only_loss formatting_func"),
     **ignored(Reason.EVALUATION, "eval_packing"),
@@ -143,10 +149,31 @@ def _finish_sft(reading: Reading, values: Mapping[str, Any]) -> None:
         wrapped = Packing.PLAIN if is_off(values.get("padding_free")) else Packing.PADDING_FREE
         is_wrapped = values.get("packing_strategy") == "wrapped"
         reading.set("packing", {Setting.PACKING: wrapped if is_wrapped else Packing.DOCUMENTS})
-    uses_liger = not is_off(values.get("use_liger_kernel")) or not is_off(values.get("use_liger"))
-    reading.defaults[Setting.LOSS] = "hf" if uses_liger else "chunked-nll"
-    if reading.value(Setting.LOSS) == "chunked-nll":
-        reading.assumed.append("TRL's chunked_nll as in TRL 1.14; 1.15 and later compute it with kernels")
+    _set_loss(reading, values)
+
+
+def _set_loss(reading: Reading, values: Mapping[str, Any]) -> None:
+    """TRL 1.15 and later compute every loss in tiles, and liger-kernel replaces layers only (sft_trainer.py).
+
+    They refuse liger-kernel's fused loss, so that a file that asks for it by name is for an earlier version.
+    """
+    details = values.get("liger_kernel_config")
+    asks_for_fused = isinstance(details, Mapping) and truth(details.get("fused_linear_cross_entropy") or False)
+    switch_key = next((key for key in ("use_liger_kernel", "use_liger") if not is_off(values.get(key))), None)
+    if switch_key is not None and asks_for_fused:
+        reading.set(switch_key, {Setting.LOSS: "hf"})
+        return
+    reading.defaults[Setting.LOSS] = "trl-tiled"
+    if switch_key is not None:
+        kernels = reading.value(Setting.LIGER)
+        reading.set(switch_key, {Setting.LIGER: kernels - {"flce", "ce"}, Setting.PROVIDER: "liger"})
+    if reading.value(Setting.LOSS) == "trl-tiled":
+        before = (
+            "--liger all --provider liger --loss hf"
+            if switch_key is not None
+            else "--loss chunked-nll, or --loss hf for nll"
+        )
+        reading.assumed.append(f"the loss of TRL 1.15 and later, in tiles; for TRL 1.14 and before: {before}")
 
 
 TRL_SFT = Framework(

@@ -28,6 +28,10 @@ def _forward_of(recipe: TrainingRecipe) -> Callable[..., Any]:
         from ligerprof.runs.losses import chunked_nll
 
         return chunked_nll.make_forward(recipe.labelled_tokens)
+    if recipe.loss is Loss.TRL_TILED:
+        from ligerprof.runs.losses import trl_tiled
+
+        return trl_tiled.make_forward(recipe.labelled_tokens)
     if recipe.loss is Loss.TORCH_LINEAR:
         from ligerprof.runs.losses import torch_linear
 

@@ -60,14 +60,18 @@ def test_gradients_of_accumulated_micro_batches_are_divided_once() -> None:
     torch.testing.assert_close(2 * half["model.norm.weight"], whole["model.norm.weight"])
 
 
-def test_capped_logits() -> None:
+@pytest.mark.parametrize("loss", ["chunked-nll", "trl-tiled"])
+def test_capped_logits(loss: str) -> None:
     config = {**CONFIGS["gemma2-2b"], "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 500}
     model = spec_from_config({**config, **heads}, name="capped")
     sizes: dict[str, Any] = {**SIZES, "model": model, "attention": "eager"}
-    expected, _ = loss_and_gradients(TrainingRecipe(**sizes))
-    found, _ = loss_and_gradients(TrainingRecipe(**sizes, loss="chunked-nll"))
+    expected, gradients = loss_and_gradients(TrainingRecipe(**sizes))
+    found, computed = loss_and_gradients(TrainingRecipe(**sizes, loss=loss))
     torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        computed["model.embed_tokens.weight"], gradients["model.embed_tokens.weight"], rtol=1e-3, atol=1e-6
+    )
 
 
 def test_a_torch_without_the_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
