@@ -1,9 +1,16 @@
-import re
-from pathlib import Path
+"""Links and names in the documentation, and what the site makes from the code."""
 
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import click
 import pytest
 
-from ligerprof.cli.main import COMMANDS
+import ligerprof
+from ligerprof.cli.main import COMMANDS, main
+from ligerprof.recipe.training import RECIPE_OPTIONS
 from tests.paths import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -30,3 +37,30 @@ def test_source_files_that_texts_mention_exist() -> None:
 def test_every_command_has_a_page_in_the_index(name: str) -> None:
     index = (REPOSITORY / "docs" / "index.md").read_text(encoding="utf-8")
     assert re.search(rf"^\| `ligerprof {name}` \| \[[^]]+\]\([^)]+\.md\)", index, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """What the site makes from the code; `make docs` builds the rest."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "docs" / "_site"))
+    return import_module("reference")
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_site_lists_every_option_of_a_command_or_links_to_it(name: str, reference: ModuleType) -> None:
+    page = reference.options_of_command(name)
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    for parameter in command.params:
+        declared = (parameter.name or "").removeprefix("no_") in RECIPE_OPTIONS
+        if isinstance(parameter, click.Option) and not parameter.hidden and not declared:
+            assert max(parameter.opts, key=len) in page
+
+
+def test_the_site_shows_json_of_every_command_but_servers_and_launchers(reference: ModuleType) -> None:
+    assert {example.split()[0] for example in reference.JSON_EXAMPLES} == set(COMMANDS) - {"view", "run"}
+
+
+def test_the_site_lists_every_public_name(reference: ModuleType) -> None:
+    page = reference.python_page()
+    assert [name for name in ligerprof.__all__ if f"## `{name}`\n" not in page] == []

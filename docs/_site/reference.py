@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import ligerprof
 from ligerprof.cli.main import COMMANDS, main
 from ligerprof.recipe.options import Group
+from ligerprof.recipe.training import RECIPE_OPTIONS
 
 REPOSITORY = Path(__file__).parents[2]
 _SNAPSHOTS = "tests/data/snapshots"
@@ -43,6 +44,7 @@ JSON_EXAMPLES = (
 )
 # objects whose keys are data: names of roles, phases, packages
 _MAPPINGS = frozenset({"roles", "phases", "after_phase", "versions", "evaluation_roles"})
+_RECIPE_FLAGS = {flag for option in RECIPE_OPTIONS.values() for flag in (option.flag, option.off_flag) if flag}
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 
 
@@ -65,6 +67,10 @@ class _Markdown(click.HelpFormatter):
         self.tables[self._heading] = rows
 
 
+def _first_flag(flags: str) -> str:
+    return re.split(r"[ ,/]", flags, maxsplit=1)[0]
+
+
 def options_of_command(name: str) -> str:
     """Usage and options of a command, in the groups of its --help; options of a recipe have a page of their own."""
     context = main.make_context("ligerprof", [name], resilient_parsing=True)
@@ -74,8 +80,9 @@ def options_of_command(name: str) -> str:
     command.format_help(click.Context(command, info_name=name, parent=context), formatter)
     lines = ["## All options", "", "```text", formatter.usage, "```", ""]
     recipe_groups = [title for title in formatter.tables if title in set(Group.choices())]
-    for title, rows in formatter.tables.items():
-        if title not in recipe_groups and rows:
+    for title, all_rows in formatter.tables.items():
+        rows = [row for row in all_rows if title not in recipe_groups or _first_flag(row[0]) not in _RECIPE_FLAGS]
+        if rows:
             lines += [*([] if title == "Options" else [f"### {title}", ""]), "| option | meaning |", "|---|---|"]
             lines += [f"| `{_cell(flags)}` | {_cell(meaning)} |" for flags, meaning in rows]
             lines.append("")
