@@ -4,26 +4,33 @@ import itertools
 import json
 import lzma
 import pickle
-from collections.abc import Callable, Sequence
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from click.testing import CliRunner
 
 from ligerprof.analyzers.attribution.user_rules import read_rules
 from ligerprof.cli.main import main
 from ligerprof.models.catalog import CONFIGS
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.bench.records import read_lines
+from ligerprof.runs.recording.summary import RECORDING, RecordingSummary, read_summary
 from ligerprof.runs.study.file import load_study
 from ligerprof.runs.sweep.cells import read_cells
-from tests.paths import DATA, RESULTS
+from tests.paths import DATA, RECORDINGS, RESULTS
 from tests.snapshots.mutations import originals
 
 Read = Callable[[Path], object]
 TRACE = DATA / "traces" / "llama3.2-1b-step.pt.trace.json.xz"
 RULES = {"rule": [{"role": "kv_cache", "frame": "*cache.py:update", "phase": "forward"}]}
+TRAINER = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": True, "optim": "adamw_torch"}
 STUDY = Path("ligerprof/studies")
+_PER_FRAMEWORK = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +41,7 @@ class Subject:
         kind: of the table's row.
         suffix: of the file's name.
         values: what the file holds, for damage to its values; None if only its bytes are damaged.
+        write: turns such values into a file.
         content: the file's bytes.
         read: reads the file; raises a LigerprofError or returns.
     """
@@ -42,6 +50,7 @@ class Subject:
     suffix: str
     content: bytes
     values: Any = None
+    write: Callable[[Any], bytes] = lambda values: json.dumps(values).encode()
     read: Read
 
 
@@ -92,12 +101,20 @@ def by_function(read: Read) -> Read:
 
 def subjects() -> list[Subject]:
     """Every kind, the cheap ones several times with other commands."""
-    return [*_snapshots(), *_traces(), *_results(), *_configs()]
+    return [*_snapshots(), *_traces(), *_results(), *_configs(), *_models(), *_lengths()]
 
 
 def _snapshots() -> list[Subject]:
     found = []
-    reads = itertools.cycle([by_command("explain", "--json"), by_command("explain"), by_command("diff", twice=True)])
+    reads = itertools.cycle(
+        [
+            by_command("explain", "--json"),
+            by_command("explain", "--stacks"),
+            by_command("diff", twice=True),
+            by_command("explain", "--format", "markdown"),
+            by_command("compare", twice=True),
+        ]
+    )
     for values in originals().values():
         # pickled and loaded again, so that equal values share an object only if they do in a file
         whole = pickle.dumps(pickle.loads(pickle.dumps(values)))
@@ -127,29 +144,116 @@ def _traces() -> list[Subject]:
 
 
 def _results() -> list[Subject]:
-    estimate = json.loads(CliRunner().invoke(main, ["estimate", "--model", "tiny", "--json"]).stdout)
+    runner = CliRunner()
+    estimate = json.loads(runner.invoke(main, ["estimate", "--model", "tiny", "--json"]).stdout)
+    baseline = json.loads(
+        runner.invoke(main, ["explain", str(RECORDINGS / "small-own-all-python.pickle.xz"), "--json"]).stdout
+    )
     rows = (RESULTS / "steps-h200.jsonl").read_text(encoding="utf-8").splitlines()[:3]
     records = (RESULTS / "kernels-h200.jsonl").read_text(encoding="utf-8").splitlines()[:3]
+    summary = RecordingSummary(
+        rank=0, pid=7, argv=("train.py", "--lr", "1"), started_us=10, steps=3, last_recorded=2
+    ).to_json()
     return [
         _json("result", estimate, by_command("compare", twice=True)),
+        _json("result", baseline, by_command("diff", twice=True)),
+        _json("result", baseline, by_command("diff", "--format", "markdown", twice=True)),
+        _json("result", baseline, by_command("compare", twice=True)),
+        _json("result", estimate, in_directory("result.json", by_command("compare", twice=True))),
         _json("result", json.loads(rows[0]), by_function(lambda path: read_cells([path]))),
+        _json("result", summary, in_directory(RECORDING, by_function(read_summary))),
         _lines(rows, by_function(lambda path: read_cells([path]))),
+        _lines(rows, in_directory("results.jsonl", by_command("sweep", "--model", "tiny", "--dry-run", "-o"))),
         _lines(records, by_function(read_lines)),
     ]
+
+
+def in_directory(name: str, read: Read) -> Read:
+    """Read a directory that contains the file under some name."""
+
+    def run(path: Path) -> object:
+        directory = path.with_suffix(".run")
+        directory.mkdir()
+        (directory / name).write_bytes(path.read_bytes())
+        try:
+            return read(directory)
+        finally:
+            shutil.rmtree(directory)
+
+    return run
 
 
 def _lines(lines: Sequence[str], read: Read) -> Subject:
     return Subject(kind="result", suffix=".jsonl", content="\n".join([*lines, ""]).encode(), read=read)
 
 
-def _configs() -> list[Subject]:
-    deepspeed = {"zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8}, "fp16": {"enabled": True}}
-    estimate = ("estimate", "--engine", "deepspeed", "--zero", "3", "--precision", "mixed-fp16", "--model", "tiny")
-    study = next(Path(__file__).resolve().parents[2].joinpath(STUDY).glob("*.toml"))
+def _models() -> list[Subject]:
     return [
-        _json("config", {**CONFIGS["tiny"]}, by_command("estimate", "--model")),
-        _json("config", {**CONFIGS["gpt2-xl"], "n_layer": 2}, by_command("estimate", "--json", "--model")),
-        _json("config", deepspeed, by_command(*estimate, "--deepspeed-config")),
+        _json("model", {**CONFIGS["tiny"]}, by_command("estimate", "--model")),
+        _json("model", {**CONFIGS["gpt2-xl"], "n_layer": 2}, by_command("estimate", "--json", "--model")),
+        _json("model", {**CONFIGS["tiny"]}, in_directory("config.json", by_command("estimate", "--model"))),
+    ]
+
+
+def _configs() -> list[Subject]:
+    """Each framework's configurations, an own recipe, and the files that single options name."""
+    recipe = TrainingRecipe(model="tiny").to_json()
+    deepspeed = {"zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8}, "fp16": {"enabled": True}}
+    trained = ("estimate", "--engine", "deepspeed", "--zero", "3", "--precision", "mixed-fp16", "--model", "tiny")
+    study = next(Path(__file__).resolve().parents[2].joinpath(STUDY).glob("*.toml"))
+    operators = b"# kept\naten.mm.default\naten.addmm.default/2\n"
+    return [
+        *_framework_configs(),
+        _json("config", recipe, by_command("estimate", "--json", "--config")),
+        _json("config", TRAINER, by_command("estimate", "--model", "tiny", "--json", "--config")),
+        _json("config", deepspeed, by_command(*trained, "--deepspeed-config")),
         _json("config", RULES, by_function(read_rules)),
         Subject(kind="config", suffix=".toml", content=study.read_bytes(), read=by_function(load_study)),
+        Subject(
+            kind="config",
+            suffix=".txt",
+            content=operators,
+            read=by_command("estimate", "--model", "tiny", "--selective"),
+        ),
     ]
+
+
+def _framework_configs() -> Iterator[Subject]:
+    """The first two examples of each framework that are understood."""
+    table = json.loads((DATA / "configs" / "sample.json").read_text(encoding="utf-8"))
+    seen: Counter[str | None] = Counter()
+    for row in table:
+        framework = row.get("framework")
+        path = DATA / "configs" / "files" / row["repository"].replace("/", "+") / row["path"]
+        is_file = path.suffix in (".json", ".yaml", ".yml", ".toml")
+        # others name files that are not copied here
+        if (
+            not is_file
+            or b"deepspeed:" in path.read_bytes()
+            or "error" in row
+            or "options" in row
+            or seen[framework] == _PER_FRAMEWORK
+        ):
+            continue
+        seen[framework] += 1
+        read = by_command("estimate", "--model", "tiny", "--config")
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            yield Subject(kind="config", suffix=".json", content=content, values=json.loads(content), read=read)
+        elif path.suffix == ".toml":
+            yield Subject(kind="config", suffix=".toml", content=content, read=read)
+        else:
+            yield Subject(
+                kind="config",
+                suffix=".yaml",
+                content=content,
+                values=yaml.safe_load(content),
+                write=lambda values: yaml.safe_dump(values).encode(),
+                read=read,
+            )
+
+
+def _lengths() -> list[Subject]:
+    content = "".join(f"{12 + 7 * number % 50}\n" for number in range(40)).encode()
+    judge = ("estimate", "--model", "tiny", "--gpu", "rtx4090", "--batch", "2", "--seq", "64", "--json", "--lengths")
+    return [Subject(kind="lengths", suffix=".txt", content=content, read=by_command(*judge))]
