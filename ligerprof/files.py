@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,9 @@ from ligerprof.units import GIB, MIB, format_bytes
 STANDARD_INPUT = Path("-")
 _LONGEST_INPUT_BYTES = 16 * GIB
 _CHUNK_BYTES = 4 * MIB
+# parts of a TOML key, bare or quoted, with a dot after each
+_KEY_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.){0,250}"|'[^'\n]{0,250}')[ \t]*\.[ \t]*"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_KEY_PART}){{16}}")
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 
 
@@ -162,6 +166,24 @@ def parse_object(text: str, source: str, kind: FileKind) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise kind.error(f"{source}: not a JSON object. {kind.hint}")
     return values
+
+
+def parse_toml(text: str, source: str, kind: FileKind) -> dict[str, Any]:
+    """Parse TOML text; raises `kind.error` if it is not TOML, or has keys of very many parts.
+
+    The parser takes memory in the square of a key's parts.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        if _LONG_KEY.search(text) is not None:
+            raise ValueError("a key has too many parts")
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = printable(" ".join(str(error).split()))[:100]
+        raise kind.error(f"{source}: not readable as TOML ({reason}). {kind.hint}") from None
 
 
 def starts_as_json(path: Path, kind: FileKind) -> bool:

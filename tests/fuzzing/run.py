@@ -87,31 +87,32 @@ def outcome(subject: Subject, path: Path, audit: Audit | None = None) -> tuple[s
     if audit is not None:
         audit.seen.clear()
         audit.is_on = True
-    end, reason = _read(subject, path)
+    end, error = _read(subject, path)
     if audit is not None:
         audit.is_on = False
         if audit.seen:
             return "executed", "\n".join(audit.seen)
     if path.read_bytes() != content or _contents(folder) != before:
         return "lost", f"{sorted(before)} became {sorted(_contents(folder))}"
-    return end, reason
+    return end, "" if error is None else "".join(traceback.format_exception(error))
 
 
 def _contents(folder: Path) -> dict[str, int]:
     return {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(folder)}
 
 
-def _read(subject: Subject, path: Path) -> tuple[str, str]:
+def _read(subject: Subject, path: Path) -> tuple[str, Exception | None]:
+    """How the reading ended, and the error that is a failure; formatting it would compile its lines."""
     started = time.process_time()
     try:
         ended = "answered" if subject.read(path) else "refused"
     except LigerprofError as error:
         ended = "refused" if "\n" not in str(error) else "wrong"
-    except UnexpectedEndError:
-        return "wrong", traceback.format_exc()
-    except Exception:  # the failure that is counted
-        return "traceback", traceback.format_exc()
-    return ("over time" if time.process_time() - started > MOST_SECONDS else ended), ""
+    except UnexpectedEndError as error:
+        return "wrong", error
+    except Exception as error:  # the failure that is counted
+        return "traceback", error
+    return ("over time" if time.process_time() - started > MOST_SECONDS else ended), None
 
 
 def run(kind: str, count: int, folder: Path, audit: Audit | None = None) -> Counter[str]:

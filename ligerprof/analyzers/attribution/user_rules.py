@@ -7,7 +7,7 @@ from typing import Any
 
 from ligerprof.analyzers.attribution.features import BlockFeatures
 from ligerprof.errors import RulesError
-from ligerprof.files import FileKind, parse_json, read_text
+from ligerprof.files import FileKind, parse_json, parse_toml, read_text
 from ligerprof.roles import Phase, Role
 
 _FILE = FileKind(error=RulesError, hint="See docs/roles.md.", max_bytes=2**20)
@@ -54,24 +54,12 @@ def read_rules(path: str | Path) -> tuple[UserRule, ...]:
     """
     file = Path(path)
     text = read_text(file, _FILE)
-    values = parse_json(text, str(file), _FILE) if file.suffix == ".json" else _parse_toml(file, text)
+    parse = parse_json if file.suffix == ".json" else parse_toml
+    values = parse(text, str(file), _FILE)
     rules = values.get("rule") if isinstance(values, dict) else None
     if not isinstance(rules, list) or not 0 < len(rules) <= _MOST_RULES:
         raise RulesError(f"{file}: needs a list `rule` of 1 to {_MOST_RULES} rules. See docs/roles.md.")
     return tuple(_rule(entry, f"{file}: rule {number}") for number, entry in enumerate(rules, 1))
-
-
-def _parse_toml(file: Path, text: str) -> dict[str, Any]:
-    try:
-        # part of Python since 3.11
-        import tomllib
-
-        return tomllib.loads(text)
-    except ImportError:
-        raise RulesError(f"{file}: TOML needs Python 3.11 or later. Write the rules as JSON.") from None
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:80]
-        raise RulesError(f"{file}: not readable as TOML ({reason}). {_FILE.hint}") from None
 
 
 def _rule(entry: Any, where: str) -> UserRule:

@@ -33,8 +33,8 @@ from ligerprof.recipe.configs.shared import (
     FSDP_SWITCH,
     OPTIMIZER,
     liger_names,
-    module_names,
     modules,
+    modules_at,
 )
 from ligerprof.torch_memory.selective import ADDMM, BMM, FUSED_ATTENTION, MM
 
@@ -233,7 +233,7 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
         reading.set("lora_target_linear", {Setting.LORA_TARGETS: "all-linear"})
     elif not is_off(targets := values.get("lora_target_modules")):
         is_pattern = isinstance(targets, str) and targets != "all-linear"
-        named = targets if isinstance(targets, str) else module_names(targets)
+        named = targets if isinstance(targets, str) else modules_at(reading, "lora_target_modules", targets)
         reading.set("lora_target_modules", {Setting.LORA_TARGETS: f"pattern {named}" if is_pattern else named})
 
 

@@ -1,11 +1,10 @@
 """Read YAML, JSON and TOML files of unknown origin into plain objects, within limits of size, depth and aliases."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import RecipeError
-from ligerprof.files import FileKind, parse_json, read_text
+from ligerprof.files import FileKind, parse_json, parse_toml, read_text
 from ligerprof.text import printable
 
 _HINT = "--config takes the configuration file of a training run."
@@ -28,7 +27,7 @@ def parse_document(content: str, path: Path) -> dict[str, Any]:
     """The object that a text holds, as `read_document` reads it; `path` is for its suffix and for errors."""
     suffix = path.suffix.lower()
     if suffix == ".toml":
-        values = _parse_toml(content, path)
+        values = parse_toml(content, str(path), _FILE)
     elif suffix == ".json" or content.lstrip()[:1] == "{":
         values = parse_json(content, str(path), _FILE)
     else:
@@ -60,17 +59,6 @@ class _Copier:
             return value
         # dates and times
         return str(value)
-
-
-def _parse_toml(content: str, path: Path) -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        return tomllib.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(f"{path}: not readable as TOML ({_reason(error)}). {_HINT}") from None
 
 
 def _parse_yaml(content: str, path: Path) -> Any:

@@ -26,8 +26,8 @@ from ligerprof.recipe.configs.shared import (
     LIGER_DEFAULTS,
     METRICS,
     OPTIMIZER,
-    module_names,
     modules,
+    modules_at,
 )
 from ligerprof.recipe.configs.trainer import TRAINER_DEFAULTS, TRAINER_ROWS, finish_trainer
 
@@ -180,7 +180,7 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None
     if not is_off(bits):
         reading.set("quantization_bit", {Setting.BITS: bits})
     targets = values.get("lora_target", "all")
-    named = "all-linear" if targets == "all" else module_names(targets)
+    named = "all-linear" if targets == "all" else modules_at(reading, "lora_target", targets)
     reading.set("lora_target", {Setting.LORA_TARGETS: named})
 
 

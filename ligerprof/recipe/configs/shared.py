@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED_ROWS
 from ligerprof.recipe.configs.optimizers import TRAINER_OPTIMIZERS
 from ligerprof.recipe.configs.rows import (
     BadValueError,
     Row,
     count,
+    explain_bad,
     file_name,
     ignored,
     is_off,
@@ -18,7 +20,7 @@ from ligerprof.recipe.configs.rows import (
     truth,
     words,
 )
-from ligerprof.recipe.configs.settings import Ignored, LeftOut, Outcome, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import Ignored, LeftOut, Outcome, Reading, Reason, Sets, Setting
 
 EVALUATION = "evaluation"
 # compute_metrics of the Trainer, without which it keeps the loss alone
@@ -92,6 +94,14 @@ def module_names(value: Any) -> Any:
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return value
     raise BadValueError("not a list of module names")
+
+
+def modules_at(reading: Reading, key: str, value: Any) -> Any:
+    """Names of modules under a key that is read after the table's rows; raises RecipeError for anything else."""
+    try:
+        return module_names(value)
+    except BadValueError as problem:
+        raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
 
 
 def modules(setting: Setting) -> Row:

@@ -24,8 +24,8 @@ from ligerprof.recipe.configs.shared import (
     ATTENTION,
     DROPOUT_ROW,
     DTYPE,
-    module_names,
     modules,
+    modules_at,
     quantization_rows,
 )
 from ligerprof.recipe.configs.trainer import FAMILY, TRAINER_DEFAULTS, TRAINER_ROWS, TRAINER_SIGNATURE, finish_trainer
@@ -135,7 +135,13 @@ def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
         return
     reading.set("use_peft" if "lora_r" not in values else "lora_r", {Setting.RANK: values.get("lora_r") or 16})
     targets = values.get("lora_target_modules")
-    named = targets if isinstance(targets, str) else module_names(targets) if targets else PEFT_DEFAULT
+    named = (
+        targets
+        if isinstance(targets, str)
+        else modules_at(reading, "lora_target_modules", targets)
+        if targets
+        else PEFT_DEFAULT
+    )
     # peft reads a list of one name as the name
     single = named[0] if isinstance(named, list) and named == ["all-linear"] else named
     reading.set("lora_target_modules" if targets else "use_peft", {Setting.LORA_TARGETS: single})

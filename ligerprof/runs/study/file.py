@@ -1,8 +1,8 @@
 """Read a study file: TOML tables become the format's dataclasses, and errors name the file and the key."""
 
 import dataclasses
+import re
 import string
-import sys
 import types
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -11,19 +11,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ligerprof.errors import LigerprofError, RecipeError
-from ligerprof.files import FileKind, read_text
+from ligerprof.files import FileKind, parse_toml, read_text
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.runs.study.outline import Options, Part, Study, StudyFileError
 from ligerprof.runs.sweep.grid import expand
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 DEFAULT_STUDY = "liger-2024.toml"
 _STUDY_FILE = FileKind(error=StudyFileError, hint="Give a TOML file that describes a study.", max_bytes=2**20)
 _TYPES = {str: "a string", int: "an integer", bool: "true or false", list: "a list", dict: "a table"}
+_FORMAT = re.compile(r"[-+ <>=^]?[0-9]{0,2},?(?:\.[0-9]{1,2})?[a-z%]?")
 _TEXTS = ("text", "caption", "notes", "claims")
 
 
@@ -37,14 +33,14 @@ def load_study(path: Path | None = None) -> Study:
         text = (resources.files("ligerprof") / "studies" / DEFAULT_STUDY).read_text(encoding="utf-8")
     else:
         text = read_text(path, _STUDY_FILE)
+    tables = parse_toml(text, str(path or DEFAULT_STUDY), _STUDY_FILE)
     try:
-        tables = tomllib.loads(text)
         study: Study = _convert(Study, tables, "")
         defined = {"kernels": study.kernels, "cells": study.cells, "base": study.bases, "needs": study.values}
         texts = dict.fromkeys(_TEXTS, study.values)
         _check_names(tables, "", {**defined, **texts, "caption": [*study.values, "minutes"]})
         return _complete(study)
-    except (LigerprofError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (LigerprofError, RecursionError) as error:
         raise StudyFileError(f"{path or DEFAULT_STUDY}: {error}") from None
 
 
@@ -52,12 +48,16 @@ def names_in(text: str) -> tuple[str, ...]:
     """The values that a text names in braces.
 
     Raises:
-        StudyFileError: its braces do not match.
+        StudyFileError: its braces do not match, or a value has an unusual format.
     """
     try:
-        return tuple(name for _, name, _, _ in string.Formatter().parse(text) if name is not None)
+        fields = [(name, spec) for _, name, spec, _ in string.Formatter().parse(text) if name is not None]
     except ValueError as error:
         raise StudyFileError(f"{text!r:.60}: {error}.") from None
+    # a width can take any amount of memory
+    if any(spec and not _FORMAT.fullmatch(spec) for _, spec in fields):
+        raise StudyFileError(f"{text!r:.60}: a format has at most a sign, a width of two digits and a precision.")
+    return tuple(name for name, _ in fields)
 
 
 def _convert(hint: Any, value: object, key: str) -> Any:
