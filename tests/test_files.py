@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ligerprof.errors import OutputError, ResultFormatError
-from ligerprof.files import FileKind, parse_json, read_json, read_text, require_absent, write_new_file
+from ligerprof.errors import OutputError, RecipeError, ResultFormatError
+from ligerprof.files import FileKind, parse_json, parse_toml, read_json, read_text, require_absent, write_new_file
 
 KIND = FileKind(error=ResultFormatError, hint="Give a result.", max_bytes=100)
 
@@ -129,3 +129,29 @@ def test_a_new_file_gets_the_default_permissions(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("written", "plain")}
     assert len(modes) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 60_000 + "a = 1",
+        '"\\"".' * 20_000 + "a = 1",
+        "[" + "'x' . " * 20_000 + "a]",
+        "x = {" + "b." * 20_000 + "b=1}",
+    ],
+    ids=["bare", "quoted", "literal", "inline"],
+)
+def test_toml_keys_of_thousands_of_parts_are_refused_before_they_take_gigabytes(text: str) -> None:
+    kind = FileKind(error=RecipeError, hint="Take another.")
+    with pytest.raises(RecipeError, match=r"^x: not readable as TOML \(a key has too many parts\)\. Take another\.$"):
+        parse_toml(text, "x", kind)
+
+
+def test_toml_of_every_other_kind_is_read_or_refused_with_one_line() -> None:
+    kind = FileKind(error=RecipeError, hint="Take another.")
+    text = '[tool.a."b.c"]\nd.e = "' + "www.example.org and a.b, " * 40 + '"'
+    assert list(parse_toml(text, "x", kind)["tool"]["a"]["b.c"]["d"]) == ["e"]
+    for wrong in ("a = " + "9" * 5000, "a = " + "[" * 50_000, '"\\' * 10_000, "\x1b[31m = 1"):
+        with pytest.raises(RecipeError) as raised:
+            parse_toml(wrong, "x", kind)
+        assert str(raised.value).isprintable()

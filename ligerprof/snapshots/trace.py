@@ -71,7 +71,7 @@ class DeviceTrace(Sequence[Event]):
         """A trace of dicts, most of which become table rows; the list is emptied, since dicts take much memory."""
         if len(events) < _LEAST_ROWS:
             return cls(events)
-        samples = events[:: len(events) // _SAMPLES]
+        samples = events[:: max(1, len(events) // _SAMPLES)]
         keys = Counter(map(tuple, samples)).most_common(1)[0][0]
         if not keys or len(keys) > _MOST_KEYS or not {str}.issuperset(map(type, keys)):
             return cls(events)

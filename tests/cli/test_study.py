@@ -327,7 +327,10 @@ def test_a_user_study_runs_on_the_simulator_and_has_a_report(tmp_path: Path) -> 
         ("where = { cells", "where = { cell", "sections[0].where.cell: unknown option."),
         ('claims = ["{absent}"]', 'claims = ["{nothing}"]', "sections[1].claims[0]: 'nothing' is not defined."),
         ('claims = ["{absent}"]', 'claims = ["{absent"]', "expected '}' before end of string"),
-        ("[kernels]", "[kernels", "two.toml: Expected"),
+        ('claims = ["{absent}"]', 'claims = ["{absent:999999999}"]', "a width of two digits"),
+        ('claims = ["{absent}"]', 'claims = ["{absent.__class__}"]', "'absent.__class__' is not defined."),
+        ("[kernels]", "[kernels", "two.toml: not readable as TOML (Expected"),
+        ("seq = [32, 64]", f"seq = {'9' * 5000}", "two.toml: not readable as TOML (Exceeds"),
     ],
 )
 def test_an_invalid_study_file_is_refused_in_one_line_before_anything_runs(

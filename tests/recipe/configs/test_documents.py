@@ -1,11 +1,14 @@
 """Files of unknown origin: read as plain objects, or refused in one line, in bounded time."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.documents import read_document
+from ligerprof.recipe.configs.sources import read_sources
 
 LEVELS = 60
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 25))
@@ -32,6 +35,7 @@ HOSTILE = {
     "digits.json": '{"a": ' + "9" * 6000 + "}",
     "list-key.yaml": "? [a, b]\n: c\n",
     "bad-toml.toml": "a = \n",
+    "dotted.toml": "a." * 60_000 + "a = 1\n",
     "two-documents.yaml": "a: 1\n---\nb: 2\n",
     "escape.yaml": 'a: "\x1b]0;title\x07"\n',
     "null-bytes.yaml": "a: \0\n",
@@ -81,3 +85,23 @@ def test_anchors_are_written_out_and_keys_become_text(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("base: &base {x: 1}\nmore:\n  <<: *base\n  2: y\n  on: z\n  when: 2026-01-02\n", encoding="utf-8")
     assert read_document(path) == {"base": {"x": 1}, "more": {"x": 1, "2": "y", "True": "z", "when": "2026-01-02"}}
+
+
+@pytest.mark.parametrize("value", [5, [1], {"a": "b"}, ["q_proj", None]], ids=repr)
+@pytest.mark.parametrize(
+    ("framework", "values"),
+    [
+        ("axolotl", {"base_model": "tiny", "adapter": "lora", "lora_target_modules": ...}),
+        ("trl-sft", {"model_name_or_path": "tiny", "use_peft": True, "lora_target_modules": ...}),
+        ("llama-factory", {"model_name_or_path": "tiny", "finetuning_type": "lora", "lora_target": ...}),
+    ],
+)
+def test_names_of_adapted_modules_of_a_wrong_type_name_the_key(
+    framework: str, values: dict[str, Any], value: Any, tmp_path: Path
+) -> None:
+    key = next(name for name, given in values.items() if given is ...)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**values, key: value}), encoding="utf-8")
+
+    with pytest.raises(RecipeError, match=f"config.json: {key} is .*not a list of module names"):
+        read_sources([f"{framework}={path}"])

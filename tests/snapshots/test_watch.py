@@ -1,0 +1,86 @@
+"""A command stops when the analysis of its snapshots takes more memory or time than recordings of their sizes."""
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+
+from ligerprof.cli.main import main
+from ligerprof.snapshots import watch
+from ligerprof.snapshots.pickles.allowance import LimitError
+from ligerprof.snapshots.watch import claim, watched
+from tests.paths import RECORDINGS
+
+SNAPSHOT = RECORDINGS / "small-own-all-python.pickle.xz"
+
+
+@pytest.fixture(autouse=True)
+def _check_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_SECONDS_BETWEEN_CHECKS", 0.001)
+
+
+def busy(loops: int = 10**8) -> Iterator[int]:
+    return iter(range(loops))
+
+
+@watched()
+def run(unpacked_bytes: int) -> None:
+    claim("x.pickle", 100).unpacked_bytes = unpacked_bytes
+    sum(busy())
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "said"), [("_MEMORY_BYTES", -(2**40), "of memory"), ("_SECONDS", 0.01, "seconds")]
+)
+def test_an_analysis_over_a_limit_stops_wherever_it_is(
+    limit: str, value: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, limit, value)
+
+    with pytest.raises(LimitError, match=rf"^x\.pickle: the analysis of 5\.0 MiB takes more than .*{said}"):
+        run(5 * 2**20)
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
+
+
+def test_commands_end_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_SECONDS", 0.0)
+
+    for command in (
+        ["explain", str(SNAPSHOT)],
+        ["diff", str(SNAPSHOT), str(SNAPSHOT)],
+        ["compare", str(SNAPSHOT), str(SNAPSHOT)],
+    ):
+        result = CliRunner().invoke(main, command)
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+        assert "Was the file crafted?" in result.stderr
+
+
+def test_nothing_is_counted_while_a_file_is_unpacked_or_before_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_SECONDS", 0.0)
+    with watched():
+        sum(busy(10**6))
+        claim("x.pickle", 100)
+        sum(busy(10**6))
+
+
+def test_several_files_may_take_what_each_may_take() -> None:
+    with watched():
+        claims = [claim("a.pickle", 10**6), claim("b.pickle", 2 * 10**7)]
+        for each in claims:
+            each.unpacked_bytes = 10**8
+    assert claims[1].memory_bytes > claims[0].memory_bytes > 3 * 10**8
+    assert claims[0].seconds > watch._SECONDS
+
+
+def test_other_threads_are_not_watched() -> None:
+    def read() -> None:
+        with watched():
+            claim("x.pickle", 1)
+
+    before = signal.getsignal(signal.SIGPROF)
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGPROF) is before
