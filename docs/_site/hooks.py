@@ -23,7 +23,8 @@ def on_files(files: Files, *, config: Any) -> Files:
     """Add the reference, CONTRIBUTING.md, and every linked file outside of docs/."""
     os.chdir(reference.REPOSITORY)
     with tempfile.TemporaryDirectory() as folder:
-        _add(files, config, "reference/json.md", reference.json_page(Path(folder)))
+        for uri, text in reference.json_pages(Path(folder)).items():
+            _add(files, config, uri, text)
     _add(files, config, "reference/python.md", reference.python_page())
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         _add(files, config, _PAGES[name], _linked(_read(name), Path(name)))

@@ -92,8 +92,39 @@ def options_of_command(name: str) -> str:
     return "\n".join(lines)
 
 
-def json_page(folder: Path) -> str:
-    """The keys of every kind of JSON output, read from outputs of the examples; `folder` takes their files."""
+def json_pages(folder: Path) -> dict[str, str]:
+    """The keys of every kind of JSON output and a JSON Schema of each; `folder` takes the files of the examples."""
+    outputs = [(example, run_example(example, folder)) for example in JSON_EXAMPLES]
+    pages = {"reference/json.md": _keys_page(outputs)}
+    for kind in {output["kind"] for _, output in outputs}:
+        schema = _schema([output for _, output in outputs if output["kind"] == kind])
+        head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": kind}
+        pages[f"reference/schema/{kind}.json"] = json.dumps({**head, **schema}, indent=2) + "\n"
+    return pages
+
+
+def _schema(values: Sequence[Any], name: str = "") -> dict[str, Any]:
+    """The JSON Schema of the outputs seen: keys that all of them have are required, and null alone says nothing."""
+    types = {_type_of(value) for value in values}
+    if types <= {"null"}:
+        return {}
+    types -= {"integer"} if "number" in types else set()
+    named = sorted("array" if each == "list" else each for each in types)
+    schema: dict[str, Any] = {"type": named[0] if len(named) == 1 else named}
+    if objects := [value for value in values if isinstance(value, dict)]:
+        if name in _MAPPINGS:
+            schema["additionalProperties"] = _schema([item for each in objects for item in each.values()])
+        else:
+            keys = list(dict.fromkeys(key for each in objects for key in each))
+            found = {key: [each[key] for each in objects if key in each] for key in keys}
+            schema["properties"] = {key: _schema(items, key) for key, items in found.items()}
+            schema["required"] = [key for key in keys if len(found[key]) == len(objects)]
+    if lists := [value for value in values if isinstance(value, list)]:
+        schema["items"] = _schema([item for each in lists for item in each])
+    return schema
+
+
+def _keys_page(outputs: Sequence[tuple[str, dict[str, Any]]]) -> str:
     lines = [
         "# JSON outputs",
         "",
@@ -102,18 +133,20 @@ def json_page(folder: Path) -> str:
         "and `.*` the values of an object whose keys are data, such as roles.",
         "",
     ]
-    for kind, (commands, keys) in sorted(_kinds(folder).items()):
+    for kind, (commands, keys) in sorted(_kinds(outputs).items()):
         lines += [f"## `{kind}`", "", *(f"    ligerprof {command} --json" for command in commands), ""]
+        lines += [f"As a JSON Schema: [{kind}.json](schema/{kind}.json).", ""]
         lines += ["| key | type | example |", "|---|---|---|"]
         lines += [f"| `{key}` | {_type_text(types)} | {_cell(example)} |" for key, (types, example) in keys.items()]
         lines.append("")
     return "\n".join(lines)
 
 
-def _kinds(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[set[str], str]]]]:
+def _kinds(
+    outputs: Sequence[tuple[str, dict[str, Any]]],
+) -> dict[str, tuple[list[str], dict[str, tuple[set[str], str]]]]:
     kinds: dict[str, tuple[list[str], dict[str, tuple[set[str], str]]]] = {}
-    for example in JSON_EXAMPLES:
-        output = run_example(example, folder)
+    for example, output in outputs:
         commands, keys = kinds.setdefault(str(output["kind"]), ([], {}))
         commands.append(example.replace("{folder}", "runs"))
         for key, value in _walk(output, ""):
