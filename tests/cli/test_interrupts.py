@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -49,6 +50,15 @@ def interrupted(folder: Path, *arguments: str, at: str, file: str = "stderr") ->
         process.wait()
 
 
+def processes_in(folder: Path) -> list[Path]:
+    """The running processes that were started in a folder."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            found += [link.parent] if link.readlink() == folder else []
+    return found
+
+
 def write_torch(folder: Path, behaviour: str) -> None:
     """Make `import torch` print a line and then behave."""
     (folder / "torch.py").write_text(
@@ -74,6 +84,8 @@ def test_a_sweep_whose_cell_still_imports_is_interrupted(tmp_path: Path) -> None
 
     assert code == 130
     assert "Traceback" not in printed
+    while processes_in(tmp_path):
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("at", ["building", "step 2"])

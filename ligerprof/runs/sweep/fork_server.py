@@ -18,12 +18,13 @@ import json
 import os
 import runpy
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from ligerprof.runs.sweep.guard import POLL_SECONDS, guard
 # numpy's BLAS starts a thread per core when it is imported, and a process with threads must not fork
 _THREADS = "OPENBLAS_NUM_THREADS"
 _FILES = 5
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,12 +124,30 @@ def _prepare(request: Request, module: str) -> None:
     """Import what the request's recipe needs; what imports print goes to its log."""
     null = os.dup(2)
     _replace(os.dup(request.log), 1, 2)
-    importlib.import_module(module).prepare(request.recipe)
+    with _ended_with(os.getppid()):
+        importlib.import_module(module).prepare(request.recipe)
     sys.stdout.flush()
     sys.stderr.flush()
     _replace(null, 1, 2)
     # garbage collection in cells does not touch, and so copy, the pages of what was imported
     gc.freeze()
+
+
+@contextmanager
+def _ended_with(parent: int) -> Iterator[None]:
+    """End this process if its parent ends, even while an import hangs."""
+
+    def look(_signal: int, _frame: object) -> None:
+        if os.getppid() != parent:
+            os._exit(0)
+
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _start_cell(request: Request) -> list[str]:
