@@ -1,7 +1,9 @@
 """Commands of the documentation run, or are marked as needing a GPU; they print what the page shows below them."""
 
+import os
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -53,6 +55,8 @@ def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copytree(prepared, copy, symlinks=True)
     monkeypatch.chdir(copy)
     monkeypatch.setenv("COLUMNS", "100")
+    # of an activated environment
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     # the example plug-in, as if it were installed
     monkeypatch.syspath_prepend(str(DATA / "plugin"))
     plugin = EntryPoint(name="example", value="ligerprof_example_plugin.spec:SPECS", group="ligerprof.kernels")
