@@ -15,6 +15,7 @@ from ligerprof.analyzers.attribution.precedents import Precedents
 from ligerprof.analyzers.attribution.program import Program
 from ligerprof.analyzers.attribution.reduction import Reductions
 from ligerprof.analyzers.attribution.vocabulary import TILED_LOSS
+from ligerprof.analyzers.attribution.weight_copies import WeightCopies
 from ligerprof.analyzers.attribution.weights import Weights
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
@@ -67,6 +68,9 @@ class FeatureExtractor:
         self._codes[np.array(unknown, dtype=bool)[call_sites.site_of]] = phase_code(None)
         self._in_forward = self._codes == phase_code(Phase.FORWARD)
         self._weights = Weights(replayed, call_sites, self._codes, moment)
+        self._copies = WeightCopies(
+            replayed, call_sites, phases, self._codes, lasting=program.feeds_pass, weights=self._weights.live_sizes
+        )
         self._reductions = Reductions(replayed, call_sites, phases, self._codes)
         self._partitions = Partitions(replayed, call_sites)
         self._precedents = Precedents(
@@ -145,6 +149,9 @@ class FeatureExtractor:
             self._program.feeds_pass[blocks],
             self._program.follows_pass[blocks],
             self._program.older_weights[blocks],
+            self._copies.equal[blocks],
+            self._copies.doubled[blocks],
+            self._copies.flat[blocks],
         )
         first, kinds = distinct_rows(columns)
         keys = zip(*(column[first].tolist() for column in columns), strict=True)
@@ -172,6 +179,10 @@ class FeatureExtractor:
         yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
         yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
         yield Feature.OLDER_WEIGHT, bool(self._program.older_weights[block])
+        yield Feature.COPIES_WEIGHTS, bool(self._copies.equal[block])
+        doubled = bool(self._copies.doubled[block])
+        yield Feature.MASTER_OF_WEIGHTS, doubled and self._copies.trains_doubled
+        yield Feature.LIKE_WEIGHTS, doubled or bool(self._copies.equal[block] or self._copies.flat[block])
         yield Feature.FIRST_COPY, bool(self._program.vocabulary.first_of_size[block])
         if int(self._sizes[block]) in self._score_sizes:
             in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None

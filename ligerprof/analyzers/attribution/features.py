@@ -50,6 +50,9 @@ class Feature(Enum):
     FEEDS_PASS = auto()
     FOLLOWS_PASS = auto()
     OLDER_WEIGHT = auto()
+    COPIES_WEIGHTS = auto()
+    MASTER_OF_WEIGHTS = auto()
+    LIKE_WEIGHTS = auto()
     # buffers and gradients of a data-parallel wrapper
     REDUCED = auto()
     REDUCTION_INPUT = auto()

@@ -35,6 +35,12 @@ _MEASURES = (
     r"|triton/(?:testing|runtime/autotuner)\.py:"
 )
 _CONVOLUTION = r"nn/modules/conv\.py:_conv_forward$"
+_COPIES = r"at::_ops::(?:clone|_to_copy)::"
+# a reference model or a moving average made with `copy.deepcopy`: weights, and buffers in modules of modules
+_DEEP_COPY = (
+    r"\A\S*torch/nn/parameter\.py:__deepcopy__$"
+    r"|\A\S*torch/_tensor\.py:__deepcopy__\n(?:.*\n)*?.*copy\.py:_reconstruct\n(?:.*\n)*?.*copy\.py:_reconstruct$"
+)
 
 # a matrix product's backward computes the weight's gradient first, and last if it adds a bias
 _PRODUCT_GRADIENTS = tuple(
@@ -54,6 +60,8 @@ RULES: tuple[Rule, ...] = (
     *STATE_RULES,
     # the optimizer's states and temporaries
     Rule(Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$|torch/optim/optimizer\.py:load_state_dict$"),
+    # Adagrad and others allocate their states when they are made
+    Rule(Role.OPTIMIZER_STATES, stack=r"torch/optim/(?!swa_utils)\w+\.py:__init__$"),
     OPTIMIZER_COMMUNICATION,
     Rule(Role.OPTIMIZER_STATES, _OPTIMIZER, has=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.OPTIMIZER_TEMPORARIES, _OPTIMIZER),
@@ -77,6 +85,11 @@ RULES: tuple[Rule, ...] = (
     # outside the model: what a script computes from its output, and what it feeds to the next pass
     Rule(Role.LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED), lacks=(Feature.WEIGHT_SIZED,)),
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS,), lacks=(Feature.FEEDS_PASS,)),
+    Rule(Role.PARAMETERS, _OUTSIDE, inner=_DEEP_COPY),
+    # a script's own lists of copies; of tensors that are merely as large, nothing shows what they are
+    Rule(Role.PARAMETERS, _OUTSIDE, native=_COPIES, has=(Feature.COPIES_WEIGHTS, Feature.FEEDS_PASS)),
+    Rule(Role.OPTIMIZER_STATES, _OUTSIDE, native=_COPIES, has=(Feature.MASTER_OF_WEIGHTS, Feature.FEEDS_PASS)),
+    Rule(Role.UNATTRIBUTED, _OUTSIDE, has=(Feature.LIKE_WEIGHTS,)),
     Rule(Role.INPUTS, _OUTSIDE),
     # losses in checkpointed chunks, whose head has no module call: the product is the last block of its line
     Rule(Role.WEIGHT_CASTS, _PASSES, stack=_NLL_CHUNK, has=(Feature.HALF_WEIGHT_SIZED,), lacks=(Feature.LAST_OF_CALL,)),

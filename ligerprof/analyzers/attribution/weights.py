@@ -1,6 +1,7 @@
 """Find the sizes of the weights: by what the build of the model allocated."""
 
 import re
+from collections import Counter
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +36,11 @@ class Weights:
     def sizes(self) -> frozenset[int]:
         """Sizes allocated while the model was built, including weights that an engine has since partitioned."""
         return frozenset(self._sizes[self._built].tolist())
+
+    @cached_property
+    def live_sizes(self) -> Counter[int]:
+        """How many live blocks of the build have each size."""
+        return Counter(self._sizes[self._live[self._in_build[self._live]]].tolist())
 
     @cached_property
     def head_sizes(self) -> frozenset[int]:

@@ -1,0 +1,202 @@
+"""Roles in programs that run on the simulated GPU, with the operators in C++ frames and without, by address."""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
+from ligerprof.gpus import find_gpu
+from ligerprof.roles import Role
+from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
+from ligerprof.runs.simulated.driver import no_collections
+from ligerprof.runs.simulated.patches import simulated_process
+from ligerprof.runs.simulated.recorder import StorageRecorder
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.writer import EventContext
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+
+STEPS, WIDTH = 2, 256
+ENGINE = "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)"
+
+
+class Recorder(StorageRecorder):
+    """Notes what tensors hold, and the operator that runs."""
+
+    operator = ""
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        before, self.operator = self.operator, func._schema.name.partition("::")[2]
+        try:
+            return super()._run(func, args, kwargs)
+        finally:
+            self.operator = before
+
+
+class Program:
+    """A program's simulated device, and the truth: event, address and role of tensors."""
+
+    def __init__(self, *, native: bool) -> None:
+        limits = DeviceLimits(capacity_bytes=2**36, limit_bytes=None)
+        self.device = SimulatedDevice(find_gpu("h100"), limits, parse_allocator_settings(""), record=True)
+        self.recorder = Recorder(self.device)
+        self.truth: list[tuple[int, int, Role]] = []
+        self.annotations: list[dict[str, Any]] = []
+        self._native = native
+        self._functions: list[tuple[EventContext, list[str]]] = []
+
+    def note(self, role: Role, *tensors: Any) -> None:
+        for tensor in tensors:
+            located = self.recorder.locate(tensor, tensor.untyped_storage())
+            assert located is not None
+            self.truth.append((len(self.device.events), located[1], role))
+
+    def note_states(self, optimizer: torch.optim.Optimizer) -> None:
+        states = (value for state in optimizer.state.values() for value in state.values())
+        self.note(Role.OPTIMIZER_STATES, *(value for value in states if value.dim()))
+
+    def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+        model(batch).square().mean().backward()
+        self.note(Role.PARAMETERS, *model.parameters())
+        self.note(Role.GRADIENTS, *(weight.grad for weight in model.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+        self.note_states(optimizer)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        of_device = SimulatedDevice._context
+
+        def context(device: SimulatedDevice) -> EventContext:
+            found = of_device(device)
+            in_backward = torch._C._current_autograd_node() is not None
+            functions = [f"at::_ops::{self.recorder.operator}::call()", *([ENGINE] if in_backward else [])]
+            self._functions.append((found, functions))
+            return found
+
+        def mark(stage: str, optimizer: Any) -> None:
+            name = f"Optimizer.step#{type(optimizer).__name__}.step"
+            self.annotations.append({"name": name, "stage": stage, "time_us": self.device.now_us(), "device": 0})
+
+        hooks = (
+            register_optimizer_step_pre_hook(lambda optimizer, *_: mark("START", optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, *_: mark("END", optimizer)),
+        )
+        with (
+            no_collections(),
+            simulated_process(self.device.gpu, self.recorder, set()),
+            mock.patch.object(SimulatedDevice, "_context", context),
+            FakeTensorMode(),
+            self.recorder,
+        ):
+            yield
+        for hook in hooks:
+            hook.remove()
+
+    def snapshot(self) -> Snapshot:
+        values = self.device.snapshot()
+        frames = {name: {"filename": "??", "line": 0, "name": name} for _, names in self._functions for name in names}
+        for found, names in self._functions:
+            python = list(itertools.dropwhile(is_of_simulation, found.frames))
+            found.frames[:] = [frames[name] for name in names if self._native] + python
+        return Snapshot.from_dict({**values, "external_annotations": self.annotations})
+
+
+def is_of_simulation(frame: dict[str, Any]) -> bool:
+    return "/runs/simulated/" in frame["filename"] or frame["name"] in ("_run", "context")
+
+
+def layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).to(dtype)
+
+
+def deep_copied(program: Program) -> object:
+    model = layers()
+    average, optimizer = copy.deepcopy(model), torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        program.train(model, optimizer, torch.randn(512, WIDTH))
+        program.note(Role.PARAMETERS, *average.parameters())
+    return model, average, optimizer
+
+
+def states_from_the_start(program: Program) -> object:
+    model = layers()
+    optimizer = torch.optim.Adagrad(model.parameters())
+    for _ in range(STEPS):
+        program.train(model, optimizer, torch.randn(512, WIDTH))
+    return model, optimizer
+
+
+def listed_copies(program: Program) -> object:
+    model = layers()
+    average = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        program.train(model, optimizer, torch.randn(512, WIDTH))
+        program.note(Role.PARAMETERS, *average.values())
+    return model, average, optimizer
+
+
+def own_mixed_precision(program: Program) -> object:
+    model = layers(torch.bfloat16)
+    masters = [weight.detach().float().requires_grad_() for weight in model.parameters()]
+    optimizer = torch.optim.AdamW(masters)
+    for _ in range(STEPS):
+        model(torch.randn(512, WIDTH).to(torch.bfloat16)).square().mean().backward()
+        for master, weight in zip(masters, model.parameters(), strict=True):
+            assert weight.grad is not None
+            master.grad = weight.grad.float()
+            program.note(Role.GRADIENTS, weight.grad, master.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.zero_grad()
+        program.note(Role.OPTIMIZER_STATES, *masters)
+        program.note_states(optimizer)
+    return model, masters, optimizer
+
+
+def wrong_roles(program: Program, found: SnapshotAnalysis) -> set[tuple[Role, Role]]:
+    replayed = found.replayed
+    address_of = replayed.addresses_of(np.arange(len(replayed.block_bytes), dtype=np.int64)).tolist()
+    wrong = set()
+    for moment, address, expected in program.truth:
+        block = next(each for each in replayed.live_at(moment).tolist() if address_of[each] == address)
+        role = found.attribution.roles_of(np.array([block]), found.peak_moment)[0]
+        if role is not expected:
+            wrong.add((expected, role))
+    return wrong
+
+
+# (role, role found): what a script computes from gradients has no name, and without operators nothing shows that a list
+# of tensors as large as the weights is a copy of them
+@pytest.mark.parametrize("native", [True, False], ids=["C++ frames", "Python frames"])
+@pytest.mark.parametrize(
+    ("run", "unnamed", "unnamed_without_operators"),
+    [
+        (deep_copied, set(), set()),
+        (states_from_the_start, set(), set()),
+        (listed_copies, set(), {Role.PARAMETERS}),
+        (own_mixed_precision, {Role.GRADIENTS}, {Role.GRADIENTS, Role.OPTIMIZER_STATES}),
+    ],
+)
+def test_copies_of_weights_and_states_are_no_inputs(
+    run: Callable[[Program], object], unnamed: set[Role], unnamed_without_operators: set[Role], native: bool
+) -> None:
+    program = Program(native=native)
+    with program.running():
+        kept = run(program)
+        snapshot = program.snapshot()
+        del kept
+
+    wrong = wrong_roles(program, analyze(snapshot))
+
+    assert wrong == {(role, Role.UNATTRIBUTED) for role in (unnamed if native else unnamed_without_operators)}
