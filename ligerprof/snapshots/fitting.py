@@ -276,8 +276,7 @@ class _Blocks:
             return False
         inside = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
         cells = np.repeat(self.cell_of, counts) + inside
-        # all different, and numpy's unstable sort is several times faster
-        keys = np.sort(cells << self.bits | np.repeat(self.made, counts))
+        keys = np.sort(cells << self.bits | np.repeat(self.made, counts), kind="stable")
         cells, times = keys >> self.bits, keys & (1 << self.bits) - 1
         block_at = np.zeros(self.never + 1, dtype=np.int64)
         block_at[self.made] = np.arange(len(self.made))

@@ -68,7 +68,8 @@ class WeightCopies:
         """Whether each block is as large as all weights together, in 16 or 32 bit."""
         total_bytes = sum(size * count for size, count in self._weights.items())
         sizes = (total_bytes, 2 * total_bytes) if self._weights.total() >= _LEAST_BLOCKS else ()
-        return self._outside & is_among(self._replayed.requested_bytes, sizes)
+        found: Mask = self._outside & is_among(self._replayed.requested_bytes, sizes)
+        return found
 
     def _found(self, factor: int) -> Mask:
         found: Mask = np.zeros(len(self._outside), dtype=bool)
