@@ -27,11 +27,11 @@ def _forward_of(recipe: TrainingRecipe) -> Callable[..., Any]:
     if recipe.loss is Loss.CHUNKED_NLL:
         from ligerprof.runs.losses import chunked_nll
 
-        return chunked_nll.make_forward(recipe.labelled_tokens)
+        return chunked_nll.make_forward(recipe.labelled_tokens, _evaluated_tokens(recipe))
     if recipe.loss is Loss.TRL_TILED:
         from ligerprof.runs.losses import trl_tiled
 
-        return trl_tiled.make_forward(recipe.labelled_tokens)
+        return trl_tiled.make_forward(recipe.labelled_tokens, _evaluated_tokens(recipe))
     if recipe.loss is Loss.TORCH_LINEAR:
         from ligerprof.runs.losses import torch_linear
 
@@ -39,6 +39,11 @@ def _forward_of(recipe: TrainingRecipe) -> Callable[..., Any]:
     from ligerprof.runs.losses import titan_chunked
 
     return titan_chunked.make_forward(recipe.labelled_tokens, recipe.grad_accum)
+
+
+def _evaluated_tokens(recipe: TrainingRecipe) -> int:
+    """Labelled tokens of an evaluation batch, 0 without evaluation."""
+    return 0 if recipe.evaluation is None else recipe.evaluation.labelled_tokens
 
 
 def _replace_forward(model: Any, forward: Callable[..., Any]) -> None:

@@ -18,18 +18,20 @@ from ligerprof.torch_memory.chunked_losses import TRL_CHUNK_TOKENS
 _IGNORED = -100
 
 
-def make_forward(labelled_tokens: int) -> Callable[..., Any]:
+def make_forward(labelled_tokens: int, evaluated_tokens: int) -> Callable[..., Any]:
     """A model's forward with this loss.
 
     Args:
         labelled_tokens: tokens of a micro-batch whose successor has a label. TRL reads the number from the GPU.
+        evaluated_tokens: the same of an evaluation batch.
     """
-    covered = max(1, -(-labelled_tokens // TRL_CHUNK_TOKENS)) * TRL_CHUNK_TOKENS
 
     def forward(self: Any, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         hidden = self.base_model(input_ids=input_ids, **kwargs)[0]
+        labelled = labelled_tokens if self.training else evaluated_tokens
+        covered = max(1, -(-labelled // TRL_CHUNK_TOKENS)) * TRL_CHUNK_TOKENS
         head, cap = self.get_output_embeddings(), getattr(self.config, "final_logit_softcapping", None)
         return CausalLMOutputWithPast(loss=_loss(hidden, head.weight, labels, covered, cap))
 

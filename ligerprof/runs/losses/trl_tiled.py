@@ -13,11 +13,12 @@ from ligerprof.runs.losses.tiled_log_probabilities import TiledLogProbabilities
 _IGNORED = -100
 
 
-def make_forward(labelled_tokens: int) -> Callable[..., Any]:
+def make_forward(labelled_tokens: int, evaluated_tokens: int) -> Callable[..., Any]:
     """A model's forward with this loss.
 
     Args:
         labelled_tokens: tokens of a micro-batch whose successor has a label. TRL reads the number from the GPU.
+        evaluated_tokens: the same of an evaluation batch.
     """
 
     def forward(self: Any, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Any:
@@ -27,7 +28,7 @@ def make_forward(labelled_tokens: int) -> Callable[..., Any]:
         hidden = self.base_model(input_ids=input_ids, **kwargs)[0][:, :-1]
         following = labels[:, 1:]
         has_label = following != _IGNORED
-        rows, columns = has_label.nonzero_static(size=labelled_tokens).unbind(1)
+        rows, columns = has_label.nonzero_static(size=labelled_tokens if self.training else evaluated_tokens).unbind(1)
         head, cap = self.get_output_embeddings(), getattr(self.config, "final_logit_softcapping", None)
         scored = TiledLogProbabilities.apply(  # type: ignore[no-untyped-call]
             hidden[rows, columns], head.weight, following[rows, columns], cap

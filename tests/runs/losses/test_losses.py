@@ -54,6 +54,19 @@ def test_value_and_gradients_are_those_of_transformers(loss: Loss, more: dict[st
         torch.testing.assert_close(computed[name], gradient, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("loss", ["chunked-nll", "trl-tiled"])
+def test_an_evaluation_scores_all_tokens_of_its_batch(loss: str) -> None:
+    found = []
+    for chosen in ("hf", loss):
+        recipe = TrainingRecipe(**{**SIZES, "batch": 1}, eval_batch=3, loss=chosen)
+        assert recipe.evaluation is not None
+        torch.manual_seed(0)
+        with built_model(recipe, torch.device("cpu")) as model, torch.no_grad():
+            batch = make_batch(recipe.evaluation, torch.device("cpu"))
+            found.append(model.eval()(**batch, use_cache=False).loss)
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_gradients_of_accumulated_micro_batches_are_divided_once() -> None:
     _, whole = loss_and_gradients(TrainingRecipe(**SIZES, loss="titan-chunked"))
     _, half = loss_and_gradients(TrainingRecipe(**SIZES, loss="titan-chunked", grad_accum=2))
