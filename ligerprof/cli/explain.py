@@ -1,7 +1,5 @@
 """`ligerprof explain`: what the memory at the peak of a snapshot belongs to."""
 
-import atexit
-import gc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,8 +83,6 @@ def command(  # noqa: PLR0913 - one argument per option
     wrote. FOLDER has one snapshot or run directory per rank of a distributed run: the ranks are
     listed, the worst first, with what differs between them; --ranks does so for RUN. No code in the file is run.
     """
-    # the collector's last walk over all objects finds nothing that the end of the process does not free
-    atexit.register(gc.freeze)
     keep_freed_memory()
     rules = () if rules_path is None else read_rules(rules_path)
     sources = _ranks(snapshot, of_run=all_ranks)

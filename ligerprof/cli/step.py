@@ -14,9 +14,11 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.page.run import render_page
 from ligerprof.reports.step import render_step
 from ligerprof.reports.tensorboard import write_summaries
+from ligerprof.roles import Backend
 from ligerprof.runs.directory import REPORT, create_run_directory
 from ligerprof.runs.measured.ranks.group import Rank, rank_from_environment
-from ligerprof.runs.step import require_runnable, run_step
+from ligerprof.runs.step import choose_backend, require_runnable, run_step
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.units import format_bytes
 
 
@@ -35,7 +37,12 @@ def command(
     Without a CUDA device the real model code runs on fake tensors and a model of the caching allocator;
     all output is then marked as simulated.
     """
-    require_runnable(recipe, command="step")
+    # torch is imported here
+    with collector_paused():
+        require_runnable(recipe, command="step")
+    if choose_backend(recipe) is Backend.SIMULATED:
+        # a measured step runs with the collector, as training does
+        ctx.find_root().with_resource(collector_paused())
     rank = None if recipe.engine is Engine.TORCH else rank_from_environment()
     if rank is not None and rank.rank > 0:
         fits = _follow(recipe, rank, trace)

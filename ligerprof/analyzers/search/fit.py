@@ -219,7 +219,9 @@ class _Search:
 
 
 def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) -> int:
-    """Find the largest count that fits, by doubling steps from `start` and then bisection.
+    """Find the largest count that fits, by steps away from `start` and then bisection.
+
+    The second step is as small as the first, because a good guess is often off by one; the following steps double.
 
     Args:
         fits: a monotone predicate over counts from 1.
@@ -240,23 +242,24 @@ def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) ->
     return low
 
 
-def _climb(fits: Callable[[int], bool], low: int, most: int | None) -> tuple[int, int]:
+def _climb(fits: Callable[[int], bool], start: int, most: int | None) -> tuple[int, int]:
     """A count that fits and a larger one that does not, or one past the bound."""
-    stride = 1
+    low = start
     while low != most:
-        high = low + stride if most is None else min(low + stride, most)
+        high = low + max(low - start, 1)
+        high = high if most is None else min(high, most)
         if not fits(high):
             return low, high
-        low, stride = high, 2 * stride
+        low = high
     return low, low + 1
 
 
-def _descend(fits: Callable[[int], bool], high: int) -> tuple[int, int]:
-    """A count below `high` that fits, or 0, and a larger one that does not."""
-    stride = 1
+def _descend(fits: Callable[[int], bool], start: int) -> tuple[int, int]:
+    """A count below `start` that fits, or 0, and a larger one that does not."""
+    high = start
     while high > 1:
-        low = max(high - stride, 1)
+        low = max(high - max(start - high, 1), 1)
         if fits(low):
             return low, high
-        high, stride = low, 2 * stride
+        high = low
     return 0, 1

@@ -5,8 +5,7 @@ differ; during a simulation, CUDA's lists from torch_memory/autocast.py replace 
 """
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ Operator = Callable[..., Any]
 Caster = Callable[[Operator], Operator]
 
 _KEY = "AutocastCPU"
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 # on the CPU lists only
 _CPU_ALONE = ("cat", "cross_entropy_loss", "index_copy", "stack")
@@ -45,12 +45,6 @@ def _operator(name: str) -> Operator:
     return operator
 
 
-@contextmanager
-def _without_autocast() -> Iterator[None]:
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
-        yield
-
-
 def _eligible(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
 
@@ -62,7 +56,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _call(operator: Operator, args: Any, kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    with _without_autocast():
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         return operator(*_cast(args, dtype), **{name: _cast(value, dtype) for name, value in kwargs.items()})
 
 
@@ -91,7 +85,7 @@ def _to_fp32(operator: Operator) -> Operator:
         given = dict(zip(names, args, strict=False)) | kwargs
         if given.get("dtype") is None and _eligible(args[0]):
             given["dtype"] = torch.float32
-        with _without_autocast():
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             return operator(**given)
 
     return run

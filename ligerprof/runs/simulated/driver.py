@@ -1,11 +1,11 @@
 """Build a recipe's model and run its warm-up and steady steps on fake tensors."""
 
-import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.errors import RecipeError
@@ -18,6 +18,7 @@ from ligerprof.runs.activation_offload import ActivationOffload
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.recording.saved import SavedTensors
+from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.runs.simulated.engines import STAND_IN, built_trainer, has_uneven_shards, joined_group
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
@@ -26,6 +27,7 @@ from ligerprof.runs.simulated.patches import simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.training import Trainer, Training, make_batch, train_step
 from ligerprof.runs.versions import package_versions
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.saved import with_saved_tensors
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -76,7 +78,8 @@ class _Simulation:
         self._device = SimulatedDevice(recipe.gpu_spec, _limits(recipe), settings, record=record)
         self._recorder = StorageRecorder(self._device)
         self._saved = SavedTensors(locate=self._recorder.locate, clock=self._device.now_us) if record else None
-        self._meter = PhaseMeter(self._device, self._saved)
+        self._stamper = Stamper(self._device.stamp, self._saved) if record else None
+        self._meter = PhaseMeter(self._device, self._stamper)
         self._attention: set[str] = set()
         self._snapshot: dict[str, Any] = {}
         self._offload: ActivationOffload | None = None
@@ -84,7 +87,8 @@ class _Simulation:
     def run(self) -> StepOutcome:
         oom, recorder = None, self._recorder
         with (
-            no_collections(),
+            # storages are freed with their last reference, whenever the collector would run
+            collector_paused(),
             joined_group(self._recipe, self._rank, self._device, recorder) as mesh,
             simulated_process(
                 self._recipe.gpu_spec, recorder, self._attention, packed=self._recipe.holds_several_documents
@@ -103,11 +107,19 @@ class _Simulation:
 
     def _build_and_train(self, mesh: Any) -> None:
         self._progress(f"building {self._recipe.spec.name} on a simulated {self._recipe.gpu_spec.title}")
-        stamper = self._meter.stamper
-        with closing(stamper), built_trainer(self._recipe, mesh, self._recorder, stamper.attach) as trainer:
-            stamper.open()
+        with self._stamping() as see_model, built_trainer(self._recipe, mesh, self._recorder, see_model) as trainer:
             self.is_uneven = has_uneven_shards(trainer.model)
             self._train(trainer)
+
+    @contextmanager
+    def _stamping(self) -> Iterator[Callable[[nn.Module], None]]:
+        """Stamp the modules of the models that the yielded function receives, if events are recorded."""
+        if self._stamper is None:
+            yield lambda _model: None
+            return
+        with closing(self._stamper) as stamper:
+            stamper.open()
+            yield stamper.attach
 
     def _train(self, trainer: Training) -> None:
         recipe = self._recipe
@@ -179,18 +191,6 @@ def _limits(recipe: TrainingRecipe) -> DeviceLimits:
             f"--memory-limit {limit_bytes} bytes is more than {gpu.title} has. Lower it, or choose --gpu."
         )
     return DeviceLimits(capacity_bytes=usable_memory(recipe).size_bytes, limit_bytes=limit_bytes)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Free storages with their last reference, independent of garbage collection."""
-    was_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_collecting:
-            gc.enable()
 
 
 def _silent(_text: str) -> None:

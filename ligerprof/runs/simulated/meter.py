@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ligerprof.roles import STEP_PHASES, Phase
-from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.device import SimulatedDevice
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
@@ -31,15 +30,17 @@ class StepFigures:
 class PhaseMeter:
     """The observer of simulated training steps.
 
+    Args:
+        stamper: stamps the events that are recorded, or None.
+
     Attributes:
         step: number of the current step, 0 during the build.
         phase_now: the current phase, or the one in which memory ran out.
         steps: figures of all steps so far.
     """
 
-    def __init__(self, device: SimulatedDevice, saved: SavedTensors | None) -> None:
-        self._device = device
-        self.stamper = Stamper(device.stamp, saved)
+    def __init__(self, device: SimulatedDevice, stamper: Stamper | None) -> None:
+        self._device, self._stamper = device, stamper
         self.step = 0
         self.phase_now = Phase.BUILD
         self.steps: list[StepFigures] = []
@@ -63,11 +64,13 @@ class PhaseMeter:
 
     def loss_made(self, loss: Tensor) -> None:
         """Label the autograd nodes of the loss."""
-        self.stamper.label_loss(loss)
+        if self._stamper is not None:
+            self._stamper.label_loss(loss)
 
     def _enter(self, phase: Phase) -> None:
         self.phase_now = phase
-        self.stamper.enter(step=self.step, phase=phase)
+        if self._stamper is not None:
+            self._stamper.enter(step=self.step, phase=phase)
         self._device.allocator.reset_peaks()
 
     def _read(self, phase: Phase) -> None:

@@ -57,6 +57,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor and not self._paused:
+            return args[0].fake_device
         if not _PLAIN.issuperset(types):
             # a DTensor calls operators on its local tensors, which come here again
             return NotImplemented
@@ -66,8 +68,6 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {})) if self._paused else self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].fake_device
         call = Call(self._device, func, args, kwargs, self._track)
         internal = INTERNALS.get(func)
         if internal is not None and not self._on_host:

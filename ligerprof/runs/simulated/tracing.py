@@ -11,11 +11,11 @@ from ligerprof.recipe.lengths import BatchShape, recipe_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.driver import no_collections
 from ligerprof.runs.simulated.engines import STAND_IN
 from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.training import Trainer, built_model, make_batch, make_trainer
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings, parse_allocator_settings
 
@@ -84,7 +84,7 @@ def step_tracer(recipe: TrainingRecipe) -> Iterator[StepTracer]:
     tracer = StepTracer(recipe, parse_allocator_settings(recipe.alloc_conf))
     recorder = StorageRecorder(tracer.device)
     with (
-        no_collections(),
+        collector_paused(),
         simulated_process(recipe.gpu_spec, recorder, set(), packed=recipe.packing),
         FakeTensorMode(),
         recorder,

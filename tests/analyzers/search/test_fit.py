@@ -72,6 +72,18 @@ def test_find_border_is_the_last_count_that_fits_wherever_it_starts(border: int,
     assert most is None or max(tried) <= most
 
 
+@pytest.mark.parametrize("error", [-1, 0, 1])
+def test_a_border_next_to_the_guess_takes_no_more_than_the_border_and_its_neighbors(error: int) -> None:
+    tried: list[int] = []
+
+    def fits(count: int) -> bool:
+        tried.append(count)
+        return count <= 10
+
+    assert find_border(fits, start=10 + error, most=None) == 10
+    assert sorted(tried) == sorted({10 + error, 10, 11})
+
+
 def verdict_at(found: Fit, judge: Judge, batch: int, seq: int) -> Verdict:
     return judge.verdict(dataclasses.replace(found.recipe, batch=batch, seq=seq))
 
