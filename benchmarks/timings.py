@@ -37,22 +37,27 @@ REPEATS = 2
 
 
 def measure(words: tuple[str, ...]) -> dict[str, float]:
-    """Wall-clock and CPU seconds of the fastest of a few runs."""
+    """Wall-clock and CPU seconds of the fastest of a few runs, and of the start of Python just before."""
     runs = []
     for _ in range(REPEATS):
+        start = run_python(("-c", "pass"))
         with tempfile.TemporaryDirectory() as folder:
             place = ("-o", f"{folder}/run") if words[0] == "step" else ()
-            before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-            finished = subprocess.run(
-                [sys.executable, "-m", "ligerprof", *words, *place], capture_output=True, text=True, check=False
-            )
-            wall = time.monotonic() - started
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if finished.returncode != 0:
-            raise SystemExit(f"{' '.join(words)}: {finished.stderr[-500:]}")
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        runs.append({"wall_seconds": round(wall, 3), "cpu_seconds": round(cpu, 3)})
+            run = run_python(("-m", "ligerprof", *words, *place))
+        runs.append({**run, **{f"python_{key}": value for key, value in start.items()}})
     return min(runs, key=lambda run: run["wall_seconds"])
+
+
+def run_python(words: tuple[str, ...]) -> dict[str, float]:
+    """Wall-clock and CPU seconds of one process."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    finished = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    wall = time.monotonic() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if finished.returncode != 0:
+        raise SystemExit(f"{' '.join(words)}: {finished.stderr[-500:]}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_seconds": round(wall, 3), "cpu_seconds": round(cpu, 3)}
 
 
 def main() -> None:

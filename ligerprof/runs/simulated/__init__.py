@@ -2,7 +2,7 @@
 
 from ligerprof.snapshots.collector import collector_paused
 
-# torch and transformers create so many objects that the collector's walks take a quarter of their import
+# torch and transformers create so many objects that the collector's walks take a fifth of their import
 with collector_paused():
     from ligerprof.runs.simulated.driver import simulate_step
 
