@@ -8,7 +8,7 @@ from typing import Any
 from ligerprof.gpus import GPUS, Vendor
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.kernels.slots import KERNEL_NAMES
-from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
+from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.recipe.categories import Loss, Precision
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
@@ -38,14 +38,20 @@ EVALUATED_SHARE = 0.4
 # the simulator covers NVIDIA GPUs only
 SIMULATED_GPUS = tuple(gpu.name for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA)
 
+# the other architectures have draws of their own
+DRAWN_FAMILIES = ("gemma", "gemma2", "gpt2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
 _HEAD_DIMS = (40, 54, 60, 64, 64, 72, 80, 96, 100, 112, 128, 128, 160, 192, 208, 256)
 _SEQUENCES = (64, 128, 200, 256, 333, 512, 777, 1024, 1500, 2048)
 _VOCABULARIES = (1000, 4096, 8191, 20_000, 32_000, 50_257)
 
 
-def draw_spec(random: Random) -> ModelSpec:
-    """A decoder of any architecture: 2 or 3 layers, heads grouped or not, with or without a sliding window."""
-    family = random.choice(sorted(ARCHITECTURES))
+def draw_spec(random: Random, family: str | None = None) -> ModelSpec:
+    """A decoder: 2 or 3 layers, heads grouped or not, with or without a sliding window.
+
+    Args:
+        family: the architecture; None: one of `DRAWN_FAMILIES`.
+    """
+    family = family or random.choice(DRAWN_FAMILIES)
     kv_heads, head_dim = random.choice((1, 2, 4, 6, 8)), random.choice(_HEAD_DIMS)
     heads, layers = kv_heads * random.choice((1, 2, 3)), random.choice((2, 2, 2, 3))
     # transformers wants a multiple of the number of heads
@@ -71,7 +77,27 @@ def draw_spec(random: Random) -> ModelSpec:
         "head_dim": head_dim,
         "max_position_embeddings": 4096,
     }
-    return spec_from_config({**config, **sizes, **_draw_window(random, family)}, name=f"drawn-{family}")
+    more = _draw_window(random, family) if family in DRAWN_FAMILIES else _draw_more(random, sizes)
+    return spec_from_config({**config, **sizes, **more}, name=f"drawn-{family}")
+
+
+def _draw_more(random: Random, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Options of some of the other architectures: windows, biases, norms, and as many layers as their patterns need."""
+    window = random.choice((100, 512, 4096))
+    names = ("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "use_qk_norm", "use_post_norm")
+    together = random.random() < 0.5
+    return {
+        **dict.fromkeys(names, together),
+        "use_parallel_residual": random.random() < 0.5,
+        "num_hidden_layers": random.choice((2, 4, 5)),
+        "sliding_window": window,
+        "bos_token_id": 1,
+        "hidden_size": sizes["num_attention_heads"] * sizes["head_dim"],
+        "residual_dropout": random.choice((0.0, 0.1)),
+        "embedding_dropout": random.choice((0.0, 0.1)),
+        "resid_pdrop": random.choice((0.0, 0.1)),
+        "hidden_dropout": random.choice((0.0, 0.1)),
+    }
 
 
 def _draw_window(random: Random, family: str) -> dict[str, Any]:
@@ -94,7 +120,8 @@ def _draw_adapter(random: Random, spec: ModelSpec) -> dict[str, Any]:
         (("all-linear",), spec.architecture.lora_targets, random.sample(spec.architecture.lora_targets, 2))
     )
     saved = random.choice((None, None, "lm_head", "embed_tokens+norm"))
-    names = {"modules_to_save": saved} if spec.architecture.final_norm.endswith(".norm") else {}
+    named = spec.architecture.final_norm.endswith(".norm") and spec.architecture.norm.form.has_weight
+    names = {"modules_to_save": saved} if named else {}
     return {"lora": rank, "lora_targets": "+".join(layers), "dora": random.random() < 0.3, **names}
 
 
@@ -109,15 +136,21 @@ def _draw_checkpointing(random: Random) -> dict[str, Any]:
     return {"checkpoint_every": every, "activation_offload": random.random() < 0.2}
 
 
-def draw_recipe(random: Random) -> TrainingRecipe:
-    """A training step with plain torch on an NVIDIA GPU of the table."""
-    recipe = _draw_with_hf_loss(random)
+def draw_recipe(random: Random, family: str | None = None) -> TrainingRecipe:
+    """A training step with plain torch on an NVIDIA GPU of the table.
+
+    Args:
+        family: the model's architecture; None: one of `DRAWN_FAMILIES`.
+    """
+    recipe = _draw_with_hf_loss(random, family)
     return dataclasses.replace(recipe, loss=random.choice((Loss.HF, Loss.HF, *_chunked_losses(recipe))))
 
 
 def _chunked_losses(recipe: TrainingRecipe) -> Iterator[Loss]:
     """The chunked losses that go with a recipe."""
     if "flce" in recipe.kernels or "ce" in recipe.kernels:
+        return
+    if recipe.spec.scales_logits or recipe.spec.architecture.head_bias:
         return
     yield from (Loss.CHUNKED_NLL, Loss.TRL_TILED)
     if recipe.spec.final_softcap is None:
@@ -126,8 +159,8 @@ def _chunked_losses(recipe: TrainingRecipe) -> Iterator[Loss]:
             yield Loss.TITAN_CHUNKED
 
 
-def _draw_with_hf_loss(random: Random) -> TrainingRecipe:
-    spec = draw_spec(random)
+def _draw_with_hf_loss(random: Random, family: str | None) -> TrainingRecipe:
+    spec = draw_spec(random, family)
     checkpointing = random.random() < 0.5
     applying = [name for name in KERNEL_NAMES if inapplicable_reason(name, spec) is None]
     recipe = TrainingRecipe(
@@ -144,7 +177,7 @@ def _draw_with_hf_loss(random: Random) -> TrainingRecipe:
         optimizer=random.choice(OPTIMIZERS),
         fp32_embedding_states=random.random() < 0.5,
         # transformers refuses sdpa for capped scores
-        attention="eager" if spec.model_type == "gemma2" else random.choice(("sdpa", "sdpa", "eager")),
+        attention="eager" if spec.attention_softcap is not None else random.choice(("sdpa", "sdpa", "eager")),
         **_draw_adapter(random, spec),
         gpu=random.choice(SIMULATED_GPUS),
         # these segments split every block, so that no peak depends on which one served it before

@@ -1,11 +1,12 @@
 """Describe an architecture: its parameters, the operations of a decoder layer, and module names.
 
-The estimate, attribution and patching read only the row of an architecture (models/architectures.py), never the
+The estimate, attribution and patching read only the row of an architecture (models/rows/), never the
 model's code. Module names are those in transformers.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ligerprof.words import Word
 
@@ -43,10 +44,19 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormWeight:
-    """The weight of a norm in a decoder layer; LayerNorms have a bias as well."""
+    """The weight of a norm in a decoder layer; LayerNorms have a bias as well.
+
+    Attributes:
+        when: the config key that turns the norm on; None if it is always there.
+        unless: the config key that turns it off.
+        by_head: whether the weight is a matrix with a row per head.
+    """
 
     name: str
     width: Width = "hidden"
+    when: str | None = None
+    unless: str | None = None
+    by_head: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +76,27 @@ class Softcap:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayerChoice:
+    """Some of the decoder layers.
+
+    Attributes:
+        key: the config key of a list with an entry per layer.
+        chosen: the entry of a chosen layer.
+        period: in each period of so many layers one is left out; None: `from_layer` decides, or all are chosen.
+        period_key: the config key of the period.
+        leaves_first: whether the first layer of a period is left out, rather than the last.
+        from_layer: the config key of the first chosen layer, and its default.
+    """
+
+    key: str = "layer_types"
+    chosen: str | int = "sliding_attention"
+    period: int | None = None
+    period_key: str | None = None
+    leaves_first: bool = False
+    from_layer: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SlidingWindow:
     """Which layers attend to a window of tokens only.
 
@@ -73,16 +104,43 @@ class SlidingWindow:
         key: the config key of the window's size in tokens; null turns the window off.
         default: the size if the config lacks the key.
         switch: the config key that turns the window on; None if it is always on.
-        from_layer: the config key of the first layer with a window, and its default. None: every layer has one,
-            or with `mixes` every second layer.
-        mixes: whether some layers may attend to all tokens, so that transformers builds two masks.
+        layers: the layers with a window; None: all of them, with one mask.
+        makes_both: whether transformers makes the mask of a window even if no layer has one.
     """
 
     key: str = "sliding_window"
     default: int | None = None
     switch: str | None = None
-    from_layer: tuple[str, int] | None = None
-    mixes: bool = False
+    layers: LayerChoice | None = None
+    makes_both: bool = False
+
+
+class NormForm(Word):
+    """The code of a norm's forward."""
+
+    RMS = "rms"
+    LAYER = "layer"
+    # LayerNorm by a weight plus one, in autocast's dtype
+    LAYER_PLUS_ONE = "layer plus one"
+    # LayerNorm without weights, in fp32
+    LAYER_BARE = "layer bare"
+    # LayerNorm without a bias, written as tensor operations in fp32
+    CENTERED = "centered"
+
+    @property
+    def feature(self) -> Feature | None:
+        """The operation that a kernel can replace."""
+        return {"rms": Feature.RMS_NORM, "layer": Feature.LAYER_NORM}.get(self)
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether it has a weight."""
+        return self is not NormForm.LAYER_BARE
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether it has a bias."""
+        return self in (NormForm.LAYER, NormForm.LAYER_PLUS_ONE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +153,7 @@ class Norm:
         casts_last: whether the weight multiplies in fp32, before the cast to the input's dtype.
     """
 
-    feature: Feature = Feature.RMS_NORM
+    form: NormForm = NormForm.RMS
     eps: str = "variance_epsilon"
     offset: float = 0.0
     casts_last: bool = False
@@ -108,17 +166,31 @@ class Rotary:
     Attributes:
         fp32_tables: whether cos and sin stay in fp32; the results are cast to the dtype of query and key.
         share: the config key of the rotated share of each head; rotated and unrotated elements are then concatenated.
+        interleaved: whether neighboring elements rotate together, rather than the halves of a head.
+        upcasts: whether query and key are cast to fp32 first, or each of its two factors of cos and sin is.
+        expands_tables: whether each layer makes its own tables from halves of the decoder's.
+        joins_last: whether both rotated parts are there before the first one is concatenated with its rest.
+        layers: the layers that rotate; None: all of them.
+        only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
+        tables_by_kind: whether layers with a window have tables of their own.
     """
 
     fp32_tables: bool = False
     share: str | None = None
+    interleaved: bool = False
+    upcasts: Literal["first", "factors"] | None = None
+    expands_tables: bool = False
+    joins_last: bool = False
+    layers: LayerChoice | None = None
+    only_with_window: Literal["never", "unless off"] | None = None
+    tables_by_kind: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResidualDropout:
-    """The dropout modules applied to the outputs of attention and MLP, before the residual additions."""
+    """The dropout modules applied to the outputs of attention (unless None) and MLP, before the residual additions."""
 
-    after_attention: str
+    after_attention: str | None
     after_mlp: str
     dropout: Dropout
 
@@ -131,6 +203,11 @@ class Attention:
         qkv: the projections of query, key and value, or one joint projection.
         slices: whether the joint projection's result is indexed rather than `split`.
         qk_norms: norms of query and key; the widths of their weights decide whether they norm each head or all.
+        norms_rotated: whether these norms follow the rotation.
+        norms_apart: whether these norms read heads that lie apart, [batch, heads, tokens, head_dim].
+        grouped: whether key and value may have fewer heads than the query.
+        splits_hidden: whether the heads divide the hidden size, whatever `head_dim` the config gives.
+        scales_query: whether the rotated query is multiplied by a number per token.
         rotary: how positions rotate query and key; None with learned positions.
         fp32_softmax: whether eager attention computes the softmax in fp32.
         dropout: applied to the attention probabilities.
@@ -143,6 +220,11 @@ class Attention:
     slices: bool = False
     out: str = "o_proj"
     qk_norms: tuple[str, str] | None = None
+    norms_rotated: bool = False
+    norms_apart: bool = False
+    grouped: bool = True
+    splits_hidden: bool = False
+    scales_query: bool = False
     rotary: Rotary | None = Rotary()
     fp32_softmax: bool = True
     window: SlidingWindow | None = None
@@ -156,10 +238,12 @@ class Mlp:
     """How a layer's MLP computes. Module names are relative to the MLP module.
 
     Attributes:
-        gate: how the activated gate multiplies the other projection; None for a plain MLP with GELU.
+        gate: how the activated gate multiplies the other projection; None for a plain MLP.
         inputs: the projections of gate and up, or one joint projection; without a gate, the only input projection.
         activation: the attribute that holds a gated MLP's activation function.
+        function: the config key of the activation function, and its name if the config lacks the key.
         dropout: applied to the last projection's result, within the MLP module.
+        dropout_attribute: the attribute of a gated MLP that holds the probability.
     """
 
     gate: Feature | None = Feature.SWIGLU
@@ -167,7 +251,9 @@ class Mlp:
     inputs: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     activation: str = "act_fn"
+    function: tuple[str, str] = ("hidden_act", "silu")
     dropout: Dropout | None = None
+    dropout_attribute: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +262,10 @@ class LayerNorms:
 
     Attributes:
         held_in_mlp: whether the layer's code holds the normed input of the MLP until the last addition.
+        scales_sublayers: the attribute of a layer that multiplies each sublayer's output before the addition.
+        parallel: how the layer adds up if its MLP reads the layer's input: `stream` (stream + attention, + MLP), `mlp`
+            (MLP + attention, + stream) or `attention`. None: the MLP reads the sum of input and attention.
+        parallel_when: the config key that turns `parallel` on; None if it is always on.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -183,11 +273,14 @@ class LayerNorms:
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
     held_in_mlp: bool = False
+    scales_sublayers: str | None = None
+    parallel: Literal["stream", "mlp", "attention"] | None = None
+    parallel_when: str | None = None
 
     @property
     def adds_before_norm(self) -> bool:
         """Whether a norm follows the first addition, so that one kernel can do both."""
-        return self.before_attention is not None and self.before_mlp is not None
+        return self.before_attention is not None and self.before_mlp is not None and self.parallel is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,27 +289,39 @@ class Architecture:
 
     Attributes:
         class_prefix: prefix of the classes in its modeling module, such as `Llama` in `LlamaRMSNorm`.
+        modeling: the folder of its modeling module in transformers; None: the one named as the model type.
+        defaults: values that transformers assumes for keys that the config lacks, where they are not general.
+        aliases: other names of config keys.
         tensors: the weights of one decoder layer, in the order of transformers' `named_parameters()`.
+        not_estimated: config keys that turn on what the other fields cannot express.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
         embedding_dropout: applied to the sum of both embeddings.
         scales_embedding: whether the embedding's output is multiplied by a number.
+        logit_scale: the config key of a factor on the logits.
+        logit_divisor: the config key of a divisor of the logits.
         final_softcap: applied to the logits.
         tied_by_default: whether head and embedding share their weight if the config lacks the key.
         mask_by_position: whether the decoder passes the mask to its layers by position, so that checkpointing
             saves it with the layer's input.
+        head_bias: whether the head has a bias.
         output_class: class of the causal model's result, in transformers.modeling_outputs.
         peft_targets: the layers that peft adapts if none are named; empty if peft knows none.
     """
 
     model_type: str
     class_prefix: str
+    modeling: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     tensors: tuple[Linear | NormWeight, ...]
+    not_estimated: tuple[str, ...] = ()
     embedding: str = "model.embed_tokens"
     positions: str | None = None
     layers: str = "model.layers"
     final_norm: str = "model.norm"
     head: str = "lm_head"
+    head_bias: bool = False
     norm: Norm = Norm()
     attention: Attention = Attention()
     mlp: Mlp = Mlp()
@@ -224,21 +329,42 @@ class Architecture:
     embedding_dropout: Dropout | None = None
     residual_dropout: ResidualDropout | None = None
     scales_embedding: bool = False
+    logit_scale: str | None = None
+    logit_divisor: str | None = None
     final_softcap: Softcap | None = None
     tied_by_default: bool = False
     mask_by_position: bool = False
     output_class: str = "CausalLMOutputWithPast"
     peft_targets: tuple[str, ...] = ("q_proj", "v_proj")
 
+    def setting(self, config: Mapping[str, Any], key: str, default: Any = None) -> Any:
+        """The value of a config key: the config's, or what transformers assumes."""
+        for name in (key, *(alias for alias, meant in self.aliases.items() if meant == key)):
+            if name in config:
+                return config[name]
+        return self.defaults.get(key, default)
+
+    def logit_factor(self, config: Mapping[str, Any]) -> float:
+        """The number that multiplies the logits."""
+        factor = 1.0
+        if self.logit_scale is not None:
+            factor *= self.setting(config, self.logit_scale, 1.0)
+        if self.logit_divisor is not None:
+            factor /= self.setting(config, self.logit_divisor, 1.0)
+        return factor
+
     @property
     def modeling_module(self) -> str:
         """Import path of the modeling module."""
-        return f"transformers.models.{self.model_type}.modeling_{self.model_type}"
+        folder = self.modeling or self.model_type
+        return f"transformers.models.{folder}.modeling_{folder}"
 
     @property
     def features(self) -> frozenset[Feature]:
         """Operations that kernels can replace."""
-        found = {Feature.LOSS, self.norm.feature}
+        found = {Feature.LOSS}
+        if self.norm.form.feature is not None:
+            found.add(self.norm.form.feature)
         if self.attention.rotary is not None:
             found.add(Feature.ROTARY)
         if self.mlp.gate is not None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import Architecture, Feature, Linear, Softcap, Width
-from ligerprof.models.architectures import ARCHITECTURES, find_architecture, has_row
+from ligerprof.models.architecture import Architecture, Linear, NormWeight, Softcap, Width
+from ligerprof.models.architectures import find_architecture, has_row
+from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 from ligerprof.text import short_repr
 
@@ -33,6 +34,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     if not isinstance(model_type, str):
         raise UnknownModelError(f"{name}: the config has no 'model_type'. Give a transformers config.json.")
     row = find_architecture(model_type)
+    config_json, config = canonical_json(config), _with_defaults(row, config)
     hidden = _size(config, name, "hidden_size", "n_embd", "d_model")
     heads = _size(config, name, "num_attention_heads", "n_head")
     if heads > hidden:
@@ -40,25 +42,41 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     spec = ModelSpec(
         name=name,
         model_type=model_type,
-        config_json=canonical_json(config),
+        config_json=config_json,
         weights_path=weights_path,
         hidden_size=hidden,
         intermediate_size=_size(config, name, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
         layers=_size(config, name, *_LAYER_KEYS),
         heads=heads,
-        kv_heads=_size(config, name, "num_key_value_heads", default=heads),
-        head_dim=_size(config, name, "head_dim", default=hidden // heads),
+        kv_heads=_size(config, name, "num_key_value_heads", default=heads) if row.attention.grouped else heads,
+        head_dim=_head_dim(row, config, name, hidden // heads),
         vocab_size=_size(config, name, "vocab_size"),
         max_positions=_size(config, name, "max_position_embeddings", "n_positions", default=2048),
         tied_embeddings=bool(config.get("tie_word_embeddings", row.tied_by_default)),
         final_softcap=_softcap(config, row.final_softcap),
         attention_softcap=_softcap(config, row.attention.softcap),
     )
+    try:
+        layer_kinds(row, config, spec.layers)
+    except UnknownModelError as error:
+        raise UnknownModelError(f"{name}: {error}") from None
+    for key in row.not_estimated:
+        if config.get(key):
+            return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} with {key!r}")
     if has_row(model_type):
         return replace(spec, parameters=tuple(_parameters(row, spec, config)))
-    known = ", ".join(ARCHITECTURES)
-    gap = f"no analytic estimate for model_type {model_type!r} (there is one for {known})"
+    gap = f"no analytic estimate for model_type {model_type!r} (docs/models.md lists those that have one)"
     return replace(spec, no_estimate_reason=gap)
+
+
+def _head_dim(row: Architecture, config: Config, name: str, split: int) -> int:
+    return split if row.attention.splits_hidden else _size(config, name, "head_dim", default=split)
+
+
+def _with_defaults(row: Architecture, config: Config) -> Config:
+    """The config by the names that the row reads, with what transformers assumes."""
+    named = {row.aliases.get(key, key): value for key, value in config.items()}
+    return {**row.defaults, **named}
 
 
 def _softcap(config: Config, cap: Softcap | None) -> float | None:
@@ -98,11 +116,13 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
             name = f"{row.layers}.{index}.{item.name}"
             if isinstance(item, Linear):
                 yield from _linear_parameters(item, name, widths, config)
-            else:
-                yield from _norm_parameters(row, name, widths[item.width])
-    yield from _norm_parameters(row, row.final_norm, spec.hidden_size)
+            elif _has_norm(item, config):
+                yield from _norm_parameters(row, name, _norm_shape(item, spec, widths))
+    yield from _norm_parameters(row, row.final_norm, (spec.hidden_size,))
     if not spec.tied_embeddings:
         yield ParameterShape(name=f"{row.head}.weight", shape=(spec.vocab_size, spec.hidden_size))
+    if row.head_bias:
+        yield ParameterShape(name=f"{row.head}.bias", shape=(spec.vocab_size,))
 
 
 def _linear_parameters(
@@ -115,7 +135,19 @@ def _linear_parameters(
         yield ParameterShape(name=f"{name}.bias", shape=(out_features,))
 
 
-def _norm_parameters(row: Architecture, name: str, width: int) -> Iterator[ParameterShape]:
-    yield ParameterShape(name=f"{name}.weight", shape=(width,))
-    if row.norm.feature is Feature.LAYER_NORM:
-        yield ParameterShape(name=f"{name}.bias", shape=(width,))
+def _has_norm(item: NormWeight, config: Config) -> bool:
+    if item.unless is not None and config.get(item.unless, False):
+        return False
+    return item.when is None or bool(config.get(item.when, False))
+
+
+def _norm_shape(item: NormWeight, spec: ModelSpec, widths: Mapping[Width, int]) -> tuple[int, ...]:
+    width = widths[item.width]
+    return (width // spec.head_dim, spec.head_dim) if item.by_head else (width,)
+
+
+def _norm_parameters(row: Architecture, name: str, shape: tuple[int, ...]) -> Iterator[ParameterShape]:
+    if row.norm.form.has_weight:
+        yield ParameterShape(name=f"{name}.weight", shape=shape)
+    if row.norm.form.has_bias:
+        yield ParameterShape(name=f"{name}.bias", shape=shape)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.files import FileKind, read_json
-from ligerprof.models.architectures import ARCHITECTURES, has_row
+from ligerprof.models.architectures import has_row
 from ligerprof.models.catalog import hub_names, models_without_config, short_names
 from ligerprof.models.from_config import spec_from_config
 from ligerprof.models.hub_cache import cached_ids, find_cached_config
@@ -94,7 +94,10 @@ def _without_row(hub_id: str, model_type: str, config: str) -> UnknownModelError
     if has_row(model_type):
         return UnknownModelError(f"{hub_id}: the catalog has no figures of this {model_type} model. Give {config}.")
     shown = short_repr(model_type)
-    return UnknownModelError(f"{hub_id}: model_type {shown} is not supported. Supported: {', '.join(ARCHITECTURES)}.")
+    return UnknownModelError(
+        f"{hub_id}: model_type {shown} is not supported; docs/models.md lists those that are. Give the path of {config}"
+        " to simulate it."
+    )
 
 
 def names_like(model: str) -> Iterator[str]:

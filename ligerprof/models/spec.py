@@ -10,6 +10,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Dropout, Feature
 from ligerprof.models.architectures import find_architecture
+from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,60 +78,72 @@ class ModelSpec:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """Operations that kernels can replace; a partial rotation is not one of them."""
-        found = self.architecture.features
-        return found if self.rotary_dim == self.head_dim else found - {Feature.ROTARY}
+        """Operations that kernels can replace: a rotation of halves is one of them, a partial one is not."""
+        found, rotary = self.architecture.features, self.architecture.attention.rotary
+        rotates_halves = rotary is not None and not rotary.interleaved and self.rotary_dim == self.head_dim
+        return found if rotates_halves else found - {Feature.ROTARY}
 
     @property
     def rotary(self) -> bool:
         """Whether positions rotate query and key; otherwise they have a learned embedding."""
         return self.architecture.attention.rotary is not None
 
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The value of a config key: the config's, or what transformers assumes."""
+        return self.architecture.setting(_parsed(self.config_json), key, default)
+
     @property
     def rotary_dim(self) -> int:
         """Elements of each head that are rotated."""
-        rotary, config = self.architecture.attention.rotary, _parsed(self.config_json)
+        rotary = self.architecture.attention.rotary
         if rotary is None or rotary.share is None:
             return self.head_dim
-        settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        return int(self.head_dim * settings.get(rotary.share, config.get(rotary.share, 1.0)))
+        settings = self.setting("rope_parameters") or self.setting("rope_scaling") or {}
+        return int(self.head_dim * settings.get(rotary.share, self.setting(rotary.share, 1.0)))
 
     @property
     def sliding_window(self) -> int | None:
         """Tokens of the attention window, None if no layer has one."""
-        window = self.architecture.attention.window
-        config = _parsed(self.config_json)
-        if window is None or (window.switch is not None and not config.get(window.switch, False)):
-            return None
-        size: int | None = config.get(window.key, window.default)
-        return size if self._first_windowed_layer < self.layers else None
+        return self.layer_kinds.window_tokens if any(self.layer_kinds.windowed) else None
 
     @property
-    def mixes_windows(self) -> bool:
-        """Whether some layers have a window and others do not."""
+    def layer_kinds(self) -> LayerKinds:
+        """How the decoder layers differ."""
+        return _layer_kinds(self.config_json, self.model_type, self.layers)
+
+    @property
+    def makes_both_masks(self) -> bool:
+        """Whether transformers makes one mask for layers with a window and one for the others."""
         window = self.architecture.attention.window
-        if self.sliding_window is None or window is None or not window.mixes:
+        if window is None or window.layers is None:
             return False
-        return window.from_layer is None or self._first_windowed_layer > 0
+        return window.makes_both or any(self.layer_kinds.windowed)
 
     @property
-    def has_idle_mask(self) -> bool:
-        """Whether the decoder also makes the mask of layers without a window, which no layer uses."""
-        window = self.architecture.attention.window
-        return self.sliding_window is not None and window is not None and window.mixes and not self.mixes_windows
+    def scales_logits(self) -> bool:
+        """Whether a number multiplies the logits."""
+        return self.architecture.logit_scale is not None or self.architecture.logit_divisor is not None
 
     @property
-    def _first_windowed_layer(self) -> int:
-        window = self.architecture.attention.window
-        if window is None or window.from_layer is None:
-            return 0
-        key, default = window.from_layer
-        first: int = _parsed(self.config_json).get(key, default)
-        return first
+    def logit_factor(self) -> float:
+        """The number that multiplies the logits."""
+        return self.architecture.logit_factor(_parsed(self.config_json))
+
+    @property
+    def activation(self) -> str:
+        """The name of the MLP's activation function."""
+        key, default = self.architecture.mlp.function
+        return str(self.setting(key) or default)
+
+    @property
+    def parallel(self) -> str | None:
+        """How a layer adds up whose MLP reads the layer's input; None if it reads the sum of input and attention."""
+        norms = self.architecture.layer_norms
+        return norms.parallel if norms.parallel_when is None or self.setting(norms.parallel_when) else None
 
     def dropout_rate(self, dropout: Dropout | None) -> float:
         """The dropout probability in the config; 0 for None."""
-        return 0.0 if dropout is None else float(_parsed(self.config_json).get(dropout.key, dropout.default))
+        return 0.0 if dropout is None else float(self.setting(dropout.key, dropout.default))
 
     @property
     def parameter_count(self) -> int:
@@ -144,6 +157,11 @@ class ModelSpec:
 def _parsed(config_json: str) -> Mapping[str, Any]:
     config: dict[str, Any] = json.loads(config_json)
     return config
+
+
+@lru_cache(maxsize=64)
+def _layer_kinds(config_json: str, model_type: str, layers: int) -> LayerKinds:
+    return layer_kinds(find_architecture(model_type), _parsed(config_json), layers)
 
 
 def canonical_json(config: Mapping[str, Any]) -> str:

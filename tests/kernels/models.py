@@ -45,10 +45,33 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+# what the configs of the other architectures need in addition; the rows of the listed ones are varied above
+OTHER_CONFIGS: dict[str, dict[str, Any]] = {
+    "cwm": {"bos_token_id": 1, "num_hidden_layers": 5, "sliding_window": 8},
+    "cohere2": {"num_hidden_layers": 5, "sliding_window": 8},
+    "cohere": {"use_qk_norm": True},
+    "exaone4": {"num_hidden_layers": 5, "sliding_window": 8},
+    "gemma3_text": {"num_hidden_layers": 7, "sliding_window": 8},
+    "gpt_neox": {"num_key_value_heads": 3},
+    "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "hyperclovax": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "ministral": {"sliding_window": 8},
+    "olmo3": {"num_hidden_layers": 5, "sliding_window": 8},
+    "seed_oss": {"residual_dropout": 0.0, "attention_dropout": 0.0},
+    "smollm3": {"num_hidden_layers": 5},
+    "vaultgemma": {"num_hidden_layers": 3, "sliding_window": 8},
+}
+
+
+def every_tiny_model(family: str, **more: Any) -> Any:
+    """`tiny_model` of any architecture that has a row."""
+    return tiny_model(family, **({} if family in FAMILIES else {**_DECODER, **OTHER_CONFIGS.get(family, {})}), **more)
+
+
 def tiny_config(family: str, **more: Any) -> Any:
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(family, **{**FAMILIES[family], **more})
+    config = AutoConfig.for_model(family, **{**FAMILIES.get(family, {}), **more})
     config.use_cache = False
     return config
 

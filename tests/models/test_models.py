@@ -56,6 +56,9 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
     }
     # every family is asked for biases; not every one has them
     biases = {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
+    if model_type == "internlm3":
+        # it refuses other biases
+        biases["mlp_bias"] = biases["attention_bias"]
     return {**common, **sizes, **tied, **biases}
 
 

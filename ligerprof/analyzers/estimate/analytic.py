@@ -3,17 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ligerprof.analyzers.estimate.activations import ACTIVATIONS
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.evaluation import evaluation_peak
 from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.host import host_bytes
-from ligerprof.analyzers.estimate.model import keeps_tokens_apart, slides
 from ligerprof.analyzers.estimate.placement import paged_bytes
 from ligerprof.analyzers.estimate.places import PlaceBytes, counts_each_layer, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
-from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernel
+from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StepPeaks, step_kinds, step_peaks
 from ligerprof.analyzers.estimate.terms import buffer_terms, checkpoint_term, logits_term, static_term
@@ -137,6 +137,11 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."
         )
+    if recipe.spec.activation not in ACTIVATIONS:
+        raise UnsupportedError(
+            f"estimate: {recipe.spec.name} has the activation function {printable(recipe.spec.activation)}, which is"
+            " not covered yet. Use `ligerprof step --device simulated`."
+        )
     if recipe.engine is Engine.FSDP2 and recipe.reentrant:
         raise UnsupportedError("estimate: --reentrant with --engine fsdp2 is not supported yet; leave it out.")
     if recipe.activation_offload:
@@ -193,12 +198,11 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     else:
         if recipe.spec.attention_softcap is not None:
             yield "SDPA omits the softcap of the scores, as in transformers 5.17; later versions require eager"
+        kernels = " or ".join(f"{kernel.label} kernel" for kernel in attention_kernels(recipe))
         if gpu.vendor is Vendor.AMD:
-            yield f"which attention kernel ROCm runs is not known; counted: {attention_kernel(recipe).label} kernel"
+            yield f"which attention kernel ROCm runs is not known; counted: {kernels}"
         else:
-            yield f"scaled_dot_product_attention uses {attention_kernel(recipe).label} kernel on {gpu.title}"
-        if recipe.spec.mixes_windows and slides(recipe) and not keeps_tokens_apart(recipe):
-            yield "every layer masks its scores, including layers whose window holds all tokens"
+            yield f"scaled_dot_product_attention uses {kernels} on {gpu.title}"
     if not gpu.measured:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
     yield from _assumed_of_packages(recipe)

@@ -24,7 +24,8 @@ class Context:
         tape: receives the operations; a checkpointed layer has its own.
         weights: every parameter by name.
         kernels: the fused kernels of the recipe, by name.
-        mask: the attention mask, if the model makes one.
+        layer: the index of the decoder layer.
+        mask: the layer's attention mask, if it has one.
         leaf: the layer's input if autograd takes it for a leaf, so that autocast caches its copy as it does weights'.
         casts: autocast's cache of weight copies, which are freed when autocast ends.
         hooks: what the engine does around modules.
@@ -35,6 +36,7 @@ class Context:
     tape: Tape
     weights: Mapping[str, Weight]
     kernels: Mapping[str, KernelSpec]
+    layer: int = 0
     mask: Value | None = None
     leaf: Value | None = None
     leaf_cast: Value | None = None
@@ -67,6 +69,11 @@ class Context:
         """Bytes per element of autocast's dtype, None without autocast."""
         return DTYPE_BYTES[self.recipe.autocast] if self.recipe.autocast else None
 
+    @property
+    def rotates(self) -> bool:
+        """Whether the layer rotates query and key."""
+        return self.spec.layer_kinds.rotated[self.layer]
+
     def is_fused(self, slot: str) -> bool:
         """Whether a kernel with a stated memory cost fills the slot; plain torch is counted by operation."""
         return slot in self.kernels and self.kernels[slot].memory is not None
@@ -76,6 +83,12 @@ class Context:
         if value.width == width:
             return self.tape.name(value)
         return self.tape.run(Operation(elements=value.elements, width=width, inputs=(value,)))
+
+    def cast_weight(self, weight: Weight, width: int) -> Tensor:
+        """`weight.to(dtype)`: a copy that autocast does not keep, or the weight itself."""
+        if weight.width == width:
+            return weight
+        return self.tape.run(Operation(elements=weight.elements, width=width, inputs=(weight,)))
 
     def cast_for(self, operator: str, value: Value) -> Value:
         """The tensor that autocast passes to `operator`: in fp32 if the operator is on that list."""

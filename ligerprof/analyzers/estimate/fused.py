@@ -5,7 +5,6 @@ Each is traced as the operations that it fuses, because their tensors are alloca
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import kernel_memory
-from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, product_operator
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
@@ -17,14 +16,10 @@ from ligerprof.roles import Role
 
 
 def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> tuple[Value, Value]:
-    """`residual + added`, which replaces `added`, and its norm with the weight `{name}.weight`."""
+    """`residual + added`, which replaces `added`, and its norm with the weight `{name}.weight`, by one kernel."""
     middle = add(context, residual, added)
-    kernel = _norm_kernel(context)
-    if kernel is None:
-        context.tape.release(added)
-        return middle, norm(context, middle, name)
     weight = context.weights[f"{name}.weight"]
-    memory = kernel_memory(context, kernel, residual, weight)
+    memory = kernel_memory(context, _norm_kernel(context) or "", residual, weight)
     weight_gradient_bytes = weight.size_bytes if weight.trainable else 0
     # an addend of another dtype gets its own gradient next to the sum's, before the addition's backward
     twin_bytes = memory.backward_gradient_bytes - weight_gradient_bytes - middle.size_bytes
@@ -47,12 +42,14 @@ def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> 
 
 def adds_in_norm(context: Context) -> bool:
     """Whether a kernel fuses the residual addition between a layer's sublayers with the norm after it."""
-    return context.spec.architecture.layer_norms.before_mlp is not None and _norm_kernel(context) is not None
+    norms = context.spec.architecture.layer_norms
+    return norms.before_mlp is not None and context.spec.parallel is None and _norm_kernel(context) is not None
 
 
 def _norm_kernel(context: Context) -> str | None:
     """Name of the kernel that fuses a residual addition with the model's norm, if the recipe has it."""
-    kernel = find_slot(context.spec.architecture.norm.feature).with_residual_add
+    feature = context.spec.architecture.norm.form.feature
+    kernel = None if feature is None else find_slot(feature).with_residual_add
     return kernel if kernel in context.kernels else None
 
 

@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.hooks import Part
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
 from ligerprof.analyzers.estimate.lora import ORIGINAL
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import linear, scale, unary
+from ligerprof.analyzers.estimate.operations import linear, renamed, scale, unary
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.analyzers.estimate.tiled_loss import trl_tiled
 from ligerprof.recipe.categories import Loss
@@ -41,13 +41,14 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
         return chunked(context, hidden, weight)
     # these receive the head's output and cap it themselves; liger-kernel replaces functions that the model calls
     caps = "flce" in context.kernels or context.recipe.providers.get("ce", "liger") != "liger"
-    logits = linear(context, hidden, weight, role=Role.LOGITS, gradient_role=_LOSS)
+    bias = context.weights.get(f"{context.spec.architecture.head}.bias")
+    logits = linear(context, hidden, weight, bias, role=Role.LOGITS, gradient_role=_LOSS)
     context.hooks.leave(Part.HEAD)
     context.tape.on_gradient(logits, lambda: context.hooks.gradient_arrives(Part.HEAD))
     # a fused loss runs in the head's call
     context.tape.on_gpu = "flce" in context.kernels
     if not caps:
-        logits = _capped(context, logits)
+        logits = _capped(context, _scaled(context, logits))
     if context.is_fused("ce"):
         loss = call_loss(context, kernel_memory(context, "ce", logits), logits, None, "logits")
         context.tape.release(logits)
@@ -63,6 +64,13 @@ def head_weight_name(context: Context) -> str:
     own, untrained = f"{row.head}.weight", f"{row.embedding}.{ORIGINAL}.weight"
     tied = untrained if untrained in context.weights else f"{row.embedding}.weight"
     return tied if context.spec.tied_embeddings and own not in context.weights else own
+
+
+def _scaled(context: Context, logits: Value) -> Value:
+    """`logits * number` assigned to the same variable, if the model scales logits."""
+    if not context.spec.scales_logits:
+        return logits
+    return renamed(context, logits, scale(context, logits, role=Role.LOGITS))
 
 
 def _capped(context: Context, logits: Value) -> Value:
@@ -86,6 +94,8 @@ def hf_loss(context: Context, logits: Value, *, caps: bool) -> Value:
         caps: whether the loss caps the upcast logits.
     """
     wide = upcast(context, logits)
+    if caps and context.spec.logit_factor != 1.0:
+        wide = _scaled(context, wide)
     if caps and context.spec.final_softcap is not None:
         wide = capped_in_one_line(context, wide)
     loss = _cross_entropy(context, wide, context.tokens)

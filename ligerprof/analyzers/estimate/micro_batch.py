@@ -13,13 +13,12 @@ from ligerprof.analyzers.estimate.fused import adds_in_norm
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
+from ligerprof.analyzers.estimate.masks import last_reader, mask_elements, masks_made
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.model import (
     embed,
     embedding_is_leaf,
-    has_idle_mask,
-    has_two_masks,
-    mask_elements,
+    keeps_tables,
     table_sizes,
 )
 from ligerprof.analyzers.estimate.norms import norm
@@ -83,9 +82,9 @@ class MicroBatch:
         self.evaluates = False
         self.copies_embedding = False
         self._policy = None if recipe.selective is None else find_policy(recipe.selective)
-        self._mask: Value | None = None
-        self._other_mask: Value | None = None
-        self._idle_mask: Value | None = None
+        # by whether the mask's layers have a window
+        self._masks: dict[bool, Value] = {}
+        self._each = counts_each_layer(recipe)
         self.offloading = Offloading(meter) if recipe.activation_offload else None
         self._bottom = self._new_context(Tape(meter, offloading=self.offloading))
         self._top = self._new_context(TapeWithParts(meter, offloading=self.offloading))
@@ -106,7 +105,7 @@ class MicroBatch:
         self._meter.place = WHOLE
         self._make_tables(stream)
         held = self._bottom.tape.hand_over(stream)
-        for index, times in explicit_layers(self._recipe.spec.layers, each=counts_each_layer(self._recipe)):
+        for index, times in explicit_layers(self._recipe.spec.layers, each=self._each):
             stream, held = self._layer_forward(index, times, stream, held)
         self._meter.place = HEAD
         self._hooks.enter(Part.NORM)
@@ -117,14 +116,10 @@ class MicroBatch:
         copied = self._layers[0].context.leaf_cast is not None
         if not copied:
             self._bottom.tape.release(embedded)
-        self._release_mask(self._idle_mask)
-        if not self._recipe.checkpointing or self._offloads_masks:
-            self._release_mask(self._mask)
-            self._mask = None
-        if self._other_mask_reader is None:
-            self._release_mask(self._other_mask)
-            self._other_mask = None
-        if self.evaluates:
+        for windowed in tuple(self._masks):
+            if self._offloads_masks or last_reader(self._recipe, windowed=windowed) is None:
+                self._bottom.tape.release(self._masks.pop(windowed))
+        if self.evaluates or not keeps_tables(self._recipe):
             self._end_tables()
         self._loss = head_and_loss(self._top, hidden)
         self._hooks.leave(Part.ROOT)
@@ -153,8 +148,8 @@ class MicroBatch:
         self._meter.add(self._placement.bucket_copies, place=WHOLE)
         for layer in reversed(self._layers):
             flowing = self._layer_backward(layer, flowing)
-            if layer.index == self._other_mask_reader and not self._recipe.reentrant:
-                self._release_mask(self._other_mask)
+            if not self._recipe.reentrant:
+                self._release_masks_after(layer.index)
         self._meter.add(self._placement.bucket_copies, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
         self._end_shared()
@@ -175,11 +170,11 @@ class MicroBatch:
         """The role of the input of a layer."""
         return Role.CHECKPOINTS if self._recipe.checkpoints_layer(index) else Role.ACTIVATIONS
 
-    @property
-    def _other_mask_reader(self) -> int | None:
-        """The first checkpointed layer that reads the second mask, which alternate layers do."""
-        readers = (index for index in range(1, self._recipe.spec.layers, 2) if self._recipe.checkpoints_layer(index))
-        return next(readers, None)
+    def _release_masks_after(self, index: int) -> None:
+        """The checkpoint of a mask's last reader ends with that layer's backward."""
+        for windowed in tuple(self._masks):
+            if last_reader(self._recipe, windowed=windowed) == index:
+                self._bottom.tape.release(self._masks.pop(windowed))
 
     def _keep_embedded(self) -> None:
         """With adapters the embedding's output is a leaf of the graph: it and its gradient live as long as the loss."""
@@ -193,10 +188,9 @@ class MicroBatch:
     def _end_shared(self) -> None:
         """Masks and rotary tables end; reentrant checkpointing's functions hold them as long as the loss lives."""
         if not self._recipe.reentrant:
-            self._release_mask(self._mask)
             return
-        masks = (mask for mask in (self._mask, self._other_mask) if mask is not None)
-        self.until_loss_is_freed += [*self._until_backward_ends, *(self._bottom.tape.hand_over(mask) for mask in masks)]
+        masks = (self._bottom.tape.hand_over(mask) for mask in self._masks.values())
+        self.until_loss_is_freed += [*self._until_backward_ends, *masks]
         self._until_backward_ends = []
 
     def _end_tables(self) -> None:
@@ -204,18 +198,15 @@ class MicroBatch:
             self._meter.drop(block)
         self._until_backward_ends = []
 
-    def _release_mask(self, mask: Value | None) -> None:
-        if mask is not None:
-            self._bottom.tape.release(mask)
-
-    def _new_context(self, tape: Tape, *, checkpointed: bool = False) -> Context:
+    def _new_context(self, tape: Tape, index: int = 0, *, checkpointed: bool = False) -> Context:
         tape.on_weight_gradient = self._hooks.weight_gradient_arrives
         return Context(
             recipe=self._recipe,
             tape=tape,
             weights=self._weights,
             kernels=self._kernels,
-            mask=self._mask,
+            layer=index,
+            mask=self._masks.get(self._recipe.spec.layer_kinds.windowed[index]),
             hooks=self._hooks,
             unpacks_once=checkpointed and not self._recipe.reentrant,
         )
@@ -224,13 +215,11 @@ class MicroBatch:
         """Rotary tables are saved by every layer, so they live until backward ends; masks until the model returns."""
         for size_bytes in table_sizes(self._recipe, stream):
             self._until_backward_ends.append(self._meter.take(size_bytes, Role.ACTIVATIONS))
-        if elements := mask_elements(self._recipe):
-            # numbers to add for eager, else booleans
-            width = stream.width if is_eager(self._recipe) else 1
-            mask = Operation(elements=elements, width=width, role=Role.INPUTS)
-            self._mask = self._bottom.tape.run(mask)
-            self._idle_mask = self._bottom.tape.run(mask) if has_idle_mask(self._recipe) else None
-            self._other_mask = self._bottom.tape.run(mask) if has_two_masks(self._recipe) else None
+        # numbers to add for eager, else booleans
+        width = stream.width if is_eager(self._recipe) else 1
+        for windowed in masks_made(self._recipe):
+            elements = mask_elements(self._recipe, windowed=windowed)
+            self._masks[windowed] = self._bottom.tape.run(Operation(elements=elements, width=width, role=Role.INPUTS))
 
     def _layer_forward(self, index: int, times: int, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
         """Run a layer on `stream`; the caller's loop variable `held` moves on to its output."""
@@ -238,7 +227,7 @@ class MicroBatch:
         checkpointing = self._recipe.checkpoints_layer(index)
         cache = OutputCache(self._policy) if checkpointing and self._policy is not None else None
         tape = Tape(self._meter, saving=not checkpointing, cache=cache)
-        context = self._new_context(tape, checkpointed=checkpointing)
+        context = self._new_context(tape, index, checkpointed=checkpointing)
         if index == 0 and self.copies_embedding:
             context.leaf = stream
         is_last = index == self._recipe.spec.layers - 1
@@ -247,7 +236,7 @@ class MicroBatch:
 
         def run() -> None:
             checkpoint = self._keep_input(held) if checkpointing else None
-            packed_mask = self._pack_mask() if checkpointing else None
+            packed_mask = self._pack_mask(context) if checkpointing else None
             self._hooks.enter(index)
             output = run_layer(context, stream, index, output_role)
             self._meter.drop(held)
@@ -291,7 +280,7 @@ class MicroBatch:
         if layer.cache is not None:
             layer.cache.start_pass()
         again = Tape(self._meter, stop_after_saves=None if reentrant else first_pass.saves_seen, cache=layer.cache)
-        context = self._new_context(again, checkpointed=True)
+        context = self._new_context(again, layer.index, checkpointed=True)
         offloading, loaded = self.offloading, None
         if offloading is not None and isinstance(layer.checkpoint, PackedTensor):
             loaded = layer.source.block = offloading.unpack(layer.checkpoint, starts_node=True)
@@ -321,20 +310,22 @@ class MicroBatch:
         """Whether masks are saved with the layers' inputs, and moved to main memory with them."""
         return self._recipe.spec.architecture.mask_by_position and self.offloading is not None
 
-    def _pack_mask(self) -> PackedTensor | None:
+    def _pack_mask(self, context: Context) -> PackedTensor | None:
         """Save the mask of a layer."""
-        if self.offloading is None or not self._offloads_masks or self._mask is None or self._mask.block is None:
+        mask = context.mask
+        if self.offloading is None or not self._offloads_masks or mask is None or mask.block is None:
             return None
-        return self.offloading.pack(self._mask.block)
+        return self.offloading.pack(mask.block)
 
     def _load_mask(self, layer: _Layer, context: Context) -> Allocation | None:
         """The mask of a layer that is recomputed, which replaces the context's."""
         if self.offloading is None or layer.packed_mask is None:
             return None
         block = self.offloading.unpack(layer.packed_mask, starts_node=False)
-        mask = layer.packed_mask.block
-        width = mask.size_bytes // mask_elements(self._recipe)
-        context.mask = Value(mask_elements(self._recipe), width, needs_gradient=False, block=block)
+        windowed = self._recipe.spec.layer_kinds.windowed[layer.index]
+        elements = mask_elements(self._recipe, windowed=windowed)
+        width = layer.packed_mask.block.size_bytes // elements
+        context.mask = Value(elements, width, needs_gradient=False, block=block)
         return block
 
     def _keep_input(self, block: Allocation) -> Allocation | PackedTensor:

@@ -1,11 +1,10 @@
 """What surrounds the decoder layers: embedding, rotary tables and masks."""
 
-from ligerprof.analyzers.estimate.context import Context, is_eager
+from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.lora import adapter_rank
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
 from ligerprof.analyzers.estimate.tensors import Value
-from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
@@ -18,6 +17,9 @@ def embed(context: Context, role: Role) -> tuple[Value, Value]:
     if row.positions is not None:
         return _embed_with_positions(context, f"{row.positions}.weight", role)
     embedded = _look_up(context, f"{row.embedding}.weight", role)
+    if row.embedding_dropout is not None:
+        rate = context.spec.dropout_rate(row.embedding_dropout)
+        embedded = renamed(context, embedded, dropout(context, embedded, rate))
     if row.scales_embedding:
         embedded = renamed(context, embedded, scale(context, embedded, role=role))
     if embedding_is_leaf(context.recipe):
@@ -68,42 +70,17 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
         return ()
     width = FP32_BYTES if rotary.fp32_tables else stream.width
     size_bytes = recipe.row_tokens * recipe.spec.rotary_dim * width
-    return (size_bytes, size_bytes)
+    kinds = len(set(recipe.spec.layer_kinds.windowed)) if rotary.tables_by_kind else 1
+    return (size_bytes, size_bytes) * kinds
+
+
+def keeps_tables(recipe: TrainingRecipe) -> bool:
+    """Whether the rotary tables live until backward ends: layers save them, or their checkpoints hold them."""
+    rotary = recipe.spec.architecture.attention.rotary
+    return recipe.checkpointing or rotary is None or not rotary.expands_tables
 
 
 def has_fp32_tables(recipe: TrainingRecipe) -> bool:
     """Whether layers read rotary tables in fp32; FSDP2's mixed precision casts the inputs of every layer."""
     rotary = recipe.spec.architecture.attention.rotary
     return rotary is not None and rotary.fp32_tables and not recipe.casts_gathered
-
-
-def mask_elements(recipe: TrainingRecipe) -> int:
-    """Elements of a layer's attention mask: eager attention always has one, SDPA if its causal flag is not enough."""
-    if recipe.attention is Attention.FLASH:
-        return 0
-    square = recipe.row_tokens**2
-    if is_eager(recipe) or keeps_tokens_apart(recipe):
-        return recipe.rows * square
-    # a window alone is the same for every sequence: `sdpa_mask` expands one
-    return square if slides(recipe) else 0
-
-
-def keeps_tokens_apart(recipe: TrainingRecipe) -> bool:
-    """Whether a mask hides padding or other documents (`find_packed_sequence_indices` in masking_utils.py)."""
-    return recipe.padding > 0 or recipe.holds_several_documents
-
-
-def has_two_masks(recipe: TrainingRecipe) -> bool:
-    """Whether layers with and without a window have masks of their own."""
-    return recipe.spec.mixes_windows and (is_eager(recipe) or keeps_tokens_apart(recipe))
-
-
-def has_idle_mask(recipe: TrainingRecipe) -> bool:
-    """Whether the decoder holds a mask that no layer uses."""
-    return recipe.spec.has_idle_mask and (is_eager(recipe) or keeps_tokens_apart(recipe))
-
-
-def slides(recipe: TrainingRecipe) -> bool:
-    """Whether a sequence fills the window (`_ignore_causal_mask_sdpa` in masking_utils.py)."""
-    window = recipe.spec.sliding_window
-    return window is not None and recipe.row_tokens >= window

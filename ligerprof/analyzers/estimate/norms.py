@@ -6,7 +6,7 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import renamed, row_root, scale_columns, scale_rows, square
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.slots import find_slot
-from ligerprof.models.architecture import Feature
+from ligerprof.models.architecture import NormForm
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.layer_norm import backward_scratch, statistics_bytes
 from ligerprof.torch_memory.scratch import highest_bytes
@@ -14,13 +14,20 @@ from ligerprof.torch_memory.scratch import highest_bytes
 
 def norm(context: Context, value: Value, name: str) -> Value:
     """The norm whose weight is `{name}.weight`, over vectors as wide as that weight."""
-    weight = context.weights[f"{name}.weight"]
-    slot = find_slot(context.spec.architecture.norm.feature).name
-    if context.is_fused(slot):
+    form = context.spec.architecture.norm.form
+    slot = None if form.feature is None else find_slot(form.feature).name
+    if slot is not None and context.is_fused(slot):
         return _fused_norm(context, value, name, slot)
-    if context.spec.architecture.norm.feature is Feature.LAYER_NORM:
-        return _layer_norm(context, value, weight, context.weights[f"{name}.bias"])
-    return _rms_norm(context, value, weight, as_reference=slot in context.kernels)
+    match form:
+        case NormForm.LAYER:
+            return _layer_norm(context, value, context.weights[f"{name}.weight"], context.weights[f"{name}.bias"])
+        case NormForm.LAYER_PLUS_ONE:
+            return _layer_norm_plus_one(context, value, name)
+        case NormForm.LAYER_BARE:
+            return _bare_layer_norm(context, value)
+        case NormForm.CENTERED:
+            return _centered_norm(context, value, context.weights[f"{name}.weight"])
+    return _rms_norm(context, value, context.weights[f"{name}.weight"], as_reference=slot in context.kernels)
 
 
 def _fused_norm(context: Context, value: Value, name: str, slot: str) -> Value:
@@ -68,6 +75,77 @@ def _one_plus(context: Context, weight: Weight) -> Value:
             passes=() if upcast else (weight,),
         )
     )
+
+
+def _centered_norm(context: Context, value: Value, weight: Weight) -> Value:
+    """CohereLayerNorm.forward: the mean is subtracted twice, and the fp32 weight multiplies before the cast."""
+    tape, rows = context.tape, value.elements // weight.shape[-1]
+    wide = context.cast(value, FP32_BYTES)
+    mean = tape.run(Operation(elements=rows, width=FP32_BYTES, inputs=(wide,)))
+    distance = _subtract_rows(context, wide, mean)
+    squares = square(context, distance)
+    tape.release(distance)
+    root = row_root(context, squares, rows)
+    tape.release(squares)
+    distance = _subtract_rows(context, wide, mean)
+    scaled = renamed(context, wide, scale_rows(context, distance, root))
+    tape.release(distance, root)
+    upcast = context.cast_weight(weight, FP32_BYTES)
+    product = renamed(context, scaled, scale_columns(context, scaled, upcast))
+    if isinstance(upcast, Value):
+        tape.release(upcast)
+    output = context.cast(product, value.width)
+    tape.release(product, mean)
+    return output
+
+
+def _subtract_rows(context: Context, value: Value, mean: Value) -> Value:
+    """`value - mean` with one mean per row."""
+    return context.tape.run(Operation(elements=value.elements, width=value.width, inputs=(mean,), passes=(value,)))
+
+
+def _bare_layer_norm(context: Context, value: Value) -> Value:
+    """OlmoLayerNorm.forward: `layer_norm` in fp32 without weights, cast back."""
+    wide = context.cast(value, FP32_BYTES)
+    rows = value.elements // context.spec.hidden_size
+    normed = context.tape.run(
+        Operation(
+            elements=wide.elements,
+            width=FP32_BYTES,
+            inputs=(wide,),
+            saves=(wide,),
+            extra_saved_bytes=statistics_bytes(rows),
+            other_saves=1,
+        )
+    )
+    output = context.cast(normed, value.width)
+    context.tape.release(wide, normed)
+    return output
+
+
+def _layer_norm_plus_one(context: Context, value: Value, name: str) -> Value:
+    """NemotronLayerNorm1P.forward: adds one to the weight, casts all to autocast's dtype, and norms outside of it."""
+    tape, weight, bias = context.tape, context.weights[f"{name}.weight"], context.weights[f"{name}.bias"]
+    shifted = tape.run(Operation(elements=weight.elements, width=weight.width, passes=(weight,)))
+    width = context.half_bytes or value.width
+    read, factor = context.cast(value, width), context.cast(shifted, width)
+    added = context.cast_weight(bias, width)
+    scratch = backward_scratch(context.tokens, weight.elements, width, context.recipe.gpu_spec)
+    output = tape.run(
+        Operation(
+            elements=value.elements,
+            width=width,
+            inputs=(read, factor, added),
+            saves=(read, factor),
+            extra_saved_bytes=statistics_bytes(context.tokens),
+            other_saves=2,
+            backward_scratch_bytes=highest_bytes(scratch) if weight.trainable else 0,
+        )
+    )
+    tape.release(read, factor, shifted)
+    if isinstance(added, Value):
+        tape.release(added)
+    return output
 
 
 def _layer_norm(context: Context, value: Value, weight: Weight, bias: Weight) -> Value:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ligerprof.analyzers.estimate.masks import layers_differ
 from ligerprof.models.module_names import is_embedding_weight, layer_index
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
@@ -32,8 +33,8 @@ class PlaceBytes:
 
 
 def counts_each_layer(recipe: TrainingRecipe) -> bool:
-    """Whether layers differ: only some are checkpointed, or the newest activations are still on the GPU."""
-    return recipe.checkpoint_every > 1 or recipe.activation_offload
+    """Whether layers differ: in their code, or only some are checkpointed or still have activations on the GPU."""
+    return recipe.checkpoint_every > 1 or recipe.activation_offload or layers_differ(recipe)
 
 
 def explicit_layers(layers: int, *, each: bool = False) -> tuple[tuple[int, int], ...]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
-from ligerprof.analyzers.estimate.model import mask_elements
+from ligerprof.analyzers.estimate.masks import has_mask
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import dropout, renamed, saved_factors, scale
 from ligerprof.analyzers.estimate.tensors import Value
@@ -24,9 +24,9 @@ SCORES = Role.ATTENTION_TEMPORARIES
 _LARGEST_GROUPED_HEAD = 256
 
 
-def attention_problem(recipe: TrainingRecipe) -> AttentionProblem:
-    """The call of scaled_dot_product_attention that transformers makes in each layer."""
-    spec, masked = recipe.spec, mask_elements(recipe) > 0
+def attention_problem(recipe: TrainingRecipe, layer: int) -> AttentionProblem:
+    """The call of scaled_dot_product_attention that transformers makes in a layer."""
+    spec, masked = recipe.spec, has_mask(recipe, layer)
     grouped = spec.heads != spec.kv_heads and not masked and spec.head_dim <= _LARGEST_GROUPED_HEAD
     return AttentionProblem(
         dtype=recipe.compute_dtype,
@@ -44,9 +44,11 @@ def attention_problem(recipe: TrainingRecipe) -> AttentionProblem:
     )
 
 
-def attention_kernel(recipe: TrainingRecipe) -> AttentionKernel:
-    """The kernel that runs where autograd records the layer."""
-    return choose_kernel(attention_problem(recipe), recipe.gpu_spec)
+def attention_kernels(recipe: TrainingRecipe) -> tuple[AttentionKernel, ...]:
+    """The kernels that run where autograd records the layers, in the order of the layers."""
+    layers = recipe.spec.layer_kinds.examples
+    kernels = (choose_kernel(attention_problem(recipe, layer), recipe.gpu_spec) for layer in layers)
+    return tuple(dict.fromkeys(kernels))
 
 
 def scaled_dot_product(context: Context, query: Value, key: Value, value: Value) -> Value:
@@ -55,7 +57,7 @@ def scaled_dot_product(context: Context, query: Value, key: Value, value: Value)
     # reentrant checkpointing runs the first pass under no_grad
     differentiable = any(item.needs_gradient for item in (query, key, value))
     recorded = differentiable and (tape.saving or not context.recipe.reentrant)
-    problem = replace(attention_problem(context.recipe), needs_gradient=recorded)
+    problem = replace(attention_problem(context.recipe, context.layer), needs_gradient=recorded)
     keys, values = (item if problem.grouped else repeat_heads(context, item) for item in (key, value))
     inputs = (context.autocast(query), context.autocast(keys), context.autocast(values))
     kernel = choose_kernel(problem, context.recipe.gpu_spec)
@@ -69,7 +71,7 @@ def scaled_dot_product(context: Context, query: Value, key: Value, value: Value)
 def _splits_heads(context: Context, kernel: AttentionKernel, problem: AttentionProblem) -> bool:
     """Whether the output's heads lie apart, so that `transpose(1, 2).contiguous()` copies it."""
     # cuDNN's and flash attention's output is laid out as the query
-    if kernel is AttentionKernel.MATH or (kernel is not AttentionKernel.EFFICIENT and _joins_rotated(context)):
+    if kernel is AttentionKernel.MATH or (kernel is not AttentionKernel.EFFICIENT and _has_heads_apart(context)):
         return problem.heads > 1
     return kernel is AttentionKernel.FLASH and fused.flash_padding(problem.head_dim) > 0
 
@@ -96,7 +98,7 @@ def _repeated_elements(context: Context, item: Value) -> int:
 
 def score_product(context: Context, query: Value, key: Value) -> Value:
     """Query times key as one batch of matrices."""
-    joined = _joins_rotated(context)
+    joined = _has_heads_apart(context)
     copied = context.tape.name(query) if joined else _heads_apart(context, query)
     copied_key = context.tape.name(key) if joined else _repeated_apart(context, key)
     product = context.tape.run(
@@ -176,10 +178,17 @@ def _has_heads_between(context: Context) -> bool:
     return context.recipe.rows > 1 and context.spec.heads > 1
 
 
-def _joins_rotated(context: Context) -> bool:
-    """Whether the model joins the rotated part of each head with the rest: its heads lie apart then."""
-    rotary = context.spec.architecture.attention.rotary
-    return rotary is not None and rotary.share is not None and find_slot(Feature.ROTARY).name not in context.kernels
+def _has_heads_apart(context: Context) -> bool:
+    """Whether the heads of query and key lie apart.
+
+    They do if the model joins the rotated part of each head with the rest, or if a kernel norms heads that lie apart:
+    it writes what it reads as rows.
+    """
+    row = context.spec.architecture.attention
+    joins = row.rotary is not None and row.rotary.share is not None and context.rotates
+    if joins and find_slot(Feature.ROTARY).name not in context.kernels:
+        return True
+    return row.qk_norms is not None and row.norms_apart and context.is_fused(find_slot(Feature.RMS_NORM).name)
 
 
 def _heads_apart(context: Context, item: Value) -> Value:
@@ -192,7 +201,7 @@ def _heads_apart(context: Context, item: Value) -> Value:
 def _repeated_apart(context: Context, item: Value) -> Value:
     """The same of key or value: copies of heads lie apart already, expanded ones do not."""
     spec, recipe = context.spec, context.recipe
-    repeated_by_torch = not is_eager(recipe) and attention_problem(recipe).grouped
+    repeated_by_torch = not is_eager(recipe) and attention_problem(recipe, context.layer).grouped
     copied = spec.heads != spec.kv_heads and (spec.kv_heads > 1 or repeated_by_torch)
     return context.tape.name(item) if copied else _heads_apart(context, item)
 

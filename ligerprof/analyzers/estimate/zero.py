@@ -8,10 +8,10 @@ from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elemen
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand
 from ligerprof.analyzers.estimate.partition import Elements, count_elements
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
-from ligerprof.analyzers.estimate.places import explicit_layers
+from ligerprof.analyzers.estimate.places import counts_each_layer, explicit_layers
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.errors import UnsupportedError
-from ligerprof.models import ModelSpec, ParameterShape
+from ligerprof.models import ParameterShape
 from ligerprof.models.module_names import is_in_layer, layer_index
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.deepspeed import zero_settings
@@ -200,7 +200,7 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
     for flush in bucket_flushes(recipe):
         if flush.waiting is None:
             continue
-        name, passed, freed = _arrival(recipe.spec, order, flush.waiting)
+        name, passed, freed = _arrival(recipe, order, flush.waiting)
         if freed and not recipe.checkpointing:
             # those layers have freed more than this
             continue
@@ -210,7 +210,7 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
     return most
 
 
-def _arrival(spec: ModelSpec, order: Mapping[str, int], waiting: ParameterShape) -> tuple[str, int, int]:
+def _arrival(recipe: TrainingRecipe, order: Mapping[str, int], waiting: ParameterShape) -> tuple[str, int, int]:
     """When a parameter's gradient arrives.
 
     Args:
@@ -220,14 +220,16 @@ def _arrival(spec: ModelSpec, order: Mapping[str, int], waiting: ParameterShape)
         The parameter's name in the traced layer that represents its own, the number of layers that have run backward,
         and how many of these the traced layer represents.
     """
+    spec = recipe.spec
     if waiting.name not in order:
         # the embedding is before the layers, so after them in backward; norm and head are the opposite
         is_embedding = spec.parameters.index(waiting) <= len(order)
         return waiting.name, spec.layers if is_embedding else 0, 0
-    each = len(order) // spec.layers
-    layer, place = divmod(order[waiting.name], each)
-    first, times = next(item for item in reversed(explicit_layers(spec.layers)) if item[0] <= layer)
-    return list(order)[first * each + place], spec.layers - 1 - layer, first + times - 1 - layer
+    in_each = len(order) // spec.layers
+    layer, place = divmod(order[waiting.name], in_each)
+    traced = explicit_layers(spec.layers, each=counts_each_layer(recipe))
+    first, times = next(item for item in reversed(traced) if item[0] <= layer)
+    return list(order)[first * in_each + place], spec.layers - 1 - layer, first + times - 1 - layer
 
 
 def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:

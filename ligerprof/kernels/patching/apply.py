@@ -83,8 +83,9 @@ def _apply_to_class(
 
 def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str) -> Request:
     if not has_row(config.model_type):
-        known = ", ".join(ARCHITECTURES)
-        raise KernelUnavailableError(f"models of type {config.model_type!r} cannot be patched. Known: {known}.")
+        raise KernelUnavailableError(
+            f"models of type {config.model_type!r} cannot be patched; docs/models.md lists those that can."
+        )
     providers = select_providers(kernels, provider, spec_from_config(config.to_dict(), name=config.model_type))
     specs = find_kernel_set(providers)
     for spec in specs.values():

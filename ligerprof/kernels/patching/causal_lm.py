@@ -40,7 +40,7 @@ def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunne
     Args:
         original: the unbound forward of the model's class.
         run_loss: computes the loss from the last hidden states.
-        options: options of the loss; ignore_index, shift and softcap are replaced.
+        options: options of the loss; ignore_index, shift, softcap and logit_scale are replaced.
     """
     # without Signature.bind, because torch.compile traces this
     positional = tuple(inspect.signature(original).parameters)[1:]
@@ -57,7 +57,7 @@ def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunne
             return original(self, **inputs, **passed_on)
         outputs = self.get_decoder()(**inputs)
         hidden = _kept_positions(outputs.last_hidden_state, given["logits_to_keep"])
-        loss = run_loss(self, hidden, _loss_request(given, hidden, _with_softcap(options, row, self.config)))
+        loss = run_loss(self, hidden, _loss_request(given, hidden, _with_row(options, row, self.config)))
         output = make_output(outputs, loss)
         as_dict = self.config.return_dict if given["return_dict"] is None else given["return_dict"]
         return output if as_dict else output.to_tuple()
@@ -122,9 +122,13 @@ def loss_after_head(kernel: Callable[..., Tensor]) -> LossRunner:
     return run
 
 
-def _with_softcap(options: LossOptions, row: Architecture, config: Any) -> LossOptions:
+def _with_row(options: LossOptions, row: Architecture, config: Any) -> LossOptions:
+    """The options with what the model does to its logits before the loss."""
     softcap = getattr(config, row.final_softcap.key, None) if row.final_softcap is not None else None
-    return options if softcap is None else dataclasses.replace(options, softcap=softcap)
+    factor = row.logit_factor(vars(config))
+    if softcap is None and factor == 1.0:
+        return options
+    return dataclasses.replace(options, softcap=softcap, logit_scale=factor)
 
 
 def _loss_request(given: dict[str, Any], hidden: Tensor, options: LossOptions) -> LossRequest:

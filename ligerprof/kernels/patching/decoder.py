@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from ligerprof.models.architecture import Architecture, Mlp
 
@@ -37,6 +38,7 @@ def layer_forward(original: Forward, row: Architecture) -> Forward:
     before_attention, before_mlp, drops = norms.before_attention, norms.before_mlp, row.residual_dropout
     after_attention = _named(norms.after_attention, drops.after_attention if drops else None)
     after_mlp = _named(norms.after_mlp, drops.after_mlp if drops else None)
+    scales = norms.scales_sublayers
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -48,10 +50,14 @@ def layer_forward(original: Forward, row: Architecture) -> Forward:
         )
         for name in after_attention:
             hidden_states = getattr(self, name)(hidden_states)
+        if scales is not None:
+            hidden_states = hidden_states * getattr(self, scales)
         hidden_states, residual = getattr(self, before_mlp)(hidden_states, residual)
         hidden_states = getattr(self, mlp)(hidden_states)
         for name in after_mlp:
             hidden_states = getattr(self, name)(hidden_states)
+        if scales is not None:
+            hidden_states = hidden_states * getattr(self, scales)
         output: Tensor = residual + hidden_states
         return output
 
@@ -74,7 +80,10 @@ def gated_forward(row: Mlp, kernel: Forward) -> Forward:
     def forward(self: Any, x: Tensor) -> Any:
         down = getattr(self, row.down)
         # variables would keep gate and up alive until the last layer returns
-        return down(*gates(self, x)) if takes_gates(down) else down(kernel(*gates(self, x)))
+        output = down(*gates(self, x)) if takes_gates(down) else down(kernel(*gates(self, x)))
+        if row.dropout_attribute is None:
+            return output
+        return functional.dropout(output, p=getattr(self, row.dropout_attribute), training=self.training)
 
     return forward
 

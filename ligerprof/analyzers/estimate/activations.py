@@ -1,0 +1,85 @@
+"""The activation functions of transformers (activations.py) as tensor operations."""
+
+from collections.abc import Callable, Mapping
+
+from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.operation import Operation
+from ligerprof.analyzers.estimate.operations import add, renamed, saved_factors, scale, square, unary
+from ligerprof.analyzers.estimate.tensors import Value
+
+
+def activate(context: Context, value: Value, function: str) -> Value:
+    """Apply the function that a config names; `value` stays with the caller."""
+    return ACTIVATIONS[function](context, value)
+
+
+def _saves_output(context: Context, value: Value) -> Value:
+    return unary(context, value, saves_output=True)
+
+
+def _relu_squared(context: Context, value: Value) -> Value:
+    """ReLUSquaredActivation.forward: autocast squares in fp32."""
+    bent = unary(context, value, saves_output=True)
+    wide = context.cast_for("pow.Tensor_Scalar", bent)
+    squared = square(context, wide)
+    context.tape.release(wide, bent)
+    return squared
+
+
+def _gelu_new(context: Context, value: Value) -> Value:
+    """NewGELUActivation.forward: `0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))`, a tensor for each step.
+
+    Autocast raises to the power in fp32, and what follows stays so.
+    """
+    tape = context.tape
+    half = scale(context, value)
+    wide = context.cast_for("pow.Tensor_Scalar", value)
+    cube = tape.run(
+        Operation(
+            elements=wide.elements,
+            width=wide.width,
+            inputs=(wide,),
+            saves=(wide,),
+            backward_scratch_bytes=2 * wide.size_bytes,
+        )
+    )
+    tape.release(wide)
+    term = renamed(context, cube, scale(context, cube))
+    total = renamed(context, term, add(context, value, term))
+    argument = renamed(context, total, scale(context, total))
+    bent = renamed(context, argument, unary(context, argument, saves_output=True))
+    shifted = tape.run(Operation(elements=bent.elements, width=bent.width, passes=(bent,)))
+    tape.release(bent)
+    output = _times_wider(context, half, shifted)
+    tape.release(half, shifted)
+    return output
+
+
+def _times_wider(context: Context, left: Value, right: Value) -> Value:
+    """`left * right` where `right` may be wider: keeps both.
+
+    Both gradients are made wide, then the left one is cast. The engine frees what the product saved after the cast;
+    checkpointing's unpack hooks hand it over for good, so it is gone before.
+    """
+    tape, widens = context.tape, left.width != right.width
+    wide = Operation(elements=left.elements, width=right.width, inputs=(left,), view_of=left)
+    read = tape.run(wide) if widens and context.unpacks_once else tape.name(left)
+    output = tape.run(
+        Operation(
+            elements=right.elements,
+            width=right.width,
+            inputs=(read, right),
+            saves=saved_factors(read, right),
+            backward_scratch_bytes=right.size_bytes if read.width != right.width else 0,
+        )
+    )
+    tape.release(read)
+    return output
+
+
+ACTIVATIONS: Mapping[str, Callable[[Context, Value], Value]] = {
+    **dict.fromkeys(("silu", "swish", "gelu", "gelu_pytorch_tanh", "hardswish"), unary),
+    **dict.fromkeys(("relu", "sigmoid", "tanh"), _saves_output),
+    "relu2": _relu_squared,
+    "gelu_new": _gelu_new,
+}

@@ -1,0 +1,55 @@
+"""The attention masks of a decoder: which ones it makes, which layers receive one, and how long they live."""
+
+from ligerprof.recipe.categories import Attention
+from ligerprof.recipe.training import TrainingRecipe
+
+
+def mask_elements(recipe: TrainingRecipe, *, windowed: bool) -> int:
+    """Elements of the mask of layers with or without a window: SDPA has none if its causal flag is enough."""
+    if recipe.attention is Attention.FLASH:
+        return 0
+    square = recipe.row_tokens**2
+    if recipe.attention is Attention.EAGER or keeps_tokens_apart(recipe):
+        return recipe.rows * square
+    # a window alone is the same for every sequence: `sdpa_mask` expands one
+    return square if windowed and fills_window(recipe) else 0
+
+
+def keeps_tokens_apart(recipe: TrainingRecipe) -> bool:
+    """Whether a mask hides padding or other documents (`find_packed_sequence_indices` in masking_utils.py)."""
+    return recipe.padding > 0 or recipe.holds_several_documents
+
+
+def masks_made(recipe: TrainingRecipe) -> tuple[bool, ...]:
+    """The masks that the decoder makes, in order: whether each is that of layers with a window."""
+    spec = recipe.spec
+    made = (False, True) if spec.makes_both_masks else (any(spec.layer_kinds.windowed),)
+    return tuple(windowed for windowed in made if mask_elements(recipe, windowed=windowed))
+
+
+def has_mask(recipe: TrainingRecipe, index: int) -> bool:
+    """Whether a decoder layer receives a mask."""
+    return mask_elements(recipe, windowed=recipe.spec.layer_kinds.windowed[index]) > 0
+
+
+def last_reader(recipe: TrainingRecipe, *, windowed: bool) -> int | None:
+    """The checkpointed layer that is the last in backward to read a mask; None if no checkpointed layer does."""
+    kinds = recipe.spec.layer_kinds.windowed
+    readers = (index for index, kind in enumerate(kinds) if kind == windowed and recipe.checkpoints_layer(index))
+    return next(readers, None)
+
+
+def layers_differ(recipe: TrainingRecipe) -> bool:
+    """Whether decoder layers differ in memory, or a layer in the middle is the last to read a mask."""
+    kinds = recipe.spec.layer_kinds
+    if len(kinds.examples) == 1:
+        return False
+    memory = {(has_mask(recipe, index), kinds.rotated[index]) for index in kinds.examples}
+    readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)}
+    return len(memory) > 1 or not readers <= {None, 0, 1, recipe.spec.layers - 1}
+
+
+def fills_window(recipe: TrainingRecipe) -> bool:
+    """Whether a sequence fills the window (`_ignore_causal_mask_sdpa` in masking_utils.py)."""
+    window = recipe.spec.sliding_window
+    return window is not None and recipe.row_tokens >= window

@@ -1,0 +1,83 @@
+"""Which decoder layers have an attention window and which rotate query and key, read from a config."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ligerprof.errors import UnknownModelError
+from ligerprof.models.architecture import Architecture, LayerChoice
+from ligerprof.text import short_repr
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerKinds:
+    """How the decoder layers of a model differ, with an entry per layer.
+
+    Attributes:
+        window_tokens: size of the attention window, or None.
+        windowed: whether a layer attends to a window of tokens only.
+        rotated: whether a layer rotates query and key.
+    """
+
+    window_tokens: int | None
+    windowed: tuple[bool, ...]
+    rotated: tuple[bool, ...]
+
+    @property
+    def examples(self) -> tuple[int, ...]:
+        """The first layer of each kind."""
+        first: dict[tuple[bool, bool], int] = {}
+        for index, kind in enumerate(zip(self.windowed, self.rotated, strict=True)):
+            first.setdefault(kind, index)
+        return tuple(first.values())
+
+
+def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> LayerKinds:
+    """The kinds of all layers.
+
+    Raises:
+        UnknownModelError: a list of layers or a period that the config gives is not one.
+    """
+    tokens = _window_tokens(row, config)
+    window, rotary = row.attention.window, row.attention.rotary
+    windowed = (False,) * layers
+    if window is not None and tokens is not None:
+        windowed = _chosen(row, window.layers, config, layers)
+    rotated = (False,) * layers
+    if rotary is not None:
+        rotates_all = rotary.only_with_window is None or (rotary.only_with_window == "unless off" and tokens is None)
+        rotated = windowed if not rotates_all else _chosen(row, rotary.layers, config, layers)
+    return LayerKinds(window_tokens=tokens, windowed=windowed, rotated=rotated)
+
+
+def _window_tokens(row: Architecture, config: Mapping[str, Any]) -> int | None:
+    window = row.attention.window
+    if window is None or (window.switch is not None and not row.setting(config, window.switch)):
+        return None
+    tokens = row.setting(config, window.key, window.default)
+    return tokens if isinstance(tokens, int) else None
+
+
+def _chosen(row: Architecture, choice: LayerChoice | None, config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    if choice is None:
+        return (True,) * layers
+    if (listed := row.setting(config, choice.key)) is not None:
+        if not isinstance(listed, list) or len(listed) < layers:
+            raise UnknownModelError(f"{choice.key!r} is not a list of {layers} entries. Fix the config.")
+        return tuple(entry == choice.chosen for entry in listed[:layers])
+    if choice.from_layer is not None:
+        first = row.setting(config, *choice.from_layer)
+        return tuple(index >= _number(choice.from_layer[0], first) for index in range(layers))
+    if choice.period is None:
+        return (True,) * layers
+    period = choice.period
+    if choice.period_key is not None:
+        period = _number(choice.period_key, row.setting(config, choice.period_key, period), smallest=1)
+    left_out = 0 if choice.leaves_first else period - 1
+    return tuple(index % period != left_out for index in range(layers))
+
+
+def _number(key: str, value: object, *, smallest: int = 0) -> int:
+    if not isinstance(value, int) or value < smallest:
+        raise UnknownModelError(f"{key!r} is {short_repr(value)}, not an integer from {smallest}. Fix the config.")
+    return value

@@ -1,0 +1,1 @@
+"""The rows of the architectures, by what they resemble."""

@@ -1,0 +1,55 @@
+"""Kernels in a small model of every architecture: a training goes on as without them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ligerprof.kernels.patching.apply import apply
+from ligerprof.models import ARCHITECTURES
+from tests.kernels.models import every_tiny_model, fingerprint, train_once
+from tests.kernels.oracle import relative_error
+
+STEPS = 20
+# docs/kernels.md quotes it
+LOSS_BOUND = 1e-5
+GRADIENT_BOUND = 1e-4
+# one of each way in which rows differ: multipliers, dropout within the MLP, norms of rotated heads, a biased head,
+# layers that do not rotate, and norms after the sublayers
+INTERPRETED = ("granite", "seed_oss", "hunyuan_v1_dense", "phi", "smollm3", "exaone4")
+
+
+def losses(model: Any) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    found = []
+    for _ in range(STEPS):
+        found.append(train_once(model)[0])
+        optimizer.step()
+    return found
+
+
+@pytest.mark.parametrize("family", sorted(ARCHITECTURES))
+def test_twenty_steps_have_the_losses_of_the_model_without_kernels(family: str) -> None:
+    model = every_tiny_model(family)
+    with torch.no_grad():
+        start = [parameter.clone() for parameter in model.parameters()]
+    expected, before = losses(model), fingerprint(model)
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), start, strict=True):
+            parameter.copy_(value)
+    with apply(model, "all", provider="torch") as patch:
+        assert "flce" in patch.kernels
+        assert losses(model) == pytest.approx(expected, rel=LOSS_BOUND)
+    assert fingerprint(model) == before
+    assert expected[-1] < expected[0]
+
+
+@pytest.mark.parametrize("family", INTERPRETED)
+def test_compiled_kernels_give_the_same_gradients(family: str, device: torch.device) -> None:
+    model = every_tiny_model(family, device=device)
+    loss, gradients = train_once(model)
+    with apply(model, "all"):
+        patched_loss, patched = train_once(model)
+    assert patched_loss == pytest.approx(loss, rel=LOSS_BOUND)
+    assert patched.keys() == gradients.keys()
+    assert max(relative_error(patched[name], gradients[name]) for name in gradients) < GRADIENT_BOUND

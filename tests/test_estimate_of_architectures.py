@@ -1,0 +1,43 @@
+"""The estimate against the simulation for the architectures that tests/test_estimate_against_simulation.py leaves out.
+
+Each architecture has draws of its own: `draw_recipe(Random(f"{family} {number}"), family)` is the same recipe every
+time.
+"""
+
+from random import Random
+
+import pytest
+from hypothesis.errors import UnsatisfiedAssumption
+
+from ligerprof.errors import LigerprofError
+from ligerprof.models import ARCHITECTURES
+from tests.drawn_recipes import DRAWN_FAMILIES, draw_recipe
+from tests.test_estimate_against_simulation import check
+
+OTHERS = sorted(set(ARCHITECTURES) - set(DRAWN_FAMILIES))
+QUICK_DRAWS, SLOW_DRAWS = 1, 12
+
+pytestmark = pytest.mark.usefixtures("no_log_records")
+
+
+def check_draws(family: str, count: int, *, first: int = 0) -> None:
+    """Check so many drawn recipes, without those whose options do not go together."""
+    number = first
+    while count:
+        try:
+            check(draw_recipe(Random(f"{family} {number}"), family))
+            count -= 1
+        except (LigerprofError, UnsatisfiedAssumption):
+            assert number < first + 100, f"no drawn recipe of {family} can be run"
+        number += 1
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_an_estimate_is_what_the_simulation_takes(family: str) -> None:
+    check_draws(family, QUICK_DRAWS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", OTHERS)
+def test_more_estimates(family: str) -> None:
+    check_draws(family, SLOW_DRAWS, first=1000)
