@@ -1,67 +1,159 @@
-"""Measure or simulate small models of transformers architectures for which ligerprof has no specific code.
+"""Check small models of every architecture: peaks measured, simulated and estimated, and losses with kernels.
 
-python benchmarks/architectures.py cuda benchmarks/results/architectures-h200.json        # on the GPU
-python benchmarks/architectures.py simulated benchmarks/results/architectures-h200.json   # adds to it, prints errors
+python benchmarks/architectures.py steps cuda FILE.json        # on the GPU, 2 minutes
+python benchmarks/architectures.py losses cuda FILE.json       # on the GPU, 2 minutes: adds to it
+python benchmarks/architectures.py steps simulated FILE.json   # anywhere: adds to it and prints the errors
+
+`--only mixtral,phi` chooses architectures. `losses cpu` tries the losses without a GPU, by the provider torch.
 """
 
 import argparse
 import json
+import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from accuracy import run_step
 
+from ligerprof import TrainingRecipe, estimate
+from ligerprof.errors import LigerprofError
+from ligerprof.models import ARCHITECTURES, spec_from_config
+
 SIZES = {
     "hidden_size": 512,
     "intermediate_size": 1408,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 6,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
+    "head_dim": 64,
     "vocab_size": 32000,
     "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "sliding_window": 512,
 }
-# model_type: values that its config requires in addition to the sizes
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "cohere2": {},
+_FEW_EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+# model_type: values that its config requires in addition to the sizes; some that have no row are there, too
+MORE: dict[str, dict[str, Any]] = {
     "falcon": {"new_decoder_architecture": False},
-    "gemma3_text": {"head_dim": 64},
-    "glm4": {"head_dim": 64, "pad_token_id": 0},
-    "gpt_neox": {},
-    "granite": {},
-    "mixtral": {"num_local_experts": 4},
-    "olmo2": {},
+    "gpt2": {"n_embd": 512, "n_layer": 6, "n_head": 8, "n_positions": 2048, "intermediate_size": None},
     "opt": {"ffn_dim": 1408, "word_embed_proj_dim": 512},
-    "phi3": {"pad_token_id": 0},
-    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512},
-    "smollm3": {"pad_token_id": 0},
-    "stablelm": {},
-    "starcoder2": {},
+    # values drawn at random in a dropout would differ between a run with kernels and one without
+    "seed_oss": {"residual_dropout": 0.0, "attention_dropout": 0.0},
+    **{name: _FEW_EXPERTS for name, row in ARCHITECTURES.items() if row.mlp.experts is not None},
 }
+_DROPOUTS = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
+OPTIONS = {"precision": "bf16", "batch": 4, "seq": 1024, "gpu": "h200"}
+STEPS, LOSS_ROWS, LOSS_TOKENS = 20, 2, 256
+PROCESSES = 6
+
+
+def config_of(model_type: str) -> dict[str, Any]:
+    values = {"model_type": model_type, **SIZES, **_DROPOUTS, **MORE.get(model_type, {})}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def options_of(model_type: str) -> dict[str, Any]:
+    # transformers has no other attention for scores with a cap
+    row = ARCHITECTURES.get(model_type)
+    capped = row is not None and row.attention.softcap is not None and row.attention.softcap.default is not None
+    return {**OPTIONS, "attention": "eager"} if capped else OPTIONS
+
+
+def estimated_bytes(model_type: str) -> int | None:
+    try:
+        spec = spec_from_config(config_of(model_type), name=model_type)
+        return estimate(TrainingRecipe(model=spec, **options_of(model_type))).peak_bytes
+    except LigerprofError:
+        return None
+
+
+def run_steps(device: str, names: list[str], rows: dict[str, dict[str, Any]]) -> None:
+    def run(model_type: str) -> dict[str, Any]:
+        options = options_of(model_type)
+        if device == "cuda":
+            options = {key: value for key, value in options.items() if key != "gpu"}
+        return run_step({"model": config_of(model_type), "device": device, **options})
+
+    with ThreadPoolExecutor(PROCESSES if device == "cuda" else 2) as pool:
+        for model_type, row in zip(names, pool.map(run, names), strict=True):
+            rows.setdefault(model_type, {})[device] = row
+            print(model_type, row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr, flush=True)
+
+
+def losses_of(model_type: str, device: str, kernels: str | None, dtype: str) -> list[float]:
+    """The losses of STEPS steps from the same weights on the same tokens."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ligerprof.kernels import apply
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**config_of(model_type))
+    config.use_cache = False
+    attention = options_of(model_type).get("attention", "sdpa")
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+    model = model.train().to(device)
+    if kernels is not None:
+        apply(model, kernels, provider="torch" if device == "cpu" else "ligerprof")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    tokens = torch.randint(1, SIZES["vocab_size"], (LOSS_ROWS, LOSS_TOKENS), device=device)
+    found = []
+    for _ in range(STEPS):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def run_losses(device: str, names: list[str], rows: dict[str, dict[str, Any]]) -> None:
+    for model_type in (name for name in names if name in ARCHITECTURES):
+        found: dict[str, Any] = {}
+        for dtype in ("float32", "bfloat16") if device == "cuda" else ("float32",):
+            try:
+                plain, patched = (losses_of(model_type, device, kernels, dtype) for kernels in (None, "all"))
+                found[dtype] = {"plain": plain, "patched": patched}
+                error = max(abs(ours / theirs - 1) for ours, theirs in zip(patched, plain, strict=True))
+                print(f"{model_type} {dtype}: losses differ by at most {error:.1e}", file=sys.stderr, flush=True)
+            except Exception as error:
+                found[dtype] = {"failed": f"{type(error).__name__}: {error}"[:500]}
+                print(model_type, dtype, found[dtype]["failed"], file=sys.stderr, flush=True)
+        rows.setdefault(model_type, {})[f"losses {device}"] = found
+
+
+def table(rows: dict[str, dict[str, Any]]) -> None:
+    print(
+        "| architecture | measured peak, MiB | simulated | error | estimated | error |\n|---|---:|---:|---:|---:|---:|"
+    )
+    for model_type, row in rows.items():
+        measured, simulated = (row.get(kind, {}).get("peak_bytes") for kind in ("cuda", "simulated"))
+        truth, cells = measured or simulated, [f"{measured / 2**20:,.1f}" if measured else ""]
+        for number in (simulated, estimated_bytes(model_type)):
+            cells += (
+                [f"{number / 2**20:,.1f}", f"{100 * (number / truth - 1):+.3f} %"] if number and truth else ["", ""]
+            )
+        print(f"| {model_type} | {' | '.join(cells)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("device", choices=("cuda", "simulated"))
+    parser.add_argument("what", choices=("steps", "losses"))
+    parser.add_argument("device", choices=("cuda", "simulated", "cpu"))
     parser.add_argument("results", type=Path)
+    parser.add_argument("--only", help="model types, joined by commas")
     arguments = parser.parse_args()
-    device, results = arguments.device, arguments.results
+    warnings.filterwarnings("ignore")
+    results = arguments.results
     rows: dict[str, dict[str, Any]] = json.loads(results.read_text()) if results.exists() else {}
-
-    def run(model_type: str) -> dict[str, Any]:
-        config = {"model_type": model_type, **SIZES, **ARCHITECTURES[model_type]}
-        return run_step({"model": config, "precision": "bf16", "device": device})
-
-    with ThreadPoolExecutor(2) as pool:
-        for model_type, row in zip(ARCHITECTURES, pool.map(run, ARCHITECTURES), strict=True):
-            rows.setdefault(model_type, {})[device] = row
+    names = arguments.only.split(",") if arguments.only else sorted({*ARCHITECTURES, *MORE})
+    run = run_steps if arguments.what == "steps" else run_losses
+    run(arguments.device, names, rows)
     results.write_text(json.dumps(rows, indent=1) + "\n")
-    print("| architecture | measured peak, MiB | simulated | error |\n|---|---:|---:|---:|")
-    for model_type, row in rows.items():
-        measured, simulated = (row.get(kind, {}).get("peak_bytes") for kind in ("cuda", "simulated"))
-        if measured and simulated:
-            error = f"{100 * (simulated / measured - 1):+.3f} %"
-            print(f"| {model_type} | {measured / 2**20:,.1f} | {simulated / 2**20:,.1f} | {error} |")
+    if arguments.what == "steps":
+        table(rows)
 
 
 if __name__ == "__main__":

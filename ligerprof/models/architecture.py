@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
 from ligerprof.words import Word
 
-# query: heads x head_dim; key: key-value heads x head_dim
-Width = Literal["hidden", "intermediate", "query", "key", "head"]
+# query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: an expert's intermediate size
+Width = Literal["hidden", "intermediate", "query", "key", "head", "experts", "expert"]
 
 
 class Feature(Word):
@@ -43,6 +44,21 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RawWeight:
+    """A parameter of a module that is neither a linear layer nor a norm.
+
+    Attributes:
+        name: the module, relative to the decoder layer.
+        parameter: the parameter's name in the module.
+        shape: the sizes of its dimensions, each a sum of widths.
+    """
+
+    name: str
+    parameter: str
+    shape: tuple[tuple[Width, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NormWeight:
     """The weight of a norm in a decoder layer; LayerNorms have a bias as well.
 
@@ -57,62 +73,6 @@ class NormWeight:
     when: str | None = None
     unless: str | None = None
     by_head: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dropout:
-    """The config key of a dropout probability, and the probability if the config lacks the key."""
-
-    key: str
-    default: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Softcap:
-    """The config key of the cap of scores or logits (null: uncapped), and the cap if the config lacks the key."""
-
-    key: str
-    default: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerChoice:
-    """Some of the decoder layers.
-
-    Attributes:
-        key: the config key of a list with an entry per layer.
-        chosen: the entry of a chosen layer.
-        period: in each period of so many layers one is left out; None: `from_layer` decides, or all are chosen.
-        period_key: the config key of the period.
-        leaves_first: whether the first layer of a period is left out, rather than the last.
-        from_layer: the config key of the first chosen layer, and its default.
-    """
-
-    key: str = "layer_types"
-    chosen: str | int = "sliding_attention"
-    period: int | None = None
-    period_key: str | None = None
-    leaves_first: bool = False
-    from_layer: tuple[str, int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlidingWindow:
-    """Which layers attend to a window of tokens only.
-
-    Attributes:
-        key: the config key of the window's size in tokens; null turns the window off.
-        default: the size if the config lacks the key.
-        switch: the config key that turns the window on; None if it is always on.
-        layers: the layers with a window; None: all of them, with one mask.
-        makes_both: whether transformers makes the mask of a window even if no layer has one.
-    """
-
-    key: str = "sliding_window"
-    default: int | None = None
-    switch: str | None = None
-    layers: LayerChoice | None = None
-    makes_both: bool = False
 
 
 class NormForm(Word):
@@ -195,6 +155,9 @@ class ResidualDropout:
     dropout: Dropout
 
 
+_ATTENTION_DROPOUT = Dropout(key="attention_dropout")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention:
     """How a layer attends. Module names are relative to the attention module.
@@ -228,9 +191,32 @@ class Attention:
     rotary: Rotary | None = Rotary()
     fp32_softmax: bool = True
     window: SlidingWindow | None = None
-    dropout: Dropout = Dropout(key="attention_dropout")
+    dropout: Dropout = _ATTENTION_DROPOUT
     output_dropout: Dropout | None = None
     softcap: Softcap | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """A mixture of experts in place of an MLP, with the weights of all experts in one parameter each.
+
+    Attributes:
+        count: the config key of the number of experts.
+        chosen: the config key of the number of experts per token.
+        width: the config key of an expert's intermediate size.
+        casts_logits: whether the router casts its logits to fp32 before the softmax.
+        normalizes: whether the scores of a token's experts are divided by their sum, or the config key that decides.
+        narrows_scores: whether the scores are cast to the dtype of the logits.
+    """
+
+    count: str = "num_experts"
+    chosen: str = "num_experts_per_tok"
+    width: str = "intermediate_size"
+    name: str = "experts"
+    router: str = "gate"
+    casts_logits: bool = False
+    normalizes: bool | str = "norm_topk_prob"
+    narrows_scores: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,6 +229,7 @@ class Mlp:
         activation: the attribute that holds a gated MLP's activation function.
         function: the config key of the activation function, and its name if the config lacks the key.
         dropout: applied to the last projection's result, within the MLP module.
+        experts: the mixture of experts that a layer has instead, or None.
         dropout_attribute: the attribute of a gated MLP that holds the probability.
     """
 
@@ -253,6 +240,7 @@ class Mlp:
     activation: str = "act_fn"
     function: tuple[str, str] = ("hidden_act", "silu")
     dropout: Dropout | None = None
+    experts: Experts | None = None
     dropout_attribute: str | None = None
 
 
@@ -294,6 +282,8 @@ class Architecture:
         aliases: other names of config keys.
         tensors: the weights of one decoder layer, in the order of transformers' `named_parameters()`.
         not_estimated: config keys that turn on what the other fields cannot express.
+        only_one: config keys that do so with any value but 1.
+        auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
         embedding_dropout: applied to the sum of both embeddings.
@@ -314,8 +304,10 @@ class Architecture:
     modeling: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    tensors: tuple[Linear | NormWeight, ...]
+    tensors: tuple[Linear | NormWeight | RawWeight, ...]
     not_estimated: tuple[str, ...] = ()
+    only_one: tuple[str, ...] = ()
+    auxiliary_loss: str | None = None
     embedding: str = "model.embed_tokens"
     positions: str | None = None
     layers: str = "model.layers"
@@ -367,7 +359,7 @@ class Architecture:
             found.add(self.norm.form.feature)
         if self.attention.rotary is not None:
             found.add(Feature.ROTARY)
-        if self.mlp.gate is not None:
+        if self.mlp.gate is not None and self.mlp.experts is None:
             found.add(self.mlp.gate)
         return frozenset(found)
 

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from ligerprof.models.architecture import Architecture, Attention, Softcap
-from ligerprof.models.rows import gemma_like, llama_like, others
+from ligerprof.models.architecture import Architecture, Attention
+from ligerprof.models.config_keys import Softcap
+from ligerprof.models.rows import experts, gemma_like, llama_like, others
 
 ARCHITECTURES: dict[str, Architecture] = {
-    row.model_type: row for row in (*llama_like.ROWS, *gemma_like.ROWS, *others.ROWS)
+    row.model_type: row for row in (*llama_like.ROWS, *gemma_like.ROWS, *others.ROWS, *experts.ROWS)
 }
 
 

@@ -5,8 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import Architecture, Linear, NormWeight, Softcap, Width
+from ligerprof.models.architecture import (
+    Architecture,
+    Linear,
+    NormWeight,
+    RawWeight,
+    Width,
+)
 from ligerprof.models.architectures import find_architecture, has_row
+from ligerprof.models.config_keys import Softcap
 from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 from ligerprof.text import short_repr
@@ -39,7 +46,11 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     heads = _size(config, name, "num_attention_heads", "n_head")
     if heads > hidden:
         raise UnknownModelError(f"{name}: {heads} attention heads are more than {hidden} hidden units. Fix the config.")
+    experts, chosen_experts, expert_size = _expert_sizes(row, config, name)
     spec = ModelSpec(
+        experts=experts,
+        chosen_experts=chosen_experts,
+        expert_size=expert_size,
         name=name,
         model_type=model_type,
         config_json=config_json,
@@ -60,13 +71,24 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         layer_kinds(row, config, spec.layers)
     except UnknownModelError as error:
         raise UnknownModelError(f"{name}: {error}") from None
-    for key in row.not_estimated:
-        if config.get(key):
+    for key in (*row.not_estimated, *row.only_one):
+        if config.get(key) and not (key in row.only_one and config[key] == 1):
             return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} with {key!r}")
     if has_row(model_type):
         return replace(spec, parameters=tuple(_parameters(row, spec, config)))
     gap = f"no analytic estimate for model_type {model_type!r} (docs/models.md lists those that have one)"
     return replace(spec, no_estimate_reason=gap)
+
+
+def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, int, int]:
+    """Number of experts, number of experts per token, and their intermediate size; zeros without experts."""
+    experts = row.mlp.experts
+    if experts is None:
+        return 0, 0, 0
+    count, chosen = _size(config, name, experts.count), _size(config, name, experts.chosen)
+    if chosen > count:
+        raise UnknownModelError(f"{name}: {chosen} experts per token are more than {count} experts. Fix the config.")
+    return count, chosen, _size(config, name, experts.width)
 
 
 def _head_dim(row: Architecture, config: Config, name: str, split: int) -> int:
@@ -107,6 +129,8 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         "query": spec.heads * spec.head_dim,
         "key": spec.kv_heads * spec.head_dim,
         "head": spec.head_dim,
+        "experts": spec.experts,
+        "expert": spec.expert_size,
     }
     yield ParameterShape(name=f"{row.embedding}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.positions is not None:
@@ -116,6 +140,9 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
             name = f"{row.layers}.{index}.{item.name}"
             if isinstance(item, Linear):
                 yield from _linear_parameters(item, name, widths, config)
+            elif isinstance(item, RawWeight):
+                shape = tuple(sum(widths[width] for width in size) for size in item.shape)
+                yield ParameterShape(name=f"{name}.{item.parameter}", shape=shape)
             elif _has_norm(item, config):
                 yield from _norm_parameters(row, name, _norm_shape(item, spec, widths))
     yield from _norm_parameters(row, row.final_norm, (spec.hidden_size,))

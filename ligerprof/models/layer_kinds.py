@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import Architecture, LayerChoice
+from ligerprof.models.architecture import Architecture
+from ligerprof.models.config_keys import LayerChoice
 from ligerprof.text import short_repr
 
 

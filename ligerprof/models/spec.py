@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import Architecture, Dropout, Feature
+from ligerprof.models.architecture import Architecture, Feature
 from ligerprof.models.architectures import find_architecture
+from ligerprof.models.config_keys import Dropout
 from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 
 
@@ -35,6 +36,9 @@ class ModelSpec:
         model_type: transformers' name of the architecture.
         config_json: the whole transformers config as canonical JSON; the real model is built from it.
         weights_path: a folder that holds weights to load, or None for random ones.
+        experts: number of experts of a layer, 0 without any.
+        chosen_experts: number of experts that a token goes through.
+        expert_size: an expert's intermediate size.
         parameters: every parameter tensor in transformers' order; empty if `no_estimate_reason` is set.
         final_softcap: cap of the logits, or None.
         attention_softcap: cap of the attention scores, or None.
@@ -56,6 +60,9 @@ class ModelSpec:
     tied_embeddings: bool
     final_softcap: float | None = None
     attention_softcap: float | None = None
+    experts: int = 0
+    chosen_experts: int = 0
+    expert_size: int = 0
     parameters: tuple[ParameterShape, ...] = field(default=(), repr=False)
     no_estimate_reason: str | None = None
 
@@ -123,6 +130,13 @@ class ModelSpec:
     def scales_logits(self) -> bool:
         """Whether a number multiplies the logits."""
         return self.architecture.logit_scale is not None or self.architecture.logit_divisor is not None
+
+    @property
+    def normalizes_scores(self) -> bool:
+        """Whether the scores of a token's experts are divided by their sum."""
+        experts = self.architecture.mlp.experts
+        normalizes = experts is not None and experts.normalizes
+        return bool(self.setting(normalizes)) if isinstance(normalizes, str) else normalizes
 
     @property
     def logit_factor(self) -> float:

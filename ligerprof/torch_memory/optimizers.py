@@ -5,6 +5,7 @@ Read in torch 2.13 (torch/optim), transformers 5.23, bitsandbytes 0.50.2, galore
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
@@ -128,7 +129,8 @@ def _column_reduction_bytes(tensor: OptimizedTensor, width: int, gpu: GpuSpec) -
     """The workspace of a norm or mean over `dim=-2` of elements of `width` bytes."""
     if len(tensor.shape) == 1:
         return 0
-    axes = axes_of(tensor.shape, (tensor.shape[-1], 1), width, (-2,))
+    strides = tuple(prod(tensor.shape[dim + 1 :]) for dim in range(len(tensor.shape)))
+    axes = axes_of(tensor.shape, strides, width, (-2,))
     return highest_bytes(reduction_scratch(axes, gpu))
 
 

@@ -46,12 +46,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 # what the configs of the other architectures need in addition; the rows of the listed ones are varied above
+_FEW_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "cwm": {"bos_token_id": 1, "num_hidden_layers": 5, "sliding_window": 8},
     "cohere2": {"num_hidden_layers": 5, "sliding_window": 8},
     "cohere": {"use_qk_norm": True},
     "exaone4": {"num_hidden_layers": 5, "sliding_window": 8},
     "gemma3_text": {"num_hidden_layers": 7, "sliding_window": 8},
+    **dict.fromkeys(("flex_olmo", "mixtral", "olmoe", "qwen3_moe"), _FEW_EXPERTS),
     "gpt_neox": {"num_key_value_heads": 3},
     "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "hyperclovax": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},

@@ -59,7 +59,8 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
     if model_type == "internlm3":
         # it refuses other biases
         biases["mlp_bias"] = biases["attention_bias"]
-    return {**common, **sizes, **tied, **biases}
+    experts = {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+    return {**common, **sizes, **tied, **biases, **experts}
 
 
 @settings(max_examples=150)

@@ -35,7 +35,7 @@ def names_in_rows() -> set[str]:
         for name in (row.embedding, row.positions, row.final_norm, row.head, *(item.name for item in row.tensors))
         if name is not None
     }
-    leaves = {name.rpartition(".")[2] for name in dotted} - {"norm"}
+    leaves = {name.rpartition(".")[2] for name in dotted} - {"norm", "gate"}
     return dotted | leaves | set(ARCHITECTURES)
 
 

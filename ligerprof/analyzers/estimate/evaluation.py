@@ -10,7 +10,7 @@ from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.step import StaticMemory, place
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec, spec_from_config
-from ligerprof.models.architecture import Dropout
+from ligerprof.models.config_keys import Dropout
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings

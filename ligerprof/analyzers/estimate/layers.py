@@ -4,6 +4,7 @@ from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.dora import add_dora
+from ligerprof.analyzers.estimate.experts import run_experts
 from ligerprof.analyzers.estimate.fused import add_and_norm, adds_in_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
@@ -12,7 +13,7 @@ from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear
 from ligerprof.analyzers.estimate.rotary import rotate_both
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
-from ligerprof.models.architecture import Dropout
+from ligerprof.models.config_keys import Dropout
 from ligerprof.roles import Role
 
 
@@ -167,7 +168,9 @@ def _dropped(context: Context, value: Value, rate: Dropout | None) -> Value:
 
 def _mlp(context: Context, value: Value, name: str) -> Value:
     row = context.spec.architecture.mlp
-    if row.gate is None:
+    if row.experts is not None:
+        output = run_experts(context, value, name, row.experts)
+    elif row.gate is None:
         output = _plain_mlp(context, value, name)
     else:
         output = _gated_mlp(context, value, name, find_slot(row.gate).name)

@@ -55,6 +55,8 @@ def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunne
             given.pop("skip_logits")
             passed_on = {name: value for name, value in given.items() if value is not None}
             return original(self, **inputs, **passed_on)
+        if row.auxiliary_loss is not None:
+            _refuse_auxiliary_loss(row.auxiliary_loss, inputs, self.config)
         outputs = self.get_decoder()(**inputs)
         hidden = _kept_positions(outputs.last_hidden_state, given["logits_to_keep"])
         loss = run_loss(self, hidden, _loss_request(given, hidden, _with_row(options, row, self.config)))
@@ -63,6 +65,15 @@ def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunne
         return output if as_dict else output.to_tuple()
 
     return forward
+
+
+def _refuse_auxiliary_loss(key: str, inputs: dict[str, Any], config: Any) -> None:
+    asked = inputs.get(key)
+    if getattr(config, key, False) if asked is None else asked:
+        raise KernelInputError(
+            f"{key} adds another loss to that of the logits, which the fused losses leave out. Turn it off, or leave"
+            " flce and ce out."
+        )
 
 
 def fused_head_forward(

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Rotary, Softcap
+from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Rotary
+from ligerprof.models.config_keys import Softcap
 from ligerprof.models.rows.parts import (
     CONFIGURED_ATTENTION,
     GEGLU,

@@ -5,8 +5,6 @@ from dataclasses import replace
 from ligerprof.models.architecture import (
     Architecture,
     Attention,
-    Dropout,
-    LayerChoice,
     LayerNorms,
     Linear,
     Mlp,
@@ -14,8 +12,8 @@ from ligerprof.models.architecture import (
     NormWeight,
     ResidualDropout,
     Rotary,
-    SlidingWindow,
 )
+from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,

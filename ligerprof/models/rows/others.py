@@ -5,7 +5,6 @@ from dataclasses import replace
 from ligerprof.models.architecture import (
     Architecture,
     Attention,
-    Dropout,
     LayerNorms,
     Linear,
     Mlp,
@@ -14,8 +13,8 @@ from ligerprof.models.architecture import (
     NormWeight,
     ResidualDropout,
     Rotary,
-    SlidingWindow,
 )
+from ligerprof.models.config_keys import Dropout, SlidingWindow
 from ligerprof.models.rows.parts import (
     CONFIGURED_ATTENTION,
     PLAIN_GATED,

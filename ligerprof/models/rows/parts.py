@@ -2,14 +2,13 @@
 
 from ligerprof.models.architecture import (
     Feature,
-    LayerChoice,
     LayerNorms,
     Linear,
     Mlp,
     Norm,
     NormWeight,
-    SlidingWindow,
 )
+from ligerprof.models.config_keys import LayerChoice, SlidingWindow
 
 Bias = bool | str
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ligerprof.errors import KernelInputError
 from ligerprof.kernels.patching.apply import apply
 from ligerprof.models import ARCHITECTURES
 from tests.kernels.models import every_tiny_model, fingerprint, train_once
@@ -42,6 +43,15 @@ def test_twenty_steps_have_the_losses_of_the_model_without_kernels(family: str) 
         assert losses(model) == pytest.approx(expected, rel=LOSS_BOUND)
     assert fingerprint(model) == before
     assert expected[-1] < expected[0]
+
+
+@pytest.mark.parametrize("by_config", [True, False], ids=["config", "argument"])
+def test_a_balancing_loss_is_refused_and_not_left_out(by_config: bool) -> None:
+    model = every_tiny_model("mixtral")
+    model.config.output_router_logits = by_config
+    more = {} if by_config else {"output_router_logits": True}
+    with apply(model, "flce", provider="torch"), pytest.raises(KernelInputError, match="output_router_logits adds"):
+        train_once(model, **more)
 
 
 @pytest.mark.parametrize("family", INTERPRETED)

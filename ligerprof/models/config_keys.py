@@ -1,0 +1,59 @@
+"""What an architecture reads from a config: dropouts, softcaps, windows, and which layers have them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dropout:
+    """The config key of a dropout probability, and the probability if the config lacks the key."""
+
+    key: str
+    default: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Softcap:
+    """The config key of the cap of scores or logits (null: uncapped), and the cap if the config lacks the key."""
+
+    key: str
+    default: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerChoice:
+    """Some of the decoder layers.
+
+    Attributes:
+        key: the config key of a list with an entry per layer.
+        chosen: the entry of a chosen layer.
+        period: in each period of so many layers one is left out; None: `from_layer` decides, or all are chosen.
+        period_key: the config key of the period.
+        leaves_first: whether the first layer of a period is left out, rather than the last.
+        from_layer: the config key of the first chosen layer, and its default.
+    """
+
+    key: str = "layer_types"
+    chosen: str | int = "sliding_attention"
+    period: int | None = None
+    period_key: str | None = None
+    leaves_first: bool = False
+    from_layer: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlidingWindow:
+    """Which layers attend to a window of tokens only.
+
+    Attributes:
+        key: the config key of the window's size in tokens; null turns the window off.
+        default: the size if the config lacks the key.
+        switch: the config key that turns the window on; None if it is always on.
+        layers: the layers with a window; None: all of them, with one mask.
+        makes_both: whether transformers makes the mask of a window even if no layer has one.
+    """
+
+    key: str = "sliding_window"
+    default: int | None = None
+    switch: str | None = None
+    layers: LayerChoice | None = None
+    makes_both: bool = False
