@@ -14,7 +14,6 @@ import lzma
 import os
 import pickle
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -31,6 +30,22 @@ START = 2**46
 SEGMENT_BYTES = 2**40
 # a command that takes so many times its limit is stopped
 PATIENCE = 6
+
+# in a small process of its own: the highest memory that the system reports starts with that of the parent
+MEASURED = """
+import json, os, resource, sys
+nowhere = os.open(os.devnull, os.O_WRONLY)
+child = os.posix_spawn(
+    sys.executable, [sys.executable, *sys.argv[2:]], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, nowhere, 1)]
+)
+seconds = int(sys.argv[1])
+resource.prlimit(child, resource.RLIMIT_CPU, (seconds, seconds))
+_, status, usage = os.wait4(child, 0)
+took = usage.ru_utime + usage.ru_stime
+print(json.dumps({
+    "exit": os.waitstatus_to_exitcode(status), "seconds": round(took, 1), "mib": round(usage.ru_maxrss / 1024)
+}))
+"""
 
 Event = dict[str, Any]
 Shape = Callable[[int], dict[str, Any]]
@@ -248,6 +263,7 @@ SHAPES: dict[str, Shape] = {
 }
 
 COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
+    "text": lambda file, _: ["explain", str(file)],
     "json": lambda file, _: ["explain", str(file), "--json"],
     "stacks": lambda file, _: ["explain", str(file), "--stacks"],
     "html": lambda file, folder: ["explain", str(file), "--html", str(folder / "page.html"), "--force"],
@@ -273,25 +289,18 @@ def pickled(shape: Shape, size_bytes: int) -> bytes:
 def run(arguments: list[str], seconds: int) -> dict[str, Any]:
     """Processor seconds and peak memory of a command, and how it ended."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ligerprof", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+    process = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(seconds), "-m", "ligerprof", *arguments],
+        capture_output=True,
         text=True,
+        check=True,
         cwd=ROOT,
         env=environment,
     )
-    resource.prlimit(process.pid, resource.RLIMIT_CPU, (seconds, seconds))
-    assert process.stderr is not None
-    errors = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return {
-        "exit": process.returncode,
-        "seconds": round(usage.ru_utime + usage.ru_stime, 1),
-        "mib": round(usage.ru_maxrss / 1024),
-        "is_traceback": "Traceback" in errors,
-        "error": errors[-200:] if process.returncode not in (0, 1) else "",
+    found: dict[str, Any] = json.loads(process.stdout)
+    return found | {
+        "is_traceback": "Traceback" in process.stderr,
+        "error": process.stderr[-200:] if found["exit"] not in (0, 1) else "",
     }
 
 
