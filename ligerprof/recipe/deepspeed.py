@@ -136,6 +136,9 @@ def _require_kinds(ours: Config, theirs: Config, path: str = "") -> None:
             _require_kinds(own, value, f"{path}{key}.")
         elif _kind(own) != _kind(value):
             raise RecipeError(f"--deepspeed-config: {path}{key} is {short_repr(value)}. Give it {_kind(own)}.")
+        # as DeepSpeed's own check (deepspeed/runtime/zero/config.py)
+        elif key in ZERO_SETTINGS and isinstance(value, (int, float)) and value < 0:
+            raise RecipeError(f"--deepspeed-config: {path}{key} is {short_repr(value)}. Give it 0 or more.")
 
 
 def _kind(value: Any) -> str:

@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ligerprof.cli.main import main
-from tests.paths import DATA, RECORDINGS, REPOSITORY
+from ligerprof.models.catalog import CONFIGS
+from tests.paths import DATA, RECORDINGS, REPOSITORY, RESULTS
 from tests.torch_memory.allocator.programs import random_program
 
 FILES = sorted(path for path in (DATA / "hostile").iterdir() if path.suffix != ".md")
@@ -127,3 +128,69 @@ def test_a_closed_pipe_is_read_from_a_real_process() -> None:
     )
     assert finished.returncode == 1
     assert finished.stderr.decode().startswith("Error: standard input: not a pickle")
+
+
+CONFIG = CONFIGS["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("fit", "--model", "tiny", "--batch", "1e30"), "'1e30' is not a whole number"),
+        (("estimate", "--model", "tiny", "--batch", "9" * 5000), "--batch"),
+        (("estimate", "--model", "tiny", "--alloc-conf", f"max_split_size_mb:{'9' * 5000}"), "--alloc-conf"),
+    ],
+    ids=["float", "digits", "digits of a setting"],
+)
+def test_numbers_of_any_length_on_the_command_line_are_a_usage_error(arguments: tuple[str, ...], says: str) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({**CONFIG, "num_hidden_layers": 10**5}, "more than 4096"),
+        (
+            {**CONFIG, "num_attention_heads": 2 * CONFIG["hidden_size"], "num_key_value_heads": 1, "head_dim": None},
+            "heads",
+        ),
+        ({**CONFIG, "vocab_size": 10**4000}, "an integer of"),
+    ],
+    ids=["layers", "heads", "digits"],
+)
+def test_models_of_impossible_sizes_are_refused_by_name(values: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    result = run("estimate", "--model", str(path))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize("bucket", ["NaN", "Infinity", "1e400", "-1", "true", "9" * 400])
+def test_buckets_that_are_not_sizes_are_refused(bucket: str, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(f'{{"zero_optimization": {{"stage": 3, "reduce_bucket_size": {bucket}}}}}', encoding="utf-8")
+    arguments = ("--model", "tiny", "--engine", "deepspeed", "--zero", "3", "--precision", "mixed-fp16")
+    result = run("estimate", *arguments, "--deepspeed-config", str(path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "reduce_bucket_size" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "batch"])
+def test_a_row_of_an_impossible_size_stops_no_sweep_for_long(name: str, tmp_path: Path) -> None:
+    row = json.loads((RESULTS / "steps-h200.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    changed = row["recipe"]["model_config"] if name in row["recipe"]["model_config"] else row["recipe"]
+    changed[name] = 10**5 if name == "num_hidden_layers" else 10**400
+    (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    result = run("sweep", "--model", "tiny", "--dry-run", "-o", str(tmp_path))
+    assert result.exit_code in (0, 1)
+    assert result.exit_code == 0 or result.stderr.count("\n") == 1
+
+
+def test_json_of_500_levels_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text('{"schema": 1, "kind": "peak", "roles": ' + "[" * 500 + "]" * 500 + "}", encoding="utf-8")
+    for command in ("compare", "diff"):
+        assert_calm(run(command, str(path), str(path)))

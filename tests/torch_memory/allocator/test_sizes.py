@@ -48,3 +48,9 @@ def test_rest_is_split_off_by_pool_and_settings(
     rules: SizeRules, block_bytes: int, rest_bytes: int, splits: bool
 ) -> None:
     assert rules.splits_off(block_bytes, rest_bytes) is splits
+
+
+@pytest.mark.parametrize("value", [True, False, 0, -1, 1.5, "1", None, [32 * MIB], float("nan")], ids=repr)
+def test_a_largest_split_that_is_not_a_size_is_none(value: object) -> None:
+    assert SizeRules.from_settings({"max_split_size": value}).max_split_bytes is None
+    assert SizeRules.from_settings({"max_split_size": 32 * MIB}).max_split_bytes == 32 * MIB
