@@ -11,10 +11,12 @@ of frames and its own strings, as torch writes them.
 
 Every measurement runs in a separate process, and they alternate, so that a busy machine affects all of them; the ratio
 is the median of the ratios of each round. The load average before the first round is part of the result. Other tools
-are measured once, on the first file.
+are measured once, on the first file. Bytecode is compiled before the first round, as for an installed package, also
+where PYTHONDONTWRITEBYTECODE is set.
 """
 
 import argparse
+import atexit
 import importlib.util
 import itertools
 import json
@@ -30,6 +32,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -115,10 +118,22 @@ def contenders(path: Path, scratch: Path) -> dict[str, list[str]]:
     return known
 
 
+@cache
+def environment() -> dict[str, str]:
+    """The environment of every measured process: bytecode is kept in a folder that ends with this process."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    found = {**kept, "PYTHONPYCACHEPREFIX": folder}
+    warm_up = [sys.executable, "-m", "ligerprof", "explain", str(RECORDING), "--json"]
+    subprocess.run(warm_up, stdout=subprocess.DEVNULL, cwd=ROOT, env=found, check=True)
+    return found
+
+
 def measure(command: list[str]) -> dict[str, float]:
     """Wall seconds and peak resident MiB of one whole process."""
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment())
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)

@@ -50,7 +50,11 @@ class SortedAddresses:
 
 
 class OrderedFreeSpace(FreeSpace):
-    """A space that knows the order of its blocks, so that `around` is fast for any address."""
+    """A space that knows the order of its blocks, so that `around` is fast for any address.
+
+    Rewinding meets addresses anywhere. Replays use the plain space: most of their allocations start where a free block
+    starts, which a dict finds. The simulated allocator searches by size instead (`torch_memory/allocator/blocks.py`).
+    """
 
     __slots__ = ("_order",)
 
