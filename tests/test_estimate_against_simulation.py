@@ -27,6 +27,7 @@ TOLERANCE = 0.01
 EVALUATION_TOLERANCE = 0.05
 SMALLEST_TOLERATED_BYTES = MIB
 
+EXPANDABLE = "expandable_segments:True"
 CASES_A_PART = 10
 QUICK_PARTS, SLOW_PARTS = 4, 50
 RANK_CASES = 6
@@ -101,6 +102,16 @@ def test_an_estimate_of_a_rank_is_what_its_simulation_takes(part: int) -> None:
             reject()
 
     compare()
+
+
+@pytest.mark.parametrize("reshard", [True, False], ids=["reshard", "keep"])
+@pytest.mark.parametrize("liger", ["none", "all"])
+def test_a_rank_with_a_tied_head_in_a_group_of_its_own(liger: str, reshard: bool) -> None:
+    """The groups of accelerate: the reduction of the last one holds the gradient of the tied weight."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "vocab_size": 40_000}
+    model = spec_from_config({**CONFIGS["llama3.2-1b"], **sizes}, name="tied")
+    options: dict[str, Any] = {"engine": "fsdp2", "gpus": 2, "precision": "mixed", "wrap": "accelerate", "seq": 256}
+    check(TrainingRecipe(model=model, batch=1, liger=liger, reshard=reshard, alloc_conf=EXPANDABLE, **options))
 
 
 def gpt2_xl_of_4_layers() -> ModelSpec:

@@ -20,6 +20,7 @@ ZERO_SETTINGS: Config = {
     "allgather_bucket_size": 500_000_000,
     "sub_group_size": 1_000_000_000,
     "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
     "stage3_prefetch_bucket_size": 50_000_000,
     "stage3_param_persistence_threshold": 100_000,
 }

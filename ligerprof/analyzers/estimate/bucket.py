@@ -45,8 +45,9 @@ def bucket_flushes(recipe: TrainingRecipe) -> Iterator[BucketFlush]:
 
 
 def scattered_elements(recipe: TrainingRecipe, flush: BucketFlush) -> int:
-    """What stage 3 allocates for a flush, in 16-bit elements.
+    """What stage 3 holds for a flush besides the bucket, in 16-bit elements.
 
+    A gradient that is larger than the bucket stays where it is (stage3.py, __add_grad_to_ipg_bucket).
     Gradients are copied once more in rank order, except a single gradient that needs no padding
     (coalesced_collectives.py, reduce_scatter_coalesced). With an offloaded optimizer, each partition is read back from
     main memory, and its norm is computed from an fp64 copy (stage3.py, partition_grads).
@@ -55,4 +56,5 @@ def scattered_elements(recipe: TrainingRecipe, flush: BucketFlush) -> int:
     alone = len(flush.held) == 1 and largest % recipe.gpus == 0
     copied = 0 if alone else flush.elements
     partition = -(-largest // recipe.gpus) if recipe.offload is not Offload.NONE else 0
-    return copied + partition + _DOUBLES * min(partition, _NORM_ELEMENTS)
+    outside = largest if largest > zero_settings(recipe)["reduce_bucket_size"] else 0
+    return outside + copied + partition + _DOUBLES * min(partition, _NORM_ELEMENTS)

@@ -2,7 +2,8 @@
 
 The first step gathers weights on demand. From the second step on, the order of modules is known, and each module's call
 prefetches weights in that order until `stage3_max_live_parameters` are live; the weight that reaches the limit exceeds
-it (partitioned_param_coordinator.py, `_fetch_sub_module_impl`). A module releases its weights after its backward.
+it (partitioned_param_coordinator.py, `_fetch_sub_module_impl`). A module releases its weights after its backward, and
+after its forward unless it runs again within `stage3_max_reuse_distance` (`__params_to_release`).
 Persistent weights are always live, and DeepSpeed does not count them.
 """
 
@@ -13,6 +14,29 @@ from ligerprof.models import ParameterShape
 from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
+
+
+class NothingGathered:
+    """One rank with its weights on the GPU: its partitions are whole, and used in place (`NoGatherHandle`)."""
+
+    def __init__(self, recipe: TrainingRecipe) -> None:
+        self.head_name = _head(recipe).name
+
+    def at_loss(self) -> int:
+        """Zero."""
+        return 0
+
+    def in_head(self) -> int:
+        """Zero."""
+        return 0
+
+    def in_layers(self, passed: int) -> int:  # noqa: ARG002 - what the other classes take
+        """Zero."""
+        return 0
+
+    def largest_call(self) -> int:
+        """Zero."""
+        return 0
 
 
 class GatheredOnDemand:
@@ -57,16 +81,21 @@ class Gathered:
         self._layers = [item for item in parameters if is_in_layer(item.name)]
         self._embeddings = parameters[: parameters.index(self._layers[0])]
         self._head, self._head_stays = _head(recipe), _head_stays(recipe)
+        # the head's backward follows its forward
+        self._head_waits = self._head_stays or settings["stage3_max_reuse_distance"] > 0
         self.head_name = self._head.name
         self._known: dict[int, int] = {}
 
     def at_loss(self) -> int:
         """Live during head and loss: the head's weight and those of the nearest layers."""
-        return self._persistent + sum(item.elements for item in self._ahead(0, with_head=True))
+        nothing_fits = self._most_live == 0 and not self._head_waits
+        return self._persistent + (
+            0 if nothing_fits else sum(item.elements for item in self._ahead(0, with_head=self._head_waits))
+        )
 
     def in_head(self) -> int:
-        """Zero: the head's weight is live already."""
-        return 0
+        """In addition, during the head's matrix product: its weight, unless it is live already."""
+        return 0 if self._head_waits else self._head.elements
 
     def in_layers(self, passed: int) -> int:
         """Live during backward of the decoder layers, after `passed` of them have released their weights.

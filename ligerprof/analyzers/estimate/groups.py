@@ -72,7 +72,10 @@ def _outer_groups(
     rest = [weight for weight in named.values() if weight not in embedding and weight not in tail]
     yield (Part.ROOT,), rest, False
     if recipe.spec.tied_embeddings:
-        yield (Part.EMBEDDING, Part.NORM, Part.HEAD), embedding + tail, False
+        # accelerate lists the norm first; the reduction holds the gradient of the last weight
+        head = [weight for name, weight in named.items() if _belongs(name, row.head)]
+        norm = [weight for weight in tail if weight not in head]
+        yield (Part.EMBEDDING, Part.NORM, Part.HEAD), [*norm, *embedding, *head], False
         return
     yield (Part.EMBEDDING,), embedding, recipe.reshard
     yield (Part.NORM, Part.HEAD), tail, False

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elements
-from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand
+from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand, NothingGathered
 from ligerprof.analyzers.estimate.partition import Elements, count_elements
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.places import counts_each_layer, explicit_layers
@@ -20,7 +20,7 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
 from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
-AnyGathered = Gathered | GatheredOnDemand
+AnyGathered = Gathered | GatheredOnDemand | NothingGathered
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
@@ -92,7 +92,10 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
     """Stage 3 partitions the weights as well (stage3.py) and gathers them (gathered.py)."""
     offloaded, moved = recipe.offload is not Offload.NONE, recipe.offload.moves_parameters
     trained = elements.trained_share
-    gathered = GatheredOnDemand(recipe) if first else Gathered(recipe)
+    if recipe.gpus == 1 and not moved:
+        gathered: AnyGathered = NothingGathered(recipe)
+    else:
+        gathered = GatheredOnDemand(recipe) if first else Gathered(recipe)
     at_loss_bytes, in_layers_bytes = HALF_BYTES * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
     shard_bytes = HALF_BYTES * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
     return Placement(

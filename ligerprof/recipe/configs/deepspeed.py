@@ -27,6 +27,7 @@ HIDDEN_SIZE_KEYS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3
 # names of the sizes in older versions
 _FORMER_NAMES = {
     "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
 }
 _PLACES = ("none", "cpu", "nvme")
@@ -73,7 +74,7 @@ _ZERO = {
     "contiguous_gradients": Row(read=lambda value: Sets(values={}, words="on" if truth(value) else "off")),
     **ignored(
         Reason.SPEED,
-        "reduce_scatter round_robin_gradients allgather_partitions stage3_max_reuse_distance max_reuse_distance"
+        "reduce_scatter round_robin_gradients allgather_partitions"
         " stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params allgather_sequential"
         " use_multi_rank_bucket_allreduce",
     ),

@@ -7,9 +7,10 @@ import pytest
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.estimate.gathered import Gathered
+from ligerprof.recipe.configs.load import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from tests.paths import RESULTS
+from tests.paths import DATA, RESULTS
 
 HALF_BYTES = 2
 TOLERANCE = 0.01
@@ -38,6 +39,22 @@ def test_the_peak_is_as_measured(row: dict[str, Any]) -> None:
     estimated = estimate(TrainingRecipe.from_json(row["recipe"]))
     assert estimated.peak_bytes == pytest.approx(row["peak_bytes"], rel=TOLERANCE)
     assert estimated.first_step_peak_bytes == pytest.approx(row["first_step_peak_bytes"], rel=FIRST_STEP_TOLERANCE)
+
+
+def steps_of_files_under_zero() -> list[dict[str, Any]]:
+    lines = (RESULTS / "framework-configs.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if "zero" in row["path"] or "ds_config" in row["path"]]
+
+
+@pytest.mark.parametrize("row", steps_of_files_under_zero(), ids=lambda row: row["path"].rpartition("/")[2])
+def test_the_peak_under_a_trainer_is_as_measured(row: dict[str, Any]) -> None:
+    """Under the Trainer on one GPU: nothing is gathered, or weights come from main memory and are not reused."""
+    file = str(DATA / "configs" / "files" / row["path"])
+    estimated = estimate(load_recipe([file], {"attention": "sdpa", **row["options"]})[0])
+    first, *later = row["allocated"]
+    assert estimated.peak_bytes == pytest.approx(max(later), rel=FIRST_STEP_TOLERANCE)
+    assert estimated.first_step_peak_bytes == pytest.approx(first, rel=FIRST_STEP_TOLERANCE)
 
 
 def with_fused_loss(provider: str) -> list[dict[str, Any]]:
