@@ -1,10 +1,12 @@
 """The classes of commands, whose help has examples and options in groups."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from ligerprof.cli.examples import EXAMPLES
+from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.text import short_repr
 from ligerprof.words import did_you_mean, nearest_names, question
 
@@ -31,6 +33,19 @@ class DocumentedCommand(click.Command):
             nearest = nearest_names(error.option_name.lstrip("-"), (name.lstrip("-") for name in known), most=1)
             meant = question(f"--{name}" for name in nearest)
             raise click.UsageError(f"No such option {short_repr(error.option_name)}.{meant}", ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; the error about a file of the wrong kind names the command that reads it."""
+        try:
+            return super().invoke(ctx)
+        except LigerprofError as error:
+            from ligerprof.cli.signpost import signposted
+
+            given = [value for name, value in ctx.params.items() if name not in _OUTPUT_ARGUMENTS]
+            message = None if isinstance(error, OutputError) else signposted(str(error), given, self.name or "")
+            if message is None:
+                raise
+            raise type(error)(message) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, and one section per group of options."""

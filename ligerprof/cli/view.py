@@ -14,7 +14,7 @@ from ligerprof.serialization import document
 
 
 @click.command(cls=DocumentedCommand, name="view", short_help="Open a run in TensorBoard with the profiler plugin.")
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("run", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),

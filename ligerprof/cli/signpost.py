@@ -1,0 +1,147 @@
+"""Signposts: what a file or folder is that a command cannot read, and which command reads it."""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+
+from ligerprof.files import UnpackError, opened, unpacked
+from ligerprof.snapshots import SNAPSHOT_NAME
+
+_PREFIX_BYTES = 2**18
+_RESULT, _CELLS, _MODEL = "result.json", "results.jsonl", "config.json"
+_MOST_ENTRIES = 1000
+_OWN_KIND = re.compile(rb'\s*\{\s*"schema"\s*:\s*1\s*,\s*"kind"\s*:\s*"([a-z-]{1,30})"')
+_RECIPES = frozenset({"step", "estimate", "fit", "advise", "sweep"})
+
+
+class Kind(Enum):
+    """A kind of file or folder: what it is, the commands that read it, and what to do with it."""
+
+    TRACE = ("a profiler trace", {"trace"}, "Run `ligerprof trace {path}`.")
+    SNAPSHOT = ("a memory snapshot", {"explain", "diff", "compare", "plot"}, "Run `ligerprof explain {path}`.")
+    RUN = (
+        "a run directory",
+        {"explain", "diff", "compare", "plot", "trace", "view"},
+        "Run `ligerprof explain {path}` or `ligerprof compare {path}`.",
+    )
+    SWEEP = ("the folder of a sweep", {"plot", "sweep", "study"}, "Run `ligerprof plot {path}`.")
+    CELLS = ("the results of a sweep", {"plot"}, "Run `ligerprof plot {path}`.")
+    FIGURES = ("the result of a step", {"compare", "plot"}, "Run `ligerprof compare {path}`.")
+    ESTIMATE = ("an estimate", {"compare"}, "Run `ligerprof compare {path} OTHER`.")
+    PEAK = (
+        "the JSON of a peak",
+        {"compare", "diff"},
+        "Run `ligerprof diff {path} OTHER`.",
+    )
+    BENCH = ("records of a bench", {"bench", "plot"}, "Run `ligerprof bench --from {path}`.")
+    OUTPUT = ("the output of another command", set[str](), "Run the command on the file that the output is about.")
+    RECIPE = ("a recipe", _RECIPES, "Run `ligerprof estimate --config {path}`.")
+    TRAINING = ("the configuration of a training", _RECIPES, "Run `ligerprof estimate --config {path}`.")
+    MODEL = ("the configuration of a model", {"kernels", *_RECIPES}, "Run `ligerprof estimate --model {path}`.")
+    PAGE = ("a page for a browser", set[str](), "Give the recording that it was made from.")
+    WEIGHTS = (
+        "a file of weights or of torch.save()",
+        set[str](),
+        "Record memory with `ligerprof run -- COMMAND` or torch.cuda.memory._dump_snapshot().",
+    )
+    EMPTY = ("empty", set[str](), "Did the program that writes it end early?")
+
+    def __init__(self, noun: str, commands: Iterable[str], advice: str) -> None:
+        self.noun, self.commands, self.advice = noun, frozenset(commands), advice
+
+
+def signposted(message: str, given: Iterable[object], command: str) -> str | None:
+    """A better message for an error about a path that was given to a command; None if there is none.
+
+    Args:
+        message: starts with the path.
+        given: values of the command's arguments and options; only text and paths count.
+        command: the name of the command.
+    """
+    for text in sorted({text for value in given for text in _texts(value)}, key=len, reverse=True):
+        if not re.match(rf"{re.escape(text)}(?![\w.-])", message):
+            continue
+        path = Path(text.rpartition("=")[2])
+        runs = list(_runs(path))
+        if runs and not _kind_of_folder(path):
+            return f"{text}: a folder of {len(runs)} run{'s' * (len(runs) > 1)}, such as {runs[0]}. Give one of them."
+        kind = kind_of(path)
+        if kind is not None and command not in kind.commands:
+            reader = "" if kind is Kind.EMPTY else f", which `ligerprof {command}` does not read"
+            return f"{text}: this is {kind.noun}{reader}. {kind.advice.format(path=shlex.quote(str(path)))}"
+    return None
+
+
+def kind_of(path: Path) -> Kind | None:
+    """What a file or folder is, by its first bytes or its entries; None if that is not known."""
+    try:
+        if path.is_dir():
+            return _kind_of_folder(path) or (None if any(path.iterdir()) else Kind.EMPTY)
+        if not path.is_file():
+            return None
+        with opened(path) as file:
+            chunks = unpacked(file, lambda _packed_bytes: 2**62, "")
+            start = file.read(_PREFIX_BYTES) if chunks is None else next(chunks, b"")[:_PREFIX_BYTES]
+    except (OSError, UnpackError):
+        return None
+    return _kind_of_text(start) if start.lstrip().startswith((b"{", b"[", b"<")) else _kind_of_binary(start)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """The paths in a value of an argument or option."""
+    if isinstance(value, (str, Path)) and str(value):
+        yield str(value)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _kind_of_folder(path: Path) -> Kind | None:
+    if (path / SNAPSHOT_NAME).is_file() or (path / _RESULT).is_file():
+        return Kind.RUN
+    if (path / _CELLS).is_file():
+        return Kind.SWEEP
+    return Kind.MODEL if (path / _MODEL).is_file() else None
+
+
+def _runs(path: Path) -> Iterator[Path]:
+    """The run directories in a folder."""
+    if not path.is_dir():
+        return
+    for entry in sorted(islice(path.iterdir(), _MOST_ENTRIES)):
+        if entry.is_dir() and _kind_of_folder(entry) is Kind.RUN:
+            yield entry
+
+
+def _kind_of_binary(start: bytes) -> Kind | None:
+    if not start.strip():
+        return Kind.EMPTY
+    if start.startswith(b"\x80"):
+        return Kind.SNAPSHOT if b"segments" in start or b"device_traces" in start else None
+    # the header of a safetensors file is JSON after eight bytes of its length
+    return Kind.WEIGHTS if start.startswith(b"PK\x03\x04") or start[8:9] == b"{" else None
+
+
+def _kind_of_text(start: bytes) -> Kind | None:
+    if start.lstrip()[:1] == b"<":
+        return Kind.PAGE
+    if (own := _OWN_KIND.match(start)) is not None:
+        return _OWN.get(own[1].decode("ascii"), Kind.OUTPUT)
+    for kind, keys in _KEYS:
+        if any(b'"%s"' % key in start for key in keys):
+            return kind
+    return None
+
+
+_OWN = {"step": Kind.FIGURES, "estimate": Kind.ESTIMATE, "peak": Kind.PEAK, "cell": Kind.CELLS, "bench": Kind.BENCH}
+# keys that decide, the most telling first
+_KEYS = (
+    (Kind.TRACE, (b"traceEvents", b"deviceProperties", b"displayTimeUnit")),
+    (Kind.BENCH, (b"host_seconds", b"median_seconds")),
+    (Kind.RECIPE, (b"checkpoint_every", b"flce_budget")),
+    (Kind.TRAINING, (b"per_device_train_batch_size", b"zero_optimization", b"train_micro_batch_size_per_gpu")),
+    (Kind.MODEL, (b"model_type", b"hidden_size")),
+)
