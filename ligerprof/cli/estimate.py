@@ -10,7 +10,7 @@ from ligerprof.cli.common_options import json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
 from ligerprof.cli.output import config_report, say, show
 from ligerprof.errors import DoesNotFitError
-from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.estimate import layers_table, render_estimate
@@ -99,6 +99,7 @@ def _run_json(run: "WholeRun | None") -> dict[str, Any]:
 def _simulate(recipe: TrainingRecipe) -> tuple[dict[str, Any], FiguresColumn]:
     """Simulate the step; returns its figures for JSON and as a column of the tables."""
     require_supported(recipe, command="estimate --simulate", simulated=True)
+    require_packages(recipe, command="estimate --simulate", simulated=True)
     say("simulating the step")
     from ligerprof.analyzers.explain.analysis import explain
     from ligerprof.runs.simulated import simulate_step

@@ -39,6 +39,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+# packages that ligerprof needs, which are imported where they are used
+_DEPENDENCIES = frozenset({"torch", "transformers", "triton", "matplotlib", "numpy", "rich", "packaging"})
 # they wait for a child process that handles Ctrl-C
 _HANDLE_INTERRUPTS = ("run", "view")
 
@@ -96,10 +98,15 @@ class LazyGroup(DocumentedGroup):
                 self._interrupted(ctx)
             click.echo(f"Error: {printable(str(error))}", err=True)
             self._exit(ctx, error.exit_code)
-        except Exception:
+        except Exception as error:
             # what an interrupt became in code that catches it
             if interrupts.received():
                 self._interrupted(ctx)
+            if isinstance(error, ModuleNotFoundError) and error.name in _DEPENDENCIES:
+                click.echo(
+                    f"Error: {error.name} is not installed. Install it with: pip install {error.name}.", err=True
+                )
+                ctx.exit(LigerprofError.exit_code)
             raise
 
     def _interrupted(self, ctx: click.Context) -> NoReturn:

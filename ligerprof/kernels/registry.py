@@ -136,6 +136,14 @@ def find_kernel_set(providers: Mapping[str, str]) -> dict[str, KernelSpec]:
     return found | {kernel.name: kernel for kernel in fused}
 
 
+def require_available(spec: KernelSpec, device_kind: str) -> None:
+    """Raise KernelUnavailableError if a kernel cannot run on this kind of device."""
+    if (reason := spec.unavailable_reason(device_kind)) is not None:
+        raise KernelUnavailableError(
+            f"kernel {spec.name} of {spec.provider}: {reason}. Run `ligerprof kernels` to see what can run here."
+        )
+
+
 def _load_plugin(plugin: "EntryPoint") -> tuple[KernelSpec, ...]:
     loaded: Any = plugin.load()
     if callable(loaded) and not isinstance(loaded, KernelSpec):

@@ -46,9 +46,11 @@ class RunDirectory:
         return self.path / f"snapshot-rank{rank}.pickle"
 
     def remove_if_empty(self) -> None:
-        """Remove the folder if the run left nothing in it."""
+        """Remove the folder if the run left nothing in it, and runs/ if it has no other run."""
         with suppress(OSError):
             self.path.rmdir()
+            if self.path.parent == DEFAULT_PARENT:
+                DEFAULT_PARENT.rmdir()
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write a JSON file as `write_text` does."""

@@ -12,6 +12,7 @@ from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 from ligerprof.errors import LigerprofError, MissingDependencyError, UnknownModelError, UnsupportedError
+from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.recipe.categories import Device
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
@@ -176,10 +177,13 @@ def require_runnable(recipe: TrainingRecipe, *, command: str) -> None:
     Raises:
         UnsupportedError: this version does not support the options.
         MissingDependencyError: a package or a CUDA device is missing.
+        KernelUnavailableError: a kernel cannot run here.
     """
     simulated = choose_backend(recipe) is Backend.SIMULATED
     require_supported(recipe, command=command, simulated=simulated)
     require_packages(recipe, command=command, simulated=simulated)
+    for spec in find_kernel_set(recipe.providers).values():
+        require_available(spec, "simulated" if simulated else "cuda")
     if recipe.device is Device.CUDA:
         import torch
 

@@ -10,9 +10,9 @@ from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.patching.patcher import Patch, Patcher, Request
 from ligerprof.kernels.providers.liger.patching import patch_with_liger
 from ligerprof.kernels.providers.liger.spec import PROVIDER as LIGER
-from ligerprof.kernels.registry import find_kernel_set
+from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.kernels.selection import select_providers
-from ligerprof.kernels.spec import KernelSpec, load_entry
+from ligerprof.kernels.spec import load_entry
 from ligerprof.models import ARCHITECTURES, spec_from_config
 from ligerprof.models.architectures import has_row
 
@@ -104,14 +104,6 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
         options=LossOptions(budget="lean" if measured else flce_budget, in_place=True),
         measured=specs["flce"] if measured else None,
     )
-
-
-def require_available(spec: KernelSpec, device_kind: str) -> None:
-    """Raise KernelUnavailableError if a kernel cannot run on this kind of device."""
-    if (reason := spec.unavailable_reason(device_kind)) is not None:
-        raise KernelUnavailableError(
-            f"kernel {spec.name} of {spec.provider}: {reason}. Run `ligerprof kernels` to see what can run here."
-        )
 
 
 def _causal_model(model: Any) -> Any:

@@ -6,12 +6,13 @@ import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ligerprof.errors import RecipeError
+from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.files import write_new_file
 from ligerprof.roles import Role
 from ligerprof.units import GIB
@@ -224,7 +225,14 @@ def _label_rows(sizes: Iterable[int], doubling_inches: float) -> dict[int, int]:
 
 
 def check_format(name: str) -> None:
-    """Raise RecipeError for an unknown format, given as `svg` or as a file's suffix."""
+    """Raise if a figure cannot be drawn in a format, given as `svg` or as a file's suffix.
+
+    Raises:
+        RecipeError: the format is unknown.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise MissingDependencyError("figures need matplotlib. Install it with: pip install matplotlib.")
     if name.removeprefix(".") not in FORMATS:
         shown = f"{name!r}" if name else "a file without suffix"
         raise RecipeError(f"a figure cannot be written as {shown}. Use {', '.join(FORMATS)}.")

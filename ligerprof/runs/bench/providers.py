@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from ligerprof.errors import KernelUnavailableError, LigerprofError
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.patching.apply import require_available
-from ligerprof.kernels.registry import find_kernel, load_registry
+from ligerprof.kernels.registry import find_kernel, load_registry, require_available
 from ligerprof.kernels.spec import load_entry
 from ligerprof.runs.bench.operations import Kernel
 from ligerprof.units import parse_bytes

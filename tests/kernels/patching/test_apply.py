@@ -13,7 +13,7 @@ from torch import nn
 from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
 from ligerprof.kernels import Patch, apply, find_kernel
 from ligerprof.kernels.device import simulated_device
-from ligerprof.kernels.patching.apply import require_available
+from ligerprof.kernels.registry import require_available
 from ligerprof.models import ARCHITECTURES
 from tests.kernels.models import FAMILIES, VOCAB, batch, fingerprint, tiny_config, tiny_model, train_once
 from tests.kernels.oracle import relative_error
