@@ -10,6 +10,7 @@ from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, say, show
+from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, UnsupportedError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.library import advise
@@ -44,7 +45,8 @@ def command(recipe: TrainingRecipe, simulate: bool, output: Path | None, force: 
     if output is not None:
         require_editable(source)
         require_absent([output], force=force)
-    advice = advise(recipe, simulate=simulate, progress=say)
+    with stages() as progress:
+        advice = advise(recipe, simulate=simulate, progress=progress)
     runnable, reason = _runnable(advice)
     next_command = command_line(runnable, advice.plan)
     remarks = [remark for remark in (reason, _main_memory_note(advice)) if remark]

@@ -8,6 +8,7 @@ from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import say, show
+from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
 from ligerprof.library import fit
@@ -38,7 +39,8 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
     if figure is not None:
         check_format(figure.suffix)
         require_absent([figure], force=force)
-    found = fit(recipe, simulate=simulate, progress=say)
+    with stages() as progress:
+        found = fit(recipe, simulate=simulate, progress=progress)
     if figure is not None:
         write_figure(draw_frontier(found), figure, force=force)
         say(f"wrote {figure}")

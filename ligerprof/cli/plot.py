@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from ligerprof.cli.common_options import WordChoice, folder_option, force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import print_json, say
+from ligerprof.cli.progress import stages
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
@@ -99,13 +100,15 @@ def _draw_all(
     """
     drawn: list[tuple[str, Drawn]] = []
     left_out: list[dict[str, str]] = []
-    for kind in kinds:
-        try:
-            drawn += [(kind, one) for one in draw(kind, given)]
-        except NothingToDrawError as error:
-            if required:
-                raise
-            left_out.append({"kind": kind, "reason": str(error)})
+    with stages(len(kinds), piped=lambda _stage: None) as progress:
+        for kind in kinds:
+            progress(f"drawing {kind}")
+            try:
+                drawn += [(kind, one) for one in draw(kind, given)]
+            except NothingToDrawError as error:
+                if required:
+                    raise
+                left_out.append({"kind": kind, "reason": str(error)})
     if not drawn:
         raise NothingToDrawError("nothing to draw from. Name a sweep, a run, a memory snapshot or bench records.")
     return drawn, left_out
