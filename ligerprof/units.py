@@ -26,6 +26,20 @@ def format_bytes(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_like(size_bytes: int, other_bytes: int) -> str:
+    """Format a size in the unit of another one in the same sentence, unless hardly a digit would be left of it."""
+    if abs(other_bytes) >= 10 * GIB and abs(size_bytes) >= GIB // 10:
+        return f"{size_bytes / GIB:.2f} GiB"
+    if MIB <= abs(other_bytes) < 10 * GIB and abs(size_bytes) >= MIB:
+        return f"{size_bytes / MIB:.1f} MiB"
+    return format_bytes(size_bytes)
+
+
+def prints_as_zero(size_bytes: int) -> bool:
+    """Whether a size is 0.0 in a column of MiB."""
+    return abs(size_bytes) < MIB // 20
+
+
 def format_mib(size_bytes: int) -> str:
     """Format a size in MiB with thousands separators, for table columns."""
     return f"{size_bytes / MIB:,.1f}"

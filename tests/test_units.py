@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ligerprof.errors import RecipeError
-from ligerprof.units import GIB, MIB, format_bytes, format_mib, parse_bytes
+from ligerprof.units import GIB, MIB, format_bytes, format_like, format_mib, parse_bytes, prints_as_zero
 
 FACTORS = {
     "": 1,
@@ -86,3 +86,12 @@ def test_invalid_sizes_are_a_one_line_usage_error(text: str) -> None:
         parse_bytes(text)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
+
+
+def test_sizes_of_one_sentence_have_one_unit() -> None:
+    assert format_like(4714 * MIB, 13 * GIB) == "4.60 GiB"
+    assert format_like(12 * GIB, 9 * GIB) == "12288.0 MiB"
+    # hardly a digit would be left
+    assert format_like(3 * MIB, 13 * GIB) == "3.0 MiB"
+    assert format_like(20 * 2**10, 9 * GIB) == "20.0 KiB"
+    assert (prints_as_zero(MIB // 20 - 1), prints_as_zero(-(MIB // 20))) == (True, False)

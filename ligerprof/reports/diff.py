@@ -9,7 +9,7 @@ from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.models.module_names import without_indices
 from ligerprof.reports.terminal import groups_table
 from ligerprof.roles import Role
-from ligerprof.units import format_bytes, format_mib
+from ligerprof.units import format_bytes, format_mib, prints_as_zero
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,10 +46,10 @@ def _peak(report: PeakReport) -> str:
 
 
 def change_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
-    """Name, bytes before and bytes after of each role that either peak has."""
+    """Name, bytes before and bytes after of each role that does not print as zero in both."""
     for role in Role:
         before, after = diff.before.roles[role], diff.after.roles[role]
-        if before or after:
+        if not (prints_as_zero(before) and prints_as_zero(after)):
             yield role.value, before, after
 
 

@@ -7,7 +7,7 @@ from ligerprof.analyzers.explain.free_memory import FreeReason
 from ligerprof.analyzers.explain.growth import Growth
 from ligerprof.reports.terminal import percent_share
 from ligerprof.roles import MemoryBreakdown, Role
-from ligerprof.units import format_bytes
+from ligerprof.units import format_bytes, format_like
 
 _MOST_HOLDERS = 3
 _MOST_GROWTHS = 3
@@ -23,7 +23,7 @@ def failure_lines(oom: FailedAllocation) -> list[str]:
 def heading_lines(oom: FailedAllocation) -> Iterator[str]:
     """What was requested, when and where, and the largest holders."""
     caught = ", caught" if oom.failure.caught else ""
-    requested = format_bytes(oom.requested_bytes) if oom.requested_bytes else "an allocation"
+    requested = format_like(oom.requested_bytes, oom.allocated_bytes) if oom.requested_bytes else "an allocation"
     held = format_bytes(oom.allocated_bytes)
     yield f"Out of memory{_when(oom.failure)}{caught}: {requested} requested, {held} allocated."
     yield f"Out of memory at {_where(oom)}."
@@ -34,14 +34,14 @@ def holders(roles: MemoryBreakdown) -> str:
     """The largest roles with their shares, such as `logits 11.74 GiB (76.6 %)`."""
     largest = sorted((role for role in Role if roles[role]), key=lambda role: -roles[role])[:_MOST_HOLDERS]
     return ", ".join(
-        f"{role.value} {format_bytes(roles[role])} ({percent_share(roles[role], roles.total_bytes)})"
+        f"{role.value} {format_like(roles[role], roles.total_bytes)} ({percent_share(roles[role], roles.total_bytes)})"
         for role in largest
     )
 
 
 def free_lines(oom: FailedAllocation) -> Iterator[str]:
     """What was free, why it did not serve, and how much was missing."""
-    reserved, free = format_bytes(oom.reserved_bytes), format_bytes(oom.reserved_free_bytes)
+    reserved, free = format_bytes(oom.reserved_bytes), format_like(oom.reserved_free_bytes, oom.reserved_bytes)
     yield f"Reserved {reserved}, of which {free} free{_pieces(oom)}."
     if oom.fragmented:
         yield "Fragmentation: enough is free, but in pieces that are too small" + _remedy(oom)

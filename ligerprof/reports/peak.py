@@ -13,7 +13,7 @@ from ligerprof.reports.failure import failure_lines, growth_sentence
 from ligerprof.reports.suggestions import suggestion_lines
 from ligerprof.reports.terminal import FiguresColumn, file_text, groups_table, percent_share, roles_table
 from ligerprof.roles import Phase, Role, View
-from ligerprof.units import format_bytes, format_mib
+from ligerprof.units import format_bytes, format_like, format_mib, prints_as_zero
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,18 +59,20 @@ def _details(moment: PeakReport | FailedAllocation, title: str, by: View, top: i
 def sentence(report: PeakReport) -> str:
     """The peak and its three largest holders in one sentence."""
     holders = sorted((role for role in Role if report.roles[role]), key=lambda role: -report.roles[role])[:3]
+    peak_bytes = report.peak_bytes
+    sizes = ((role.value, report.roles[role]) for role in holders)
     shares = ", ".join(
-        f"{role.value} {format_bytes(report.roles[role])} ({percent_share(report.roles[role], report.peak_bytes)})"
-        for role in holders
+        f"{name} {format_like(size_bytes, peak_bytes)} ({percent_share(size_bytes, peak_bytes)})"
+        for name, size_bytes in sizes
     )
     when = f" in {report.peak_phase.value}" if report.peak_phase else ""
-    reserved = format_bytes(report.reserved_bytes)
+    reserved = format_like(report.reserved_bytes, report.peak_bytes)
     return f"Peak {format_bytes(report.peak_bytes)}{when} (reserved {reserved}), held by {shares}."
 
 
 def phase_lines(report: PeakReport) -> list[str]:
     """The peak of each phase in one line; empty if the report has no phases."""
-    peaks = ", ".join(f"{phase.value} {format_bytes(size)}" for phase, size in report.phases.items())
+    peaks = ", ".join(f"{phase.value} {format_like(size, report.peak_bytes)}" for phase, size in report.phases.items())
     return [f"Highest in each phase: {peaks}."] if peaks else []
 
 
@@ -86,7 +88,7 @@ def _view(report: PeakReport | FailedAllocation, by: View) -> "Table":
     totals[Role.ALLOCATOR_ROUNDING.value] = report.roles[Role.ALLOCATOR_ROUNDING]
     table = groups_table("allocated in" if by is View.PHASE else "layer", "MiB", "share", figure_width=_FIGURE_WIDTH)
     for name, size_bytes in totals.items():
-        if size_bytes:
+        if not prints_as_zero(size_bytes):
             table.add_row(name, format_mib(size_bytes), percent_share(size_bytes, total_bytes))
     table.add_section()
     table.add_row("total", format_mib(total_bytes), percent_share(total_bytes, total_bytes))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ligerprof.analyzers.suggestions.suggestion import Basis, Suggestion
-from ligerprof.units import format_bytes
+from ligerprof.units import format_bytes, format_like
 
 _MOST = 8
 
@@ -26,7 +26,8 @@ def _effect(suggestion: Suggestion) -> str:
     if suggestion.saves_bytes is None or suggestion.new_peak_bytes is None:
         return "saving not computed"
     verdict = {True: ", enough", False: ", not enough alone", None: ""}[suggestion.lets_pass]
-    saves, peak = format_bytes(suggestion.saves_bytes), format_bytes(suggestion.new_peak_bytes)
+    peak = format_bytes(suggestion.new_peak_bytes)
+    saves = format_like(suggestion.saves_bytes, suggestion.new_peak_bytes)
     saves, peak = {
         Basis.REPLAYED: (saves, peak),
         Basis.AT_LEAST: (f"at least {saves}", f"at most {peak}"),

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from ligerprof.roles import MemoryBreakdown, Phase, Role, shown_phases
 from ligerprof.text import printable
-from ligerprof.units import MIB, format_mib
+from ligerprof.units import format_mib, prints_as_zero
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 100
 _HEADING_WIDTH = 21
 _NO_FIGURE = "n/a"
-_PRINTS_AS_ZERO_BYTES = MIB // 20
-_LARGEST_PERCENT = 999
+_SMALLEST_PERCENT, _LARGEST_PERCENT = 0.005, 999
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +53,7 @@ def console(file: IO[str] | None = None) -> "Console":
 
 
 def roles_table(columns: Sequence[FiguresColumn], *, reference: int | None = None, distance: str = "error") -> "Table":
-    """Tabulate bytes by role in MiB; roles that are zero in every column are omitted.
+    """Tabulate bytes by role in MiB; roles that print as zero in every column are omitted.
 
     Next to a single column are shares of the total. With several columns, each except the reference
     has its difference from the reference in percent.
@@ -67,7 +66,7 @@ def roles_table(columns: Sequence[FiguresColumn], *, reference: int | None = Non
     rows: list[tuple[str, list[int | None]]] = [
         (role.value, [column.roles[role] for column in columns])
         for role in Role
-        if any(column.roles[role] for column in columns)
+        if not all(prints_as_zero(column.roles[role]) for column in columns)
     ]
     rows.append(("total", [column.roles.total_bytes for column in columns]))
     return _figures_table("role", columns, rows, reference, distance)
@@ -117,11 +116,13 @@ def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
         return _NO_FIGURE
     if size_bytes == reference_bytes:
         return "0.00 %"
-    if max(abs(size_bytes), abs(reference_bytes)) < _PRINTS_AS_ZERO_BYTES:
+    if prints_as_zero(size_bytes) and prints_as_zero(reference_bytes):
         return ""
     if reference_bytes == 0:
         return _NO_FIGURE
     percent = 100 * (size_bytes / reference_bytes - 1)
+    if abs(percent) < _SMALLEST_PERCENT:
+        return "0.00 %"
     return f"{percent:+.2f} %" if abs(percent) < _LARGEST_PERCENT else f"> {_LARGEST_PERCENT} %"
 
 
