@@ -143,7 +143,7 @@ def test_packed_and_plain_files_read_the_same(tmp_path: Path, fused: Path) -> No
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "ends within a value"),
+        (b"", "this is empty"),
         (b'{"traceEvents": [{"ph": "X", ', "Was the file truncated?"),
         (b"\x80\x04\x95", "not a trace: it begins with"),
         (b'{"segments": []}', "no 'traceEvents' key"),
