@@ -79,7 +79,7 @@ def kind_of(path: Path) -> Kind | None:
     """What a file or folder is, by its first bytes or its entries; None if that is not known."""
     try:
         if path.is_dir():
-            return _kind_of_folder(path) or (None if any(path.iterdir()) else Kind.EMPTY)
+            return _kind_of_folder(path)
         if not path.is_file():
             return None
         with opened(path) as file:

@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("model.safetensors", Kind.WEIGHTS),
         ("checkpoint.pt", Kind.WEIGHTS),
         ("nothing", Kind.EMPTY),
-        ("empty", Kind.EMPTY),
+        ("empty", None),
         ("absent", None),
     ],
 )
@@ -94,7 +94,6 @@ def test_a_kind_is_recognized(folder: Path, name: str, kind: Kind | None) -> Non
         ("explain model.safetensors", "weights"),
         ("explain page.html", "a page for a browser"),
         ("explain nothing", "this is empty"),
-        ("explain empty", "this is empty"),
         ("trace snapshot.pickle", "`ligerprof explain snapshot.pickle`"),
         ("trace snapshot.gz", "`ligerprof explain snapshot.gz`"),
         ("trace sweep", "`ligerprof plot sweep`"),
