@@ -37,7 +37,8 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     Raises:
         UnknownModelError: `model_type` or a size is missing, or a size is not a positive integer.
     """
-    model_type = config.get("model_type")
+    # also what a damaged recipe.json has instead of an object
+    model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
         raise UnknownModelError(f"{name}: the config has no 'model_type'. Give a transformers config.json.")
     row = find_architecture(model_type)

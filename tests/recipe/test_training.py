@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from ligerprof.errors import LigerprofError, RecipeError, UnsupportedError
+from ligerprof.errors import LigerprofError, RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.models import CONFIGS, ModelSpec, load_model
 from ligerprof.recipe.categories import FlceBudget
 from ligerprof.recipe.conflicts import require_supported
@@ -194,3 +194,10 @@ def test_a_provider_per_kernel() -> None:
 def test_recipes_of_older_files_have_one_provider() -> None:
     older = {**TrainingRecipe(liger="rms+flce").to_json(), "provider": "liger", "kernels": ["rms", "flce"]}
     assert TrainingRecipe.from_json(older).providers == {"rms": "liger", "flce": "liger"}
+
+
+@pytest.mark.parametrize("config", [None, [], 5, "llama", {}, {"model_type": 3}], ids=repr)
+def test_a_damaged_description_of_the_model_is_refused(config: object) -> None:
+    values = {**TrainingRecipe(model="tiny").to_json(), "model_config": config}
+    with pytest.raises(UnknownModelError, match="tiny: the config has no 'model_type'"):
+        TrainingRecipe.from_json(values)
