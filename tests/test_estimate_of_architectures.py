@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis.errors import UnsatisfiedAssumption
 
+from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
 from ligerprof.models import ARCHITECTURES
 from tests.drawn_recipes import DRAWN_FAMILIES, draw_recipe
@@ -41,3 +42,11 @@ def test_an_estimate_is_what_the_simulation_takes(family: str) -> None:
 @pytest.mark.parametrize("family", OTHERS)
 def test_more_estimates(family: str) -> None:
     check_draws(family, SLOW_DRAWS, first=1000)
+
+
+def test_an_estimate_of_experts_says_that_no_size_depends_on_the_routing() -> None:
+    told = {family: estimate(draw_recipe(Random(f"{family} 1"), family)).assumed for family in ("mixtral", "glm4")}
+    assert {family: any("routing" in line for line in lines) for family, lines in told.items()} == {
+        "mixtral": True,
+        "glm4": False,
+    }

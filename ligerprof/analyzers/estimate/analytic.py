@@ -203,6 +203,8 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
             yield f"which attention kernel ROCm runs is not known; counted: {kernels}"
         else:
             yield f"scaled_dot_product_attention uses {kernels} on {gpu.title}"
+    if recipe.spec.experts:
+        yield "experts run as grouped products (grouped_mm), whose sizes do not depend on the routing"
     if not gpu.measured:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
     yield from _assumed_of_packages(recipe)
