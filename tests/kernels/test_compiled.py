@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from ligerprof.kernels import apply
-from ligerprof.kernels.options import LossOptions, options_as_text, options_from_text
+from ligerprof.kernels.options import LossOptions, pack_options, unpack_options
 from tests.kernels.conftest import INTERPRETED
 from tests.kernels.models import batch, tiny_model, train_once
 from tests.kernels.oracle import relative_error, run
@@ -128,6 +128,6 @@ def test_a_patched_model_is_one_graph(kernel: str) -> None:
         assert relative_error(parameter.grad, gradients[name]) < 1e-5
 
 
-def test_a_compiled_graph_carries_options_as_text() -> None:
+def test_a_compiled_graph_carries_every_option() -> None:
     for options in OPTIONS.values():
-        assert options_from_text(options_as_text(options)) == options
+        assert unpack_options(pack_options(options)) == options

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ligerprof.errors import RecipeError
+from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
 from ligerprof.kernels.linear_cross_entropy.plan import (
     BALANCED_BYTES,
-    STATISTICS_BYTES,
     ChunkPlan,
     aligned,
     lean_chunk_tokens,
@@ -66,7 +66,7 @@ def test_no_gradient_is_written_over_logits_that_are_still_needed(
         (before * row_bytes, before * row_bytes + plan.scratch_tokens * aligned(width) * element_bytes)
         for before, width in zip(starts, widths[1:], strict=False)
     ]
-    assert plan.scratch_tokens * plan.block_words * element_bytes + tokens * STATISTICS_BYTES <= plan.workspace_bytes
+    assert plan.scratch_tokens * plan.block_words * element_bytes + tokens * statistics_bytes() <= plan.workspace_bytes
     for number in reversed(range(len(widths))):
         written = (starts[number] * row_bytes, (starts[number] + widths[number]) * row_bytes)
         # block `number` itself lies before, and so do those that are written after it

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.options import LossOptions, VocabularyShard
 
 # arguments of one launch, by the kernel's parameter names
 Arguments = dict[str, Any]
@@ -22,29 +22,46 @@ class LossArguments:
         labels_N: contiguous.
         loss_N: receives the losses in fp32.
         seq_len: tokens per sequence, used if the options shift.
-        scale: factor on the gradient, with one element or one per token; None is a factor of one.
+        vocab: words of the whole vocabulary.
+        words: words whose logits these are: fewer than `vocab` if that is split over ranks.
+        scale: factor on the gradient of the loss, with one element or one per token; None is a factor of one.
         class_weight_sum: one element; None unless labels are smoothed.
         prediction_N: receives the most likely word of each token, -1 if its label is ignored.
+        lse_N, entropy_N, z_loss_N: receive these results in fp32.
+        lse_grad_N, entropy_grad_N: gradients of these results, which are added to that of the loss.
+        computes_entropy: whether the launches compute entropies, as results or for their gradient.
+        shard: which words these are; None: all.
     """
 
     labels_N: Tensor
     loss_N: Tensor
     seq_len: int
     vocab: int
+    words: int
     options: LossOptions
     scale: Tensor | None = None
     bias_V: Tensor | None = None
     class_weight_V: Tensor | None = None
     class_weight_sum: Tensor | None = None
     prediction_N: Tensor | None = None
+    lse_N: Tensor | None = None
+    entropy_N: Tensor | None = None
+    z_loss_N: Tensor | None = None
+    lse_grad_N: Tensor | None = None
+    entropy_grad_N: Tensor | None = None
+    computes_entropy: bool = False
+    shard: VocabularyShard | None = None
 
     def for_labels(self) -> Arguments:
         """Arguments of every kernel."""
-        options = self.options
+        options, weight_V = self.options, self.class_weight_V
+        if self.shard is not None and weight_V is not None:
+            # indexed by the words of this rank; the label's may come before them
+            weight_V = weight_V[self.shard.start :]
         return {
             "labels_ptr": self.labels_N,
             "bias_ptr": self.bias_V,
-            "class_weight_ptr": self.class_weight_V,
+            "class_weight_ptr": weight_V,
             "class_weight_sum_ptr": self.class_weight_sum,
             "seq_len": self.seq_len,
             "ignore_index": options.ignore_index,
@@ -52,14 +69,31 @@ class LossArguments:
             "softcap": options.softcap,
             "smoothing": options.label_smoothing or None,
             "z_weight": options.z_loss,
-            "SHIFT": options.shift,
+            "SHIFT": int(options.shift),
+            "TOKEN_SCALING": options.token_scaling,
+            "ENTROPY": self.computes_entropy,
         }
 
     def for_results(self) -> Arguments:
         """Arguments of kernels that write losses."""
-        return {"loss_ptr": self.loss_N, "prediction_ptr": self.prediction_N}
+        return {
+            "loss_ptr": self.loss_N,
+            "prediction_ptr": self.prediction_N,
+            "lse_ptr": self.lse_N,
+            "entropy_ptr": self.entropy_N,
+            "z_loss_ptr": self.z_loss_N,
+        }
 
     def for_gradient(self) -> Arguments:
         """Arguments of kernels that write a gradient."""
         stride = 0 if self.scale is None or self.scale.numel() == 1 else 1
-        return {"scale_ptr": self.scale, "scale_stride": stride}
+        return {
+            "scale_ptr": self.scale,
+            "scale_stride": stride,
+            "lse_grad_ptr": self.lse_grad_N,
+            "entropy_grad_ptr": self.entropy_grad_N,
+        }
+
+    def for_words(self) -> Arguments:
+        """Arguments of kernels that process a block of words."""
+        return {"vocab": self.vocab, "vocab_start": None if self.shard is None else self.shard.start}

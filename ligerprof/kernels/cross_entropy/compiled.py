@@ -1,8 +1,8 @@
 """Losses as opaque operations of a compiled graph: no graph break, and each gradient in a tensor of its own.
 
-An operation takes its sources (tensors that may want a gradient), the six values of `pack_request`, the logits' dtype
-and `wanted` (which sources want a gradient). It returns the loss, a gradient per source, and the factors that the
-gradients still lack, one per source. An empty tensor replaces each result that does not exist.
+An operation takes its sources (tensors that may want a gradient), the values of `pack_request`, the logits' dtype and
+`wanted` (which sources want a gradient). It returns the six results of `LossOutputs`, a gradient per source, and the
+factors that the gradients still lack, one per source. An empty tensor replaces each result that does not exist.
 """
 
 from collections.abc import Sequence
@@ -11,45 +11,93 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor, waits_for_loss_scale
-from ligerprof.kernels.cross_entropy.loss import loss_of_logits
-from ligerprof.kernels.options import LossOptions, LossRequest, options_as_text, options_from_text
+from ligerprof.kernels.cross_entropy.loss import loss_of_logits, waiting_gradient_of_logits
+from ligerprof.kernels.options import (
+    IncomingGradients,
+    LossOutputs,
+    LossRequest,
+    PackedOptions,
+    pack_options,
+    unpack_options,
+)
 from ligerprof.kernels.tensors import as_rows
 
-# labels, class weight, number of items as a tensor, the same as a number, scale of each token, options as text
-PackedRequest = tuple[Tensor, Tensor | None, Tensor | None, float | None, Tensor | None, str]
+# labels, class weight, number of items as a tensor, the same as a number, gradients of loss, log-sum-exp and entropy,
+# options, names of further results joined by commas
+PackedRequest = tuple[
+    Tensor,
+    Tensor | None,
+    Tensor | None,
+    float | None,
+    Tensor | None,
+    Tensor | None,
+    Tensor | None,
+    list[float],
+    list[int],
+    str,
+    str,
+]
+_TENSORS, _GRADIENTS = 3, slice(4, 7)
 
 
 def pack_request(request: LossRequest) -> PackedRequest:
-    """A request as arguments of an operation, which are tensors and plain values."""
+    """A request as arguments of an operation, which are tensors and plain values.
+
+    Raises:
+        KernelUnavailableError: the vocabulary is split over ranks.
+    """
+    if request.shard is not None:
+        raise KernelUnavailableError(
+            "a loss over a shard of the vocabulary cannot be compiled. Call it outside of torch.compile."
+        )
     items = request.num_items
     number = None if items is None or isinstance(items, Tensor) else float(items)
     tensor = items if isinstance(items, Tensor) else None
-    return request.labels, request.class_weight, tensor, number, request.token_scale, options_as_text(request.options)
+    returns = list(request.returns)
+    if request.predictions is not None and "predicted_tokens" not in returns:
+        returns.append("predicted_tokens")
+    options = pack_options(request.options)
+    return request.labels, request.class_weight, tensor, number, None, None, None, *options, ",".join(returns)
 
 
-def unpack_request(packed: PackedRequest, predictions: Tensor | None = None) -> LossRequest:
-    """The inverse of `pack_request`."""
-    labels, class_weight, num_items, divisor, token_scale, options = packed
-    return LossRequest(
+def unpack_request(packed: PackedRequest) -> tuple[LossRequest, IncomingGradients | None]:
+    """The inverse of `pack_request`, and the gradients of the results if this call computes the waiting gradients."""
+    labels, class_weight, num_items, divisor, *incoming, floats, integers, text, returns = packed
+    request = LossRequest(
         labels=labels,
-        options=options_from_text(options),
+        options=unpack_options((floats, integers, text)),
         num_items=divisor if num_items is None else num_items,
         class_weight=class_weight,
-        predictions=predictions,
-        token_scale=token_scale,
+        returns=tuple(returns.split(",")) if returns else (),
     )
+    if all(value is None for value in incoming):
+        return request, None
+    loss, lse, entropy = incoming
+    return request, IncomingGradients(loss=loss, lse=lse, entropy=entropy)
 
 
-def wanted_now(wanted: Sequence[bool], options: LossOptions, token_scale: Tensor | None) -> tuple[bool, ...]:
-    """Which gradients this call computes: without reduction there are none before `token_scale` is known."""
-    waits = options.reduction == "none" and token_scale is None
-    return tuple(want and not waits for want in wanted)
-
-
-def fill_results(loss: Tensor, grads: Sequence[Tensor | None], late: Tensor | None) -> tuple[Tensor, ...]:
+def fill_results(outputs: LossOutputs, grads: Sequence[Tensor | None], late: Tensor | None) -> tuple[Tensor, ...]:
     """An operation's results, with an empty tensor for each one that does not exist."""
-    return (loss, *(loss.new_empty(0) if value is None else value for value in (*grads, late)))
+    loss, *others, predicted = outputs
+    filled = [loss.new_empty(0) if value is None else value for value in (*others, *grads, late)]
+    integers = loss.new_empty(0, dtype=torch.int64) if predicted is None else predicted
+    return (loss, *filled[: len(others)], integers, *filled[len(others) :])
+
+
+def only_gradients(like: Tensor, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """The results of a call that computes waiting gradients."""
+    return fill_results(LossOutputs(like.new_empty(0, dtype=torch.float32)), grads, None)
+
+
+def filled_outputs(results: Sequence[Tensor], request: LossRequest) -> LossOutputs:
+    """The results that the request asks for, from an operation's results."""
+    loss, *others = results[: len(LossOutputs._fields)]
+    named = dict(zip(LossOutputs._fields[1:], others, strict=True))
+    if request.predictions is not None:
+        request.predictions.copy_(named["predicted_tokens"])
+    return LossOutputs(loss, **{name: value for name, value in named.items() if name in request.returns})
 
 
 def fake_results(sources: Sequence[Tensor | None], *packed: Any) -> tuple[Tensor, ...]:
@@ -58,40 +106,48 @@ def fake_results(sources: Sequence[Tensor | None], *packed: Any) -> tuple[Tensor
     Args:
         packed: the operation's arguments from the labels to `wanted`.
     """
-    labels, *_, token_scale, text, dtype, wanted = packed
-    options = options_from_text(text)
-    reduced = options.reduction != "none"
+    *packed_request, dtype, wanted = packed
+    request, incoming = unpack_request(packed_request)  # type: ignore[arg-type]
     first = next(value for value in sources if value is not None)
-    loss = first.new_empty(() if reduced else labels.shape, dtype=torch.float32)
+    makes = not request.waits or incoming is not None
     grads = [
-        value.new_empty(value.shape) if value is not None and want else None
-        for value, want in zip(sources, wanted_now(wanted, options, token_scale), strict=True)
+        value.new_empty(value.shape) if value is not None and want and makes else None
+        for value, want in zip(sources, wanted, strict=True)
     ]
-    late = loss.new_empty(len(sources)) if reduced and waits_for_loss_scale(dtype) else None
-    return fill_results(loss, grads, late)
+    if incoming is not None:
+        return only_gradients(first, grads)
+    reduced = request.options.reduction != "none"
+    shapes = dict.fromkeys(LossOutputs._fields, request.labels.shape)
+    if reduced:
+        shapes |= dict.fromkeys(("loss", "z_loss", "token_accuracy"), torch.Size())
+    made = {
+        name: first.new_empty(shapes[name], dtype=torch.int64 if name == "predicted_tokens" else torch.float32)
+        for name in ("loss", *request.returns)
+    }
+    late = first.new_empty(len(sources), dtype=torch.float32) if reduced and waits_for_loss_scale(dtype) else None
+    return fill_results(LossOutputs(**made), grads, late)
 
 
-def register_backward(operation: Any, sources: int, *further: Any) -> None:
-    """Give an operation with this many sources its backward pass, which may call it again.
-
-    Args:
-        further: what that call passes after `wanted`.
-    """
+def register_backward(operation: Any, sources: int) -> None:
+    """Give an operation with this many sources its backward pass, which calls it again if gradients wait."""
+    outputs = len(LossOutputs._fields)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.divisor, _, ctx.options, ctx.dtype, ctx.wanted, *_ = inputs[sources + 3 :]
-        ctx.waits = options_from_text(ctx.options).reduction == "none"
-        ctx.other_inputs = len(inputs) - sources
-        ctx.save_for_backward(*(inputs[: sources + 3] if ctx.waits else output[1 : sources + 2]))
-        ctx.mark_non_differentiable(*output[1:])
+        packed, (ctx.dtype, ctx.wanted) = inputs[sources:-2], inputs[-2:]
+        request, _ = unpack_request(packed)
+        ctx.waits, ctx.packed, ctx.other_inputs = request.waits, packed[_TENSORS:], len(inputs) - sources
+        ctx.save_for_backward(*(inputs[: sources + _TENSORS] if ctx.waits else output[outputs:]))
+        ctx.mark_non_differentiable(*output[3:], *(value for value in output[1:3] if value.numel() == 0))
+        ctx.set_materialize_grads(False)
 
-    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.waits:
-            request = (*ctx.saved_tensors, ctx.divisor, grad_loss, ctx.options)
-            grads = operation(*request, ctx.dtype, ctx.wanted, *further)[1 : sources + 1]
+            given = list(ctx.packed)
+            given[_GRADIENTS.start - _TENSORS : _GRADIENTS.stop - _TENSORS] = incoming[:3]
+            grads = operation(*ctx.saved_tensors, *given, ctx.dtype, ctx.wanted)[outputs : outputs + sources]
         else:
             *made, late = ctx.saved_tensors
-            grads = [scale(value, grad_loss, late[place : place + 1]) for place, value in enumerate(made)]
+            grads = [scale(value, incoming[0], late[place : place + 1]) for place, value in enumerate(made)]
         wanted = (grad if want else None for grad, want in zip(grads, ctx.wanted, strict=True))
         return (*wanted, *[None] * ctx.other_inputs)
 
@@ -109,12 +165,10 @@ def _(value: Tensor, factor: Tensor, late: Tensor) -> Tensor:  # noqa: ARG001
     return torch.empty_like(value)
 
 
-def compiled_loss(logits: Tensor, request: LossRequest) -> Tensor:
-    """The loss, in code that torch.compile traces."""
+def compiled_loss(logits: Tensor, request: LossRequest) -> LossOutputs:
+    """The results, in code that torch.compile traces."""
     wanted = [torch.is_grad_enabled() and logits.requires_grad]
-    loss: Tensor
-    loss, *_ = _loss(logits, *pack_request(request), logits.dtype, wanted)
-    return loss
+    return filled_outputs(_loss(logits, *pack_request(request), logits.dtype, wanted), request)
 
 
 @torch.library.custom_op("ligerprof::cross_entropy", mutates_args=())
@@ -124,18 +178,30 @@ def _loss(
     class_weight: Tensor | None,
     num_items: Tensor | None,
     divisor: float | None,
-    token_scale: Tensor | None,
-    options: str,
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    grad_entropy: Tensor | None,
+    floats: list[float],
+    integers: list[int],
+    text: str,
+    returns: str,
     dtype: torch.dtype,  # noqa: ARG001 - for fake_results
     wanted: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, the gradient of the logits, and the factor that it lacks."""
-    request = unpack_request((labels, class_weight, num_items, divisor, token_scale, options))
-    grad = None
-    if all(wanted_now(wanted, request.options, token_scale)):
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The six results, the gradient of the logits, and the factor that it lacks."""
+    options: PackedOptions = (floats, integers, text)
+    incoming = (grad_loss, grad_lse, grad_entropy)
+    request, gradients = unpack_request((labels, class_weight, num_items, divisor, *incoming, *options, returns))
+    logits_NV, grad = as_rows(logits), None
+    if wanted[0] and (not request.waits or gradients is not None):
         grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    loss, late = loss_of_logits(as_rows(logits), None if grad is None else as_rows(grad), request)
-    return fill_results(loss, [grad], late)  # type: ignore[return-value]
+    grad_NV = None if grad is None else as_rows(grad)
+    if gradients is not None:
+        assert grad_NV is not None
+        waiting_gradient_of_logits(logits_NV, grad_NV, request, gradients)
+        return only_gradients(logits, [grad])  # type: ignore[return-value]
+    outputs, late = loss_of_logits(logits_NV, grad_NV, request)
+    return fill_results(outputs, [grad], late)  # type: ignore[return-value]
 
 
 @_loss.register_fake

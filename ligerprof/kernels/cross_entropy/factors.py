@@ -41,8 +41,8 @@ def _reciprocal_count_kernel(
         label = tl.load(labels_ptr + offsets, mask=counts, other=0)
         counts = counts & (label != ignore_index)
         if SHIFT:
-            # the first label of a sequence is not the target of any position
-            counts = counts & (offsets % seq_len != 0)
+            # the first labels of a sequence are not the target of any position
+            counts = counts & (offsets % seq_len >= SHIFT)
         if class_weight_ptr is not None:
             in_vocab = (label >= 0) & (label < vocab)
             count += tl.load(class_weight_ptr + label, mask=counts & in_vocab, other=0.0).to(tl.float32)
@@ -60,6 +60,34 @@ def _total_kernel(loss_ptr, factor_ptr, out_ptr, tokens, BLOCK: tl.constexpr):
         offsets = start + tl.arange(0, BLOCK)
         total += tl.load(loss_ptr + offsets, mask=offsets < tokens, other=0.0)
     tl.store(out_ptr, tl.sum(total) * tl.load(factor_ptr))
+
+
+@triton.jit(do_not_specialize=["tokens", "seq_len", "ignore_index"])
+def _accuracy_kernel(
+    labels_ptr,
+    prediction_ptr,
+    out_ptr,
+    tokens,
+    seq_len,
+    ignore_index,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The share of labels that were predicted, of those that count; 0 if none does."""
+    right = tl.zeros([BLOCK], dtype=tl.int32)
+    counted = tl.zeros([BLOCK], dtype=tl.int32)
+    for start in range(0, tokens, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        counts = offsets < tokens
+        if SHIFT:
+            counts = counts & (offsets % seq_len + SHIFT < seq_len)
+        label = tl.load(labels_ptr + offsets + SHIFT, mask=counts, other=0)
+        counts = counts & (label != ignore_index)
+        prediction = tl.load(prediction_ptr + offsets, mask=counts, other=-1)
+        right += (counts & (prediction == label)).to(tl.int32)
+        counted += counts.to(tl.int32)
+    total = tl.sum(counted).to(tl.float32)
+    tl.store(out_ptr, tl.sum(right).to(tl.float32) / tl.where(total == 0.0, 1.0, total))
 
 
 @triton.jit
@@ -92,7 +120,7 @@ def loss_factor(arguments: LossArguments, num_items: Tensor | float | None) -> T
                 seq_len=arguments.seq_len,
                 vocab=arguments.vocab,
                 ignore_index=options.ignore_index,
-                SHIFT=options.shift,
+                SHIFT=int(options.shift),
                 BLOCK=_SUM_BLOCK,
             )
         return factor
@@ -108,6 +136,23 @@ def reduce_losses(loss_N: Tensor, factor: Tensor, out: Tensor) -> None:
     """Write the sum of the tokens' losses, times the factor, to `out`."""
     with on_device(loss_N):
         _total_kernel[(1,)](loss_ptr=loss_N, factor_ptr=factor, out_ptr=out, tokens=loss_N.numel(), BLOCK=_SUM_BLOCK)
+
+
+def token_accuracy(arguments: LossArguments, prediction_N: Tensor) -> Tensor:
+    """The share of labels that were predicted, one fp32 element."""
+    accuracy = torch.empty((), dtype=torch.float32, device=prediction_N.device)
+    with on_device(prediction_N):
+        _accuracy_kernel[(1,)](
+            labels_ptr=arguments.labels_N,
+            prediction_ptr=prediction_N,
+            out_ptr=accuracy,
+            tokens=prediction_N.numel(),
+            seq_len=arguments.seq_len,
+            ignore_index=arguments.options.ignore_index,
+            SHIFT=int(arguments.options.shift),
+            BLOCK=_SUM_BLOCK,
+        )
+    return accuracy
 
 
 def waits_for_loss_scale(dtype: torch.dtype) -> bool:

@@ -9,6 +9,8 @@ overwritten. Some arguments come as tuples:
     span       first_word, words, width: which words of the vocabulary the row holds
     formula    bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing
     terms      weights in the token's loss: w_y of the label's class, own of the label's logit, all_words, each_word
+    others     gradients of further results: lse_grad_ptr, entropy_grad_ptr; with them the token that they are of, the
+               factor between stored logits and those of the loss, and the entropy
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -24,10 +26,10 @@ _LOWEST = tl.constexpr(-1.0e38)
 
 @triton.jit
 def load_label(labels_ptr, token, seq_len, ignore_index, SHIFT: tl.constexpr):
-    """The label that a token is scored against; with SHIFT that of the next token in the sequence."""
+    """The label that a token is scored against: that of the token SHIFT places later in the sequence."""
     if SHIFT:
-        has_next = token % seq_len + 1 < seq_len
-        return tl.load(labels_ptr + token + 1, mask=has_next, other=ignore_index)
+        has_next = token % seq_len + SHIFT < seq_len
+        return tl.load(labels_ptr + token + SHIFT, mask=has_next, other=ignore_index)
     return tl.load(labels_ptr + token)
 
 
@@ -68,20 +70,77 @@ def term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr):
 
 
 @triton.jit
-def token_loss(norm, z_y, z_sum, terms, z_weight):
-    """A token's loss."""
+def label_probability(norm, z_y):
+    """The probability of the label."""
+    highest, log2_total = norm
+    return tl.exp2((z_y - highest) * _LOG2_E - log2_total)
+
+
+@triton.jit
+def entropy_of(norm, total, z_spread):
+    """The entropy of a row's distribution."""
+    _, log2_total = norm
+    return log2_total * _LN_2 - z_spread / total
+
+
+@triton.jit
+def store_results(pointers, token, norm, z_y, z_sum, entropy, terms, z_weight, TOKEN_SCALING: tl.constexpr):
+    """Write a token's loss, and the other results that are wanted."""
+    loss_ptr, lse_ptr, entropy_ptr, z_loss_ptr = pointers
     w_y, own, all_words, each_word = terms
     highest, log2_total = norm
     lse = highest + log2_total * _LN_2
     loss = own * (log2_total * _LN_2 - (z_y - highest)) + all_words * lse - each_word * z_sum
-    return loss + w_y * tl.cast(z_weight, tl.float32) * lse * lse
+    z_loss = w_y * tl.cast(z_weight, tl.float32) * lse * lse
+    loss += z_loss
+    if TOKEN_SCALING:
+        probability = label_probability(norm, z_y)
+        loss *= probability
+        z_loss *= probability
+    tl.store(loss_ptr + token, loss)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + token, lse)
+    if entropy_ptr is not None:
+        tl.store(entropy_ptr + token, entropy)
+    if z_loss_ptr is not None:
+        tl.store(z_loss_ptr + token, z_loss)
+
+
+@triton.jit
+def store_ignored_results(pointers, token):
+    """Write zeros for a token whose label is ignored."""
+    loss_ptr, lse_ptr, entropy_ptr, z_loss_ptr = pointers
+    tl.store(loss_ptr + token, 0.0)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + token, 0.0)
+    if entropy_ptr is not None:
+        tl.store(entropy_ptr + token, 0.0)
+    if z_loss_ptr is not None:
+        tl.store(z_loss_ptr + token, 0.0)
+
+
+@triton.jit
+def moved_spread(total, z_spread, highest, new_highest):
+    """`z_spread` relative to another highest logit, and not yet scaled to it."""
+    return z_spread + total * (highest - new_highest)
 
 
 @triton.jit
 def reduce_words(
-    logits_ptr, prediction_ptr, span, formula, PADDED: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr
+    logits_ptr,
+    prediction_ptr,
+    span,
+    formula,
+    ENTROPY: tl.constexpr,
+    PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
 ):
-    """Highest logit, sum of exponentials relative to it, (weighted) sum of logits, and the place of the highest."""
+    """Reduce a row's words.
+
+    Returns: highest logit, sum of exponentials relative to it, (weighted) sum of logits, with ENTROPY the sum of
+    exponentials times their exponents, and the place of the highest logit.
+    """
     first_word, words, width = span
     _, class_weight_ptr, _, softcap, smoothing = formula
     lane = tl.arange(0, LANES)
@@ -90,6 +149,7 @@ def reduce_words(
     lane_highest = tl.full([LANES], _LOWEST, tl.float32)
     lane_total = tl.zeros([LANES], tl.float32)
     lane_sum = tl.zeros([LANES], tl.float32)
+    lane_spread = tl.zeros([LANES], tl.float32)
     lane_place = tl.zeros([LANES], tl.int32)
     for start in range(0, width, DEPTH * LANES):
         offsets = start + block
@@ -108,17 +168,27 @@ def reduce_words(
             top, depth = tl.max(z, 0, return_indices=True)
             lane_place = tl.where(top > lane_highest, start + depth * LANES + lane, lane_place)
         new_highest = tl.maximum(lane_highest, tl.max(z, 0))
+        if ENTROPY:
+            power = z - new_highest[None, :]
+            lane_spread = moved_spread(lane_total, lane_spread, lane_highest, new_highest)
+            lane_spread *= relative_exp(lane_highest, new_highest)
+            # a logit of -inf adds nothing
+            lane_spread += tl.sum(tl.where(z == float("-inf"), 0.0, relative_exp(power, 0.0) * power), 0)
         lane_total = lane_total * relative_exp(lane_highest, new_highest)
         lane_total += tl.sum(relative_exp(z, new_highest[None, :]), 0)
         lane_highest = new_highest
     highest = tl.max(lane_highest)
+    z_spread = 0.0
+    if ENTROPY:
+        lane_spread = moved_spread(lane_total, lane_spread, lane_highest, highest)
+        z_spread = tl.sum(lane_spread * relative_exp(lane_highest, highest))
     total = tl.sum(lane_total * relative_exp(lane_highest, highest))
     place = 0
     if prediction_ptr is not None:
         place = tl.min(tl.where(lane_highest == highest, lane_place, words))
         # of a row of NaN no logit is the highest
         place = tl.where(place < words, place, 0)
-    return highest, total, tl.sum(lane_sum), place
+    return highest, total, tl.sum(lane_sum), z_spread, place
 
 
 @triton.jit
@@ -129,10 +199,14 @@ def label_logit(logits_ptr, label, place, in_block, formula):
 
 
 @triton.jit
-def _gradient(z, norm, of_softmax, of_target, softcap):
-    """Gradient of stored logits: of_softmax * softmax(z) - of_target."""
+def _gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap):
+    """Gradient of stored logits: of_softmax * softmax(z) - of_target, plus that of the entropy."""
     highest, log2_total = norm
     grad = tl.exp2((z - highest) * _LOG2_E - log2_total) * of_softmax
+    if of_entropy is not None:
+        log2_probability = (z - highest) * _LOG2_E - log2_total
+        of_word = tl.exp2(log2_probability) * (log2_probability * _LN_2 + entropy)
+        grad -= of_entropy * tl.where(z == float("-inf"), 0.0, of_word)
     if of_target is not None:
         grad -= of_target
     if softcap is not None:
@@ -154,6 +228,7 @@ def store_gradient(
     z_y,
     place,
     in_block,
+    others,
     PADDED: tl.constexpr,
     DEPTH: tl.constexpr,
     LANES: tl.constexpr,
@@ -166,6 +241,12 @@ def store_gradient(
     highest, log2_total = norm
     lse = highest + log2_total * _LN_2
     of_softmax = scale * (own + all_words + 2.0 * w_y * tl.cast(z_weight, tl.float32) * lse)
+    lse_grad_ptr, entropy_grad_ptr, token, chain, entropy = others
+    if lse_grad_ptr is not None:
+        of_softmax += tl.load(lse_grad_ptr + token).to(tl.float32) * chain
+    of_entropy = None
+    if entropy_grad_ptr is not None:
+        of_entropy = tl.load(entropy_grad_ptr + token).to(tl.float32) * chain
     each_word *= scale
     for start in range(0, width, DEPTH * LANES):
         offsets = start + block
@@ -180,14 +261,14 @@ def store_gradient(
             of_target = each_word
             if class_weight_ptr is not None:
                 of_target *= tl.load(class_weight_ptr + first_word + offsets, mask=mask, other=0.0).to(tl.float32)
-        grad = _gradient(z, norm, of_softmax, of_target, softcap)
+        grad = _gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap)
         tl.store(grad_ptr + offsets, grad.to(grad_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
     # the label's own word: writing one word twice is cheaper than comparing every word with the label
     tl.debug_barrier()
     of_label = own * scale
     if smoothing is not None:
         of_label += each_word * w_y
-    grad_y = _gradient(z_y, norm, of_softmax, of_label, softcap)
+    grad_y = _gradient(z_y, norm, of_softmax, of_label, of_entropy, entropy, softcap)
     tl.store(grad_ptr + place, grad_y.to(grad_ptr.dtype.element_ty), mask=in_block)
 
 

@@ -11,38 +11,96 @@ from torch import Tensor
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
-from ligerprof.kernels.cross_entropy.factors import loss_factor, reduce_losses, waits_for_loss_scale
+from ligerprof.kernels.cross_entropy.factors import (
+    loss_factor,
+    reduce_losses,
+    token_accuracy,
+    waits_for_loss_scale,
+)
+from ligerprof.kernels.cross_entropy.parallel import check_shard, loss_and_gradient_of_shard
+from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
-from ligerprof.kernels.options import LossRequest
+from ligerprof.kernels.device import is_simulated
+from ligerprof.kernels.options import IncomingGradients, LossOutputs, LossRequest
 
 # runs the row kernels over all tokens
 Launch = Callable[[LossArguments], None]
 
 
-def compute_loss(request: LossRequest, vocab: int, launch: Launch, like: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The loss, and the factor that its gradients still lack (one element), or None: see `waits_for_loss_scale`.
+def compute_loss(request: LossRequest, words: int, launch: Launch, like: Tensor) -> tuple[LossOutputs, Tensor | None]:
+    """The results, and the factor that their gradients still lack (one element), or None: see `waits_for_loss_scale`.
 
     Args:
-        launch: writes losses and gradients.
+        words: words of the vocabulary, or of this rank's part.
+        launch: writes results and gradients.
         like: a tensor of the logits' device and dtype.
 
     Raises:
-        KernelInputError: there is not one class weight per word.
+        KernelInputError: there is not one class weight per word, or a shard or a label that is checked is outside
+            the vocabulary.
     """
-    arguments = _arguments(request, vocab, like.device)
-    if request.options.reduction == "none":
-        scale = None if request.token_scale is None else request.token_scale.reshape(-1).contiguous()
-        launch(dataclasses.replace(arguments, scale=scale))
-        return arguments.loss_N.view(request.labels.shape), None
+    _check_labels(request, words if request.shard is None else request.shard.vocab)
+    arguments = _with_results(_arguments(request, words, like.device), request)
+    options, shape = request.options, request.labels.shape
+    per_token = {
+        "lse": _shaped(arguments.lse_N, shape),
+        "entropy": _shaped(arguments.entropy_N, shape),
+        "predicted_tokens": _shaped(arguments.prediction_N, shape) if "predicted_tokens" in request.returns else None,
+    }
+    if options.reduction == "none":
+        launch(arguments)
+        accuracy = _right_tokens(arguments, request) if "token_accuracy" in request.returns else None
+        outputs = LossOutputs(
+            loss=arguments.loss_N.view(shape),
+            z_loss=_shaped(arguments.z_loss_N, shape),
+            token_accuracy=accuracy,
+            **per_token,
+        )
+        return outputs, None
     factor = loss_factor(arguments, request.num_items)
     total = torch.empty((), dtype=torch.float32, device=like.device)
     waits = waits_for_loss_scale(like.dtype)
     launch(dataclasses.replace(arguments, scale=None if waits else factor))
     reduce_losses(arguments.loss_N, factor, total)
-    return total, factor if waits else None
+    z_loss = None
+    if arguments.z_loss_N is not None:
+        z_loss = torch.empty_like(total)
+        reduce_losses(arguments.z_loss_N, factor, z_loss)
+    accuracy = None
+    if "token_accuracy" in request.returns and arguments.prediction_N is not None:
+        accuracy = token_accuracy(arguments, arguments.prediction_N)
+    outputs = LossOutputs(loss=total, z_loss=z_loss, token_accuracy=accuracy, **per_token)
+    return outputs, factor if waits else None
 
 
-def _arguments(request: LossRequest, vocab: int, device: torch.device) -> LossArguments:
+def compute_waiting_gradients(
+    request: LossRequest, incoming: IncomingGradients, words: int, launch: Launch, like: Tensor
+) -> None:
+    """Launch the gradients of a request whose gradients wait for those of its results."""
+    arguments = _arguments(request, words, like.device)
+    loss_grad = incoming.loss
+    if loss_grad is None:
+        scale = torch.zeros(1, dtype=torch.float32, device=like.device)
+    elif request.options.reduction == "none":
+        scale = loss_grad.reshape(-1).contiguous()
+    else:
+        scale = loss_factor(arguments, request.num_items) * loss_grad
+    launch(
+        dataclasses.replace(
+            arguments,
+            scale=scale,
+            lse_grad_N=None if incoming.lse is None else incoming.lse.reshape(-1).contiguous(),
+            entropy_grad_N=None if incoming.entropy is None else incoming.entropy.reshape(-1).contiguous(),
+            computes_entropy=incoming.entropy is not None,
+        )
+    )
+
+
+def _arguments(request: LossRequest, words: int, device: torch.device) -> LossArguments:
+    """The launches' arguments, with the losses as the only results."""
+    vocab = words if request.shard is None else request.shard.vocab
+    if request.shard is not None:
+        check_shard("a loss", request.shard, words)
     weight_V, total = request.class_weight, None
     if weight_V is not None:
         if weight_V.shape != (vocab,):
@@ -57,15 +115,91 @@ def _arguments(request: LossRequest, vocab: int, device: torch.device) -> LossAr
         loss_N=torch.empty(request.labels.numel(), dtype=torch.float32, device=device),
         seq_len=request.labels.shape[-1],
         vocab=vocab,
+        words=words,
         options=request.options,
         class_weight_V=weight_V,
         class_weight_sum=total,
-        prediction_N=request.predictions,
+        shard=request.shard,
     )
 
 
-def loss_of_logits(logits_NV: Tensor, grad_NV: Tensor | None, request: LossRequest) -> tuple[Tensor, Tensor | None]:
+def _with_results(arguments: LossArguments, request: LossRequest) -> LossArguments:
+    """The arguments with memory for each further result."""
+    wanted, loss_N = request.returns, arguments.loss_N
+    prediction_N = request.predictions
+    if prediction_N is None and ("predicted_tokens" in wanted or "token_accuracy" in wanted):
+        prediction_N = torch.empty(loss_N.shape, dtype=torch.int64, device=loss_N.device)
+    return dataclasses.replace(
+        arguments,
+        prediction_N=prediction_N,
+        lse_N=torch.empty_like(loss_N) if "lse" in wanted else None,
+        entropy_N=torch.empty_like(loss_N) if "entropy" in wanted else None,
+        z_loss_N=torch.empty_like(loss_N) if "z_loss" in wanted else None,
+        computes_entropy="entropy" in wanted,
+    )
+
+
+def _shaped(value_N: Tensor | None, shape: torch.Size) -> Tensor | None:
+    return None if value_N is None else value_N.view(shape)
+
+
+def _right_tokens(arguments: LossArguments, request: LossRequest) -> Tensor | None:
+    """1.0 for each label that was predicted, else 0.0; a label that is ignored never equals its prediction of -1."""
+    if arguments.prediction_N is None:
+        return None
+    shape = request.labels.shape
+    targets = next_labels(arguments.labels_N.view(shape), request.options)
+    right = arguments.prediction_N.view(shape) == targets
+    if request.options.ignore_index == _IGNORED_PREDICTION:
+        right &= targets != _IGNORED_PREDICTION
+    return right.to(torch.float32)
+
+
+_IGNORED_PREDICTION = -1
+
+
+def _check_labels(request: LossRequest, vocab: int) -> None:
+    """Raise an error for a label outside the vocabulary, if that is wanted or costs no transfer from a GPU.
+
+    Raises:
+        KernelInputError: there is such a label.
+    """
+    labels, options = request.labels, request.options
+    wanted = labels.device.type == "cpu" if options.check_labels is None else options.check_labels
+    if not wanted or is_simulated():
+        return
+    outside = ((labels < 0) | (labels >= vocab)) & (labels != options.ignore_index)
+    if outside.any():
+        first = labels[outside][0].item()
+        raise KernelInputError(
+            f"label {first} is outside a vocabulary of {vocab}, and not {options.ignore_index}, which is ignored."
+        )
+
+
+def loss_of_logits(
+    logits_NV: Tensor, grad_NV: Tensor | None, request: LossRequest
+) -> tuple[LossOutputs, Tensor | None]:
     """`compute_loss` over given logits; their gradient goes to `grad_NV` unless that is None."""
-    return compute_loss(
-        request, logits_NV.shape[1], lambda arguments: loss_and_gradient(arguments, logits_NV, grad_NV), logits_NV
-    )
+    return compute_loss(request, logits_NV.shape[1], _launch_rows(logits_NV, grad_NV), logits_NV)
+
+
+def waiting_gradient_of_logits(
+    logits_NV: Tensor, grad_NV: Tensor, request: LossRequest, incoming: IncomingGradients
+) -> None:
+    """`compute_waiting_gradients` of given logits."""
+    launch = _launch_rows(logits_NV, grad_NV)
+    compute_waiting_gradients(request, incoming, logits_NV.shape[1], launch, logits_NV)
+
+
+def _launch_rows(logits_NV: Tensor, grad_NV: Tensor | None) -> Launch:
+    def launch(arguments: LossArguments) -> None:
+        if arguments.shard is None:
+            loss_and_gradient(arguments, logits_NV, grad_NV)
+        elif grad_NV is None:
+            loss_and_gradient_of_shard(arguments, logits_NV, wants_gradient=False)
+        else:
+            if grad_NV is not logits_NV:
+                grad_NV.copy_(logits_NV)
+            loss_and_gradient_of_shard(arguments, grad_NV, wants_gradient=True)
+
+    return launch

@@ -4,14 +4,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
+from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossOutputs
 
 
 def next_labels(labels: Tensor, options: LossOptions) -> Tensor:
     """The label that each position is scored against."""
     if not options.shift:
         return labels
-    return functional.pad(labels, (0, 1), value=options.ignore_index)[..., 1:].contiguous()
+    shift = int(options.shift)
+    return functional.pad(labels, (0, shift), value=options.ignore_index)[..., shift:].contiguous()
 
 
 def cross_entropy(
@@ -27,12 +28,9 @@ def cross_entropy(
         num_items: divisor of the reduction `mean`, instead of the number of labels.
         class_weight: [V], weight of each label's loss; a mean divides by the sum of the labels' weights.
     """
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if options.logit_scale != 1.0:
-        wide = wide * options.logit_scale
-    if options.softcap is not None:
-        wide = options.softcap * torch.tanh(wide / options.softcap)
-    targets = next_labels(labels, options)
+    if options.token_scaling:
+        return cross_entropy_outputs(logits, labels, options, num_items, class_weight).loss
+    wide, targets = _in_formula(logits, options), next_labels(labels, options)
     summed = options.reduction == "mean" and num_items is not None
     loss = functional.cross_entropy(
         wide.view(-1, wide.shape[-1]),
@@ -49,13 +47,75 @@ def cross_entropy(
     return loss.view(targets.shape) if options.reduction == "none" else loss
 
 
+def cross_entropy_outputs(
+    logits: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    num_items: Tensor | float | None = None,
+    class_weight: Tensor | None = None,
+) -> LossOutputs:
+    """Every result of `LossOutputs`; the arguments are those of `cross_entropy`."""
+    wide, targets = _in_formula(logits, options), next_labels(labels, options)
+    counts = targets != options.ignore_index
+    weights = _label_weights(wide, targets, options, class_weight)
+    log_p = torch.log_softmax(wide, dim=-1)
+    lse = torch.logsumexp(wide, dim=-1) * counts
+    p = log_p.exp()
+    losses = functional.cross_entropy(
+        wide.reshape(-1, wide.shape[-1]),
+        targets.view(-1),
+        weight=class_weight,
+        ignore_index=options.ignore_index,
+        label_smoothing=options.label_smoothing,
+        reduction="none",
+    ).view(targets.shape)
+    z_losses = options.z_loss * weights * lse.square()
+    losses = losses + z_losses
+    if options.token_scaling:
+        scale = p.gather(-1, targets.where(counts, 0).unsqueeze(-1)).squeeze(-1).detach()
+        losses, z_losses = losses * scale, z_losses * scale
+    predicted = wide.argmax(-1).where(counts, -1)
+    right = ((predicted == targets) & counts).to(losses.dtype)
+
+    def reduced(values: Tensor) -> Tensor:
+        if options.reduction == "none":
+            return values
+        divisor: Tensor | float = 1.0
+        if options.reduction == "mean":
+            divisor = weights.sum() if num_items is None else num_items
+        return values.sum() / divisor
+
+    return LossOutputs(
+        loss=reduced(losses),
+        lse=lse,
+        entropy=-(p * log_p.where(p > 0, 0.0)).sum(-1) * counts,
+        z_loss=reduced(z_losses.detach()),
+        token_accuracy=right if options.reduction == "none" else right.sum() / counts.sum(),
+        predicted_tokens=predicted,
+    )
+
+
+def _in_formula(logits: Tensor, options: LossOptions) -> Tensor:
+    """The logits as the loss sees them."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if options.logit_scale != 1.0:
+        wide = wide * options.logit_scale
+    if options.softcap is not None:
+        wide = options.softcap * torch.tanh(wide / options.softcap)
+    return wide
+
+
+def _label_weights(wide: Tensor, targets: Tensor, options: LossOptions, class_weight: Tensor | None) -> Tensor:
+    """Each label's class weight; 0 if it is ignored."""
+    counts = targets != options.ignore_index
+    weights = counts.to(wide.dtype)
+    return weights if class_weight is None else weights * class_weight[targets.where(counts, 0)]
+
+
 def _squared_normalizers(
     wide: Tensor, targets: Tensor, options: LossOptions, class_weight: Tensor | None, summed: bool
 ) -> Tensor:
-    counts = targets != options.ignore_index
-    weights = counts.to(wide.dtype)
-    if class_weight is not None:
-        weights = weights * class_weight[targets.where(counts, 0)]
+    weights = _label_weights(wide, targets, options, class_weight)
     squares = weights * torch.logsumexp(wide, dim=-1).square()
     if options.reduction == "none":
         return squares.view(-1)

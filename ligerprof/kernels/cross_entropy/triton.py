@@ -4,6 +4,7 @@ Axes: N tokens (rows), V vocabulary. The row kernels also serve the fused linear
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,8 +13,16 @@ from torch import Tensor
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.compiled import compiled_loss
 from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor
-from ligerprof.kernels.cross_entropy.loss import loss_of_logits
-from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
+from ligerprof.kernels.cross_entropy.loss import loss_of_logits, waiting_gradient_of_logits
+from ligerprof.kernels.options import (
+    PLAIN_LOSS,
+    IncomingGradients,
+    LossOptions,
+    LossOutputs,
+    LossRequest,
+    VocabularyShard,
+    checked_returns,
+)
 from ligerprof.kernels.tensors import (
     as_rows,
     first_order_only,
@@ -25,36 +34,47 @@ from ligerprof.kernels.tensors import (
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, request: LossRequest, track: bool) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, request: LossRequest, track: bool) -> tuple[Tensor | None, ...]:
         # detached: autograd must not look up the history of a view whose values change
-        logits_NV, options = as_rows(logits.detach()), request.options
-        ctx.request, ctx.shape = request, logits.shape
+        logits_NV = as_rows(logits.detach())
+        ctx.request, ctx.shape = dataclasses.replace(request, predictions=None), logits.shape
         grad_NV = None
-        if track and options.reduction != "none":
-            in_place = options.in_place and not overlaps_itself(logits_NV)
+        if track and not request.waits:
+            in_place = request.options.in_place and not overlaps_itself(logits_NV)
             grad_NV = logits_NV if in_place else torch.empty_like(logits_NV, memory_format=torch.contiguous_format)
-        loss, late = loss_of_logits(logits_NV, grad_NV, request)
+        outputs, late = loss_of_logits(logits_NV, grad_NV, request)
         if grad_NV is logits_NV:
             # bump the version counter, so that autograd detects the overwritten logits
             torch.autograd.graph.increment_version(logits)
-        ctx.save_for_backward(logits_NV if options.reduction == "none" else grad_NV, late)
-        return loss
+        ctx.save_for_backward(logits_NV if request.waits else grad_NV, late)
+        return mark_outputs(ctx, outputs)
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_loss: Tensor | None, grad_lse: Tensor | None, grad_entropy: Tensor | None, *_: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         in_place, request = not graph_is_retained(), ctx.request
         saved_NV, late = ctx.saved_tensors
-        if request.options.reduction == "none":
+        if request.waits:
             in_place = in_place and request.options.in_place and not overlaps_itself(saved_NV)
             grad_NV = saved_NV if in_place else torch.empty_like(saved_NV, memory_format=torch.contiguous_format)
-            loss_of_logits(saved_NV, grad_NV, dataclasses.replace(request, token_scale=grad_loss))
+            incoming = IncomingGradients(loss=grad_loss, lse=grad_lse, entropy=grad_entropy)
+            waiting_gradient_of_logits(saved_NV, grad_NV, request, incoming)
             if in_place:
                 # the logits are overwritten only now; they share the counter of the view that was saved
                 torch.autograd.graph.increment_version(saved_NV)
         else:
+            assert grad_loss is not None
             grad_NV = scale_by_device_factor(saved_NV, grad_loss, late, in_place=in_place)
         return grad_NV.view(ctx.shape), None, None
+
+
+def mark_outputs(ctx: Any, outputs: LossOutputs) -> tuple[Tensor | None, ...]:
+    """A loss's results as its autograd function returns them: loss, log-sum-exp and entropy have a gradient."""
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*(value for value in outputs[3:] if value is not None))
+    return tuple(outputs)
 
 
 def cross_entropy(
@@ -63,6 +83,9 @@ def cross_entropy(
     options: LossOptions = PLAIN_LOSS,
     num_items: Tensor | float | None = None,
     class_weight: Tensor | None = None,
+    predictions: Tensor | None = None,
+    *,
+    shard: VocabularyShard | None = None,
 ) -> Tensor:
     """Cross-entropy of logits [..., V] against int64 labels [...], in fp32.
 
@@ -71,9 +94,35 @@ def cross_entropy(
     Args:
         num_items: divisor of the reduction `mean`, instead of the number of labels; a tensor stays on its device.
         class_weight: [V], weight of each label's loss; a mean divides by the sum of the labels' weights.
+        predictions: int64, contiguous, shaped like the labels: receives each position's most likely word, -1 if its
+            label is ignored.
+        shard: the words that these logits are, if the vocabulary is split over ranks.
 
     Raises:
-        KernelInputError: the shapes do not match.
+        KernelInputError: the shapes do not match, or a label that is checked is outside the vocabulary.
+    """
+    return cross_entropy_outputs(
+        logits, labels, options, num_items, class_weight, predictions, returns=(), shard=shard
+    ).loss
+
+
+def cross_entropy_outputs(
+    logits: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    num_items: Tensor | float | None = None,
+    class_weight: Tensor | None = None,
+    predictions: Tensor | None = None,
+    *,
+    returns: Iterable[str],
+    shard: VocabularyShard | None = None,
+) -> LossOutputs:
+    """`cross_entropy` with further results: the names in `returns`, which `LossOutputs` describes.
+
+    Results with a gradient (lse, entropy) move the gradient of the logits to backward, which reads them again.
+
+    Raises:
+        KernelInputError: see `cross_entropy`; or there is no such result.
     """
     refuse_dtensors("ce", logits, labels, class_weight)
     if labels.shape != logits.shape[:-1]:
@@ -81,8 +130,33 @@ def cross_entropy(
             f"ce: labels of shape {tuple(labels.shape)} do not match logits of shape {tuple(logits.shape)}."
             " Give one label per row."
         )
-    request = LossRequest(labels=labels, options=options, num_items=num_items, class_weight=class_weight)
+    check_predictions("ce", predictions, labels)
+    request = LossRequest(
+        labels=labels,
+        options=options,
+        num_items=num_items,
+        class_weight=class_weight,
+        predictions=predictions,
+        returns=checked_returns(returns),
+        shard=shard,
+    )
     if torch.compiler.is_compiling():
         return compiled_loss(logits, request)
     track = torch.is_grad_enabled() and logits.requires_grad
-    return _CrossEntropy.apply(logits, request, track)  # type: ignore[no-any-return]
+    return LossOutputs(*_CrossEntropy.apply(logits, request, track))
+
+
+def check_predictions(kernel: str, predictions: Tensor | None, labels: Tensor) -> None:
+    """Raise an error for a tensor that cannot receive the predictions.
+
+    Raises:
+        KernelInputError: see above.
+    """
+    if predictions is None:
+        return
+    fits = (predictions.dtype, predictions.shape) == (torch.int64, labels.shape)
+    if not (fits and predictions.is_contiguous()):
+        raise KernelInputError(
+            f"{kernel}: predictions are a {predictions.dtype} tensor of {tuple(predictions.shape)}. They need int64,"
+            f" the labels' shape {tuple(labels.shape)}, and no gaps: torch.empty_like(labels)."
+        )

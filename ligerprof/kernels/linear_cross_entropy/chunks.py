@@ -1,9 +1,10 @@
 """Compute losses and gradients of the fused loss as planned: first the scratch tokens, then the others by chunks.
 
 Axes: N tokens, D hidden, V vocabulary, C tokens of one chunk or of the scratch, B words of one block of the vocabulary,
-S statistics. cuBLAS computes the matrix products; between them run the row kernels of cross_entropy/rows.py.
+S statistics. cuBLAS computes the matrix products; between them run the row kernels of cross_entropy.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
-from ligerprof.kernels.cross_entropy.rows import STATISTICS, count_words, gradient_of_words, loss_and_gradient
+from ligerprof.kernels.cross_entropy.blocks import count_words, gradient_of_words
+from ligerprof.kernels.cross_entropy.parallel import loss_and_gradient_of_shard
+from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
+from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, aligned, plan_chunks
 
 # a block of the vocabulary, and a chunk's logits [C, B] for it
@@ -21,10 +25,24 @@ _Block = tuple[slice, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Operands of the matrix products, in the products' dtype."""
+    """Operands of the matrix products, in the products' dtype, and the bias in its own."""
 
     hidden_ND: Tensor
     weight_VD: Tensor
+    bias_V: Tensor | None = None
+
+    @property
+    def bias_in_product(self) -> bool:
+        """Whether the product adds the bias, before it rounds; otherwise the row kernels do, in fp32."""
+        return self.bias_V is not None and self.bias_V.dtype == self.hidden_ND.dtype
+
+    def write_logits(self, tokens: slice, words: slice, out: Tensor) -> None:
+        """Write the logits of tokens for a block of words."""
+        hidden_CD, weight_DB = self.hidden_ND[tokens], self.weight_VD[words].t()
+        if self.bias_V is not None and self.bias_in_product:
+            torch.addmm(self.bias_V[words], hidden_CD, weight_DB, out=out)
+        else:
+            torch.mm(hidden_CD, weight_DB, out=out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +68,24 @@ def run_chunks(op: Operands, grads: Gradients, arguments: LossArguments) -> None
             if grad is not None:
                 grad.zero_()
         return
+    arguments = dataclasses.replace(arguments, bias_V=None if op.bias_in_product else op.bias_V)
+    # statistics of a shard are exchanged chunk by chunk
+    has_scratch = grads.weight_VD is not None and arguments.shard is None
     plan = plan_chunks(
         tokens=tokens,
         hidden=hidden,
-        vocab=arguments.vocab,
+        vocab=arguments.words,
         element_bytes=dtype.itemsize,
         budget=arguments.options.budget,
-        gradient_bytes=0 if grads.weight_VD is None else grads.weight_VD.itemsize,
+        gradient_bytes=grads.weight_VD.itemsize if has_scratch and grads.weight_VD is not None else 0,
+        entropy=arguments.computes_entropy,
     )
     workspace = torch.empty(plan.workspace_bytes // dtype.itemsize, dtype=dtype, device=op.hidden_ND.device)
     if plan.scratch_tokens:
         _Scratch(op, grads, arguments, plan, workspace).run()
     for chunk in () if plan.recomputed else _later_chunks(plan, tokens):
         logits = workspace[: (chunk.stop - chunk.start) * plan.row_elements]
-        _run_chunk(op, grads, arguments, chunk, logits.view(-1, plan.row_elements)[:, : arguments.vocab])
+        _run_chunk(op, grads, arguments, chunk, logits.view(-1, plan.row_elements)[:, : arguments.words])
 
 
 def _later_chunks(plan: ChunkPlan, tokens: int) -> Iterator[slice]:
@@ -74,13 +96,19 @@ def _later_chunks(plan: ChunkPlan, tokens: int) -> Iterator[slice]:
 
 
 def _run_chunk(op: Operands, grads: Gradients, arguments: LossArguments, chunk: slice, logits_CV: Tensor) -> None:
-    torch.mm(op.hidden_ND[chunk], op.weight_VD.t(), out=logits_CV)
-    grad_CV = logits_CV if grads.wanted else None
-    loss_and_gradient(arguments, logits_CV, grad_CV, first_row=chunk.start, width=logits_CV.stride(0))
+    words = slice(0, arguments.words)
+    op.write_logits(chunk, words, logits_CV)
+    if arguments.shard is None:
+        grad_CV = logits_CV if grads.wanted else None
+        loss_and_gradient(arguments, logits_CV, grad_CV, first_row=chunk.start, width=logits_CV.stride(0))
+    else:
+        loss_and_gradient_of_shard(
+            arguments, logits_CV, wants_gradient=grads.wanted, first_row=chunk.start, is_padded=True
+        )
     # from here on logits_CV holds the logits' gradient
     if grads.hidden_ND is not None:
         torch.mm(logits_CV, op.weight_VD, out=grads.hidden_ND[chunk])
-    _add_to_head(grads, (slice(0, arguments.vocab), logits_CV), op.hidden_ND[chunk], accumulate=chunk.start > 0)
+    _add_to_head(grads, (words, logits_CV), op.hidden_ND[chunk], accumulate=chunk.start > 0)
 
 
 def _add_to_head(grads: Gradients, block: _Block, hidden_CD: Tensor, *, accumulate: bool) -> None:
@@ -126,7 +154,8 @@ class _Scratch:
         self._scratch_tokens = slice(0, plan.scratch_tokens)
         self._later = tuple(_later_chunks(plan, tokens)) if plan.recomputed else ()
         after_block_0 = workspace[plan.block_words * plan.scratch_tokens :].view(torch.float32)
-        self._statistics_SN = after_block_0[: STATISTICS * tokens].view(STATISTICS, tokens)
+        count = statistics_per_token(entropy=arguments.computes_entropy)
+        self._statistics_SN = after_block_0[: count * tokens].view(count, tokens)
 
     def run(self) -> None:
         """Process the tokens that the plan assigns to the scratch."""
@@ -150,7 +179,7 @@ class _Scratch:
         return blocks
 
     def _blocks_of_words(self) -> Iterator[slice]:
-        vocab, words = self._arguments.vocab, self._plan.block_words
+        vocab, words = self._arguments.words, self._plan.block_words
         for start in range(0, vocab, words):
             yield slice(start, min(start + words, vocab))
 
@@ -162,7 +191,7 @@ class _Scratch:
             count_words(self._arguments, logits_CB, statistics_SC, first_row=chunk.start, first_word=words.start)
 
     def _make_logits(self, chunk: slice, words: slice, logits_CB: Tensor) -> None:
-        torch.mm(self._op.hidden_ND[chunk], self._op.weight_VD[words].t(), out=logits_CB)
+        self._op.write_logits(chunk, words, logits_CB)
 
     def _make_gradient(self, chunk: slice, words: slice, logits_CB: Tensor) -> None:
         statistics_SC = self._statistics_SN[:, chunk]

@@ -8,25 +8,22 @@ from torch import Tensor
 from ligerprof.kernels.cross_entropy.compiled import (
     fake_results,
     fill_results,
+    filled_outputs,
+    only_gradients,
     pack_request,
     register_backward,
     unpack_request,
-    wanted_now,
 )
-from ligerprof.kernels.linear_cross_entropy.loss import Inputs, loss_and_gradients
-from ligerprof.kernels.options import LossRequest
+from ligerprof.kernels.linear_cross_entropy.chunks import Gradients
+from ligerprof.kernels.linear_cross_entropy.loss import Inputs, loss_and_gradients, waiting_gradients
+from ligerprof.kernels.options import LossOutputs, LossRequest, PackedOptions
 
 
-def compiled_loss(inputs: Inputs, dtype: torch.dtype, request: LossRequest) -> Tensor:
-    """The loss, in code that torch.compile traces."""
+def compiled_loss(inputs: Inputs, dtype: torch.dtype, request: LossRequest) -> LossOutputs:
+    """The results, in code that torch.compile traces."""
     track = torch.is_grad_enabled()
     wanted = [track and value is not None and value.requires_grad for value in inputs]
-    predict = request.predictions is not None
-    loss: Tensor
-    loss, *_, predictions = _loss(*inputs, *pack_request(request), dtype, wanted, predict)
-    if request.predictions is not None:
-        request.predictions.copy_(predictions)
-    return loss
+    return filled_outputs(_loss(*inputs, *pack_request(request), dtype, wanted), request)
 
 
 @torch.library.custom_op("ligerprof::fused_linear_cross_entropy", mutates_args=())
@@ -38,27 +35,36 @@ def _loss(
     class_weight: Tensor | None,
     num_items: Tensor | None,
     divisor: float | None,
-    token_scale: Tensor | None,
-    options: str,
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    grad_entropy: Tensor | None,
+    floats: list[float],
+    integers: list[int],
+    text: str,
+    returns: str,
     dtype: torch.dtype,
     wanted: list[bool],
-    predict: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The loss, the gradients of hidden states, weight and bias, the factors that they lack, and the predictions."""
-    predictions = torch.empty_like(labels, memory_format=torch.contiguous_format) if predict else None
-    request = unpack_request((labels, class_weight, num_items, divisor, token_scale, options), predictions)
-    now = wanted_now(wanted, request.options, token_scale)
-    loss, grads, late = loss_and_gradients((hidden, weight, bias), dtype, request, now)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The six results, the gradients of hidden states, weight and bias, and the factors that they lack."""
+    options: PackedOptions = (floats, integers, text)
+    incoming = (grad_loss, grad_lse, grad_entropy)
+    request, gradients = unpack_request((labels, class_weight, num_items, divisor, *incoming, *options, returns))
+    inputs = (hidden, weight, bias)
+    if gradients is not None:
+        grads = waiting_gradients(inputs, dtype, request, gradients, tuple(wanted))
+        return only_gradients(hidden, _of_inputs(grads, hidden))  # type: ignore[return-value]
+    outputs, grads, late = loss_and_gradients(inputs, dtype, request, tuple(wanted))
+    return fill_results(outputs, _of_inputs(grads, hidden), late)  # type: ignore[return-value]
+
+
+def _of_inputs(grads: Gradients, hidden: Tensor) -> tuple[Tensor | None, ...]:
     hidden_grad = None if grads.hidden_ND is None else grads.hidden_ND.view(hidden.shape).to(hidden.dtype)
-    results = fill_results(loss, (hidden_grad, grads.weight_VD, grads.bias_V), late)
-    return (*results, labels.new_empty(0) if predictions is None else predictions)  # type: ignore[return-value]
+    return hidden_grad, grads.weight_VD, grads.bias_V
 
 
 @_loss.register_fake
 def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *packed: Any) -> tuple[Tensor, ...]:
-    *request, predict = packed
-    labels = packed[0]
-    return (*fake_results((hidden, weight, bias), *request), labels.new_empty(labels.shape if predict else 0))
+    return fake_results((hidden, weight, bias), *packed)
 
 
-register_backward(_loss, 3, False)  # noqa: FBT003 - without predictions
+register_backward(_loss, 3)

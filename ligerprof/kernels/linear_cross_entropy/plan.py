@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ligerprof.errors import RecipeError
+from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.units import MIB, format_bytes
 
@@ -15,9 +16,6 @@ _SMALL_TILE_TOKENS = 16
 
 # Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
 _ROW_ALIGNMENT_ELEMENTS = 16
-
-# the row kernels' four fp32 statistics, per token whose logits are computed block by block of the vocabulary
-STATISTICS_BYTES = 4 * 4
 
 # from this chunk size on, accumulating into the head's gradient costs less than computing the logits twice (measured
 # at 2048 and 4096 hidden elements)
@@ -51,8 +49,15 @@ class ChunkPlan:
     workspace_bytes: int
 
 
-def plan_chunks(
-    *, tokens: int, hidden: int, vocab: int, element_bytes: int, budget: str | int, gradient_bytes: int = 0
+def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
+    *,
+    tokens: int,
+    hidden: int,
+    vocab: int,
+    element_bytes: int,
+    budget: str | int,
+    gradient_bytes: int = 0,
+    entropy: bool = False,
 ) -> ChunkPlan:
     """Choose chunks for a budget.
 
@@ -61,6 +66,7 @@ def plan_chunks(
         element_bytes: bytes per stored logit (2 or 4).
         budget: `lean` (no more than liger-kernel's chunk), `balanced` (256 MiB), or bytes.
         gradient_bytes: bytes per element of the head's gradient; 0 if it is not wanted.
+        entropy: whether entropies are computed, for which tokens in the scratch have one more statistic.
 
     Raises:
         RecipeError: the budget is an unknown word, or smaller than the smallest chunk.
@@ -76,13 +82,14 @@ def plan_chunks(
         budget_bytes = BALANCED_BYTES if isinstance(budget, str) else budget
         largest = _tokens_within(budget_bytes, row_bytes, tokens)
     most = min(tokens, hidden * gradient_bytes // element_bytes)
-    budget_bytes -= tokens * STATISTICS_BYTES
+    all_statistics_bytes = tokens * statistics_bytes(entropy=entropy)
+    budget_bytes -= all_statistics_bytes
     scratch = _plan_scratch(most, largest, vocab, element_bytes, budget_bytes, gradient_bytes)
     others = tokens - scratch.tokens
     recomputed = scratch.tokens > 0 and largest < min(others, _WORTHWHILE_TOKENS)
     chunk_tokens = _equal_chunks(others, scratch.tokens if recomputed else largest)
     chunk_bytes = 0 if recomputed else chunk_tokens * row_bytes
-    scratch_bytes = scratch.workspace_bytes + tokens * STATISTICS_BYTES if scratch.tokens else 0
+    scratch_bytes = scratch.workspace_bytes + all_statistics_bytes if scratch.tokens else 0
     return ChunkPlan(
         scratch_tokens=scratch.tokens,
         block_words=scratch.block_words,

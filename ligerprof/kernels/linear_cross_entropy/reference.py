@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ligerprof.kernels.cross_entropy import reference as ce
-from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
+from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossOutputs
 
 
 def fused_linear_cross_entropy(  # noqa: PLR0913, PLR0917 -- the signature of its slot
@@ -27,3 +27,16 @@ def fused_linear_cross_entropy(  # noqa: PLR0913, PLR0917 -- the signature of it
         ignored = ce.next_labels(labels, options) == options.ignore_index
         predictions.copy_(logits.argmax(dim=-1).masked_fill(ignored, -1))
     return ce.cross_entropy(logits, labels, options, num_items, class_weight)
+
+
+def fused_linear_cross_entropy_outputs(  # noqa: PLR0913, PLR0917 -- the arguments of the loss
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    bias: Tensor | None = None,
+    num_items: Tensor | float | None = None,
+    class_weight: Tensor | None = None,
+) -> LossOutputs:
+    """Every result of `LossOutputs`."""
+    return ce.cross_entropy_outputs(functional.linear(hidden, weight, bias), labels, options, num_items, class_weight)

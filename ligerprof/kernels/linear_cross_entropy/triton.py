@@ -1,11 +1,12 @@
 """Linear layer and cross-entropy fused: logits of a few tokens at a time, overwritten by their own gradient.
 
-Gradients are computed in forward, while the logits exist.
+Gradients are computed in forward, while the logits exist, unless each token has factors that only backward knows.
 
 Axes: D hidden, V vocabulary.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,10 +14,19 @@ from torch import Tensor
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor
+from ligerprof.kernels.cross_entropy.triton import check_predictions, mark_outputs
 from ligerprof.kernels.linear_cross_entropy.chunks import Gradients
 from ligerprof.kernels.linear_cross_entropy.compiled import compiled_loss
-from ligerprof.kernels.linear_cross_entropy.loss import loss_and_gradients
-from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
+from ligerprof.kernels.linear_cross_entropy.loss import loss_and_gradients, waiting_gradients
+from ligerprof.kernels.options import (
+    PLAIN_LOSS,
+    IncomingGradients,
+    LossOptions,
+    LossOutputs,
+    LossRequest,
+    VocabularyShard,
+    checked_returns,
+)
 from ligerprof.kernels.tensors import first_order_only, graph_is_retained, refuse_dtensors
 
 
@@ -30,26 +40,28 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         request: LossRequest,
         track: bool,
-    ) -> Tensor:
-        waits = request.options.reduction == "none"
-        wanted = tuple(track and needed and not waits for needed in ctx.needs_input_grad[:3])
-        loss, grads, late = loss_and_gradients((hidden, weight, bias), dtype, request, wanted)
+    ) -> tuple[Tensor | None, ...]:
+        wanted = tuple(track and needed for needed in ctx.needs_input_grad[:3])
+        outputs, grads, late = loss_and_gradients((hidden, weight, bias), dtype, request, wanted)
         ctx.dtype, ctx.request = dtype, dataclasses.replace(request, predictions=None)
         ctx.hidden_shape, ctx.hidden_dtype = hidden.shape, hidden.dtype
-        if waits:
+        if request.waits:
             ctx.save_for_backward(hidden, weight, bias)
         else:
             ctx.save_for_backward(grads.hidden_ND, grads.weight_VD, grads.bias_V, late)
-        return loss
+        return mark_outputs(ctx, outputs)
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.request.options.reduction == "none":
-            # each token has its own factor, which must be known before the sum over tokens
-            request = dataclasses.replace(ctx.request, token_scale=grad_loss)
-            _, grads, _ = loss_and_gradients(ctx.saved_tensors, ctx.dtype, request, ctx.needs_input_grad[:3])
+    def backward(
+        ctx: Any, grad_loss: Tensor | None, grad_lse: Tensor | None, grad_entropy: Tensor | None, *_: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        if ctx.request.waits:
+            # each token has its own factors, which must be known before the sum over tokens
+            incoming = IncomingGradients(loss=grad_loss, lse=grad_lse, entropy=grad_entropy)
+            grads = waiting_gradients(ctx.saved_tensors, ctx.dtype, ctx.request, incoming, ctx.needs_input_grad[:3])
         else:
+            assert grad_loss is not None
             grads = _scaled_gradients(ctx, grad_loss)
         grad_hidden = grads.hidden_ND
         if grad_hidden is not None:
@@ -77,6 +89,8 @@ def fused_linear_cross_entropy(
     num_items: Tensor | float | None = None,
     class_weight: Tensor | None = None,
     predictions: Tensor | None = None,
+    *,
+    shard: VocabularyShard | None = None,
 ) -> Tensor:
     """Cross-entropy of `hidden @ weight.T + bias` against labels, in fp32, without ever holding all logits.
 
@@ -91,9 +105,35 @@ def fused_linear_cross_entropy(
         class_weight: [V], weight of each label's loss; a mean divides by the sum of the labels' weights.
         predictions: int64, contiguous, shaped like the labels: receives each position's most likely word, -1 if its
             label is ignored.
+        shard: the words that weight and bias are, if the vocabulary is split over ranks.
 
     Raises:
-        KernelInputError: the shapes do not match.
+        KernelInputError: the shapes do not match, or a label that is checked is outside the vocabulary.
+    """
+    return fused_linear_cross_entropy_outputs(
+        hidden, weight, labels, options, bias, num_items, class_weight, predictions, returns=(), shard=shard
+    ).loss
+
+
+def fused_linear_cross_entropy_outputs(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    bias: Tensor | None = None,
+    num_items: Tensor | float | None = None,
+    class_weight: Tensor | None = None,
+    predictions: Tensor | None = None,
+    *,
+    returns: Iterable[str],
+    shard: VocabularyShard | None = None,
+) -> LossOutputs:
+    """`fused_linear_cross_entropy` with further results: the names in `returns`, which `LossOutputs` describes.
+
+    Results with a gradient (lse, entropy) move all gradients to backward, which computes the logits again.
+
+    Raises:
+        KernelInputError: see `fused_linear_cross_entropy`; or there is no such result.
     """
     refuse_dtensors("flce", hidden, weight, labels, bias, class_weight)
     if labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[-1]:
@@ -101,20 +141,21 @@ def fused_linear_cross_entropy(
             f"flce: hidden states {tuple(hidden.shape)}, a head of {tuple(weight.shape)} and labels"
             f" {tuple(labels.shape)} do not match. Labels need the hidden states' leading shape."
         )
-    fits = predictions is None or (predictions.dtype, predictions.shape) == (torch.int64, labels.shape)
-    if predictions is not None and not (fits and predictions.is_contiguous()):
-        raise KernelInputError(
-            f"flce: predictions are a {predictions.dtype} tensor of {tuple(predictions.shape)}. They need int64, the"
-            f" labels' shape {tuple(labels.shape)}, and no gaps: torch.empty_like(labels)."
-        )
+    check_predictions("flce", predictions, labels)
     kind = hidden.device.type
     # autocast's dtype for a linear layer
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     request = LossRequest(
-        labels=labels, options=options, num_items=num_items, class_weight=class_weight, predictions=predictions
+        labels=labels,
+        options=options,
+        num_items=num_items,
+        class_weight=class_weight,
+        predictions=predictions,
+        returns=checked_returns(returns),
+        shard=shard,
     )
     if torch.compiler.is_compiling():
         return compiled_loss((hidden, weight, bias), dtype, request)
     tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
     track = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return _FusedLinearCrossEntropy.apply(hidden, weight, bias, dtype, request, track)  # type: ignore[no-any-return]
+    return LossOutputs(*_FusedLinearCrossEntropy.apply(hidden, weight, bias, dtype, request, track))

@@ -1,0 +1,313 @@
+"""The row kernels for words that come in blocks: of the vocabulary, or of a rank's part of it.
+
+Axes: N tokens (rows), B words of one block, S statistics.
+
+    _block_statistics_kernel    one block of words: adds it to the rows' statistics; the last block writes the results
+    _block_gradient_kernel      one block of words: writes the gradient over the logits, from the finished statistics
+
+As in `rows`; `statistics` are indexed by row of the launch. Unless `vocab_start` is None, it is the word of the whole
+vocabulary at which the words begin.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ligerprof.kernels.cross_entropy.arguments import LossArguments
+from ligerprof.kernels.cross_entropy.formulas import (
+    entropy_of,
+    label_logit,
+    label_probability,
+    load_label,
+    moved_spread,
+    reduce_words,
+    relative_exp,
+    store_gradient,
+    store_ignored_results,
+    store_results,
+    store_zeros,
+    term_weights,
+)
+from ligerprof.kernels.cross_entropy.rows import tile
+from ligerprof.kernels.device import on_device
+
+# launch config of a block: it is read once, and many small programs hide each other's latency
+_BLOCK_LANES = 2048
+
+
+@triton.heuristics(tile(_BLOCK_LANES))
+@triton.jit(do_not_specialize=["first_row", "seq_len", "ignore_index"])
+def _block_statistics_kernel(
+    logits_ptr,
+    statistics_ptr,
+    labels_ptr,
+    loss_ptr,
+    prediction_ptr,
+    lse_ptr,
+    entropy_ptr,
+    z_loss_ptr,
+    bias_ptr,
+    class_weight_ptr,
+    class_weight_sum_ptr,
+    logits_stride,
+    statistics_stride,
+    first_row,
+    first_word,
+    words,
+    width,
+    vocab,
+    vocab_start,
+    seq_len,
+    ignore_index,
+    logit_scale,
+    softcap,
+    smoothing,
+    z_weight,
+    SHIFT: tl.constexpr,
+    TOKEN_SCALING: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """One row's words from `first_word` on: the FIRST block starts the row's statistics, the LAST writes results."""
+    row = tl.program_id(0)
+    token = first_row + row
+    logits_ptr += row.to(tl.int64) * logits_stride
+    statistics_ptr += row
+    results = (loss_ptr, lse_ptr, entropy_ptr, z_loss_ptr)
+    label = load_label(labels_ptr, token, seq_len, ignore_index, SHIFT)
+    if label == ignore_index:
+        if LAST:
+            store_ignored_results(results, token)
+        if prediction_ptr is not None:
+            tl.store(prediction_ptr + token, -1)
+        return
+
+    in_vocab = (label >= 0) & (label < vocab)
+    if vocab_start is not None:
+        label -= vocab_start
+    in_block = in_vocab & (label >= first_word) & (label < first_word + words)
+    if FIRST:
+        highest = float("-inf")
+        total = 0.0
+        z_y = tl.where(in_vocab, 0.0, float("nan"))
+        z_sum = 0.0
+        z_spread = 0.0
+    else:
+        highest = tl.load(statistics_ptr)
+        total = tl.load(statistics_ptr + statistics_stride)
+        z_y = tl.load(statistics_ptr + 2 * statistics_stride)
+        z_sum = tl.load(statistics_ptr + 3 * statistics_stride)
+        z_spread = 0.0
+        if ENTROPY:
+            z_spread = tl.load(statistics_ptr + 4 * statistics_stride)
+    span = (first_word, words, width)
+    formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
+    block_highest, block_total, block_sum, block_spread, place = reduce_words(
+        logits_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES
+    )
+    z_y += tl.where(in_block, label_logit(logits_ptr, label, label - first_word, in_block, formula), 0.0)
+    z_sum += block_sum
+    if prediction_ptr is not None:
+        is_higher = block_highest > highest
+        word = (first_word + place).to(tl.int64)
+        if vocab_start is not None:
+            word += vocab_start
+        # the FIRST block writes in any case: later ones may hold no higher logit, or NaN
+        tl.store(prediction_ptr + token, word, mask=is_higher | FIRST)
+    new_highest = tl.maximum(highest, block_highest)
+    if ENTROPY:
+        # before the FIRST block there are no words
+        if not FIRST:
+            z_spread = moved_spread(total, z_spread, highest, new_highest) * relative_exp(highest, new_highest)
+        block_spread = moved_spread(block_total, block_spread, block_highest, new_highest)
+        z_spread += block_spread * relative_exp(block_highest, new_highest)
+        tl.store(statistics_ptr + 4 * statistics_stride, z_spread)
+    total = total * relative_exp(highest, new_highest) + block_total * relative_exp(block_highest, new_highest)
+    tl.store(statistics_ptr, new_highest)
+    tl.store(statistics_ptr + statistics_stride, total)
+    tl.store(statistics_ptr + 2 * statistics_stride, z_y)
+    tl.store(statistics_ptr + 3 * statistics_stride, z_sum)
+    if LAST:
+        w_y = 1.0
+        if class_weight_ptr is not None:
+            w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
+        terms = term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr)
+        norm = (new_highest, tl.log2(total))
+        entropy = 0.0
+        if ENTROPY:
+            entropy = entropy_of(norm, total, z_spread)
+        store_results(results, token, norm, z_y, z_sum, entropy, terms, z_weight, TOKEN_SCALING)
+
+
+@triton.heuristics(tile(_BLOCK_LANES))
+@triton.jit(do_not_specialize=["first_row", "seq_len", "ignore_index"])
+def _block_gradient_kernel(
+    logits_ptr,
+    statistics_ptr,
+    labels_ptr,
+    scale_ptr,
+    lse_grad_ptr,
+    entropy_grad_ptr,
+    bias_ptr,
+    class_weight_ptr,
+    class_weight_sum_ptr,
+    logits_stride,
+    statistics_stride,
+    scale_stride,
+    first_row,
+    first_word,
+    words,
+    width,
+    vocab,
+    vocab_start,
+    seq_len,
+    ignore_index,
+    logit_scale,
+    softcap,
+    smoothing,
+    z_weight,
+    SHIFT: tl.constexpr,
+    TOKEN_SCALING: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """One row's words from `first_word` on: their gradient, the loss's times scale[token * scale_stride]."""
+    row = tl.program_id(0)
+    token = first_row + row
+    logits_ptr += row.to(tl.int64) * logits_stride
+    statistics_ptr += row
+    label = load_label(labels_ptr, token, seq_len, ignore_index, SHIFT)
+    if label == ignore_index:
+        store_zeros(logits_ptr, width, DEPTH, LANES)
+        return
+
+    in_vocab = (label >= 0) & (label < vocab)
+    if vocab_start is not None:
+        label -= vocab_start
+    in_block = in_vocab & (label >= first_word) & (label < first_word + words)
+    total = tl.load(statistics_ptr + statistics_stride)
+    norm = (tl.load(statistics_ptr), tl.log2(total))
+    z_y = tl.load(statistics_ptr + 2 * statistics_stride)
+    scale = 1.0 if logit_scale is None else tl.cast(logit_scale, tl.float32)
+    chain = scale
+    if scale_ptr is not None:
+        scale *= tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
+    scale = tl.where(in_vocab, scale, float("nan"))
+    if TOKEN_SCALING:
+        scale *= label_probability(norm, z_y)
+    entropy = 0.0
+    if ENTROPY:
+        entropy = entropy_of(norm, total, tl.load(statistics_ptr + 4 * statistics_stride))
+    others = (lse_grad_ptr, entropy_grad_ptr, token, chain, entropy)
+    w_y = 1.0
+    if class_weight_ptr is not None:
+        w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
+    span = (first_word, words, width)
+    formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
+    terms = term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr)
+    store_gradient(
+        logits_ptr,
+        logits_ptr,
+        span,
+        formula,
+        terms,
+        z_weight,
+        scale,
+        norm,
+        z_y,
+        label - first_word,
+        in_block,
+        others,
+        PADDED,
+        DEPTH,
+        LANES,
+    )
+
+
+def count_words(
+    arguments: LossArguments,
+    logits_NB: Tensor,
+    statistics_SN: Tensor,
+    *,
+    first_row: int,
+    first_word: int = 0,
+    is_last: bool | None = None,
+    is_padded: bool = True,
+) -> None:
+    """Add a block of words to the rows' statistics; the last block writes the results.
+
+    Blocks come in the order of the vocabulary: the first one initializes the statistics.
+
+    Args:
+        is_last: None: the block with the last word is the last one.
+        is_padded: whether the elements between the rows may be read.
+    """
+    if is_last is None:
+        is_last = first_word + logits_NB.shape[1] == arguments.words
+    _launch_block(
+        _block_statistics_kernel,
+        logits_NB,
+        statistics_SN,
+        is_padded=is_padded,
+        first_row=first_row,
+        first_word=first_word,
+        FIRST=first_word == 0,
+        LAST=is_last,
+        **arguments.for_words(),
+        **arguments.for_labels(),
+        **arguments.for_results(),
+    )
+
+
+def gradient_of_words(
+    arguments: LossArguments,
+    logits_NB: Tensor,
+    statistics_SN: Tensor,
+    *,
+    first_row: int,
+    first_word: int = 0,
+    is_padded: bool = True,
+) -> None:
+    """Write a block's gradient over its logits, after all words were counted."""
+    _launch_block(
+        _block_gradient_kernel,
+        logits_NB,
+        statistics_SN,
+        is_padded=is_padded,
+        first_row=first_row,
+        first_word=first_word,
+        **arguments.for_words(),
+        **arguments.for_labels(),
+        **arguments.for_gradient(),
+    )
+
+
+def finish_rows(arguments: LossArguments, statistics_SN: Tensor, *, first_row: int) -> None:
+    """Write the results of rows whose statistics are complete."""
+    no_words_N0 = statistics_SN.new_empty(statistics_SN.shape[1], 0)
+    # a block of no words adds nothing
+    count_words(arguments, no_words_N0, statistics_SN, first_row=first_row, first_word=arguments.words, is_padded=False)
+
+
+def _launch_block(kernel: Any, logits_NB: Tensor, statistics_SN: Tensor, *, is_padded: bool, **arguments: Any) -> None:
+    rows, words = logits_NB.shape
+    with on_device(logits_NB):
+        kernel[(rows,)](
+            logits_ptr=logits_NB,
+            statistics_ptr=statistics_SN,
+            logits_stride=logits_NB.stride(0),
+            statistics_stride=statistics_SN.stride(0),
+            words=words,
+            width=logits_NB.stride(0) if is_padded else words,
+            **arguments,
+        )
