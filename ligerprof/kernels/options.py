@@ -100,6 +100,7 @@ class VocabularyShard:
 
     Attributes:
         start: the first word of this rank.
+        stop: the word after its last one.
         vocab: words of the whole vocabulary.
         group: a `torch.distributed` process group; None is the default group.
         sum_hidden_gradient: add up the hidden states' gradient over the ranks, so that each gets the whole one. False
@@ -107,6 +108,7 @@ class VocabularyShard:
     """
 
     start: int
+    stop: int
     vocab: int
     group: Any = None
     sum_hidden_gradient: bool = True
@@ -117,8 +119,10 @@ class VocabularyShard:
         from torch import distributed
 
         ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
-        start = vocab // ranks * rank + min(rank, vocab % ranks)
-        return cls(start=start, vocab=vocab, group=group, sum_hidden_gradient=sum_hidden_gradient)
+        words, more = divmod(vocab, ranks)
+        start = words * rank + min(rank, more)
+        stop = start + words + int(rank < more)
+        return cls(start=start, stop=stop, vocab=vocab, group=group, sum_hidden_gradient=sum_hidden_gradient)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

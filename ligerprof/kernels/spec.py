@@ -22,6 +22,7 @@ class KernelShape:
         weight_requires_grad: whether the kernel's weight requires a gradient.
         sm_count: multiprocessors of the GPU, which determine the number of some partial sums.
         flce_budget: `lean`, `balanced`, or bytes of workspace, for the fused loss.
+        loss_returns: names of results that a loss returns besides a reduced loss (`LossOutputs`).
     """
 
     tokens: int
@@ -38,6 +39,7 @@ class KernelShape:
     weight_requires_grad: bool = True
     sm_count: int = 132
     flce_budget: str | int = "balanced"
+    loss_returns: tuple[str, ...] = ()
 
     @property
     def product_bytes(self) -> int:

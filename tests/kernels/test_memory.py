@@ -14,10 +14,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ligerprof.kernels import KERNEL_NAMES, KernelMemory, KernelShape, find_kernel
 from ligerprof.kernels.device import simulated_device, sm_count
-from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.options import RETURNS, LossOptions
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import load_entry
-from ligerprof.runs.kernel_check.meter import ByteMeter, CallBytes
+from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
 from tests.kernels.counting import RequestedBytes, count_plain_torch, simulated_gpu
 
 EPS = 1e-6
@@ -52,27 +52,12 @@ LLAMA_1B = KernelShape(
 
 def measure(function: Callable[..., Any], inputs: list[Tensor], gpu: RequestedBytes | None = None) -> CallBytes:
     """One call with its backward; `gpu` counts the bytes if the inputs are on a simulated GPU."""
-    with nullcontext(gpu) if gpu is not None else ByteMeter(inputs) as meter:
-        given_bytes = meter.live_bytes
-        meter.peak_bytes = given_bytes
+
+    def call() -> tuple[Tensor, ...]:
         outputs = function(*inputs)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        given = {value.untyped_storage() for value in inputs}
-        output_bytes = sum(storage.nbytes() for output in outputs if (storage := output.untyped_storage()) not in given)
-        # the interpreter leaves reference cycles that hold the launch's tensors
-        gc.collect(0)
-        kept_bytes, forward_peak_bytes = meter.live_bytes - given_bytes, meter.peak_bytes - given_bytes
-        grads = [torch.ones_like(output) for output in outputs]
-        meter.peak_bytes = start_bytes = meter.live_bytes
-        made = torch.autograd.grad(outputs, [value for value in inputs if value.requires_grad], grads)
-        backward_bytes = meter.peak_bytes - start_bytes
-    del made
-    return CallBytes(
-        output_bytes=output_bytes,
-        kept_bytes=kept_bytes - output_bytes,
-        forward_temporary_bytes=forward_peak_bytes - kept_bytes,
-        backward_bytes=backward_bytes,
-    )
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    return measure_call(call, inputs, [value for value in inputs if value.requires_grad], meter=gpu)
 
 
 def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., Any], list[Tensor]]:
@@ -110,12 +95,21 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
         angles = [half.cos().to(parameter), half.sin().to(parameter)]
         return lambda entry: lambda q, k, *a: entry(q.transpose(1, 2), k.transpose(1, 2), *a), [*heads, *angles]
     labels = torch.randint(0, shape.vocab, (shape.sequences, seq), device=device)
+    names = shape.loss_returns
+
+    def adapt(entry: Any) -> Callable[..., Any]:
+        if not names:
+            return lambda *given: entry(*given, options)
+        with_results = load_entry(f"{entry.__module__}:{entry.__name__}_outputs")
+        results = lambda *given: with_results(*given, options, returns=names)  # noqa: E731
+        return lambda *given: tuple(value for value in results(*given) if value is not None)
+
     if slot == "ce":
         logits = dtypes[shape.product_bytes]
         # the loss overwrites logits only if they are not a leaf
         given = data(shape.sequences, seq, shape.vocab, dtype=logits).clone()
-        return lambda entry: lambda x, y: entry(x, y, options), [given, labels]
-    return lambda entry: lambda x, w, y: entry(x, w, y, options), [
+        return adapt, [given, labels]
+    return adapt, [
         data(*states),
         weight(shape.vocab, shape.hidden),
         labels,
@@ -157,6 +151,27 @@ AUTOCAST = dataclasses.replace(LLAMA_1B, activation_bytes=4, parameter_bytes=4, 
 @pytest.mark.parametrize("slot", ALL_KERNELS)
 def test_declared_bytes_are_requested_on_fake_tensors(slot: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(slot, dataclasses.replace(SHAPES[name], sm_count=132), monkeypatch)
+
+
+@pytest.mark.parametrize("amp", [False, True], ids=["bf16", "amp"])
+@pytest.mark.parametrize(
+    "returns", [("lse",), ("entropy", "predicted_tokens"), ("z_loss", "token_accuracy"), RETURNS], ids="+".join
+)
+@pytest.mark.parametrize("slot", ["flce", "ce"])
+def test_declared_bytes_of_a_losss_results(
+    slot: str, returns: tuple[str, ...], amp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = dataclasses.replace(AUTOCAST if amp else LLAMA_1B, loss_returns=returns)
+    check(slot, shape, monkeypatch)
+    if returns == RETURNS:
+        check(slot, dataclasses.replace(shape, weight_requires_grad=False), monkeypatch)
+
+
+@pytest.mark.parametrize("slot", ["flce", "ce"])
+def test_declared_bytes_of_a_losss_results_in_a_real_call(slot: str, device: torch.device) -> None:
+    shape = dataclasses.replace(SMALL, sm_count=sm_count(device), loss_returns=RETURNS)
+    adapt, inputs = problem(slot, shape, device.type)
+    assert measure(adapt(load_entry(find_kernel(slot).entry)), inputs) == CallBytes.stated(stated(slot, shape))
 
 
 @pytest.mark.parametrize("name", MIXED)

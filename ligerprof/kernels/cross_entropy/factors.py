@@ -138,21 +138,19 @@ def reduce_losses(loss_N: Tensor, factor: Tensor, out: Tensor) -> None:
         _total_kernel[(1,)](loss_ptr=loss_N, factor_ptr=factor, out_ptr=out, tokens=loss_N.numel(), BLOCK=_SUM_BLOCK)
 
 
-def token_accuracy(arguments: LossArguments, prediction_N: Tensor) -> Tensor:
-    """The share of labels that were predicted, one fp32 element."""
-    accuracy = torch.empty((), dtype=torch.float32, device=prediction_N.device)
+def token_accuracy(arguments: LossArguments, prediction_N: Tensor, out: Tensor) -> None:
+    """Write the share of labels that were predicted to `out`."""
     with on_device(prediction_N):
         _accuracy_kernel[(1,)](
             labels_ptr=arguments.labels_N,
             prediction_ptr=prediction_N,
-            out_ptr=accuracy,
+            out_ptr=out,
             tokens=prediction_N.numel(),
             seq_len=arguments.seq_len,
             ignore_index=arguments.options.ignore_index,
             SHIFT=int(arguments.options.shift),
             BLOCK=_SUM_BLOCK,
         )
-    return accuracy
 
 
 def waits_for_loss_scale(dtype: torch.dtype) -> bool:

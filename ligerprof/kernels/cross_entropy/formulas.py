@@ -34,7 +34,7 @@ def load_label(labels_ptr, token, seq_len, ignore_index, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _in_formula(raw, words, mask, formula):
+def in_formula(raw, words, mask, formula):
     """Stored logits as the loss sees them: with bias, scale and softcap, in fp32."""
     bias_ptr, _, logit_scale, softcap, _ = formula
     z = raw.to(tl.float32)
@@ -156,7 +156,7 @@ def reduce_words(
         mask = offsets < words
         # evict_last: keep the row in the L2 cache for the second reading, whose own traffic is evict_first
         raw = tl.load(logits_ptr + offsets, mask=offsets < width, other=float("-inf"), eviction_policy="evict_last")
-        z = _in_formula(raw, first_word + offsets, mask, formula)
+        z = in_formula(raw, first_word + offsets, mask, formula)
         if PADDED or softcap is not None:
             z = tl.where(mask, z, float("-inf"))
         if smoothing is not None:
@@ -195,7 +195,7 @@ def reduce_words(
 def label_logit(logits_ptr, label, place, in_block, formula):
     """The label's logit; called after the row was read, when the cache holds it."""
     raw = tl.load(logits_ptr + place, mask=in_block, other=0.0)
-    return _in_formula(raw, label, in_block, formula)
+    return in_formula(raw, label, in_block, formula)
 
 
 @triton.jit
@@ -253,7 +253,7 @@ def store_gradient(
         mask = offsets < words
         inside = offsets < width
         raw = tl.load(logits_ptr + offsets, mask=inside, other=float("-inf"), eviction_policy="evict_first")
-        z = _in_formula(raw, first_word + offsets, mask, formula)
+        z = in_formula(raw, first_word + offsets, mask, formula)
         if PADDED:
             z = tl.where(mask, z, float("-inf"))
         of_target = None

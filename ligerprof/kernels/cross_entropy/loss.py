@@ -59,16 +59,15 @@ def compute_loss(request: LossRequest, words: int, launch: Launch, like: Tensor)
         return outputs, None
     factor = loss_factor(arguments, request.num_items)
     total = torch.empty((), dtype=torch.float32, device=like.device)
+    z_loss = None if arguments.z_loss_N is None else torch.empty_like(total)
+    accuracy = torch.empty_like(total) if "token_accuracy" in request.returns else None
     waits = waits_for_loss_scale(like.dtype)
     launch(dataclasses.replace(arguments, scale=None if waits else factor))
     reduce_losses(arguments.loss_N, factor, total)
-    z_loss = None
-    if arguments.z_loss_N is not None:
-        z_loss = torch.empty_like(total)
+    if arguments.z_loss_N is not None and z_loss is not None:
         reduce_losses(arguments.z_loss_N, factor, z_loss)
-    accuracy = None
-    if "token_accuracy" in request.returns and arguments.prediction_N is not None:
-        accuracy = token_accuracy(arguments, arguments.prediction_N)
+    if arguments.prediction_N is not None and accuracy is not None:
+        token_accuracy(arguments, arguments.prediction_N, accuracy)
     outputs = LossOutputs(loss=total, z_loss=z_loss, token_accuracy=accuracy, **per_token)
     return outputs, factor if waits else None
 
@@ -84,7 +83,7 @@ def compute_waiting_gradients(
     elif request.options.reduction == "none":
         scale = loss_grad.reshape(-1).contiguous()
     else:
-        scale = loss_factor(arguments, request.num_items) * loss_grad
+        scale = loss_factor(arguments, request.num_items).mul_(loss_grad)
     launch(
         dataclasses.replace(
             arguments,

@@ -68,13 +68,13 @@ def sum_over_ranks(grad: Tensor, shard: VocabularyShard) -> None:
 
 
 def check_shard(kernel: str, shard: VocabularyShard, words: int) -> None:
-    """Raise an error for words that are not part of the vocabulary.
+    """Raise an error for words that are not the shard's, or not in the vocabulary.
 
     Raises:
         KernelInputError: see above.
     """
-    if shard.start < 0 or shard.start + words > shard.vocab:
+    if shard.stop - shard.start != words or not 0 <= shard.start <= shard.stop <= shard.vocab:
         raise KernelInputError(
-            f"{kernel}: words {shard.start} to {shard.start + words} are not part of a vocabulary of {shard.vocab}."
+            f"{kernel}: {words} words are not the words {shard.start} to {shard.stop} of a vocabulary of {shard.vocab}."
             " Give the shard that the rank's rows are: VocabularyShard.of_rank(vocab)."
         )

@@ -1,15 +1,17 @@
 """The memory of the cross-entropy kernel."""
 
+from ligerprof.kernels.cross_entropy.results import result_bytes
 from ligerprof.kernels.spec import KernelMemory, KernelShape, plain_torch, triton_kernel
-from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
-    """The gradient overwrites the logits; new are the tokens' losses and a factor, which fp16 keeps for backward."""
+    """The gradient overwrites the logits; new are the results, the tokens' losses and a factor, which fp16 keeps."""
+    results = result_bytes(shape)
     return KernelMemory(
         kept_inputs=("logits",),
-        output_bytes=FP32_BYTES,
-        forward_temporary_bytes=(shape.tokens + 1) * FP32_BYTES,
+        output_bytes=results.output_bytes,
+        forward_temporary_bytes=results.temporary_bytes,
+        backward_temporary_bytes=results.backward_bytes if results.waits else 0,
     )
 
 

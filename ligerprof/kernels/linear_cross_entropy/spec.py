@@ -1,8 +1,8 @@
 """The memory of the fused linear cross-entropy."""
 
+from ligerprof.kernels.cross_entropy.results import ResultBytes, result_bytes
 from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
 from ligerprof.kernels.spec import KernelMemory, KernelShape, plain_torch, triton_kernel
-from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def _memory(shape: KernelShape) -> KernelMemory:
@@ -10,22 +10,52 @@ def _memory(shape: KernelShape) -> KernelMemory:
 
     The losses' factor is gone after forward, except in fp16: backward multiplies the gradients by it.
     """
-    hidden_elements, product_bytes = shape.tokens * shape.hidden, shape.product_bytes
-    plan = plan_chunks(
+    results = result_bytes(shape)
+    if results.waits:
+        return _waiting_memory(shape, results)
+    hidden_gradient_bytes = shape.tokens * shape.hidden * shape.product_bytes
+    workspace_bytes = _workspace_bytes(shape, with_gradient=True)
+    return KernelMemory(
+        output_bytes=results.output_bytes,
+        forward_temporary_bytes=workspace_bytes + results.temporary_bytes + shape.head_cast_bytes,
+        forward_gradient_bytes=hidden_gradient_bytes + shape.head_gradient_bytes,
+        backward_gradient_bytes=_cast_gradient_bytes(shape),
+    )
+
+
+def _waiting_memory(shape: KernelShape, results: ResultBytes) -> KernelMemory:
+    """Gradients are computed in backward, from the logits of a few tokens at a time."""
+    hidden_gradient_bytes = shape.tokens * shape.hidden * shape.product_bytes
+    forward_workspace_bytes = _workspace_bytes(shape, with_gradient=False)
+    launched_bytes = _workspace_bytes(shape, with_gradient=True) + results.backward_bytes + shape.head_cast_bytes
+    # then the gradient of the hidden states is cast, if autocast made them narrower
+    cast_bytes = _cast_gradient_bytes(shape)
+    kept_bytes = shape.head_gradient_bytes + (cast_bytes or hidden_gradient_bytes)
+    peak_bytes = hidden_gradient_bytes + shape.head_gradient_bytes + max(launched_bytes, cast_bytes)
+    return KernelMemory(
+        kept_inputs=("hidden", "weight"),
+        output_bytes=results.output_bytes,
+        forward_temporary_bytes=forward_workspace_bytes + results.temporary_bytes + shape.head_cast_bytes,
+        backward_gradient_bytes=kept_bytes,
+        backward_temporary_bytes=peak_bytes - kept_bytes,
+    )
+
+
+def _workspace_bytes(shape: KernelShape, *, with_gradient: bool) -> int:
+    return plan_chunks(
         tokens=shape.tokens,
         hidden=shape.hidden,
         vocab=shape.vocab,
-        element_bytes=product_bytes,
+        element_bytes=shape.product_bytes,
         budget=shape.flce_budget,
-        gradient_bytes=shape.parameter_bytes if shape.weight_requires_grad else 0,
-    )
-    cast_hidden = shape.activation_bytes != product_bytes
-    return KernelMemory(
-        output_bytes=FP32_BYTES,
-        forward_temporary_bytes=plan.workspace_bytes + (shape.tokens + 1) * FP32_BYTES + shape.head_cast_bytes,
-        forward_gradient_bytes=hidden_elements * product_bytes + shape.head_gradient_bytes,
-        backward_gradient_bytes=hidden_elements * shape.activation_bytes if cast_hidden else 0,
-    )
+        gradient_bytes=shape.parameter_bytes if with_gradient and shape.weight_requires_grad else 0,
+        entropy="entropy" in shape.loss_returns,
+    ).workspace_bytes
+
+
+def _cast_gradient_bytes(shape: KernelShape) -> int:
+    """The gradient of the hidden states, if it is cast to their dtype."""
+    return shape.tokens * shape.hidden * shape.activation_bytes if shape.activation_bytes != shape.product_bytes else 0
 
 
 _FLCE = triton_kernel(

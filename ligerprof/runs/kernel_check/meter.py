@@ -4,7 +4,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -67,25 +67,43 @@ class CallBytes:
         )
 
 
-def measure_call(call: Callable[[], tuple[Tensor, ...]], given: Iterable[Tensor], wanted: list[Tensor]) -> CallBytes:
+class Meter(Protocol):
+    """Counts bytes; `peak_bytes` may be set, to start over."""
+
+    live_bytes: int
+    peak_bytes: int
+
+
+def measure_call(
+    call: Callable[[], tuple[Tensor, ...]],
+    given: Iterable[Tensor],
+    wanted: list[Tensor],
+    *,
+    meter: Meter | None = None,
+) -> CallBytes:
     """One call with its backward.
 
     Args:
         given: the tensors that exist before the call.
         wanted: the inputs whose gradients backward computes.
+        meter: counts the bytes, if it is active already; None: a `ByteMeter` does.
     """
     given = list(given)
-    with ByteMeter(given) as meter:
-        outputs = call()
-        known = {value.untyped_storage() for value in given}
-        output_bytes = sum(storage.nbytes() for output in outputs if (storage := output.untyped_storage()) not in known)
-        # Triton's interpreter leaves reference cycles that hold the launch's tensors
-        gc.collect(0)
-        kept_bytes, forward_peak_bytes = meter.live_bytes, meter.peak_bytes
-        gradients = [torch.ones_like(output) for output in outputs]
-        meter.peak_bytes = start_bytes = meter.live_bytes
-        made = torch.autograd.grad(outputs, wanted, gradients)
-        backward_bytes = meter.peak_bytes - start_bytes
+    if meter is None:
+        with ByteMeter(given) as counted:
+            return measure_call(call, given, wanted, meter=counted)
+    known = {value.untyped_storage() for value in given}
+    given_bytes = meter.peak_bytes = meter.live_bytes
+    outputs = call()
+    output_bytes = sum(storage.nbytes() for output in outputs if (storage := output.untyped_storage()) not in known)
+    # Triton's interpreter leaves reference cycles that hold the launch's tensors
+    gc.collect(0)
+    kept_bytes, forward_peak_bytes = meter.live_bytes - given_bytes, meter.peak_bytes - given_bytes
+    differentiable = [output for output in outputs if output.requires_grad]
+    gradients = [torch.ones_like(output) for output in differentiable]
+    meter.peak_bytes = start_bytes = meter.live_bytes
+    made = torch.autograd.grad(differentiable, wanted, gradients)
+    backward_bytes = meter.peak_bytes - start_bytes
     del made
     return CallBytes(
         output_bytes=output_bytes,

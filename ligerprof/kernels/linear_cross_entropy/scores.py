@@ -1,0 +1,147 @@
+"""Scores of tokens that policies and preferences are trained on: log-probabilities, entropies, log-sum-exps, logits.
+
+No function here holds logits of all tokens and words; each has a gradient.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ligerprof.errors import KernelInputError
+from ligerprof.kernels.cross_entropy.triton import cross_entropy_outputs
+from ligerprof.kernels.linear_cross_entropy.label_logits import LabelLogits
+from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy_outputs
+from ligerprof.kernels.options import IGNORE_INDEX, PLAIN_LOSS, LossOptions, LossOutputs, VocabularyShard
+from ligerprof.kernels.tensors import refuse_dtensors
+
+
+class TokenScores(NamedTuple):
+    """Scores of each position, fp32, shaped like the labels; 0 if the label is ignored.
+
+    Attributes:
+        log_probs: log-probability of the label.
+        entropy: of the position's distribution; None if it was not asked for.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None = None
+
+
+def linear_log_probs(  # noqa: PLR0913 - the arguments of the loss
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    bias: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    shard: VocabularyShard | None = None,
+) -> TokenScores:
+    """Log-probabilities of the labels under `softmax((hidden @ weight.T + bias) / temperature)`, and entropies.
+
+    Both have a gradient, which backward computes from the logits of a few tokens at a time.
+
+    Args:
+        hidden: [..., D].
+        weight: [V, D].
+        labels: [...], int64.
+        options: shift, ignore_index, softcap, logit_scale, budget and accumulate_fp32 apply.
+        temperature: divides the logits, before the softcap.
+        entropy: whether to compute entropies, too.
+        shard: the words that weight and bias are, if the vocabulary is split over ranks.
+
+    Raises:
+        KernelInputError: shapes do not match, or an option has no meaning for a log-probability.
+    """
+    plain, returns = _per_token(options, temperature), ("entropy",) if entropy else ()
+    return _scores(
+        fused_linear_cross_entropy_outputs(hidden, weight, labels, plain, bias, returns=returns, shard=shard)
+    )
+
+
+def log_probs(
+    logits: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    shard: VocabularyShard | None = None,
+) -> TokenScores:
+    """`linear_log_probs` of given logits [..., V]; with the option `in_place`, the gradient overwrites them.
+
+    Raises:
+        KernelInputError: see `linear_log_probs`.
+    """
+    plain, returns = _per_token(options, temperature), ("entropy",) if entropy else ()
+    return _scores(cross_entropy_outputs(logits, labels, plain, returns=returns, shard=shard))
+
+
+def linear_log_sum_exp(
+    hidden: Tensor,
+    weight: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    bias: Tensor | None = None,
+    *,
+    shard: VocabularyShard | None = None,
+) -> Tensor:
+    """Log-sum-exp over the words of `hidden @ weight.T + bias` [..., V], fp32, for each position.
+
+    Args:
+        options: softcap, logit_scale, budget and accumulate_fp32 apply.
+        shard: the words that weight and bias are, if the vocabulary is split over ranks.
+
+    Raises:
+        KernelInputError: shapes do not match, or an option has no meaning for a log-sum-exp.
+    """
+    no_labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
+    plain = dataclasses.replace(_per_token(options, 1.0), shift=False, ignore_index=IGNORE_INDEX)
+    outputs = fused_linear_cross_entropy_outputs(hidden, weight, no_labels, plain, bias, returns=("lse",), shard=shard)
+    assert outputs.lse is not None
+    return outputs.lse
+
+
+def linear_label_logits(
+    hidden: Tensor, weight: Tensor, labels: Tensor, options: LossOptions = PLAIN_LOSS, bias: Tensor | None = None
+) -> Tensor:
+    """The logit of each label, fp32: `hidden @ weight[label] + bias[label]`; 0 if the label is ignored.
+
+    Args:
+        hidden: [..., D]; under autocast, it and the weight are cast.
+        weight: [V, D].
+        labels: [...], int64.
+        options: shift, ignore_index, softcap and logit_scale apply.
+
+    Raises:
+        KernelInputError: shapes do not match.
+    """
+    refuse_dtensors("label logits", hidden, weight, labels, bias)
+    if labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[-1]:
+        raise KernelInputError(
+            f"label logits: hidden states {tuple(hidden.shape)}, a head of {tuple(weight.shape)} and labels"
+            f" {tuple(labels.shape)} do not match. Labels need the hidden states' leading shape."
+        )
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    return LabelLogits.apply(hidden.to(dtype), weight.to(dtype), bias, labels, options)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _per_token(options: LossOptions, temperature: float) -> LossOptions:
+    """Options of a loss that is the negative log-probability of each token.
+
+    Raises:
+        KernelInputError: an option changes the loss to something else, or the temperature is not positive.
+    """
+    for name in ("label_smoothing", "z_loss", "token_scaling"):
+        if getattr(options, name):
+            raise KernelInputError(f"the option {name} belongs to a loss, and not to a score of a token. Leave it out.")
+    if temperature <= 0:
+        raise KernelInputError(f"the temperature is {temperature}. It must be positive.")
+    return dataclasses.replace(options, reduction="none", logit_scale=options.logit_scale / temperature)
+
+
+def _scores(outputs: LossOutputs) -> TokenScores:
+    return TokenScores(-outputs.loss, outputs.entropy)
