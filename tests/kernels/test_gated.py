@@ -152,3 +152,19 @@ def test_a_linear_layer_that_does_not_go_with_the_gates_is_refused(
     gate = torch.zeros(2, 8, device=device)
     with pytest.raises(KernelInputError, match="does not match"):
         linear_pair[0](gate, gate, torch.zeros(4, 9, device=device))
+
+
+@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+def test_multipliers_of_gate_and_product(name: str, device: torch.device) -> None:
+    from ligerprof.kernels.gated import triton
+
+    for named in ({"gate_multiplier": 0.6}, {"multiplier": 1.7}, {"gate_multiplier": -1.4, "multiplier": 0.5}):
+        inputs = leaves(*torch.randn(2, 3, 5, 40, device=device))
+        grad = torch.randn(3, 5, 40, device=device)
+        assert_matches_fp64(
+            lambda *g: getattr(triton, name)(*g, **named),  # noqa: B023
+            lambda *g: getattr(reference, name)(*g, **named),  # noqa: B023
+            inputs,
+            ROUNDING[torch.float32],
+            [grad],
+        )

@@ -80,8 +80,10 @@ def test_halves_of_the_angles_that_differ(device: torch.device) -> None:
 
 def test_shapes_that_do_not_go_together_are_refused(device: torch.device) -> None:
     q, k = queries_and_keys(1, 2, 1, device, torch.float32)
-    with pytest.raises(KernelInputError, match="rope"):
-        rope(q, k, *angles(1, device, dim=DIM // 2))
+    # an odd number of angles, and more than a head has elements
+    for dim in (DIM - 1, DIM + 2):
+        with pytest.raises(KernelInputError, match="rope"):
+            rope(q, k, *angles(1, device, dim=dim))
 
 
 def in_place(*given: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,3 +217,33 @@ def test_in_place_without_a_graph(mode: Callable[[], Any], device: torch.device)
         turned = in_place(q, k, cos, sin)
         assert (turned[0].data_ptr(), turned[1].data_ptr()) == (q.data_ptr(), k.data_ptr())
         assert all(torch.equal(*pair) for pair in zip(turned, right, strict=True))
+
+
+FORMS = {
+    "partial": ((2, 3, 5, 20), (2, 2, 5, 20), (1, 5, 12), {}),
+    "partial-of-an-odd-head": ((2, 3, 5, 17), (2, 2, 5, 17), (2, 5, 10), {}),
+    "interleaved": ((2, 3, 5, 12), (2, 2, 5, 12), (1, 5, 12), {"interleaved": True}),
+    "interleaved-partial": ((2, 5, 3, 13), (2, 5, 2, 13), (2, 5, 8), {"interleaved": True, "unsqueeze_dim": 2}),
+    "angles-without-sequences": ((2, 5, 3, 12), (2, 5, 2, 12), (5, 12), {"unsqueeze_dim": 1}),
+    "heads-first-without-sequences": ((2, 3, 5, 12), (2, 2, 5, 12), (5, 12), {"unsqueeze_dim": 0}),
+    "vision": ((5, 3, 12), (5, 2, 12), (5, 12), {"unsqueeze_dim": -2}),
+    "one-sequence-heads-first": ((3, 5, 12), (2, 5, 12), (5, 8), {"unsqueeze_dim": 0}),
+}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_other_forms(name: str, in_place: bool, device: torch.device) -> None:
+    from ligerprof.kernels.rope.triton import apply_rope
+
+    q_shape, k_shape, angle_shape, named = FORMS[name]
+    q, k, cos, sin = (torch.randn(size, device=device) for size in (q_shape, k_shape, angle_shape, angle_shape))
+    grads = [torch.randn(size, device=device) for size in (q_shape, k_shape)]
+    assert_matches_fp64(
+        # not leaves, which are never overwritten
+        lambda q, k: apply_rope(q * 1.0, k * 1.0, cos, sin, in_place=in_place, **named),
+        lambda q, k: reference(q, k, cos.cpu().double(), sin.cpu().double(), **named),
+        leaves(q, k),
+        ROUNDING[torch.float32],
+        grads,
+    )

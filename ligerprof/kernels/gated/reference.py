@@ -4,14 +4,18 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Compute silu(gate) * up."""
-    return functional.silu(gate) * up
+def swiglu(gate: Tensor, up: Tensor, *, gate_multiplier: float = 1.0, multiplier: float = 1.0) -> Tensor:
+    """Compute silu(gate_multiplier * gate) * up * multiplier."""
+    return _scaled(functional.silu(_scaled(gate, gate_multiplier)) * up, multiplier)
 
 
-def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Compute gelu(gate) * up, with GELU's tanh approximation."""
-    return functional.gelu(gate, approximate="tanh") * up
+def geglu(gate: Tensor, up: Tensor, *, gate_multiplier: float = 1.0, multiplier: float = 1.0) -> Tensor:
+    """Compute gelu(gate_multiplier * gate) * up * multiplier, with GELU's tanh approximation."""
+    return _scaled(functional.gelu(_scaled(gate, gate_multiplier), approximate="tanh") * up, multiplier)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor
 
 
 def swiglu_linear(gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

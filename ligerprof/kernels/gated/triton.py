@@ -1,6 +1,6 @@
 """Gated activations in Triton: act(gate) * up, alone or with the linear layer that follows.
 
-Backward keeps gate and up only and recomputes the rest.
+Backward keeps gate and up only and recomputes the rest. Alone, gate and product may have a multiplier; None is one.
 
 Axes: N rows, I intermediate columns, H output features of the linear layer.
 """
@@ -54,6 +54,8 @@ def _gated_fwd_kernel(
     up_stride,
     columns,
     pieces,
+    gate_multiplier,
+    multiplier,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -62,7 +64,11 @@ def _gated_fwd_kernel(
     mask = column < columns
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if gate_multiplier is not None:
+        gate *= tl.cast(gate_multiplier, tl.float32)
     activated, _ = _activate(gate, ACTIVATION)
+    if multiplier is not None:
+        activated *= tl.cast(multiplier, tl.float32)
     tl.store(y_ptr + row * columns + column, (activated * up).to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -81,6 +87,8 @@ def _gated_bwd_kernel(
     up_grad_stride,
     columns,
     pieces,
+    gate_multiplier,
+    multiplier,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -94,7 +102,14 @@ def _gated_bwd_kernel(
     dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if gate_multiplier is not None:
+        gate *= tl.cast(gate_multiplier, tl.float32)
     activated, slope = _activate(gate, ACTIVATION)
+    if gate_multiplier is not None:
+        slope *= tl.cast(gate_multiplier, tl.float32)
+    if multiplier is not None:
+        activated *= tl.cast(multiplier, tl.float32)
+        slope *= tl.cast(multiplier, tl.float32)
     gate_grad = (dy * up * slope).to(gate_grad_ptr.dtype.element_ty)
     up_grad = (dy * activated).to(up_grad_ptr.dtype.element_ty)
     tl.store(gate_grad_ptr + row * gate_grad_stride + column, gate_grad, mask=mask)
@@ -103,7 +118,12 @@ def _gated_bwd_kernel(
         tl.store(y_ptr + row * dy_stride + column, (activated * up).to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _multiply_gates(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+# of the gate, and of the product; None is one
+_Multipliers = tuple[float | None, float | None]
+_NO_MULTIPLIERS: _Multipliers = (None, None)
+
+
+def _multiply_gates(gate: Tensor, up: Tensor, activation: str, multipliers: _Multipliers = _NO_MULTIPLIERS) -> Tensor:
     """Compute act(gate) * up, contiguous."""
     gate_NI, up_NI = as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
@@ -118,6 +138,8 @@ def _multiply_gates(gate: Tensor, up: Tensor, activation: str) -> Tensor:
             up_stride=up_NI.stride(0),
             columns=columns,
             pieces=pieces,
+            gate_multiplier=multipliers[0],
+            multiplier=multipliers[1],
             ACTIVATION=activation,
             BLOCK=_BLOCK,
             num_warps=_WARPS,
@@ -126,7 +148,14 @@ def _multiply_gates(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def _differentiate_gates(
-    grad: Tensor, gate: Tensor, up: Tensor, activation: str, *, with_product: bool = False, overwrite: bool = False
+    grad: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    activation: str,
+    multipliers: _Multipliers = _NO_MULTIPLIERS,
+    *,
+    with_product: bool = False,
+    overwrite: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of gate and up [N, I], and return with them `grad`, the gradient of the product.
 
@@ -156,6 +185,8 @@ def _differentiate_gates(
             up_grad_stride=up_grad_NI.stride(0),
             columns=columns,
             pieces=pieces,
+            gate_multiplier=multipliers[0],
+            multiplier=multipliers[1],
             ACTIVATION=activation,
             BLOCK=_BLOCK,
             num_warps=_WARPS,
@@ -165,17 +196,17 @@ def _differentiate_gates(
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: str) -> Tensor:
-        ctx.activation = activation
+    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: str, multipliers: _Multipliers) -> Tensor:
+        ctx.activation, ctx.multipliers = activation, multipliers
         ctx.save_for_backward(gate, up)
-        return _multiply_gates(gate, up, activation)
+        return _multiply_gates(gate, up, activation, multipliers)
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        gate_grad_NI, up_grad_NI, _ = _differentiate_gates(grad, gate, up, ctx.activation)
-        return gate_grad_NI.view(gate.shape), up_grad_NI.view(up.shape), None
+        gate_grad_NI, up_grad_NI, _ = _differentiate_gates(grad, gate, up, ctx.activation, ctx.multipliers)
+        return gate_grad_NI.view(gate.shape), up_grad_NI.view(up.shape), None, None
 
 
 class _Keep(torch.autograd.Function):
@@ -259,9 +290,10 @@ def gated_linear(
     return _Compute.apply(placeholder, gate, up, weight, bias, activation)  # type: ignore[no-any-return]
 
 
-def _gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+def _gated(gate: Tensor, up: Tensor, activation: str, gate_multiplier: float, multiplier: float) -> Tensor:
     _check_gates(gate, up, activation)
-    return _Gated.apply(gate, up, activation)  # type: ignore[no-any-return]
+    multipliers = None if gate_multiplier == 1.0 else gate_multiplier, None if multiplier == 1.0 else multiplier
+    return _Gated.apply(gate, up, activation, multipliers)  # type: ignore[no-any-return]
 
 
 def _can_be_overwritten(gate: Tensor, up: Tensor) -> bool:
@@ -277,14 +309,22 @@ def _check_gates(gate: Tensor, up: Tensor, activation: str) -> None:
         )
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Compute silu(gate) * up, of any shape; both need the same shape and dtype."""
-    return _gated(gate, up, "swiglu")
+def swiglu(gate: Tensor, up: Tensor, *, gate_multiplier: float = 1.0, multiplier: float = 1.0) -> Tensor:
+    """Compute silu(gate_multiplier * gate) * up * multiplier, of any shape; both need the same shape and dtype.
+
+    Raises:
+        KernelInputError: gate and up differ in shape or dtype.
+    """
+    return _gated(gate, up, "swiglu", gate_multiplier, multiplier)
 
 
-def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Compute gelu(gate) * up with GELU's tanh approximation, as `swiglu`."""
-    return _gated(gate, up, "geglu")
+def geglu(gate: Tensor, up: Tensor, *, gate_multiplier: float = 1.0, multiplier: float = 1.0) -> Tensor:
+    """Compute gelu(gate_multiplier * gate) * up * multiplier with GELU's tanh approximation, as `swiglu`.
+
+    Raises:
+        KernelInputError: gate and up differ in shape or dtype.
+    """
+    return _gated(gate, up, "geglu", gate_multiplier, multiplier)
 
 
 def swiglu_linear(

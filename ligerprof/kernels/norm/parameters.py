@@ -63,7 +63,9 @@ class ParameterGradients:
         partials_PD: each parameter's fp32 partial sums, which the backward launch writes; None if none are wanted.
     """
 
-    def __init__(self, parameters_D: Sequence[Tensor | None], wanted: Sequence[bool], programs: int) -> None:
+    def __init__(
+        self, parameters_D: Sequence[Tensor | None], wanted: Sequence[bool], programs: int, columns: int
+    ) -> None:
         self.totals_D = [
             torch.empty_like(parameter_D) if parameter_D is not None and is_wanted else None
             for parameter_D, is_wanted in zip(parameters_D, wanted, strict=True)
@@ -72,7 +74,9 @@ class ParameterGradients:
         self._written_D = [total_D for total_D in self.totals_D if total_D is not None]
         if self._written_D:
             first_D = self._written_D[0]
-            sizes = (len(self._written_D), programs, first_D.shape[0])
+            # one row for the programs of all heads, if each head has a weight
+            rows = programs * columns // first_D.numel()
+            sizes = (len(self._written_D), rows, first_D.numel())
             self._partial_SPD = torch.empty(sizes, dtype=torch.float32, device=first_D.device)
             slabs = iter(self._partial_SPD.unbind())
             self.partials_PD = [None if total_D is None else next(slabs) for total_D in self.totals_D]

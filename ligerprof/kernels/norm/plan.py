@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from ligerprof.errors import KernelInputError
-
-MAX_COLUMNS = 65536
+# columns of a row that a program holds at a time; longer rows are read piece by piece, more than once
+MAX_HELD_COLUMNS = 65536
 
 # elements of a tile: for a program that takes one tile, and for one that walks over several
 _TILE_ELEMENTS, _WALKED_ELEMENTS = 4096, 8192
@@ -65,9 +64,6 @@ def plan_backward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, 
     Args:
         shared_bytes: shared memory available to one program.
         read_bytes: bytes per column, summed over the tensors that are read row by row.
-
-    Raises:
-        KernelInputError: the rows are too long for one program.
     """
     block = _block(columns)
     tile_rows = _tile_rows(block, _WALKED_ELEMENTS)
@@ -85,11 +81,7 @@ def plan_backward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, 
 
 
 def backward_programs(*, rows: int, columns: int, sm_count: int) -> int:
-    """Programs of the backward launch: the fewest that finish in as many turns as one per multiprocessor would.
-
-    Raises:
-        KernelInputError: the rows are too long for one program.
-    """
+    """Programs of the backward launch: the fewest that finish in as many turns as one per multiprocessor would."""
     tiles = -(-rows // _tile_rows(_block(columns), _WALKED_ELEMENTS))
     turns = max(-(-tiles // sm_count), 1)
     return -(-tiles // turns)
@@ -100,9 +92,12 @@ def is_long(columns: int) -> bool:
     return columns > _WALKED_ELEMENTS
 
 
+def comes_in_pieces(columns: int) -> bool:
+    """Whether a program reads a row piece by piece."""
+    return columns > MAX_HELD_COLUMNS
+
+
 def _block(columns: int) -> int:
-    if columns > MAX_COLUMNS:
-        raise KernelInputError(f"a norm over {columns} columns: the kernel takes up to {MAX_COLUMNS}.")
     return 1 << (columns - 1).bit_length()
 
 

@@ -1,6 +1,7 @@
 """Rotary position embedding in Triton: queries and keys of any strides in one launch, in fp32.
 
-The two halves of a head are the rotated pairs. Results overwrite the inputs or lie in new memory as [B, T, H, D], in
+The two halves of a head, or neighbors, are the rotated pairs; elements after those that have an angle stay as they are.
+Results overwrite the inputs or lie in new memory as [B, T, H, D], in
 forward and in backward, so that the linear layers before and after see contiguous rows.
 
 Axes: B sequences, T tokens, H heads, D elements per head.
@@ -46,40 +47,53 @@ def _rope_kernel(
     q_heads,
     k_heads,
     half,
+    rest,
     BACKWARD: tl.constexpr,
     IN_PLACE: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     Q_GROUPS: tl.constexpr,
     K_GROUPS: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    REST: tl.constexpr,
 ):
-    """Rotate one group of HEADS heads of one token; the groups of queries precede those of keys."""
+    """Rotate one group of HEADS heads of one token; the groups of queries precede those of keys.
+
+    The last `rest` elements of a head are copied; None if there are none, or if they are in place.
+    """
     GROUPS: tl.constexpr = Q_GROUPS + K_GROUPS
     place = (tl.program_id(0) // GROUPS).to(tl.int64)
     group = tl.program_id(0) % GROUPS
     batch, token = place // tokens, place % tokens
     pair = tl.arange(0, HALF)
     in_half = pair < half
+    width = 2 * half
+    if rest is not None:
+        width += rest
+    apart = half
+    if INTERLEAVED:
+        pair *= 2
+        apart = 1
     cos_ptr += batch * cos_batch_stride + token * cos_token_stride + pair
     sin_ptr += batch * sin_batch_stride + token * sin_token_stride + pair
     cos_low = tl.load(cos_ptr, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    cos_high = tl.load(cos_ptr + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    cos_high = tl.load(cos_ptr + apart, mask=in_half, other=0.0).to(tl.float32)[None, :]
     sin_low = tl.load(sin_ptr, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    sin_high = tl.load(sin_ptr + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    sin_high = tl.load(sin_ptr + apart, mask=in_half, other=0.0).to(tl.float32)[None, :]
     if group < Q_GROUPS:
         x_ptr = q_ptr + batch * q_batch_stride + token * q_token_stride
-        out_ptr = q_out_ptr + place * q_heads * 2 * half
+        out_ptr = q_out_ptr + place * q_heads * width
         heads, head_stride, first = q_heads, q_head_stride, group * HEADS
     else:
         x_ptr = k_ptr + batch * k_batch_stride + token * k_token_stride
-        out_ptr = k_out_ptr + place * k_heads * 2 * half
+        out_ptr = k_out_ptr + place * k_heads * width
         heads, head_stride, first = k_heads, k_head_stride, (group - Q_GROUPS) * HEADS
     head = first + tl.arange(0, HEADS)
     mask = (head < heads)[:, None] & in_half[None, :]
     source = x_ptr + head.to(tl.int64)[:, None] * head_stride + pair[None, :]
-    target = source if IN_PLACE else out_ptr + head[:, None] * (2 * half) + pair[None, :]
+    target = source if IN_PLACE else out_ptr + head[:, None] * width + pair[None, :]
     low = tl.load(source, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(source + half, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(source + apart, mask=mask, other=0.0).to(tl.float32)
     if BACKWARD:
         # the transposed rotation
         new_low = low * cos_low + high * sin_high
@@ -88,20 +102,35 @@ def _rope_kernel(
         new_low = low * cos_low - high * sin_low
         new_high = high * cos_high + low * sin_high
     tl.store(target, new_low.to(out_ptr.dtype.element_ty), mask=mask)
-    tl.store(target + half, new_high.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(target + apart, new_high.to(out_ptr.dtype.element_ty), mask=mask)
+    if rest is not None:
+        column = tl.arange(0, REST)
+        mask = (head < heads)[:, None] & (column < rest)[None, :]
+        source = x_ptr + head.to(tl.int64)[:, None] * head_stride + 2 * half + column[None, :]
+        target = out_ptr + head[:, None] * width + 2 * half + column[None, :]
+        tl.store(target, tl.load(source, mask=mask, other=0.0), mask=mask)
 
 
 def _rotate(
-    q_BHTD: Tensor, k_BHTD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor, *, backward: bool = False, in_place: bool = False
+    q_BHTD: Tensor,
+    k_BHTD: Tensor,
+    cos_BTR: Tensor,
+    sin_BTR: Tensor,
+    *,
+    interleaved: bool,
+    backward: bool = False,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    q, k, cos, sin = (_unit_stride(value) for value in (q_BHTD, k_BHTD, cos_BTD, sin_BTD))
+    q, k, cos, sin = (_unit_stride(value) for value in (q_BHTD, k_BHTD, cos_BTR, sin_BTR))
     batch, q_heads, tokens, dim = q.shape
     k_heads = k.shape[1]
     q_out, k_out = q, k
     if not in_place:
         q_out = torch.empty(batch, tokens, q_heads, dim, dtype=q.dtype, device=q.device)
         k_out = torch.empty(batch, tokens, k_heads, dim, dtype=k.dtype, device=k.device)
-    half_block = triton.next_power_of_2(dim // 2)
+    half = cos.shape[-1] // 2
+    rest = None if in_place or dim == 2 * half else dim - 2 * half
+    half_block = triton.next_power_of_2(half)
     heads = min(triton.next_power_of_2(q_heads), max(1, _TILE_PAIRS // half_block))
     q_groups, k_groups = triton.cdiv(q_heads, heads), triton.cdiv(k_heads, heads)
     with on_device(q):
@@ -126,13 +155,16 @@ def _rotate(
             tokens=tokens,
             q_heads=q_heads,
             k_heads=k_heads,
-            half=dim // 2,
+            half=half,
+            rest=rest,
             BACKWARD=backward,
             IN_PLACE=in_place,
+            INTERLEAVED=interleaved,
             Q_GROUPS=q_groups,
             K_GROUPS=k_groups,
             HEADS=heads,
             HALF=half_block,
+            REST=triton.next_power_of_2(rest or 1),
             num_warps=_WARPS,
         )
     if not in_place:
@@ -154,36 +186,53 @@ def _can_be_overwritten(x: Tensor) -> bool:
 
 
 def _shapes_match(q: Tensor, k: Tensor, *angles: Tensor) -> bool:
-    if (q.ndim, k.ndim) != (4, 4) or q.shape[-1] % 2:
+    if (q.ndim, k.ndim) != (4, 4):
         return False
     batch, _, tokens, dim = q.shape
     keys_match = k.shape == (batch, k.shape[1], tokens, dim)
-    return keys_match and all(angle.shape in ((1, tokens, dim), (batch, tokens, dim)) for angle in angles)
+    width = angles[0].shape[-1]
+    fits = width % 2 == 0 and 0 < width <= dim
+    return keys_match and fits and all(angle.shape in ((1, tokens, width), (batch, tokens, width)) for angle in angles)
 
 
 class _Rope(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, in_place: bool
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        return _rotate(q, k, cos, sin, in_place=in_place)
+        ctx.interleaved = interleaved
+        return _rotate(q, k, cos, sin, interleaved=interleaved, in_place=in_place)
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Tensor | None, ...]:
         # not in place: autograd may pass the same gradients to other functions
-        return *_rotate(q_grad, k_grad, *ctx.saved_tensors, backward=True), None, None, None
+        grads = _rotate(q_grad, k_grad, *ctx.saved_tensors, interleaved=ctx.interleaved, backward=True)
+        return *grads, None, None, None, None
 
 
 def apply_rope(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1, *, in_place: bool = False
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    unsqueeze_dim: int = 1,
+    *,
+    interleaved: bool = False,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys by the angles of their positions, in their own dtype.
 
+    The last D - R elements of a head stay as they are.
+
     Args:
-        q: [B, H, T, D] with `unsqueeze_dim` 1, [B, T, H, D] with 2, of any strides.
+        q: [B, H, T, D] with `unsqueeze_dim` 1, [B, T, H, D] with 2, of any strides. With angles [T, R], and with or
+            without the axis B: [B, H, T, D] with 0, [B, T, H, D] with 1 or -2 (vision towers).
         k: like q, with its own number of heads.
-        cos: [B or 1, T, D].
-        sin: [B or 1, T, D].
+        cos: [B or 1, T, R], or [T, R] for all sequences.
+        sin: like cos.
+        interleaved: the rotated pairs are neighbors; otherwise they are the two halves of the first R elements.
         in_place: allow the results to overwrite q and k. They do not under torch.compile, if q or k is a leaf that
             wants a gradient, or if other tensors or several elements share the memory. A backward pass that needs the
             overwritten q or k raises torch's error.
@@ -197,19 +246,30 @@ def apply_rope(
             "rope: the angles require a gradient, which the kernel does not compute."
             " Detach them, or use the provider torch."
         )
+    if q.ndim == 3 and cos.ndim == 2:
+        # one sequence: the same with an axis for it
+        heads_last = 2 if unsqueeze_dim in (1, -2) else 1
+        q, k = apply_rope(
+            q[None], k[None], cos[None], sin[None], heads_last, interleaved=interleaved, in_place=in_place
+        )
+        return q[0], k[0]
+    if cos.ndim == 2:
+        # [T, R]: unsqueezed, the axis of heads comes before or after that of tokens
+        heads_last = unsqueeze_dim in (1, -2)
+        unsqueeze_dim, cos, sin = 2 if heads_last else 1, cos[None], sin[None]
     in_place = in_place and not torch.compiler.is_compiling() and _can_be_overwritten(q) and _can_be_overwritten(k)
-    if unsqueeze_dim == 2:
+    if unsqueeze_dim in (2, -2):
         q, k = q.transpose(1, 2), k.transpose(1, 2)
     if not _shapes_match(q, k, cos, sin):
         raise KernelInputError(
             f"rope: queries {tuple(q.shape)}, keys {tuple(k.shape)} and angles {tuple(cos.shape)} do not match."
         )
-    q, k = _Rope.apply(q, k, cos, sin, in_place)
-    return (q.transpose(1, 2), k.transpose(1, 2)) if unsqueeze_dim == 2 else (q, k)
+    q, k = _Rope.apply(q, k, cos, sin, interleaved, in_place)
+    return (q.transpose(1, 2), k.transpose(1, 2)) if unsqueeze_dim in (2, -2) else (q, k)
 
 
 def apply_rope_in_place(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1, *, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`apply_rope` that may overwrite queries and keys, as an attention layer calls it."""
-    return apply_rope(q, k, cos, sin, unsqueeze_dim, in_place=True)
+    return apply_rope(q, k, cos, sin, unsqueeze_dim, interleaved=interleaved, in_place=True)
