@@ -8,7 +8,6 @@ from ligerprof.errors import RecipeError
 from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
 from ligerprof.kernels.linear_cross_entropy.plan import (
     BALANCED_BYTES,
-    ChunkPlan,
     aligned,
     lean_chunk_tokens,
     plan_chunks,
@@ -52,7 +51,9 @@ def test_no_gradient_is_written_over_logits_that_are_still_needed(
     """The head's gradient holds logits until it is written: every write against every block that is yet to be read."""
     sizes = {"tokens": tokens, "hidden": hidden, "vocab": vocab, "element_bytes": element_bytes, "budget": budget}
     plain, plan = plan_chunks(**sizes), plan_chunks(**sizes, gradient_bytes=gradient_bytes)  # type: ignore[arg-type]
-    assert plan.workspace_bytes <= max(plain.workspace_bytes, allowed_bytes(budget, plain))
+    lean_bytes = lean_chunk_tokens(tokens=tokens, hidden=hidden, vocab=vocab) * plain.row_elements * element_bytes
+    allowed_bytes = {"lean": lean_bytes, "balanced": BALANCED_BYTES}.get(str(budget), budget)
+    assert plan.workspace_bytes <= max(plain.workspace_bytes, int(allowed_bytes))
     rest = tokens - plan.scratch_tokens
     assert (plan.chunks - 1) * plan.chunk_tokens < rest <= plan.chunks * plan.chunk_tokens or rest == plan.chunks == 0
     assert not plan.recomputed or plan.chunk_tokens <= plan.scratch_tokens
@@ -74,12 +75,6 @@ def test_no_gradient_is_written_over_logits_that_are_still_needed(
     # the hidden states' gradient is summed where the last block's gradient will be
     assert plan.scratch_tokens * hidden * 4 <= widths[-1] * row_bytes
     assert all(stop <= starts[-1] * row_bytes for _, stop in logits)
-
-
-def allowed_bytes(budget: str | int, plain: ChunkPlan) -> int:
-    if budget == "lean":
-        return plain.workspace_bytes
-    return BALANCED_BYTES if isinstance(budget, str) else budget
 
 
 @given(**SIZES, smaller=st.integers(20 * MIB, 1000 * MIB), more=st.integers(0, 1000 * MIB))
