@@ -219,10 +219,8 @@ def write_page(files: Iterable[Path]) -> str:
         about, *rows = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
         lines += ["", f"## {about['device']}", "", f"torch {about['torch']}, triton {about['triton']}."]
         if "interpreter" in about["device"]:
-            lines[-1] += (
-                " The interpreter truncates to bf16, where a GPU rounds to nearest: its bf16"
-            )
-            lines += ["as large. Products and plain torch run as on any CPU."]
+            lines += ["The interpreter truncates to bf16, where a GPU rounds to nearest: its bf16 errors are up to"]
+            lines += ["twice as large. Products and plain torch run as on any CPU."]
         lines += ["", f"| kernel | option | {' | '.join(f'{name} | torch' for name in DTYPES)} | largest in |"]
         lines += ["|---|---|" + "---:|" * (2 * len(DTYPES)) + "---|"]
         table: dict[tuple[str, str], dict[tuple[str, str], dict[str, float]]] = {}
