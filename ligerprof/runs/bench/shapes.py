@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.spec import KernelShape
 from ligerprof.models import load_model
 from ligerprof.text import short_repr, whole_number
 from ligerprof.words import did_you_mean
@@ -42,6 +43,22 @@ class BenchShape:
     def tokens(self) -> int:
         """Rows of the hidden states: the tokens of all sequences."""
         return self.sequences * self.seq_len
+
+    def of_a_call(self, *, element_bytes: int, sm_count: int) -> KernelShape:
+        """The sizes of one call on activations and weights of one dtype."""
+        return KernelShape(
+            tokens=self.tokens,
+            sequences=self.sequences,
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            vocab=self.vocab,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            activation_bytes=element_bytes,
+            parameter_bytes=element_bytes,
+            sm_count=sm_count,
+        )
 
 
 # small enough that the device waits for the host
@@ -92,12 +109,21 @@ def _named(word: str) -> BenchShape:
     if count and not whole_number(count):
         raise RecipeError(f"{word!r}: {count!r} is not a number of tokens. Write it as llama3.1-8b@8192.")
     tokens = int(count) if count else _MODEL_TOKENS
-    spec = load_model(model)
     sequences = tokens // _SEQ_LEN if tokens % _SEQ_LEN == 0 else 1
+    return shape_of_model(model, name=word, sequences=sequences, seq_len=tokens // sequences)
+
+
+def shape_of_model(model: str, *, name: str, sequences: int, seq_len: int) -> BenchShape:
+    """The sizes of a model.
+
+    Raises:
+        UnknownModelError: it is not a known model.
+    """
+    spec = load_model(model)
     return BenchShape(
-        name=word,
+        name=name,
         sequences=sequences,
-        seq_len=tokens // sequences,
+        seq_len=seq_len,
         hidden=spec.hidden_size,
         intermediate=spec.intermediate_size,
         vocab=spec.vocab_size,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors
-from ligerprof.runs.bench.shapes import BenchShape
+from ligerprof.runs.bench.shapes import BenchShape, shape_of_model
 
 Layout = Callable[[Tensor], Tensor]
 
@@ -17,22 +17,13 @@ EVEN = BenchShape(
 ODD = BenchShape(
     name="odd", sequences=3, seq_len=3, hidden=40, intermediate=72, vocab=101, heads=3, kv_heads=1, head_dim=12
 )
-# Llama 3.2 1B at 4 x 1024 tokens, without data
-LARGE = BenchShape(
-    name="large",
-    sequences=4,
-    seq_len=1024,
-    hidden=2048,
-    intermediate=8192,
-    vocab=128256,
-    heads=32,
-    kv_heads=8,
-    head_dim=64,
-)
+# without data
+LARGE = shape_of_model("llama3.2-1b", name="large", sequences=4, seq_len=1024)
 _IGNORED = -100
 _LABELS = "labels"
 # inputs that are the model's own, of which no two elements share memory
 _OVERWRITTEN = frozenset({"queries", "keys", "logits"})
+_PARAMETERS = frozenset({"weight", "bias"})
 _STATES = frozenset({"hidden", "residual", "gate", "up"}) | _OVERWRITTEN
 
 
@@ -67,6 +58,10 @@ class Case:
     Attributes:
         layout: makes the tensor that the kernel gets from a leaf that holds its values.
         expands: whether the leaf has one sequence or token, which the layout repeats without a copy.
+        freezes: whether weights and biases want no gradient.
+        retains: whether backward runs twice on one graph; the second run's gradients are compared.
+        gradient_layout: makes the gradients that backward receives from ones with their values.
+        dynamic: whether the kernel is compiled for sizes that change.
     """
 
     check: str
@@ -75,12 +70,22 @@ class Case:
     dtype: str
     layout: Layout
     expands: bool = False
+    freezes: bool = False
+    retains: bool = False
+    gradient_layout: Layout = torch.clone
+    dynamic: bool | None = None
 
     def skip_reason(self, operation: Operation) -> str | None:
         """Why the operation has no such call, or None."""
         if self.expands and not _OVERWRITTEN.isdisjoint(operation.wants):
             return "the kernel may write over these inputs"
+        if self.freezes and not (_PARAMETERS & set(operation.wants)):
+            return "the operation has no weight"
         return None
+
+    def wanted(self, operation: Operation) -> tuple[str, ...]:
+        """Names of the inputs that need a gradient."""
+        return tuple(name for name in operation.wants if not (self.freezes and name in _PARAMETERS))
 
     def make(self, operation: Operation, device: torch.device) -> tuple[Tensors, Tensors]:
         """Leaves by name, and the tensors that the kernel gets."""
@@ -90,7 +95,7 @@ class Case:
             leaves[_LABELS][::5] = _IGNORED
         if self.expands:
             leaves = {name: value[:1] if name in _STATES else value for name, value in leaves.items()}
-        leaves = {name: value.clone().requires_grad_(name in operation.wants) for name, value in leaves.items()}
+        leaves = {name: value.clone().requires_grad_(name in self.wanted(operation)) for name, value in leaves.items()}
         return leaves, self.arranged(leaves)
 
     def arranged(self, leaves: Tensors) -> Tensors:
@@ -118,9 +123,22 @@ def _strided(value: Tensor) -> Tensor:
 CASES = (
     *(Case(check="values", title=dtype, shape=EVEN, dtype=dtype, layout=torch.clone) for dtype in DTYPES),
     Case(check="values", title="fp32, odd sizes", shape=ODD, dtype="fp32", layout=torch.clone),
+    Case(check="gradients", title="frozen weights", shape=EVEN, dtype="fp32", layout=torch.clone, freezes=True),
+    Case(check="gradients", title="two backward passes", shape=EVEN, dtype="fp32", layout=torch.clone, retains=True),
+    Case(
+        check="gradients",
+        title="every second element",
+        shape=EVEN,
+        dtype="fp32",
+        layout=torch.clone,
+        gradient_layout=_strided,
+    ),
     Case(check="strides", title="transposed", shape=EVEN, dtype="fp32", layout=_transposed),
     Case(check="strides", title="every second element", shape=EVEN, dtype="fp32", layout=_strided),
     Case(check="strides", title="expanded", shape=EVEN, dtype="fp32", layout=torch.clone, expands=True),
     Case(check="strides", title="no tokens", shape=replace(EVEN, seq_len=0), dtype="fp32", layout=torch.clone),
 )
-COMPILED = Case(check="compile", title="fullgraph", shape=EVEN, dtype="fp32", layout=torch.clone)
+COMPILED = (
+    Case(check="compile", title="fullgraph", shape=EVEN, dtype="fp32", layout=torch.clone),
+    Case(check="compile", title="fullgraph, dynamic", shape=EVEN, dtype="fp32", layout=torch.clone, dynamic=True),
+)

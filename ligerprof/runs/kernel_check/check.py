@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels.device import simulated_device
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.spec import KernelShape, KernelSpec, load_entry
+from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.spec import KernelSpec, load_entry
 from ligerprof.runs.bench.operations import DTYPES, Maker, Operation, Tensors
 from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, Case
 from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
@@ -72,10 +73,11 @@ def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Itera
                 yield _guarded(case.check, case.title, partial(_compare, spec, operation, case, device))
     if unavailable is None and launches.seen and device.type == "cpu":
         unavailable = "Triton's interpreter cannot be compiled; a GPU is required"
-    if unavailable is not None:
-        yield _skipped(COMPILED.check, COMPILED.title, unavailable)
-    else:
-        yield _guarded(COMPILED.check, COMPILED.title, partial(_compare, spec, operation, COMPILED, device))
+    for case in COMPILED:
+        if unavailable is not None:
+            yield _skipped(case.check, case.title, unavailable)
+        else:
+            yield _guarded(case.check, case.title, partial(_compare, spec, operation, case, device))
     yield from _bytes_rows(spec, operation)
 
 
@@ -127,14 +129,15 @@ def _noticing(launches: _Launches) -> Iterator[None]:
 def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.device) -> Row:
     """Outputs and gradients against the reference's in fp64."""
     kernel = load_entry(spec.entry)
-    if case.check == COMPILED.check:
+    if case in COMPILED:
         torch._dynamo.reset()
         # without a GPU only the graph is checked, and no C++ compiler is needed
-        kernel = torch.compile(kernel, fullgraph=True, backend="inductor" if device.type == "cuda" else "aot_eager")
+        backend = "inductor" if device.type == "cuda" else "aot_eager"
+        kernel = torch.compile(kernel, fullgraph=True, dynamic=case.dynamic, backend=backend)
     leaves, given = case.make(operation, device)
     wide = {name: _widened(value) for name, value in leaves.items()}
-    truth = _results(operation, load_entry(spec.reference), wide, case.arranged(wide), None)
-    found = _results(operation, kernel, leaves, given, truth)
+    truth = _results(operation, case, load_entry(spec.reference), wide, case.arranged(wide), None)
+    found = _results(operation, case, kernel, leaves, given, truth)
     # a mean over no labels is not a number, or zero
     compared = {name: value for name, value in truth.items() if case.shape.tokens or value.isfinite().all()}
     errors = {name: _error(found[name], value) for name, value in compared.items()}
@@ -158,7 +161,7 @@ def _widened(leaf: Tensor) -> Tensor:
 
 
 def _results(
-    operation: Operation, kernel: Kernel, leaves: Tensors, given: Tensors, like: Mapping[str, Tensor] | None
+    operation: Operation, case: Case, kernel: Kernel, leaves: Tensors, given: Tensors, like: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     """Outputs and gradients by name.
 
@@ -178,10 +181,15 @@ def _results(
     kept = {name: output.detach().clone() for name, output in named.items()}
     generator = torch.Generator().manual_seed(1)
     gradients = [
-        torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output) for output in named.values()
+        case.gradient_layout(torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output))
+        for output in named.values()
     ]
-    made = torch.autograd.grad(list(named.values()), [leaves[name] for name in operation.wants], gradients)
-    return {**kept, **{f"d_{name}": value for name, value in zip(operation.wants, made, strict=True)}}
+    wanted = case.wanted(operation)
+    differentiate = partial(torch.autograd.grad, list(named.values()), [leaves[name] for name in wanted], gradients)
+    if case.retains:
+        differentiate(retain_graph=True)
+    made = differentiate()
+    return {**kept, **{f"d_{name}": value for name, value in zip(wanted, made, strict=True)}}
 
 
 def _error(value: Tensor, truth: Tensor) -> float:
@@ -214,7 +222,7 @@ def _bytes_rows(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
 def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
     """Bytes of each part of a call on fake tensors, as on a GPU, against the declared ones."""
     assert spec.memory is not None
-    stated = CallBytes.stated(spec.memory(_large_shape()))
+    stated = CallBytes.stated(spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=_SM_COUNT)))
     with FakeTensorMode(), simulated_device(sm_count=_SM_COUNT), _without_launches():
         maker = Maker(dtype=DTYPES["bf16"], generator=torch.Generator())
         leaves = operation.make(LARGE, maker)
@@ -222,6 +230,9 @@ def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
         # a kernel may write over what the model makes for it, which is not a leaf
         given = {name: value.clone() if name in _MADE else value for name, value in leaves.items()}
         kernel = load_entry(spec.entry)
+        if spec.name == SLOTS[spec.slot].with_next_linear:
+            # as a patched model calls it
+            kernel = partial(kernel, overwrite=True)
         wanted = [given[name] for name in operation.wants]
         measured = measure_call(
             lambda: operation.call(kernel, given, _OPTIONS), [*leaves.values(), *given.values()], wanted
@@ -242,22 +253,6 @@ def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
 
 
 _MADE = frozenset({"queries", "keys", "gate", "up", "logits"})
-
-
-def _large_shape() -> KernelShape:
-    return KernelShape(
-        tokens=LARGE.tokens,
-        sequences=LARGE.sequences,
-        hidden=LARGE.hidden,
-        intermediate=LARGE.intermediate,
-        vocab=LARGE.vocab,
-        heads=LARGE.heads,
-        kv_heads=LARGE.kv_heads,
-        head_dim=LARGE.head_dim,
-        activation_bytes=2,
-        parameter_bytes=2,
-        sm_count=_SM_COUNT,
-    )
 
 
 @contextmanager
