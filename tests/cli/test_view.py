@@ -156,11 +156,12 @@ def test_json_contains_the_address_while_it_serves(run_with_trace: Path) -> None
     stop(process, signal.SIGTERM)
 
 
-def test_the_server_ends_with_a_killed_command(run_with_trace: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGHUP])
+def test_the_server_ends_with_a_killed_command(ending: signal.Signals, run_with_trace: Path) -> None:
     process, line = start(run_with_trace.parent, "--port", 0)
     assert line.startswith(f"{SERVING}{run_with_trace.parent} at http://127.0.0.1:")
     assert line.endswith("/#pytorch_profiler (Ctrl-C ends it)\n")
-    stop(process, signal.SIGKILL)
+    stop(process, ending)
 
 
 def view(*arguments: object) -> tuple[int, str]:
