@@ -164,6 +164,7 @@ def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, A
         {"selective": "matmuls", "attention": "eager", "grad_accum": 2, "gpu": "a100-40g"},
         {"lora": 8, "dora": True, "eval_batch": 2, "precision": "bf16"},
         {"lora": 8, "modules_to_save": "lm_head", "loss": "chunked-nll", "precision": "bf16", "checkpointing": False},
+        {"lora": 8, "modules_to_save": "lm_head", "optimizer": "adamw-8bit", "fp32_embedding_states": True},
         {"loss": "trl-tiled", "padding": 0.3, "lora": 8},
         {"loss": "trl-tiled", "seq": 2500, "eval_batch": 3},
         {"loss": "trl-tiled", "precision": "bf16", "packing": True, "checkpointing": False, "grad_accum": 2},

@@ -54,7 +54,7 @@ def _untie(weights: dict[str, Weight], embedding: str, head: str) -> None:
     """A tied head that is trained gets a copy of its own."""
     tied = weights[embedding]
     tied.uses = 1
-    weights[head] = dataclasses.replace(tied, trainable=True, uses=1)
+    weights[head] = dataclasses.replace(tied, trainable=True, uses=1, in_embedding=False)
 
 
 def input_sizes(recipe: TrainingRecipe) -> Iterator[int]:
