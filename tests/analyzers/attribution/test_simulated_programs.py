@@ -18,9 +18,9 @@ from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.gpus import find_gpu
 from ligerprof.roles import Role
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.driver import no_collections
 from ligerprof.runs.simulated.patches import simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.writer import EventContext
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -92,7 +92,7 @@ class Program:
             register_optimizer_step_post_hook(lambda optimizer, *_: mark("END", optimizer)),
         )
         with (
-            no_collections(),
+            collector_paused(),
             simulated_process(self.device.gpu, self.recorder, set()),
             mock.patch.object(SimulatedDevice, "_context", context),
             FakeTensorMode(),
