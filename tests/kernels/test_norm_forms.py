@@ -1,4 +1,4 @@
-"""Forms of the norms beside the plain ones: optional parameters, a weight per head, castings, rows of any length."""
+"""Forms of the norms besides the plain ones: optional parameters, a weight per head, castings, rows of any length."""
 
 from collections.abc import Callable
 from typing import Any

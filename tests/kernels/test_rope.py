@@ -152,7 +152,7 @@ def test_inputs_are_left_alone_unless_the_caller_allows_it(device: torch.device)
 
 
 @pytest.mark.parametrize("kept", [0, 1], ids=["queries", "keys"])
-def test_whoever_keeps_overwritten_values_is_told(kept: int, device: torch.device) -> None:
+def test_overwritten_values_that_are_still_needed_raise(kept: int, device: torch.device) -> None:
     given = [x.clone() for x in queries_and_keys(1, 2, 1, device, torch.float32)]
     squares = given[kept].square().sum()
     turned = in_place(*given, *angles(1, device))

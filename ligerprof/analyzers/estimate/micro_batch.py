@@ -1,6 +1,6 @@
 """Forward and backward of one micro-batch through the whole model.
 
-All decoder layers are alike, so at most three are run: the first, one that stands for all in
+All decoder layers are alike, so at most three are run: the first, one in place of all in
 the middle, and the last. Each layer in the middle changes the bytes by the same amount, so the
 highest moment is in the first or the last of them (`Meter.repeat`).
 """
@@ -42,7 +42,7 @@ class _Layer:
     """One decoder layer between its forward and its backward.
 
     Attributes:
-        times: how many layers of the model it stands for.
+        times: how many layers of the model it represents.
         checkpoint: the input that checkpointing keeps for it, else None.
         packed_mask: the mask in main memory if checkpointing saves and offloads that, too, else None.
         cache: the outputs that selective checkpointing keeps, else None.

@@ -33,7 +33,7 @@ def _optimizer(key: str) -> Spelling:
 
 
 def _kernels(keys: Mapping[str, Any], kernels: str = "all") -> Spelling:
-    """The switch of liger-kernel, which stands for this set of kernels."""
+    """The switch of liger-kernel, which selects this set of kernels."""
     return lambda recipe: keys if recipe.liger == kernels else None
 
 

@@ -199,7 +199,7 @@ def test_losses_differ_in_their_planes() -> None:
     of_4_45 = estimate(TrainingRecipe(precision="bf16", loss="hf-4.45"))
     assert of_4_45.roles[Role.LOGITS] == tensor_bytes
     assert of_4_45.roles[Role.SHIFT_LOGITS] == shifted_bytes
-    # beside the log-probabilities, the loss and the number of labels
+    # besides the log-probabilities: the loss and the number of labels
     assert of_4_45.roles[Role.CE_TEMPORARIES] == shifted_bytes + 8
     assert of_4_45.logits_bytes == pytest.approx(3 * tensor_bytes, rel=1e-3)
     assert estimate(TrainingRecipe(liger="flce")).logits_bytes < tensor_bytes // 1000

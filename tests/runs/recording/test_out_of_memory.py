@@ -1,4 +1,4 @@
-"""LIGERPROF=oom on a device that stands for CUDA."""
+"""LIGERPROF=oom on a device in place of CUDA."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A process that records itself, however it ends; the device is the one that stands for CUDA."""
+"""A process that records itself, however it ends; the device takes the place of CUDA."""
 
 import os
 import pickle
