@@ -1,4 +1,4 @@
-"""What an architecture is stands in its row alone."""
+"""What an architecture is, only its row says."""
 
 import ast
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ligerprof.kernels.norm.rounding import CASTINGS
 from ligerprof.models import ARCHITECTURES
 
 PACKAGE = Path(__file__).parents[2] / "ligerprof"
@@ -57,6 +58,8 @@ def test_no_name_of_a_row_is_written_outside_models() -> None:
         for name, tree in modules_outside_models()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+        # the norms' casting modes have the names that liger-kernel gave them
+        if not (name.startswith("kernels/norm/") and node.value in CASTINGS)
     }
     assert written == set(OTHER_MEANINGS)
 

@@ -330,7 +330,7 @@ def test_rules_give_the_expected_role(expected: Role, given: BlockFeatures) -> N
 
 
 def test_every_role_except_the_remainders_has_a_rule() -> None:
-    assert {rule.role for rule in RULES} == set(Role) - {Role.ALLOCATOR_ROUNDING, Role.UNATTRIBUTED}
+    assert {rule.role for rule in RULES} == set(Role) - {Role.ALLOCATOR_ROUNDING}
 
 
 @pytest.mark.parametrize("alternate", [False, True])
