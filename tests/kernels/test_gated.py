@@ -121,9 +121,7 @@ def test_a_retained_graph_gives_the_same_gradients_again(
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_overwritten_gates_that_are_still_needed_raise(
-    linear_pair: tuple[Linear, Linear], device: torch.device
-) -> None:
+def test_overwritten_gates_still_needed_raise(linear_pair: tuple[Linear, Linear], device: torch.device) -> None:
     gate, up, weight, bias = gates_and_layer(torch.float32, device)
     made = gate.clone()
     total = made.square().sum() + linear_pair[0](made, up.clone(), weight, bias, overwrite=True).sum()
