@@ -30,6 +30,8 @@ Progress = Callable[[str], None]
 SEQ_STEP = 64
 # multiples of the recipe's sequence length that the frontier covers
 _FRONTIER = (0.25, 0.5, 1, 2, 4, 8, 16)
+# an estimate this far above the limit is beyond any error of it that was measured
+_CLEARLY_TOO_LARGE = 1.1
 
 
 class Bound(Word):
@@ -152,8 +154,7 @@ def _frontier(search: "_Search", recipe: TrainingRecipe) -> Iterator[Point]:
         seq = int(recipe.seq * factor)
         if not SEQ_STEP <= seq <= search.most_positions and seq != recipe.seq:
             continue
-        point = search.largest_batch(seq)
-        if point is None:
+        if search.is_clearly_too_long(seq) or (point := search.largest_batch(seq)) is None:
             return
         yield point
 
@@ -165,6 +166,8 @@ class _Search:
         self._recipe, self._judge, self._progress = recipe, judge, progress
         # estimated bytes at which the search starts: the limit, lowered once a simulated border shows the overhead
         self._aim_bytes = judge.limit.size_bytes
+        # of the border found last; about as many fit at any other length
+        self._tokens = recipe.batch * recipe.seq
         self._batches: dict[int, Point | None] = {}
 
     @property
@@ -177,9 +180,17 @@ class _Search:
         if seq not in self._batches:
             self._progress(f"the largest batch at {seq} tokens")
             base = dataclasses.replace(self._recipe, seq=seq)
-            size = self._largest(lambda batch: dataclasses.replace(base, batch=batch), self._recipe.batch, None)
+            size = self._largest(lambda batch: dataclasses.replace(base, batch=batch), self._tokens // seq, None)
             self._batches[seq] = self._point(dataclasses.replace(base, batch=size), Axis.BATCH) if size else None
+            self._tokens = max(size, 1) * seq
         return self._batches[seq]
+
+    def is_clearly_too_long(self, seq: int) -> bool:
+        """Whether the estimate alone shows that no batch fits."""
+        one = dataclasses.replace(self._recipe, batch=1, seq=seq)
+        with suppress(UnsupportedError, UnknownModelError):
+            return needed_bytes(one) > _CLEARLY_TOO_LARGE * self._judge.limit.size_bytes
+        return False
 
     def longest_seq(self) -> Point | None:
         """The longest sequence at the recipe's batch, on a grid that contains the recipe's sequence."""
@@ -192,7 +203,7 @@ class _Search:
             return dataclasses.replace(self._recipe, seq=offset + SEQ_STEP * count)
 
         most = (self.most_positions - offset) // SEQ_STEP
-        count = self._largest(at, (wanted - offset) // SEQ_STEP, most)
+        count = self._largest(at, (self._tokens // self._recipe.batch - offset) // SEQ_STEP, most)
         return self._point(at(count), Axis.SEQ, at_most=count == most) if count else None
 
     def _point(self, recipe: TrainingRecipe, axis: Axis, *, at_most: bool = False) -> Point:
@@ -204,13 +215,12 @@ class _Search:
             bounded_by=Bound.POSITIONS if at_most else Bound.MEMORY,
         )
 
-    def _largest(self, at: Callable[[int], TrainingRecipe], wanted: int, most: int | None) -> int:
-        """The largest count that fits, or 0: estimated first, then checked by the judge."""
-        try:
-            guess = find_border(lambda count: needed_bytes(at(count)) <= self._aim_bytes, start=1, most=most)
-        except (UnsupportedError, UnknownModelError):
-            # only the simulation covers this recipe: start from the wanted value
-            guess = wanted
+    def _largest(self, at: Callable[[int], TrainingRecipe], start: int, most: int | None) -> int:
+        """The largest count that fits, or 0: estimated from `start` on, then checked by the judge."""
+        guess = max(start, 1)
+        # where only the simulation covers the recipe, it starts there
+        with suppress(UnsupportedError, UnknownModelError):
+            guess = find_border(lambda count: needed_bytes(at(count)) <= self._aim_bytes, start=guess, most=most)
         count = find_border(lambda count: self._judge.verdict(at(count)).fits, start=max(guess, 1), most=most)
         if count and self._judge.verdict(at(count)).checked is Method.SIMULATED and count != guess:
             with suppress(UnsupportedError, UnknownModelError):
