@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.search.advise import Advice
 from ligerprof.recipe.configs.edits import FileEdit
-from ligerprof.reports.fit import describe_verdict, wrap_command
+from ligerprof.reports.fit import describe_verdict
 from ligerprof.reports.listing import listing_table
+from ligerprof.reports.shell_command import ShellCommand
 from ligerprof.units import format_bytes, format_mib
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def render_advice(
         *(Text(line) for line in _outcome(advice)),
         *(Text(f"note: {sentence}") for sentence in (*advice.notes, *remarks)),
         *(Text(line) for line in (() if edit is None else _edit_lines(edit))),
-        Text(wrap_command(f"Next: {next_command}")),
+        ShellCommand(f"Next: {next_command}"),
     )
 
 

@@ -1,6 +1,5 @@
 """Render `ligerprof fit`: the largest batch and sequence, how they were checked, and the frontier."""
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ from ligerprof.analyzers.search.fit import Bound, Fit, Point
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import command_line
 from ligerprof.reports.listing import listing_table
-from ligerprof.reports.terminal import PLAIN_WIDTH
+from ligerprof.reports.shell_command import ShellCommand
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def render_fit(fit: Fit) -> "RenderableType":
         Text(f"The limit is {format_bytes(fit.limit.size_bytes)} of reserved bytes ({fit.limit.source})."),
         *(Text(line) for line in _answers(fit)),
         *([_frontier_table(fit)] if fit.frontier else []),
-        *(Text(line) for line in _settings(fit)),
+        *_settings(fit),
         *(Text(f"note: {sentence}") for sentence in fit.notes),
     )
 
@@ -72,28 +71,18 @@ def _frontier_table(fit: Fit) -> "Table":
     return listing_table(*figures, "method", right=figures, rows=rows)
 
 
-def _settings(fit: Fit) -> Iterator[str]:
+def _settings(fit: Fit) -> Iterator["RenderableType"]:
+    from rich.text import Text
+
     wanted = f"{fit.recipe.batch} x {fit.recipe.seq} tokens"
     if fit.settings_gap is not None:
-        yield f"No settings for {wanted}: {fit.settings_gap}"
+        yield Text(f"No settings for {wanted}: {fit.settings_gap}")
     if fit.settings is None:
         return
     if not fit.settings.plan_verdict.fits:
-        yield f"No settings make {wanted} fit; `ligerprof advise` shows the closest."
+        yield Text(f"No settings make {wanted} fit; `ligerprof advise` shows the closest.")
         return
     titles = ", ".join(step.change.title for step in fit.settings.applied)
-    yield f"The cheapest settings for {wanted}: {titles}."
-    yield f"With them it {describe_verdict(fit.settings.plan_verdict)}."
-    yield wrap_command(f"  {command_line('estimate', fit.settings.plan)}")
-
-
-def wrap_command(text: str) -> str:
-    """Wrap a long command between its options, with the shell's line continuation."""
-    lines = [""]
-    for part in re.split(r" (?=--)", text):
-        if lines[-1] and len(lines[-1]) + len(part) + 3 > PLAIN_WIDTH:
-            lines[-1] += " \\"
-            lines.append(f"    {part}")
-        else:
-            lines[-1] += f" {part}" if lines[-1] else part
-    return "\n".join(lines)
+    yield Text(f"The cheapest settings for {wanted}: {titles}.")
+    yield Text(f"With them it {describe_verdict(fit.settings.plan_verdict)}.")
+    yield ShellCommand(f"  {command_line('estimate', fit.settings.plan)}")
