@@ -9,6 +9,12 @@ from hypothesis import strategies as st
 from ligerprof.reports.console import PlainConsole
 from ligerprof.reports.shell_command import ShellCommand
 
+
+def words(printed: str) -> list[str]:
+    """A shell drops backslashes before line ends, which shlex does not."""
+    return shlex.split(printed.replace("\\\n", ""))
+
+
 OPTIONS = st.lists(st.sampled_from(["--zero 2", "--offload optimizer", "--liger all", "--seq 8192", "--reentrant"]))
 
 
@@ -19,7 +25,7 @@ def test_what_is_copied_from_a_terminal_is_the_command(options: list[str], width
     console.print(ShellCommand(f"  {command}"))
 
     printed = console.file.getvalue()  # type: ignore[attr-defined] - a StringIO
-    assert shlex.split(printed) == shlex.split(command)
+    assert words(printed) == shlex.split(command)
     assert max(map(len, printed.splitlines())) <= width
 
 
@@ -27,4 +33,4 @@ def test_an_option_wider_than_the_terminal_is_left_whole() -> None:
     command = f"ligerprof estimate --model {'m' * 90} --seq 128"
     console = PlainConsole(file=io.StringIO(), width=60)
     console.print(ShellCommand(command))
-    assert shlex.split(console.file.getvalue()) == shlex.split(command)  # type: ignore[attr-defined]
+    assert words(console.file.getvalue()) == words(command)  # type: ignore[attr-defined]
