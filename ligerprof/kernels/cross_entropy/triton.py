@@ -122,7 +122,7 @@ def cross_entropy_outputs(
     Results with a gradient (lse, entropy) move the gradient of the logits to backward, which reads them again.
 
     Raises:
-        KernelInputError: see `cross_entropy`; or there is no such result.
+        KernelInputError: see `cross_entropy`; or a name in `returns` is unknown.
     """
     refuse_dtensors("ce", logits, labels, class_weight)
     if labels.shape != logits.shape[:-1]:

@@ -133,7 +133,7 @@ def fused_linear_cross_entropy_outputs(
     Results with a gradient (lse, entropy) move all gradients to backward, which computes the logits again.
 
     Raises:
-        KernelInputError: see `fused_linear_cross_entropy`; or there is no such result.
+        KernelInputError: see `fused_linear_cross_entropy`; or a name in `returns` is unknown.
     """
     refuse_dtensors("flce", hidden, weight, labels, bias, class_weight)
     if labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[-1]:

@@ -193,7 +193,7 @@ def rms_norm(
             `none`: also the squares, their mean and the root.
 
     Raises:
-        KernelInputError: the shapes do not match, or there is no such casting.
+        KernelInputError: the shapes do not match, or the casting is unknown.
     """
     _check_parameters("rms", x, weight, bias)
     _check_casting(casting)
@@ -218,7 +218,7 @@ def add_rms_norm(
         sum_dtype: another dtype of the sum; the norm is that of the sum in this dtype.
 
     Raises:
-        KernelInputError: shapes or dtypes do not match, or there is no such casting.
+        KernelInputError: shapes or dtypes do not match, or the casting is unknown.
     """
     _check_parameters("rms", x, weight, bias)
     _check_casting(casting)
