@@ -2,6 +2,7 @@
 
     python benchmarks/framework_configs.py measure RESULTS.jsonl   # on a GPU, with peft, bitsandbytes and deepspeed
     python benchmarks/framework_configs.py score RESULTS.jsonl     # anywhere
+    python benchmarks/framework_configs.py measure RESULTS.jsonl --only zero,ds_config --gpus 2
 
 The files are those of tests/data/configs. axolotl, LLaMA-Factory and TRL train with subclasses of the Trainer: the
 Trainer gets each file's own keys as its framework passes them on, without ligerprof's reader of configurations. Weights
@@ -11,6 +12,7 @@ and tokens are random, every batch is full, and attention is SDPA, so that Flash
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -269,7 +271,7 @@ def load_weights(config: Any, settings: dict[str, Any], folder: str) -> Any:
     return model
 
 
-def measure(results: Path, only: list[str]) -> None:
+def measure(results: Path, only: list[str], gpus: int) -> None:
     import torch
 
     free = SHARED_BYTES
@@ -287,13 +289,13 @@ def measure(results: Path, only: list[str]) -> None:
             free -= needed
         try:
             with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-                return run_child(number, folder)
+                return run_child(number, folder, gpus)
         finally:
             with changed:
                 free += needed
                 changed.notify_all()
 
-    where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "gpus": gpus}
     with ThreadPoolExecutor(5) as pool, results.open("w", encoding="utf-8") as file:
         runs = {pool.submit(run, number): CASES[number] for number in order}
         for done in as_completed(runs):
@@ -309,21 +311,33 @@ def needed_bytes(case: Case) -> int:
     return int(1.2 * peak_bytes) + 2 * GIB
 
 
-def run_child(number: int, folder: str) -> dict[str, Any]:
+def run_child(number: int, folder: str, gpus: int) -> dict[str, Any]:
+    """The peaks of a case, on several GPUs those of the rank with the highest one."""
     # one rank, so that the Trainer can start DeepSpeed
     environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     sharded = "deepspeed" in settings_of(CASES[number])["arguments"]
-    extra = {**environment, "MASTER_PORT": str(29600 + number)} if sharded else {}
+    command, extra = [sys.executable], {}
+    if gpus > 1:
+        if not sharded:
+            return {}
+        command += ["-m", "torch.distributed.run", f"--nproc-per-node={gpus}", "--rdzv-backend=c10d"]
+        command += ["--rdzv-endpoint=127.0.0.1:0"]
+    elif sharded:
+        extra = {**environment, "MASTER_PORT": str(29600 + number)}
     done = subprocess.run(
-        [sys.executable, __file__, "train", str(number), folder],
+        [*command, __file__, "train", str(number), folder],
         check=False,
         capture_output=True,
         text=True,
         timeout=400,
         env={**os.environ, **extra},
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"allocated"')]
-    return json.loads(lines[-1]) if lines else {"error": done.stderr[-1500:]}
+    # ranks may write in one line
+    ranks = [json.loads(found) for found in re.findall(r'\{"allocated"[^}]*\}', done.stdout)]
+    if len(ranks) < gpus:
+        return {"error": done.stderr[-1500:]}
+    worst: dict[str, Any] = max(ranks, key=lambda rank: max(rank["allocated"][1:]))
+    return worst
 
 
 def score(results: Path) -> None:
@@ -334,7 +348,7 @@ def score(results: Path) -> None:
         if "error" in row:
             print(f"{'failed':>10} {row['error'].strip().splitlines()[-1][:60]}  {row['path']}")
             continue
-        recipe = recipe_of(Case(path=row["path"], options=row["options"]))
+        recipe = recipe_of(Case(path=row["path"], options={"gpus": row.get("gpus", 1), **row["options"]}))
         estimated = ligerprof.estimate(recipe)
         peak_bytes = max(row["allocated"][1:])
         error = estimated.peak_bytes / peak_bytes - 1
@@ -344,6 +358,7 @@ def score(results: Path) -> None:
         print(
             f"{peak_bytes / MIB:10.1f} {estimated.peak_bytes / MIB:10.1f} {error:+8.2%} {first:+8.2%}"
             f" {reserved / MIB:9.0f}  {row['path'].partition('+')[2]}"
+            + (f" on {recipe.gpus} GPUs" if recipe.gpus > 1 else "")
         )
     if errors:
         print(f"{len(errors)} configurations: median {statistics.median(errors):.2%}, largest {max(errors):.2%}")
@@ -355,11 +370,12 @@ def main() -> None:
     parser.add_argument("results")
     parser.add_argument("folder", nargs="?")
     parser.add_argument("--only", default="", help="words of paths, joined by commas")
+    parser.add_argument("--gpus", type=int, default=1, help="ranks of the cases that train under DeepSpeed")
     arguments = parser.parse_args()
     if arguments.do == "train":
         print(json.dumps(train(settings_of(CASES[int(arguments.results)]), arguments.folder)), flush=True)
     elif arguments.do == "measure":
-        measure(Path(arguments.results), [word for word in arguments.only.split(",") if word])
+        measure(Path(arguments.results), [word for word in arguments.only.split(",") if word], arguments.gpus)
     else:
         score(Path(arguments.results))
 

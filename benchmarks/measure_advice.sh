@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Measure the recorder's overhead and the suggestions of docs/results/suggestions-h100.md, on one GPU or on two.
+# Measure the recorder's overhead and the suggestions of docs/results/suggestions-h100.md, on one GPU or on two, or
+# on two the change from ZeRO-2 to ZeRO-3 alone.
 #   bash benchmarks/measure_advice.sh build/results one
+#   bash benchmarks/measure_advice.sh build/results zero-3
 set -u
 out=$1
 keep=$(mktemp -d)
@@ -13,6 +15,8 @@ if [ "$2" = one ]; then
         timeout 90 python -m pytest -q -m gpu tests/runs/recording -p no:cacheprovider --basetemp "$keep/pytest" >"$out/pytest.txt" 2>&1
         tar -czf "$out/recordings.tar.gz" -C "$keep" .
     } >"$out/log.txt" 2>&1
+elif [ "$2" = zero-3 ]; then
+    suggestions "$out/two.jsonl" --changes zero-3 --only deepspeed-2-two-ranks >"$out/log-two.txt" 2>&1
 else
     {
         suggestions "$out/two.jsonl" --jobs 3 --changes shard-optimizer shard-model bucket-views \

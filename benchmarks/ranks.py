@@ -2,13 +2,15 @@
 
     python benchmarks/ranks.py measure benchmarks/results/ranks-h200x2.jsonl
     python benchmarks/ranks.py measure /tmp/try.jsonl --first 3
+    python benchmarks/ranks.py measure build/ddp.jsonl --engine ddp --apart 3
     python benchmarks/ranks.py compare benchmarks/results/ranks-h200x2.jsonl --simulate
 
 `measure` requires two GPUs, or `--gpus N`. It starts one process per GPU. They join once, and then build and train each
-model anew, so that a configuration takes seconds. Each row has the recipe, and per rank the highest allocated and
-reserved bytes of the first three steps and the bytes outside torch's allocator. Further rows follow: losses on all GPUs
-next to those on one, how often each group of weights is gathered in a step, and the time of a step with the kernels of
-ligerprof and of liger-kernel in turns.
+model anew, so that a configuration takes seconds. With `--apart N` each configuration has processes of its own, N
+configurations at a time: what one leaves behind, as DDP does, is then not in the reserved bytes of the next. Each row
+has the recipe, and per rank the highest allocated and reserved bytes of the first three steps and the bytes outside
+torch's allocator. Further rows follow: losses on all GPUs next to those on one, how often each group of weights is
+gathered in a step, and the time of a step with the kernels of ligerprof and of liger-kernel in turns.
 """
 
 import argparse
@@ -23,10 +25,13 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ligerprof.recipe.training import TrainingRecipe
 
@@ -99,6 +104,7 @@ PROFILED = tuple(
     for provider in PROVIDERS
 )
 LOSS_STEPS = 5
+PARTS = ["rows", "losses", "profiles", "times"]
 
 
 def recipes(gpus: int) -> list[TrainingRecipe]:
@@ -385,52 +391,88 @@ class Rank:
         return [statistics.fmean(each) for each in zip(*self.gathered(own), strict=True)]
 
 
+@contextmanager
+def static_graph() -> Iterator[None]:
+    """DDP with `static_graph=True`, which is not an option of a recipe."""
+    from torch import nn
+
+    plain: Any = nn.parallel.DistributedDataParallel
+    with mock.patch.object(nn.parallel, "DistributedDataParallel", partial(plain, static_graph=True)):
+        yield
+
+
 def run_rank(results: Path, arguments: argparse.Namespace) -> None:
     """Everything that one process does."""
     from torch import distributed
 
     rank, first = Rank(results, arguments.seconds), arguments.first
-    chosen = recipes(rank.gpus) if arguments.recipe is None else [TrainingRecipe(**json.loads(arguments.recipe))]
-    chosen = [recipe for recipe in chosen if arguments.engine in (None, recipe.engine)]
-    for number, recipe in enumerate(chosen[:first]):
-        rank.attempt(f"{number} {recipe.engine} {recipe.summary}", lambda recipe=recipe: rank.row(recipe))
-    if not arguments.only_rows:
-        run_further_parts(rank, first)
+    chosen = chosen_recipes(rank.gpus, arguments)
+    with static_graph() if arguments.static_graph else nullcontext():
+        for number, recipe in enumerate(chosen[:first] if "rows" in arguments.parts else ()):
+            rank.attempt(f"{number} {recipe.engine} {recipe.summary}", lambda recipe=recipe: rank.row(recipe))
+    run_further_parts(rank, arguments)
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def run_further_parts(rank: Rank, first: int | None) -> None:
-    """Losses, profiles and times; of each profile and time none but the first with `first`."""
+def chosen_recipes(gpus: int, arguments: argparse.Namespace) -> list[TrainingRecipe]:
+    """The configurations that the options ask for."""
+    if arguments.recipe is not None:
+        return [TrainingRecipe.from_json(json.loads(arguments.recipe))]
+    return [recipe for recipe in recipes(gpus) if arguments.engine in (None, recipe.engine)]
+
+
+def run_further_parts(rank: Rank, arguments: argparse.Namespace) -> None:
+    """Losses, profiles and times; of each profile and time only the first with `--first`."""
     from ligerprof.runs.training import load_model
 
-    with tempfile.TemporaryDirectory() as folder:
-        if rank.rank == 0:
-            import torch
+    count = None if arguments.first is None else 1
+    if "losses" in arguments.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            if rank.rank == 0:
+                import torch
 
-            torch.manual_seed(0)
-            load_model(TrainingRecipe(model="tiny", precision="fp32"), torch.device("cpu")).save_pretrained(folder)
-        rank.attempt("losses", lambda: rank.losses(folder))
-    if rank.on_gpu:
-        for options in PROFILED[: None if first is None else 1]:
+                torch.manual_seed(0)
+                recipe = TrainingRecipe(model="tiny", precision="fp32")
+                load_model(recipe, torch.device("cpu")).save_pretrained(folder)
+            rank.attempt("losses", lambda: rank.losses(folder))
+    if rank.on_gpu and "profiles" in arguments.parts:
+        for options in PROFILED[:count]:
             recipe = TrainingRecipe(**options, engine="fsdp2", gpus=rank.gpus, precision="mixed")
             rank.attempt(f"profile {options}", lambda recipe=recipe: rank.profile(recipe))
-        for options in TURNS[: None if first is None else 0]:
+    if rank.on_gpu and "times" in arguments.parts:
+        for options in TURNS[:count]:
             rank.attempt(f"turns {options}", lambda options=options: rank.turns(options))
 
 
 def measure(results: Path, arguments: argparse.Namespace) -> int:
     """Start a process per GPU and wait for them."""
     results.parent.mkdir(parents=True, exist_ok=True)
-    own = [str(Path(__file__).resolve()), "rank", *sys.argv[2:]]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={arguments.gpus}",
-        *own,
-    ]
+    if not arguments.apart:
+        return start(arguments.gpus, sys.argv[2:])
+    chosen = chosen_recipes(arguments.gpus, arguments)[: arguments.first]
+    options = [f"--gpus={arguments.gpus}", f"--seconds={arguments.seconds}", "--parts=rows"]
+    options += ["--static-graph"] if arguments.static_graph else []
+
+    def measure_one(number: int) -> int:
+        own = results.with_suffix(f".{number}.jsonl")
+        code = start(arguments.gpus, [str(own), *options, "--recipe", json.dumps(chosen[number].to_json())])
+        if own.exists():
+            rows = [line for line in own.read_text().splitlines(keepends=True) if json.loads(line)["kind"] != "probe"]
+            # one write, since others append too
+            with results.open("a") as lines:
+                lines.write("".join(rows))
+            own.unlink()
+        return code
+
+    with ThreadPoolExecutor(arguments.apart) as pool:
+        return max(pool.map(measure_one, range(len(chosen))))
+
+
+def start(gpus: int, options: list[str]) -> int:
+    """Start a process per GPU with the options of this script, and wait for them."""
+    own = [str(Path(__file__).resolve()), "rank", *options]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}", *own]
     return subprocess.run(command, check=False, env={"OMP_NUM_THREADS": "8", **os.environ}).returncode
 
 
@@ -515,10 +557,12 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--engine", choices=("ddp", "fsdp2"), help="measure only this engine's configurations")
-    parser.add_argument("--only-rows", action="store_true", help="measure no losses, profiles and times")
-    parser.add_argument("--first", type=int, help="configurations to measure; none are timed")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS, help="rows,losses,profiles,times")
+    parser.add_argument("--first", type=int, help="configurations to measure; of profiles and times, one")
     parser.add_argument("--seconds", type=float, default=330, help="after this time nothing new is begun")
     parser.add_argument("--recipe", help="a recipe's JSON to measure instead")
+    parser.add_argument("--apart", type=int, help="configurations at a time, each in processes of its own")
+    parser.add_argument("--static-graph", action="store_true", help="DDP with static_graph=True")
     parser.add_argument("--simulate", action="store_true", help="compare with the simulation, too")
     arguments = parser.parse_args()
     if arguments.what == "compare":

@@ -4,8 +4,9 @@
     python benchmarks/zero.py record build/recordings
     python benchmarks/zero.py table benchmarks/results/zero-h200.jsonl > docs/results/zero-h200.md
 
-`measure` and `record` require four GPUs (or `--gpus 1`, to try them); `table` does not. Rows run concurrently, which
-affects their time but not their memory, so rows do not contain times.
+`measure` and `record` require four GPUs (or `--gpus 1`, to try them); `--gpus 2` measures other models under each
+stage. `table` requires none. Rows run concurrently, which affects their time but not their memory, so rows do not
+contain times.
 """
 
 import argparse
@@ -29,6 +30,10 @@ KERNELS = ("none", "all")
 PLAIN = tuple(("--zero", stage) for stage in ("1", "2", "3"))
 OFFLOADED = (("--zero", "2", "--offload", "optimizer"), ("--zero", "3", "--offload", "all"))
 ROW: Options = ("--engine", "deepspeed", "--precision", "mixed", "--batch", "2", "--repeats", "1", "--no-trace")
+OTHERS: tuple[Options, ...] = (
+    ("--model", "qwen3-0.6b", "--batch", "4", "--no-checkpointing"),
+    ("--model", "tinyllama-1.1b", "--seq", "2048", "--liger", "all"),
+)
 # a Llama of 29 million parameters: what it records is small enough to keep
 SMALL = {
     "model_type": "llama",
@@ -62,6 +67,8 @@ def lanes(gpus: int) -> list[tuple[str, list[Options]]]:
     """Rows that run one after the other, by the GPUs they run on."""
     if gpus == 1:
         return [("0", [("--gpus", "1", *zero) for zero in (*PLAIN, *OFFLOADED)])]
+    if gpus == 2:
+        return [("0,1", [("--gpus", "2", *zero, *other) for other in OTHERS]) for zero in PLAIN]
     pairs = [(*zero, "--liger", kernels) for zero, kernels in itertools.product((*PLAIN, *OFFLOADED), KERNELS)]
     fours = [(*zero, "--liger", kernels) for zero, kernels in itertools.product((*PLAIN, OFFLOADED[1]), KERNELS)]
     return [
@@ -207,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "record", "table"))
     parser.add_argument("path", type=Path)
-    parser.add_argument("--gpus", type=int, default=4, choices=(1, 4))
+    parser.add_argument("--gpus", type=int, default=4, choices=(1, 2, 4))
     arguments = parser.parse_args()
     if arguments.what == "table":
         table(arguments.path)
