@@ -23,8 +23,26 @@ compiled=$!
 CUDA_VISIBLE_DEVICES=0 part 60 ledger "$python" -m ligerprof step --batch 2 --liger all --repeats 2 --no-trace --json -o "$out/ledger"
 rm -rf "$out/ledger"
 part 70 times "$python" benchmarks/ranks.py measure "$out/ranks.jsonl" --parts rows,times --engine ddp --first 1 --seconds 60
-wait "$compiled"
 
+export OMP_NUM_THREADS=4
+# several of these at a time fill a GPU
+pids=()
+part 110 ddp "$python" benchmarks/ranks.py measure "$out/ddp.jsonl" --engine ddp --apart 3 & pids+=($!)
+part 110 static-graph "$python" benchmarks/ranks.py measure "$out/static-graph.jsonl" --static-graph \
+    --recipe '{"model":"gpt2","batch":4,"precision":"amp","engine":"ddp","gpus":2}' --apart 1 & pids+=($!)
+wait "${pids[@]}"
+
+wait "$compiled"
+configs="$python benchmarks/framework_configs.py measure"
+pids=()
+CUDA_VISIBLE_DEVICES=1 part 110 configs-one $configs "$out/configs-one.jsonl" --only zero,ds_config & pids+=($!)
+part 110 configs-two $configs "$out/configs-two.jsonl" --only zero,ds_config --gpus 2 & pids+=($!)
+part 110 tests "$python" -m pytest -q -m gpu tests/runs/parallel -p no:cacheprovider --basetemp "$(mktemp -d)/pytest" & pids+=($!)
+part 110 suggestions bash benchmarks/measure_advice.sh "$out" zero-3 & pids+=($!)
+part 110 zero "$python" benchmarks/zero.py measure "$out/zero.jsonl" --gpus 2 & pids+=($!)
+wait "${pids[@]}"
+
+export OMP_NUM_THREADS=12
 # 16 x 1024 under ZeRO-3: both kernels at once, a GPU each, then the other way round
 zero_step() {
     CUDA_VISIBLE_DEVICES=$2 part 80 "zero3-$1-gpu$2" "$python" -m ligerprof step --engine deepspeed --precision mixed-fp16 \
@@ -37,21 +55,4 @@ wait "$one" "$two"
 zero_step ligerprof 1 & one=$!
 zero_step liger 0 & two=$!
 wait "$one" "$two"
-
-export OMP_NUM_THREADS=4
-configs="$python benchmarks/framework_configs.py measure"
-pids=()
-CUDA_VISIBLE_DEVICES=1 part 110 configs-one $configs "$out/configs-one.jsonl" --only zero,ds_config & pids+=($!)
-part 110 configs-two $configs "$out/configs-two.jsonl" --only zero,ds_config --gpus 2 & pids+=($!)
-part 110 tests "$python" -m pytest -q -m gpu tests/runs/parallel -p no:cacheprovider --basetemp "$(mktemp -d)/pytest" & pids+=($!)
-part 110 suggestions bash benchmarks/measure_advice.sh "$out" zero-3 & pids+=($!)
-part 110 zero "$python" benchmarks/zero.py measure "$out/zero.jsonl" --gpus 2 & pids+=($!)
-wait "${pids[@]}"
-
-# several of these at a time fill a GPU
-pids=()
-part 110 ddp "$python" benchmarks/ranks.py measure "$out/ddp.jsonl" --engine ddp --apart 3 & pids+=($!)
-part 110 static-graph "$python" benchmarks/ranks.py measure "$out/static-graph.jsonl" --static-graph \
-    --recipe '{"model":"gpt2","batch":4,"precision":"amp","engine":"ddp","gpus":2}' --apart 1 & pids+=($!)
-wait "${pids[@]}"
 say "done"
