@@ -5,6 +5,7 @@ The functions raise `LigerprofError` for everything that a caller can fix, inclu
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.directory import find_trace, read_result
+from ligerprof.runs.simulators import Simulators, reserved
 from ligerprof.text import short_repr
 
 if TYPE_CHECKING:
@@ -77,12 +79,22 @@ def explain(
     return analyze(snapshot, device_index=device_index, step=step, rules=rules, stacks=stacks).peak
 
 
-def fit(recipe: TrainingRecipe, *, simulate: bool = True, progress: Progress | None = None) -> "Fit":
-    """Find the largest batch and sequence within the memory limit, or the GPU's memory; see `ligerprof fit`."""
+def fit(
+    recipe: TrainingRecipe, *, simulate: bool = True, progress: Progress | None = None, processes: int = 0
+) -> "Fit":
+    """Find the largest batch and sequence within the memory limit, or the GPU's memory; see `ligerprof fit`.
+
+    Args:
+        recipe: what to train, how, and on which GPU.
+        simulate: whether to check answers by simulated steps.
+        progress: receives short messages.
+        processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
+    """
     from ligerprof.analyzers.search import fit as search
 
     say = progress or _silent
-    return search.fit(recipe, make_judge(recipe, simulate=simulate, progress=say), say)
+    with closing(Simulators(processes)) as simulators:
+        return search.fit(recipe, make_judge(recipe, simulate=simulate, progress=say, simulators=simulators), say)
 
 
 def advise(recipe: TrainingRecipe, *, simulate: bool = True, progress: Progress | None = None) -> "Advice":
@@ -123,26 +135,28 @@ def analyze_trace(source: PathLike) -> "TraceReport":
     return analyze(read_trace(find_trace(path) if path.is_dir() else path))
 
 
-def make_judge(recipe: TrainingRecipe, *, simulate: bool, progress: Progress) -> Judge:
+def make_judge(
+    recipe: TrainingRecipe, *, simulate: bool, progress: Progress, simulators: Simulators | None = None
+) -> Judge:
     """The judge of a recipe's limit; raises RecipeError if the limit is above the GPU's memory."""
 
     def simulated(candidate: TrainingRecipe) -> Reserved:
         # before the message and the import of torch
         require_supported(candidate, command="simulate", simulated=True)
         progress(f"simulating {candidate.summary}{f', {candidate.alloc_conf}' if candidate.alloc_conf else ''}")
-        from ligerprof.runs.simulated import simulate_step
-
         if candidate.lengths is not None:
             return _simulated_run(candidate, progress)
-        outcome = simulate_step(candidate, record=False)
-        return Reserved(
-            first_bytes=outcome.first_step_reserved_bytes,
-            steady_bytes=outcome.reserved_bytes,
-            evaluation_bytes=outcome.evaluation_reserved_bytes or 0,
-            fits=outcome.oom is None,
-        )
+        elsewhere = None if simulators is None else simulators.simulate(candidate)
+        return elsewhere or _simulated_step(candidate)
 
-    return Judge(find_limit(_recipe(recipe)), simulated if simulate else None)
+    expect = simulators.expect if simulators is not None and simulators.count else None
+    return Judge(find_limit(_recipe(recipe)), simulated, expect) if simulate else Judge(find_limit(_recipe(recipe)))
+
+
+def _simulated_step(recipe: TrainingRecipe) -> Reserved:
+    from ligerprof.runs.simulated import simulate_step
+
+    return reserved(simulate_step(recipe, record=False))
 
 
 def _simulated_run(recipe: TrainingRecipe, progress: Progress) -> Reserved:

@@ -1,5 +1,7 @@
 """`ligerprof fit`: the largest batch and sequence that fit a limit, and settings that make a wanted pair fit."""
 
+import os
+import sys
 from pathlib import Path
 
 import click
@@ -17,6 +19,9 @@ from ligerprof.reports.figures.frontier import draw_frontier
 from ligerprof.reports.figures.style import check_format, write_figure
 from ligerprof.reports.fit import render_fit
 from ligerprof.units import format_bytes
+
+# of about 500 MiB, most of it shared
+_MOST_PROCESSES = 4
 
 
 @click.command(cls=RecipeCommand, name="fit", short_help="Find the largest batch and sequence that fit a limit.")
@@ -40,7 +45,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
         check_format(figure.suffix)
         require_absent([figure], force=force)
     with stages() as progress:
-        found = fit(recipe, simulate=simulate, progress=progress)
+        found = fit(recipe, simulate=simulate, progress=progress, processes=_processes())
     if figure is not None:
         write_figure(draw_frontier(found), figure, force=force)
         say(f"wrote {figure}")
@@ -50,3 +55,9 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
             f"no batch and no sequence of this recipe fits {format_bytes(found.limit.size_bytes)}."
             " Run `ligerprof advise` for changes that help."
         )
+
+
+def _processes() -> int:
+    """How many processes simulate at the same time; 0 if this one has imported torch, or there is one core."""
+    cores = len(os.sched_getaffinity(0))
+    return 0 if "torch" in sys.modules or cores == 1 else min(cores, _MOST_PROCESSES)

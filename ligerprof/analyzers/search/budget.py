@@ -1,7 +1,7 @@
 """Decide whether a recipe fits a limit on reserved bytes, by a simulated step or by the analytic estimate."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ class Reserved:
 
 # simulates a recipe under its memory_limit_bytes; raises one of these errors if it cannot
 Check = Callable[[TrainingRecipe], Reserved]
+Expect = Callable[[Sequence[TrainingRecipe]], None]
 _UNCOVERED = (UnsupportedError, KernelUnavailableError, MissingDependencyError)
 
 
@@ -124,18 +125,25 @@ def needed_bytes(recipe: TrainingRecipe) -> int:
 
 
 class Judge:
-    """Decides whether recipes fit one limit; caches verdicts."""
+    """Decides whether recipes fit one limit; caches verdicts.
 
-    def __init__(self, limit: Limit, check: Check | None) -> None:
+    Args:
+        limit: on reserved bytes.
+        check: simulates a recipe; None judges by the estimate.
+        expect: receives the recipes that `check` will probably be asked about, so that it can prepare the answers.
+    """
+
+    def __init__(self, limit: Limit, check: Check | None = None, expect: Expect | None = None) -> None:
         self.limit = limit
         self._check = check
+        self._expect = expect
         self._room_bytes = 0
         self._known: dict[str, Verdict] = {}
         self._without_room: Judge | None = None
 
     def with_room(self) -> "Judge":
         """A judge whose estimated verdicts leave a few percent of the limit for fragmentation."""
-        roomy = Judge(self.limit, None)
+        roomy = Judge(self.limit)
         roomy._room_bytes = int(_ROOM_SHARE * self.limit.size_bytes)
         roomy._without_room = self
         return roomy
@@ -146,6 +154,16 @@ class Judge:
         if key not in self._known:
             self._known[key] = self._judge(recipe)
         return self._known[key]
+
+    @property
+    def is_told_ahead(self) -> bool:
+        """Whether `expect` has an effect."""
+        return self._expect is not None
+
+    def expect(self, recipes: Iterable[TrainingRecipe]) -> None:
+        """Announce the recipes that will probably be judged next, instead of those announced before."""
+        if self._expect is not None:
+            self._expect([self._limited(recipe) for recipe in recipes if repr(recipe) not in self._known])
 
     def allocates_too_much(self, recipe: TrainingRecipe) -> bool:
         """Whether a recipe is estimated to allocate more than the limit, so that less fragmentation cannot help."""
@@ -164,9 +182,12 @@ class Judge:
         if self._check is None:
             return self.by_estimate(recipe)
         try:
-            reserved = self._check(dataclasses.replace(recipe, memory_limit_bytes=self.limit.size_bytes))
+            reserved = self._check(self._limited(recipe))
         except _UNCOVERED as error:
             return self.by_estimate(recipe, str(error))
         held_bytes = max(reserved.first_bytes, reserved.steady_bytes, reserved.evaluation_bytes)
         fits = reserved.fits and held_bytes <= self.limit.size_bytes
         return Verdict(fits=fits, held_bytes=held_bytes, checked=Method.SIMULATED)
+
+    def _limited(self, recipe: TrainingRecipe) -> TrainingRecipe:
+        return dataclasses.replace(recipe, memory_limit_bytes=self.limit.size_bytes)

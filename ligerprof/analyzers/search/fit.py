@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import (
@@ -117,18 +117,20 @@ def _settings_json(advice: Advice) -> dict[str, Any]:
 def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
     """Find the largest batch and sequence that fit the judge's limit.
 
-    Every answer fits while the next larger value does not. If the judge simulates, both were simulated.
+    Every answer fits while the next larger value does not. If the judge simulates, both were simulated, except values
+    whose estimate is more than a tenth above the limit.
 
     Raises:
         UnsupportedError: neither the analytic estimate nor the simulation covers an option of the recipe.
     """
     search = _Search(recipe, judge, progress)
     progress(f"{recipe.batch} x {recipe.seq}: does it fit?")
-    wanted = judge.verdict(recipe)
+    search.announce()
+    wanted = search.verdict(recipe)
     batch = search.largest_batch(recipe.seq)
     # lengths come from the file, and each answer takes a whole run
     seq = search.longest_seq() if recipe.lengths is None else None
-    frontier = tuple(_frontier(search, recipe)) if recipe.lengths is None else ()
+    frontier = tuple(_frontier(search)) if recipe.lengths is None else ()
     settings: Advice | None = None
     gap: str | None = None
     if not wanted.fits:
@@ -149,14 +151,19 @@ def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
     )
 
 
-def _frontier(search: "_Search", recipe: TrainingRecipe) -> Iterator[Point]:
-    for factor in _FRONTIER:
-        seq = int(recipe.seq * factor)
-        if not SEQ_STEP <= seq <= search.most_positions and seq != recipe.seq:
-            continue
-        if search.is_clearly_too_long(seq) or (point := search.largest_batch(seq)) is None:
+def _frontier(search: "_Search") -> Iterator[Point]:
+    for seq in search.frontier_lengths():
+        if (point := search.largest_batch(seq)) is None:
             return
         yield point
+
+
+class _Axis(NamedTuple):
+    """Recipes along one axis: the recipe of a count, the count to start from, and the largest one or None."""
+
+    at: Callable[[int], TrainingRecipe]
+    start: int
+    most: int | None
 
 
 class _Search:
@@ -169,42 +176,81 @@ class _Search:
         # of the border found last; about as many fit at any other length
         self._tokens = recipe.batch * recipe.seq
         self._batches: dict[int, Point | None] = {}
+        # for each simulated step, whether it reserved at least what the estimate says
+        self._trusts_estimate: set[bool] = set()
+        # estimated bytes by batch and sequence
+        self._needed: dict[tuple[int, int], int] = {}
 
     @property
     def most_positions(self) -> int:
         """The longest sequence to consider."""
         return max(self._recipe.spec.max_positions, self._recipe.seq)
 
+    def frontier_lengths(self) -> Iterator[int]:
+        """The sequence lengths of the frontier, up to the first that is clearly too long."""
+        for factor in _FRONTIER:
+            seq = int(self._recipe.seq * factor)
+            if not SEQ_STEP <= seq <= self.most_positions and seq != self._recipe.seq:
+                continue
+            if self.is_clearly_too_long(seq):
+                return
+            yield seq
+
+    def announce(self) -> None:
+        """Tell the judge about the recipes on both sides of every border, where the estimate expects it."""
+        if not self._judge.is_told_ahead or self._recipe.lengths is not None:
+            return
+        # estimates take as long as a simulator's start
+        self._judge.expect((self._recipe,))
+        with suppress(UnsupportedError, UnknownModelError):
+            self._judge.expect(tuple(self._expected()))
+
+    def _expected(self) -> Iterator[TrainingRecipe]:
+        yield self._recipe
+        lengths = (self._recipe.seq, *self.frontier_lengths())
+        for place, seq in enumerate(dict.fromkeys(lengths)):
+            yield from self._around_border(self._batch_axis(seq))
+            if place == 0:
+                yield from self._around_border(self._seq_axis())
+
+    def _around_border(self, axis: "_Axis") -> Iterator[TrainingRecipe]:
+        guess = self._guess(axis)
+        for count in (guess, guess + 1):
+            if (axis.most is None or count <= axis.most) and not self._is_clearly_too_large(axis.at(count)):
+                yield axis.at(count)
+
     def largest_batch(self, seq: int) -> Point | None:
         """The largest batch at `seq` tokens, or None if a batch of 1 does not fit."""
         if seq not in self._batches:
             self._progress(f"the largest batch at {seq} tokens")
-            base = dataclasses.replace(self._recipe, seq=seq)
-            size = self._largest(lambda batch: dataclasses.replace(base, batch=batch), self._tokens // seq, None)
-            self._batches[seq] = self._point(dataclasses.replace(base, batch=size), Axis.BATCH) if size else None
+            axis = self._batch_axis(seq)
+            size = self._largest(axis)
+            self._batches[seq] = self._point(axis.at(size), Axis.BATCH) if size else None
             self._tokens = max(size, 1) * seq
         return self._batches[seq]
 
     def is_clearly_too_long(self, seq: int) -> bool:
         """Whether the estimate alone shows that no batch fits."""
-        one = dataclasses.replace(self._recipe, batch=1, seq=seq)
-        with suppress(UnsupportedError, UnknownModelError):
-            return needed_bytes(one) > _CLEARLY_TOO_LARGE * self._judge.limit.size_bytes
-        return False
+        return self._is_clearly_too_large(dataclasses.replace(self._recipe, batch=1, seq=seq))
 
     def longest_seq(self) -> Point | None:
         """The longest sequence at the recipe's batch, on a grid that contains the recipe's sequence."""
         self._progress(f"the longest sequence at batch {self._recipe.batch}")
+        axis = self._seq_axis()
+        count = self._largest(axis)
+        return self._point(axis.at(count), Axis.SEQ, at_most=count == axis.most) if count else None
+
+    def _batch_axis(self, seq: int) -> "_Axis":
+        base = dataclasses.replace(self._recipe, seq=seq)
+        return _Axis(lambda batch: dataclasses.replace(base, batch=batch), self._tokens // seq, None)
+
+    def _seq_axis(self) -> "_Axis":
         wanted = self._recipe.seq
         # count 1 is the shortest sequence of the grid
         offset = wanted - SEQ_STEP * -(-wanted // SEQ_STEP)
-
-        def at(count: int) -> TrainingRecipe:
-            return dataclasses.replace(self._recipe, seq=offset + SEQ_STEP * count)
-
+        start = (self._tokens // self._recipe.batch - offset) // SEQ_STEP
         most = (self.most_positions - offset) // SEQ_STEP
-        count = self._largest(at, (self._tokens // self._recipe.batch - offset) // SEQ_STEP, most)
-        return self._point(at(count), Axis.SEQ, at_most=count == most) if count else None
+        return _Axis(lambda count: dataclasses.replace(self._recipe, seq=offset + SEQ_STEP * count), start, most)
 
     def _point(self, recipe: TrainingRecipe, axis: Axis, *, at_most: bool = False) -> Point:
         return Point(
@@ -215,17 +261,51 @@ class _Search:
             bounded_by=Bound.POSITIONS if at_most else Bound.MEMORY,
         )
 
-    def _largest(self, at: Callable[[int], TrainingRecipe], start: int, most: int | None) -> int:
-        """The largest count that fits, or 0: estimated from `start` on, then checked by the judge."""
-        guess = max(start, 1)
-        # where only the simulation covers the recipe, it starts there
-        with suppress(UnsupportedError, UnknownModelError):
-            guess = find_border(lambda count: needed_bytes(at(count)) <= self._aim_bytes, start=guess, most=most)
-        count = find_border(lambda count: self._judge.verdict(at(count)).fits, start=max(guess, 1), most=most)
-        if count and self._judge.verdict(at(count)).checked is Method.SIMULATED and count != guess:
+    def verdict(self, recipe: TrainingRecipe) -> Verdict:
+        """The judge's verdict, which also shows how far the estimate can be trusted."""
+        verdict = self._judge.verdict(recipe)
+        if verdict.fits and verdict.checked is Method.SIMULATED:
             with suppress(UnsupportedError, UnknownModelError):
-                self._aim_bytes = min(needed_bytes(at(count)), self._judge.limit.size_bytes)
+                self._trusts_estimate.add(self._needed_bytes(recipe) <= verdict.held_bytes)
+        return verdict
+
+    def _fits(self, recipe: TrainingRecipe) -> bool:
+        """Whether a recipe fits: by the estimate if it is beyond doubt, otherwise by the judge."""
+        if self._trusts_estimate == {True} and self._is_clearly_too_large(recipe):
+            return False
+        return self.verdict(recipe).fits
+
+    def _is_clearly_too_large(self, recipe: TrainingRecipe) -> bool:
+        if self._recipe.lengths is not None:
+            return False
+        with suppress(UnsupportedError, UnknownModelError):
+            return self._needed_bytes(recipe) > _CLEARLY_TOO_LARGE * self._judge.limit.size_bytes
+        return False
+
+    def _guess(self, axis: "_Axis") -> int:
+        """The largest count by the estimate; where only the simulation covers the recipe, the count to start from."""
+        guess = max(axis.start, 1)
+        with suppress(UnsupportedError, UnknownModelError):
+            guess = find_border(
+                lambda count: self._needed_bytes(axis.at(count)) <= self._aim_bytes, start=guess, most=axis.most
+            )
+        return max(guess, 1)
+
+    def _largest(self, axis: "_Axis") -> int:
+        """The largest count that fits, or 0: estimated from the start on, then checked by the judge."""
+        guess = self._guess(axis)
+        count = find_border(lambda count: self._fits(axis.at(count)), start=guess, most=axis.most)
+        if count and self._judge.verdict(axis.at(count)).checked is Method.SIMULATED and count != guess:
+            with suppress(UnsupportedError, UnknownModelError):
+                self._aim_bytes = min(self._needed_bytes(axis.at(count)), self._judge.limit.size_bytes)
+            self.announce()
         return count
+
+    def _needed_bytes(self, recipe: TrainingRecipe) -> int:
+        key = (recipe.batch, recipe.seq)
+        if key not in self._needed:
+            self._needed[key] = needed_bytes(recipe)
+        return self._needed[key]
 
 
 def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) -> int:

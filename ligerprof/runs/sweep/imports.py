@@ -23,10 +23,11 @@ def prepare(values: Mapping[str, Any]) -> None:
         with suppress(Exception):
             import_module(name)
     with suppress(Exception):
-        _import_model(values)
+        import_model(values)
 
 
-def _import_model(values: Mapping[str, Any]) -> None:
+def import_model(values: Mapping[str, Any]) -> None:
+    """Import the classes of a recipe's model, and of its adapters."""
     from ligerprof.recipe.training import TrainingRecipe
     from ligerprof.runs.training import find_architecture
 

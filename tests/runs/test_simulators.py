@@ -1,0 +1,90 @@
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import ligerprof
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs import simulators as module
+from ligerprof.runs.simulators import Simulators, reserved
+from ligerprof.units import MIB
+
+
+def recipes(*batches: int) -> list[TrainingRecipe]:
+    return [TrainingRecipe(model="tiny", batch=batch) for batch in batches]
+
+
+def is_running(process: int) -> bool:
+    status = Path(f"/proc/{process}/stat")
+    # a process that has ended stays until its parent waits for it
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulators]:
+    monkeypatch.setattr(module, "_SERVER", "tests.runs.fake_simulator")
+    with closing(Simulators(2)) as simulators:
+        yield simulators
+
+
+def test_announced_and_other_recipes_are_answered_in_any_order(fake: Simulators) -> None:
+    one, two, three, four, unexpected = recipes(1, 2, 3, 4, 9)
+    fake.expect([one, two, three, four])
+
+    answers = [fake.simulate(recipe) for recipe in (four, unexpected, one, two)]
+
+    found = [answer and (answer.first_bytes, answer.fits) for answer in answers]
+    assert found == [(4, True), (9, False), (1, True), (2, True)]
+    assert len({answer.steady_bytes for answer in answers if answer}) == 2, "both processes take part"
+
+
+def test_what_fails_elsewhere_is_left_to_this_process(fake: Simulators) -> None:
+    failing, next_one, deadly, last, after = recipes(13, 1, 66, 2, 3)
+    fake.expect([failing, next_one])
+
+    assert fake.simulate(failing) is None
+    assert fake.simulate(next_one) is not None
+    assert fake.simulate(deadly) is None
+    assert fake.simulate(last) is not None
+    # the second process ends as well
+    assert fake.simulate(TrainingRecipe(model="tiny", batch=66, seq=64)) is None
+    assert fake.simulate(after) is None
+
+
+def test_processes_end_with_their_client(fake: Simulators) -> None:
+    fake.expect(recipes(1, 2))
+    answers = [fake.simulate(recipe) for recipe in recipes(1, 2)]
+
+    fake.close()
+
+    deadline = time.monotonic() + 30
+    while any(is_running(answer.steady_bytes) for answer in answers if answer) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(answer is None or is_running(answer.steady_bytes) for answer in answers)
+    assert fake.simulate(recipes(1)[0]) is not None, "it is known"
+    assert fake.simulate(recipes(5)[0]) is None
+
+
+def test_without_processes_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    unsupported = TrainingRecipe(model="tiny", engine="deepspeed", precision="mixed", zero=3, gpus=2)
+    with closing(Simulators(0)) as none, closing(Simulators(2)) as two:
+        none.expect(recipes(1))
+        two.expect([unsupported])
+        assert none.simulate(recipes(1)[0]) is None
+        assert two.simulate(unsupported) is None
+
+
+def test_other_processes_reserve_what_this_one_does() -> None:
+    fitting, unfitting = (
+        TrainingRecipe(model="tiny", batch=batch, seq=64, memory_limit_bytes=90 * MIB) for batch in (1, 64)
+    )
+    with closing(Simulators(2)) as simulators:
+        simulators.expect([fitting, unfitting])
+        found = [simulators.simulate(recipe) for recipe in (fitting, unfitting)]
+
+    assert found == [reserved(ligerprof.simulate(recipe, record=False)) for recipe in (fitting, unfitting)]
+    assert [answer and answer.fits for answer in found] == [True, False]
