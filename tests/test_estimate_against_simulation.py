@@ -175,6 +175,17 @@ def test_what_backward_recomputes_and_adapters_train(options: dict[str, Any]) ->
     check(TrainingRecipe(model=llama_of_4_layers(8, 4, 64), batch=2, alloc_conf="expandable_segments:True", **options))
 
 
+@pytest.mark.parametrize("precision", ["amp", "bf16"])
+@pytest.mark.parametrize("selective", [None, "matmuls"])
+def test_dora_over_layers_with_biases(selective: str | None, precision: str) -> None:
+    """peft subtracts the bias first, and measures the weight with two products, which the policy keeps."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 1000}
+    biases = {"attention_bias": True, "mlp_bias": True, "num_attention_heads": 8, "num_key_value_heads": 4}
+    model = spec_from_config({**CONFIGS["llama3.2-1b"], **sizes, **biases}, name="llama-biases")
+    options: dict[str, Any] = {"batch": 2, "seq": 1024, "lora": 8, "dora": True, "alloc_conf": EXPANDABLE}
+    check(TrainingRecipe(model=model, precision=precision, selective=selective, **options))
+
+
 def test_a_mask_that_checkpointing_saves_is_offloaded() -> None:
     options: dict[str, Any] = {"batch": 2, "seq": 1024, "padding": 0.2, "gpu": "rtx3080", "activation_offload": True}
     check(TrainingRecipe(model=gpt2_xl_of_4_layers(), precision="fp16", liger="ce", **options))

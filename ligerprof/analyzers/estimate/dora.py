@@ -9,10 +9,14 @@ from ligerprof.analyzers.estimate.operations import add, column_sum_bytes, linea
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.selective import MM
 
 
 def add_dora(context: Context, value: Value, result: Value, name: str) -> Value:
-    """`result + (m - 1) * result + m * lora_B(lora_A(x)) * scaling`, cast back, with m = magnitude / norm."""
+    """`result + (m - 1) * base + m * lora_B(lora_A(x)) * scaling`, cast back, with m = magnitude / norm.
+
+    `base` is the result without the layer's bias.
+    """
     tape = context.tape
     read = context.cast(value, context.weights[f"{name}.lora_A"].width)
     magnitude = context.weights[f"{name}.lora_magnitude"]
@@ -27,17 +31,28 @@ def add_dora(context: Context, value: Value, result: Value, name: str) -> Value:
     )
     thin = linear(context, read, context.weights[f"{name}.lora_A"])
     product = renamed(context, thin, linear(context, thin, context.weights[f"{name}.lora_B"]))
+    base = _without_bias(context, result, name)
     less_one = tape.run(Operation(elements=factor.elements, width=FP32_BYTES, passes=(factor,)))
-    left = _times_row(context, result, less_one)
+    left = _times_row(context, base, less_one)
     right = _times_row(context, product, factor)
     right = renamed(context, right, scale(context, right))
     added = add(context, left, right)
-    tape.release(left, right, less_one, factor, product, *held)
+    tape.release(left, right, less_one, factor, product, base, *held)
     total = add(context, result, added)
     tape.release(added)
     output = context.cast(total, result.width)
     tape.release(read, total, result)
     return output
+
+
+def _without_bias(context: Context, result: Value, name: str) -> Value:
+    """`result - bias`, in fp32 if the bias is; the result itself without one."""
+    bias = context.weights.get(f"{name}.bias")
+    if bias is None:
+        return context.tape.name(result)
+    width = max(result.width, bias.width)
+    inputs, passes = ((), (result,)) if width == result.width else ((result,), ())
+    return context.tape.run(Operation(elements=result.elements, width=width, inputs=inputs, passes=passes))
 
 
 def _measure_weight(context: Context, name: str) -> tuple[Value, ...]:
@@ -52,11 +67,11 @@ def _measure_weight(context: Context, name: str) -> tuple[Value, ...]:
     width = context.half_bytes or adapter.width
     identity = tape.run(Operation(elements=inputs * inputs, width=adapter.width))
     read = context.cast(identity, width)
-    thin = tape.run(Operation(elements=inputs * rank, width=width, is_product=True))
+    thin = tape.run(Operation(elements=inputs * rank, width=width, is_product=True, operator=MM))
     keeps_graph = tape.saving and adapter.needs_gradient
     if not keeps_graph:
         tape.release(read)
-    wide = tape.run(Operation(elements=inputs * outputs, width=width, is_product=True))
+    wide = tape.run(Operation(elements=inputs * outputs, width=width, is_product=True, operator=MM))
     if not keeps_graph:
         tape.release(thin)
     tape.release(identity)
