@@ -178,7 +178,7 @@ def test_what_backward_recomputes_and_adapters_train(options: dict[str, Any]) ->
 @pytest.mark.parametrize("precision", ["amp", "bf16"])
 @pytest.mark.parametrize("selective", [None, "matmuls"])
 def test_dora_over_layers_with_biases(selective: str | None, precision: str) -> None:
-    """peft subtracts the bias first, and measures the weight with two products, which the policy keeps."""
+    """Peft subtracts the bias first, and measures the weight with two products, which the policy keeps."""
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 1000}
     biases = {"attention_bias": True, "mlp_bias": True, "num_attention_heads": 8, "num_key_value_heads": 4}
     model = spec_from_config({**CONFIGS["llama3.2-1b"], **sizes, **biases}, name="llama-biases")
