@@ -52,7 +52,7 @@ def hooks(model: nn.Module, _folder: str, *, stamps: bool, names_all_nodes: bool
     """The recorder's hooks without a history; stamps go to torch or nowhere."""
     memory: Any = torch.cuda.memory
     saved = SavedTensors(locate=locate_on_cuda, clock=unix_time_us)
-    emit = memory._set_memory_metadata if stamps else lambda _text: None
+    emit = CudaHistory().stamp if stamps else lambda _text: None
     phases = LoopPhases(emit, saved, names_all_nodes=names_all_nodes)
     phases.open()
     phases.attach(model)

@@ -15,51 +15,96 @@ from torch import Tensor
 # nodes that are looked at before a call and at the end; a module rarely makes more outside of the calls of others
 _MOST_NODES, _MOST_NODES_AT_END = 200, 10_000
 _autograd: Any = torch.autograd
-_sequence_number: Callable[[], int] = _autograd._get_sequence_nr
+# the number of the next node of this thread
+sequence_number: Callable[[], int] = _autograd._get_sequence_nr
 
-Hook = Callable[[Any], None]
+_bindings: Any = torch._C
+# nodes of Python and of C++ have it or lack it alike
+_SHARES_HOOKS = hasattr(_bindings._FunctionBase, "_register_hook_dict")
+
+Callback = Callable[[Any], None]
 # first number, and the one after the last
 Gap = tuple[int, int]
+
+
+class Hook:
+    """A callback before any of many nodes runs.
+
+    `Node.register_prehook` makes a dict and a handle for each node, which takes longer than the callback. The hooks of
+    a tensor are a dict already, which nodes can share; this tensor only carries it.
+
+    Args:
+        callback: receives the gradients of the node, or the first of them.
+    """
+
+    __slots__ = ("_callback", "_carrier")
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+        self._carrier: Any = None
+        if _SHARES_HOOKS:
+            with torch.inference_mode(mode=False):
+                self._carrier = torch.empty(0, device="cpu", requires_grad=True)
+            self._carrier._backward_hooks = {0: callback}
+
+    def put(self, node: Any) -> None:
+        """Call back before a node runs."""
+        if self._carrier is None:
+            node.register_prehook(self._callback)
+        else:
+            node._register_hook_dict(self._carrier)
 
 
 class OpenCall:
     """The call of a module while it runs, or the code outside of all modules.
 
     Args:
-        hook: callback for the nodes at which backward enters the module's own code.
+        hook: of the nodes at which backward enters the module's own code.
+        now: the number of the next node, if it is known.
     """
 
-    __slots__ = ("_boundary", "_gaps", "_hook", "_inner_ends", "_inner_starts", "_last")
+    # the module's own runs of numbers whose highest node is not found yet
+    _gaps: list[Gap] | None = None
+    # numbers of the nodes that called modules made
+    _inner_starts: list[int] | None = None
+    _inner_ends: list[int]
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: Hook, now: int | None = None) -> None:
         self._hook = hook
-        self._last = self._boundary = _sequence_number()
-        # the module's own runs of numbers whose highest node is not found yet
-        self._gaps: list[Gap] | None = None
-        # numbers of the nodes that called modules made
-        self._inner_starts: list[int] | None = None
-        self._inner_ends: list[int] = []
+        self._last = self._boundary = sequence_number() if now is None else now
 
-    def enter_inner(self, values: Iterable[Any]) -> None:
-        """Note that the module calls another one with these values."""
-        self._last = now = _sequence_number()
+    def call(self, values: Iterable[Any], hook: Hook) -> "OpenCall":
+        """The call of another module with these values."""
+        self._last = now = sequence_number()
         if now > self._boundary or self._gaps:
             self._resolve(values, now, self._hook, _MOST_NODES)
+        return OpenCall(hook, now)
 
-    def leave_inner(self) -> None:
-        """Note that the called module has returned."""
-        self._boundary = _sequence_number()
-        if self._boundary > self._last:
+    def leave_inner(self, now: int) -> None:
+        """Note that the called module has returned.
+
+        Args:
+            now: the number of the next node.
+        """
+        self._boundary = now
+        if now > self._last:
             if self._inner_starts is None:
                 self._inner_starts, self._inner_ends = [], []
             self._inner_starts.append(self._last)
-            self._inner_ends.append(self._boundary)
+            self._inner_ends.append(now)
 
-    def finish(self, values: Any, hook: Hook | None = None) -> None:
+    def finish(self, values: Any, now: int, hook: Hook | None = None) -> None:
         """Note what the module returns; its nodes get `hook` if it is given."""
-        now = _sequence_number()
-        if now > self._boundary or self._gaps:
-            self._resolve((values,), now, hook or self._hook, _MOST_NODES_AT_END)
+        if now <= self._boundary and not self._gaps:
+            return
+        hook = hook or self._hook
+        if isinstance(values, Tensor) and not self._gaps:
+            # the usual case, in few steps
+            node: Any = values.grad_fn
+            if node is not None and node._sequence_nr() == now - 1:
+                hook.put(node)
+                return
+        self._resolve((values,), now, hook, _MOST_NODES_AT_END)
 
     def _resolve(self, values: Iterable[Any], now: int, hook: Hook, most: int) -> None:
         """Hook the highest node of each gap that the values lead to."""
@@ -69,7 +114,7 @@ class OpenCall:
             for node in roots:
                 # the usual case: the last node that the module made is the value's
                 if node._sequence_nr() == now - 1:
-                    node.register_prehook(hook)
+                    hook.put(node)
                     return
         gaps = self._gaps = [] if self._gaps is None else self._gaps
         if now > self._boundary:
@@ -81,7 +126,7 @@ class OpenCall:
         for gap in gaps:
             number, node = highest.get(gap, (gap[0] - 1, None))
             if node is not None:
-                node.register_prehook(hook)
+                hook.put(node)
             # another value may lead to a higher node
             if number + 1 < gap[1]:
                 remaining.append((number + 1, gap[1]))

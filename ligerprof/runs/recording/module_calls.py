@@ -18,13 +18,10 @@ class Observer(Protocol):
     """Receives each call of a module."""
 
     def begin(self, module: nn.Module, arguments: Arguments, named: Named) -> Any:
-        """The call begins; returns what the other methods receive, None to be told nothing more of it."""
+        """The call begins; returns what `end` receives, None if this call is not observed."""
 
-    def returns(self, running: Any, output: Any) -> None:
-        """The call returns."""
-
-    def end(self, running: Any) -> None:
-        """The call has ended, also by an exception."""
+    def end(self, running: Any, output: Any, *, failed: bool = False) -> None:
+        """The call has ended; one that failed has no output."""
 
 
 class Calls:
@@ -58,11 +55,12 @@ def _call_module(module: nn.Module, *arguments: Any, **named: Any) -> Any:
     running = observer.begin(module, arguments, named)
     try:
         output = direct_call(module)(*arguments, **named)
+    except BaseException:
         if running is not None:
-            observer.returns(running, output)
-    finally:
-        if running is not None:
-            observer.end(running)
+            observer.end(running, None, failed=True)
+        raise
+    if running is not None:
+        observer.end(running, output)
     return output
 
 
@@ -78,11 +76,12 @@ def observed_call(observer: Observer, module: nn.Module, arguments: Arguments, n
     running = observer.begin(module, arguments, named)
     try:
         output = direct_call(module)(*arguments, **named)
+    except BaseException:
         if running is not None:
-            observer.returns(running, output)
-    finally:
-        if running is not None:
-            observer.end(running)
+            observer.end(running, None, failed=True)
+        raise
+    if running is not None:
+        observer.end(running, output)
     return output
 
 

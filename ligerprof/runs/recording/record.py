@@ -38,6 +38,11 @@ class CudaHistory:
         cuda.init()
         self._memory = cuda.memory
         self._record_history = cuda.memory._record_memory_history
+        bindings: Any = torch._C
+        # attaches a text to the events that follow; a step calls it thousands of times, so directly where possible
+        self.stamp: Callable[[str], None] = getattr(
+            bindings, "_cuda_setMemoryMetadata", self._memory._set_memory_metadata
+        )
         # bytes that were requested and allocated when memory ran out
         self.last_failure: tuple[int, int] | None = None
 
@@ -67,10 +72,6 @@ class CudaHistory:
     def release(self) -> None:
         """Let the program switch the history again."""
         self._memory._record_memory_history = self._record_history
-
-    def stamp(self, text: str) -> None:
-        """Attach a text to the events that follow."""
-        self._memory._set_memory_metadata(text)
 
     def snapshot(self) -> dict[str, Any]:
         """The recording, as torch.cuda.memory._snapshot() returns it."""

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ligerprof.roles import Phase
-from ligerprof.runs.recording.backward_entries import Hook, OpenCall
+from ligerprof.runs.recording.backward_entries import Callback, Hook, OpenCall, sequence_number
 from ligerprof.runs.recording.module_calls import release_calls, replace_calls
 from ligerprof.runs.recording.patches import Patches
 from ligerprof.runs.recording.saved import SavedTensors
@@ -45,22 +45,22 @@ class _Name:
 
 
 class _Running(NamedTuple):
-    """A module that runs.
+    """A module that runs, and what else than entries of backward is noted of it.
 
     Attributes:
         text: the stamp before it was called.
         outer: the name of the module that called it.
-        outer_call: the open call of that module.
-        finds_entries: whether backward's entries into modules are found in this call.
         recomputes: whether backward computes it again.
     """
 
     name: str
     text: str
     outer: str
-    outer_call: OpenCall
-    finds_entries: bool
     recomputes: bool
+
+
+# the name of the calling module and its open call, of a module that runs in one of most steps
+_Usual = tuple[str, OpenCall]
 
 
 class Stamper:
@@ -148,54 +148,60 @@ class Stamper:
         self.text = text
         self._emit(text)
 
-    def begin(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> "_Running | None":
-        """Stamp a module that is called, if it is attached."""
+    def begin(
+        self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> "_Usual | _Running | None":
+        """Stamp a module that is called, if it is attached. A step of a large model calls this thousands of times."""
+        # a module that is gone has no name
         name = self._names.get(id(module))
-        if name is None or name.module() is not module:
+        if name is None:
             return None
-        recomputes = self._phase is Phase.BACKWARD
-        finds_entries = not self._is_detailed and not recomputes and not self._is_blind and torch.is_grad_enabled()
         # where checkpointing runs a layer again, the node that needs it continues afterwards
-        running = _Running(name.text, self.text, self._module, self._call, finds_entries, recomputes)
-        if finds_entries:
-            self._enter_call(self._call, (*arguments, named), name)
-        elif self._is_detailed:
-            self._label_tensors((arguments, named), self._module, runs=not recomputes)
+        recomputes = self._phase is Phase.BACKWARD
+        running: _Usual | _Running
+        if self._is_detailed or recomputes or self._is_blind or not torch.is_grad_enabled():
+            running = _Running(name.text, self.text, self._module, recomputes)
+            if self._is_detailed:
+                self._label_tensors((arguments, named), self._module, runs=not recomputes)
+        else:
+            outer = self._call
+            running = self._module, outer
+            hook = name.hook
+            if hook is None:
+                hook = name.hook = self._hook_of(name.text)
+            try:
+                self._call = outer.call((*arguments, named) if named else arguments, hook)
+            except Exception as error:
+                self._go_blind(error)
+                self._call = OpenCall(hook)
         self._module = name.text
-        self.text = f"{self._prefix}{name.text};{RECOMPUTE if recomputes else ''}"
-        self._emit(self.text)
+        self.text = text = f"{self._prefix}{name.text};{RECOMPUTE if recomputes else ''}"
+        self._emit(text)
         return running
 
-    def returns(self, running: "_Running", output: Any) -> None:
-        """Look at what a module returns."""
-        if running.finds_entries:
-            self._leave_call(self._call, output)
-        elif self._is_detailed:
-            self._label_tensors(output, running.name, runs=not running.recomputes)
-
-    def end(self, running: "_Running") -> None:
-        """Stamp what the module's caller does next."""
-        if running.finds_entries:
-            self._call = running.outer_call
-            self._call.leave_inner()
-        self._module = running.outer
-        # a backward pass inside the forward pass has left the stamp of its last node
-        self._stamp(running.text if running.recomputes else f"{self._prefix}{running.outer};")
-
-    def _enter_call(self, outer: OpenCall, values: Iterable[Any], name: _Name) -> None:
-        try:
-            outer.enter_inner(values)
-        except Exception as error:
-            self._go_blind(error)
-        if name.hook is None:
-            name.hook = self._hook_of(name.text)
-        self._call = OpenCall(name.hook)
-
-    def _leave_call(self, call: OpenCall, output: Any) -> None:
-        try:
-            call.finish(output)
-        except Exception as error:
-            self._go_blind(error)
+    def end(self, running: "_Usual | _Running", output: Any, *, failed: bool = False) -> None:
+        """Look at what a module returns, and stamp what its caller does next."""
+        if isinstance(running, _Running):
+            if self._is_detailed and not failed:
+                self._label_tensors(output, running.name, runs=not running.recomputes)
+            outer, text = running.outer, running.text
+            if not running.recomputes:
+                # a backward pass inside the forward pass has left the stamp of its last node
+                text = f"{self._prefix}{outer};"
+        else:
+            outer, outer_call = running
+            now = sequence_number()
+            if not failed:
+                try:
+                    self._call.finish(output, now)
+                except Exception as error:
+                    self._go_blind(error)
+            self._call = outer_call
+            outer_call.leave_inner(now)
+            text = f"{self._prefix}{outer};"
+        self._module = outer
+        self.text = text
+        self._emit(text)
 
     def _go_blind(self, error: Exception) -> None:
         """Training goes on where containers and nodes of other packages raise anything."""
@@ -213,7 +219,7 @@ class Stamper:
             self._label_tensors(loss, _LOSS)
             return
         try:
-            self._call.finish(loss, self._hook_of(_LOSS))
+            self._call.finish(loss, sequence_number(), self._hook_of(_LOSS))
         except Exception as error:
             self._go_blind(error)
 
@@ -249,16 +255,17 @@ class Stamper:
                 self._saved.note(node, name)
             pending.extend(following for following, _ in node.next_functions)
 
-    def _on_node(self, module: str, node: str) -> Hook:
+    def _on_node(self, module: str, node: str) -> Callback:
         def hook(_gradients: Any) -> None:
-            self._stamp(f"{self._prefix}{module};{node}")
+            self.text = text = f"{self._prefix}{module};{node}"
+            self._emit(text)
 
         return hook
 
     def _hook_of(self, module: str) -> Hook:
         """The hook for all nodes at which backward enters a module."""
         if module not in self._hooks:
-            self._hooks[module] = self._on_node(module, "")
+            self._hooks[module] = Hook(self._on_node(module, ""))
         return self._hooks[module]
 
 
