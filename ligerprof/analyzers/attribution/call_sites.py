@@ -68,6 +68,11 @@ class CallSite:
         """Whether the recording has a stamp or a stack for this call site."""
         return self.stamp is not None or bool(self.stack.calls or self.stack.node)
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether the recording has a call, a module or an autograd node; without, at most a phase and a step."""
+        return bool(self.stack.calls or self.stack.native or self.module or self.node)
+
 
 class CallSites:
     """The call site of each of a device's blocks, and the calls that allocated consecutive blocks.

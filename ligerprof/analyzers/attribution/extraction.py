@@ -253,6 +253,7 @@ class FeatureExtractor:
 
     def _place(self, site: CallSite) -> Iterator[tuple[Feature, bool]]:
         stack, module = site.stack, site.module
+        yield Feature.STAMPED_WITHOUT_CALLS, site.stamp is not None and not site.has_calls
         yield Feature.CHECKPOINTING, self._checkpointing
         yield Feature.RECOMPUTED, site.recomputes
         yield Feature.CASTS_GRADIENTS, self._casts_gradients

@@ -60,6 +60,7 @@ class Feature(Enum):
     FLAT_WEIGHTS = auto()
     MASTER_COPY = auto()
     BUCKETS_HOLD_GRADIENTS = auto()
+    STAMPED_WITHOUT_CALLS = auto()
 
     # the hash of Enum is a Python function, and sets of features are built and compared for every block
     __hash__ = object.__hash__

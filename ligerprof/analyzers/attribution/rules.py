@@ -66,6 +66,9 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.OPTIMIZER_STATES, _OPTIMIZER, has=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.OPTIMIZER_TEMPORARIES, _OPTIMIZER),
     *COMMUNICATION_RULES,
+    # the steps before the chosen ones have only a phase: too little to know logits from activations
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.STAMPED_WITHOUT_CALLS, Feature.OUTLIVES_PHASE)),
+    Rule(Role.UNATTRIBUTED, _PASSES, has=(Feature.STAMPED_WITHOUT_CALLS,)),
     # inputs of the model
     Rule(Role.INPUTS, stack=r":make_batch$|/dataloader\.py:|/data_collator\.py:|/data/_utils/"),
     Rule(Role.INPUTS, _FORWARD, stack=r"\Atransformers/\S*mask\w*\.py:"),

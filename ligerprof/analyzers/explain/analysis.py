@@ -41,7 +41,8 @@ class SnapshotAnalysis:
 
     Attributes:
         window: the moments that are searched for the peak.
-        peak_moment: the first moment of the highest allocated bytes in the window.
+        peak_moment: the first moment of the highest allocated bytes in the window; of several that are equal, the
+            first after an allocation whose calls are recorded. A recording of chosen steps has none of the others.
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class SnapshotAnalysis:
         self._recipe = recipe
         self._device_notes = notes
         self.window = self._find_window()
-        place = int(np.argmax(replayed.allocated_bytes[self.window]))
-        self.peak_moment = place if isinstance(self.window, slice) else int(self.window[place])
+        self.peak_moment = self._find_peak()
 
     @cached_property
     def peak(self) -> PeakReport:
@@ -197,6 +197,17 @@ class SnapshotAnalysis:
         if not len(window):
             raise SnapshotFormatError(f"{source}: no event of step {self._step}. Record that step.")
         return window
+
+    def _find_peak(self) -> int:
+        allocated = self.replayed.allocated_bytes[self.window]
+        places = np.flatnonzero(allocated == allocated.max())
+        moments = places if isinstance(self.window, slice) else self.window[places]
+        if len(moments) > 1:
+            # the last allocation before each moment
+            blocks = np.searchsorted(self.replayed.allocated_by, moments) - 1
+            has_calls = np.append(self.attribution.call_sites.at(lambda site: site.has_calls), False)[blocks]
+            moments = moments[has_calls] if has_calls.any() else moments
+        return int(moments[0])
 
     def _phase_peaks(self) -> dict[Phase, int]:
         peaks = {}

@@ -1,4 +1,5 @@
 import copy
+import lzma
 import pickle
 import random
 from collections import Counter
@@ -14,6 +15,7 @@ from ligerprof.errors import LigerprofError, SnapshotFormatError
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.stamp import Stamp
+from tests import recorded
 from tests.paths import RECORDINGS
 from tests.recorded import report
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator, random_program
@@ -111,6 +113,47 @@ def test_step_restricts_the_peak_to_the_stamped_step() -> None:
     }
     gradient = next(block for block in report.blocks if block.role is Role.GRADIENTS)
     assert (gradient.module, gradient.layer, gradient.frame) == ("model.layers.3.mlp", 3, "MmBackward0")
+
+
+def test_of_equal_peaks_the_one_with_calls_is_explained() -> None:
+    program, weights = SlowAllocator(), 4 * MIB
+    moments = []
+    for step, module in ((1, ""), (2, "model.layers.0.mlp"), (3, "model.layers.0.mlp")):
+        for phase, work in (
+            (Phase.FORWARD, lambda step=step: program.alloc(step, weights)),
+            (Phase.OUTSIDE, lambda step=step: (program.request_free(step), program.complete_free(step))),
+        ):
+            first = len(program.events)
+            work()
+            for event in program.events[first:]:
+                event["user_metadata"] = Stamp(step=step, phase=phase, module=module).to_text()
+            if phase is Phase.FORWARD:
+                moments.append(len(program.events))
+
+    found = analysis.analyze(Snapshot.from_dict(program.snapshot()))
+
+    assert found.peak_moment == moments[1]
+
+
+def test_steps_whose_calls_were_not_recorded_get_their_true_roles_or_none() -> None:
+    name = "stamped-amp-ckpt-4x1024"
+    values = pickle.loads(lzma.decompress((RECORDINGS / f"{name}.pickle.xz").read_bytes()))
+    (trace,) = filter(None, values["device_traces"])
+    for event in trace:
+        stamp = Stamp.parse(event["user_metadata"])
+        if stamp is not None and stamp.step == 2:
+            event["frames"] = []
+            event["user_metadata"] = Stamp(step=2, phase=stamp.phase).to_text()
+
+    found, known = analysis.analyze(Snapshot.from_dict(values), step=2), recorded.analysis(name)
+
+    add_up(found.peak)
+    for moment in (found.peak_moment, *range(found.peak_moment - 4000, len(trace), 1000)):
+        live = found.replayed.live_at(moment)
+        pairs = Counter(zip(*(each.attribution.roles_of(live, moment) for each in (found, known)), strict=True))
+        assert all(now in (Role.UNATTRIBUTED, before) for now, before in pairs), pairs
+    assert found.peak.roles[Role.UNATTRIBUTED] > 0
+    assert found.peak.roles[Role.PARAMETERS] == known.peak.roles[Role.PARAMETERS]
 
 
 def test_without_a_step_the_whole_trace_counts() -> None:
