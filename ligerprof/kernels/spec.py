@@ -22,6 +22,8 @@ class KernelShape:
         weight_requires_grad: whether the kernel's weight requires a gradient.
         sm_count: multiprocessors of the GPU, which determine the number of some partial sums.
         flce_budget: `lean`, `balanced`, or bytes of workspace, for the fused loss.
+        low_rank: rank of the factors that adapters add to the head, 0 without any.
+        factor_bytes: bytes per element of these factors.
         loss_returns: names of results that a loss returns besides a reduced loss (`LossOutputs`).
     """
 
@@ -39,6 +41,8 @@ class KernelShape:
     weight_requires_grad: bool = True
     sm_count: int = 132
     flce_budget: str | int = "balanced"
+    low_rank: int = 0
+    factor_bytes: int = 4
     loss_returns: tuple[str, ...] = ()
 
     @property
@@ -53,10 +57,16 @@ class KernelShape:
 
     @property
     def head_cast_bytes(self) -> int:
-        """Autocast's copies of the hidden states and of the head's weight."""
+        """Copies in the products' dtype of the hidden states, the head's weight and the adapters' factors."""
         rows = self.tokens if self.activation_bytes != self.product_bytes else 0
         rows += self.vocab if self.parameter_bytes != self.product_bytes else 0
-        return rows * self.hidden * self.product_bytes
+        factors = self.tokens + self.vocab if self.factor_bytes != self.product_bytes else 0
+        return (rows * self.hidden + factors * self.low_rank) * self.product_bytes
+
+    @property
+    def factor_gradient_bytes(self) -> int:
+        """The gradients of both factors, that of the tokens' in the products' dtype."""
+        return self.low_rank * (self.tokens * self.product_bytes + self.vocab * self.factor_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -344,3 +344,43 @@ def test_errors_are_no_larger_than_eagers_on_sharp_logits(regime: str) -> None:
     ours, eager = (run(loss, [states, weight, labels]) for loss in (kernel, reference))
     for mine, theirs, right in zip(ours[1:], eager[1:], truth[1:], strict=True):
         assert relative_error(mine, right) <= 1.1 * relative_error(theirs, right)
+
+
+def factors(device: torch.device, dtype: torch.dtype = torch.float32, rank: int = 5) -> list[Tensor]:
+    """The factors of adapters on the head, for the tokens of `problem`."""
+    return leaves(torch.randn(3, 13, rank, device=device).to(dtype), torch.randn(VOCAB, rank, device=device).to(dtype))
+
+
+def with_factors(loss: Any, *more: Any) -> Any:
+    return lambda x, w, y, thin, wide: loss(x, w, y, *more, low_rank=(thin, wide))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("frozen", ["head", "none"])
+def test_low_rank_factors_match_fp64(dtype: torch.dtype, frozen: str, device: torch.device) -> None:
+    inputs = [*problem(device, dtype), *factors(device, dtype)]
+    inputs[1].requires_grad_(frozen == "none")
+    small = LossOptions(budget=SMALL_BUDGET)
+    # the logits are rounded once more, after the second product
+    assert_matches_fp64(
+        with_factors(kernel, small), with_factors(reference), inputs, 2 * LOSS_ROUNDINGS[dtype], [torch.tensor(0.75)]
+    )
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_low_rank_factors_with_every_option(name: str, device: torch.device) -> None:
+    options, inputs = OPTIONS[name], [*problem(device), *factors(device)]
+    inputs[2][inputs[2] == -100] = options.ignore_index
+    inputs[1].requires_grad_(False)  # noqa: FBT003
+    grads = [torch.rand(3, 13, device=device)] if options.reduction == "none" else None
+    assert_matches_fp64(
+        with_factors(kernel, with_options(options)), with_factors(reference, options), inputs, FP32, grads
+    )
+
+
+def test_low_rank_factors_that_do_not_fit_are_refused(device: torch.device) -> None:
+    states, weight, labels = problem(device)
+    thin, wide = factors(device)
+    for wrong in ((thin[:, 1:], wide), (thin, wide[1:]), (thin[..., 1:], wide)):
+        with pytest.raises(KernelInputError, match="low-rank factors"):
+            kernel(states, weight, labels, low_rank=wrong)

@@ -98,6 +98,8 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
     names = shape.loss_returns
 
     def adapt(entry: Any) -> Callable[..., Any]:
+        if shape.low_rank:
+            return lambda x, w, y, *low_rank: entry(x, w, y, options, low_rank=low_rank)
         if not names:
             return lambda *given: entry(*given, options)
         with_results = load_entry(f"{entry.__module__}:{entry.__name__}_outputs")
@@ -113,6 +115,11 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
         data(*states),
         weight(shape.vocab, shape.hidden),
         labels,
+        *(
+            data(*size, shape.low_rank, dtype=dtypes[shape.factor_bytes])
+            for size in ((shape.sequences, seq), (shape.vocab,))
+            if shape.low_rank
+        ),
     ]
 
 
@@ -165,6 +172,16 @@ def test_declared_bytes_of_a_losss_results(
     check(slot, shape, monkeypatch)
     if returns == RETURNS:
         check(slot, dataclasses.replace(shape, weight_requires_grad=False), monkeypatch)
+
+
+@pytest.mark.parametrize("factor_bytes", [2, 4])
+@pytest.mark.parametrize("trainable", [True, False], ids=["trainable", "frozen"])
+def test_declared_bytes_of_adapters_on_the_head(
+    factor_bytes: int, trainable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shape in (LLAMA_1B, AUTOCAST):
+        named = {"low_rank": 16, "factor_bytes": factor_bytes, "weight_requires_grad": trainable}
+        check("flce", dataclasses.replace(shape, **named), monkeypatch)
 
 
 @pytest.mark.parametrize("slot", ["flce", "ce"])

@@ -1,7 +1,8 @@
 """Compute losses and gradients of the fused loss as planned: first the scratch tokens, then the others by chunks.
 
-Axes: N tokens, D hidden, V vocabulary, C tokens of one chunk or of the scratch, B words of one block of the vocabulary,
-S statistics. cuBLAS computes the matrix products; between them run the row kernels of cross_entropy.
+Axes: N tokens, D hidden, V vocabulary, R rank of adapters, C tokens of one chunk or of the scratch, B words of one
+block of the vocabulary, S statistics. cuBLAS computes the matrix products; between them run the row kernels of
+cross_entropy.
 """
 
 import dataclasses
@@ -25,11 +26,16 @@ _Block = tuple[slice, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Operands of the matrix products, in the products' dtype, and the bias in its own."""
+    """Operands of the matrix products, in the products' dtype, and the bias in its own.
+
+    The logits are `hidden_ND @ weight_VD.T + bias_V + thin_NR @ wide_VR.T`.
+    """
 
     hidden_ND: Tensor
     weight_VD: Tensor
     bias_V: Tensor | None = None
+    thin_NR: Tensor | None = None
+    wide_VR: Tensor | None = None
 
     @property
     def bias_in_product(self) -> bool:
@@ -43,34 +49,46 @@ class Operands:
             torch.addmm(self.bias_V[words], hidden_CD, weight_DB, out=out)
         else:
             torch.mm(hidden_CD, weight_DB, out=out)
+        if self.thin_NR is not None and self.wide_VR is not None:
+            torch.addmm(out, self.thin_NR[tokens], self.wide_VR[words].t(), out=out)
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Buffers for the gradients; None for one that is not wanted. Those of the head are sums times `sum_scale`."""
+    """Buffers for the gradients; None for one that is not wanted.
+
+    Those of weight_VD, bias_V and wide_VR are sums over the tokens, times `sum_scale`.
+    """
 
     hidden_ND: Tensor | None
     weight_VD: Tensor | None
     bias_V: Tensor | None
+    thin_NR: Tensor | None = None
+    wide_VR: Tensor | None = None
     sum_scale: float = 1.0
+
+    @property
+    def sums(self) -> tuple[Tensor | None, ...]:
+        """The gradients that are sums over the tokens."""
+        return self.weight_VD, self.bias_V, self.wide_VR
 
     @property
     def wanted(self) -> bool:
         """Whether any gradient is wanted."""
-        return not (self.hidden_ND is None and self.weight_VD is None and self.bias_V is None)
+        return any(grad is not None for grad in (self.hidden_ND, self.thin_NR, *self.sums))
 
 
 def run_chunks(op: Operands, grads: Gradients, arguments: LossArguments) -> None:
     """Write the losses, and the gradients times `arguments.scale`."""
     (tokens, hidden), dtype = op.hidden_ND.shape, op.hidden_ND.dtype
     if tokens == 0:
-        for grad in (grads.weight_VD, grads.bias_V):
+        for grad in grads.sums:
             if grad is not None:
                 grad.zero_()
         return
     arguments = dataclasses.replace(arguments, bias_V=None if op.bias_in_product else op.bias_V)
-    # statistics of a shard are exchanged chunk by chunk
-    has_scratch = grads.weight_VD is not None and arguments.shard is None
+    # statistics of a shard are exchanged chunk by chunk; the scratch has no gradients of adapters
+    has_scratch = grads.weight_VD is not None and arguments.shard is None and op.thin_NR is None
     plan = plan_chunks(
         tokens=tokens,
         hidden=hidden,
@@ -108,6 +126,11 @@ def _run_chunk(op: Operands, grads: Gradients, arguments: LossArguments, chunk: 
     # from here on logits_CV holds the logits' gradient
     if grads.hidden_ND is not None:
         torch.mm(logits_CV, op.weight_VD, out=grads.hidden_ND[chunk])
+    if grads.thin_NR is not None and op.wide_VR is not None:
+        torch.mm(logits_CV, op.wide_VR, out=grads.thin_NR[chunk])
+    if grads.wide_VR is not None and op.thin_NR is not None:
+        thin_CR, accumulate = op.thin_NR[chunk], chunk.start > 0
+        _product_into(grads.wide_VR, logits_CV.t(), thin_CR, grads.sum_scale, accumulate=accumulate)
     _add_to_head(grads, (words, logits_CV), op.hidden_ND[chunk], accumulate=chunk.start > 0)
 
 

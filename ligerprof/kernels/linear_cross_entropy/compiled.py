@@ -31,6 +31,8 @@ def _loss(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    thin: Tensor | None,
+    wide: Tensor | None,
     labels: Tensor,
     class_weight: Tensor | None,
     num_items: Tensor | None,
@@ -44,27 +46,32 @@ def _loss(
     returns: str,
     dtype: torch.dtype,
     wanted: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The six results, the gradients of hidden states, weight and bias, and the factors that they lack."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The six results, the gradients of the five inputs, and the factors that they lack."""
     options: PackedOptions = (floats, integers, text)
     incoming = (grad_loss, grad_lse, grad_entropy)
     request, gradients = unpack_request((labels, class_weight, num_items, divisor, *incoming, *options, returns))
-    inputs = (hidden, weight, bias)
+    inputs = (hidden, weight, bias, thin, wide)
     if gradients is not None:
         grads = waiting_gradients(inputs, dtype, request, gradients, tuple(wanted))
-        return only_gradients(hidden, _of_inputs(grads, hidden))  # type: ignore[return-value]
+        return only_gradients(hidden, _of_inputs(grads, hidden, thin))  # type: ignore[return-value]
     outputs, grads, late = loss_and_gradients(inputs, dtype, request, tuple(wanted))
-    return fill_results(outputs, _of_inputs(grads, hidden), late)  # type: ignore[return-value]
+    return fill_results(outputs, _of_inputs(grads, hidden, thin), late)  # type: ignore[return-value]
 
 
-def _of_inputs(grads: Gradients, hidden: Tensor) -> tuple[Tensor | None, ...]:
-    hidden_grad = None if grads.hidden_ND is None else grads.hidden_ND.view(hidden.shape).to(hidden.dtype)
-    return hidden_grad, grads.weight_VD, grads.bias_V
+def _of_inputs(grads: Gradients, hidden: Tensor, thin: Tensor | None) -> tuple[Tensor | None, ...]:
+    hidden_grad, thin_grad = (
+        None if grad is None or value is None else grad.view(value.shape).to(value.dtype)
+        for grad, value in ((grads.hidden_ND, hidden), (grads.thin_NR, thin))
+    )
+    return hidden_grad, grads.weight_VD, grads.bias_V, thin_grad, grads.wide_VR
 
 
 @_loss.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *packed: Any) -> tuple[Tensor, ...]:
-    return fake_results((hidden, weight, bias), *packed)
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, thin: Tensor | None, wide: Tensor | None, *packed: Any
+) -> tuple[Tensor, ...]:
+    return fake_results((hidden, weight, bias, thin, wide), *packed)
 
 
-register_backward(_loss, 3)
+register_backward(_loss, 5)

@@ -1,6 +1,6 @@
 """From a loss request, hidden states and a head to the loss and all gradients: the fused loss, compiled or not.
 
-Axes: N tokens, D hidden, V vocabulary.
+Axes: N tokens, D hidden, V vocabulary, R rank of adapters.
 """
 
 import torch
@@ -12,14 +12,14 @@ from ligerprof.kernels.cross_entropy.parallel import sum_over_ranks
 from ligerprof.kernels.linear_cross_entropy.chunks import Gradients, Operands, run_chunks
 from ligerprof.kernels.options import IncomingGradients, LossOutputs, LossRequest
 
-# hidden states [..., D], weight [V, D], bias [V]
-Inputs = tuple[Tensor, Tensor, Tensor | None]
+# hidden states [..., D], weight [V, D], bias [V], and of adapters: thin [..., R], wide [V, R]
+Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def loss_and_gradients(
     inputs: Inputs, dtype: torch.dtype, request: LossRequest, wanted: tuple[bool, ...]
 ) -> tuple[LossOutputs, Gradients, Tensor | None]:
-    """The results, their gradients, and the factor that each of the three still lacks, or None.
+    """The results, their gradients, and the factor that each gradient still lacks, or None.
 
     See `waits_for_loss_scale` for the factor. There are no gradients if they wait.
 
@@ -31,7 +31,7 @@ def loss_and_gradients(
     outputs, late = compute_loss(request, inputs[1].shape[0], launch, op.hidden_ND)
     if late is not None:
         of_sums = late / grads.sum_scale
-        late = torch.cat((late, of_sums, of_sums))
+        late = torch.cat((late, of_sums, of_sums, late, of_sums))
     return outputs, _finished(grads, inputs, request), late
 
 
@@ -47,11 +47,13 @@ def waiting_gradients(
 def _prepared(
     inputs: Inputs, dtype: torch.dtype, request: LossRequest, wanted: tuple[bool, ...]
 ) -> tuple[Operands, Gradients, Launch]:
-    hidden, weight_VD, bias_V = inputs
+    hidden, weight_VD, bias_V, thin, wide_VR = inputs
     op = Operands(
         hidden.reshape(-1, hidden.shape[-1]).to(dtype),
         weight_VD.to(dtype),
         None if bias_V is None else bias_V.contiguous(),
+        None if thin is None else thin.reshape(-1, thin.shape[-1]).to(dtype),
+        None if wide_VR is None else wide_VR.to(dtype),
     )
     grads = _empty_gradients(op, inputs, request, wanted)
     return op, grads, lambda arguments: run_chunks(op, grads, arguments)
@@ -59,28 +61,41 @@ def _prepared(
 
 def _empty_gradients(op: Operands, inputs: Inputs, request: LossRequest, wanted: tuple[bool, ...]) -> Gradients:
     """Uninitialized buffers: the products of the first tokens overwrite them."""
-    _, weight_VD, bias_V = inputs
-    # products have no narrower results than their operands
-    dtype = (
-        torch.float32 if request.options.accumulate_fp32 else torch.promote_types(op.weight_VD.dtype, weight_VD.dtype)
-    )
+    _, weight_VD, bias_V, _, wide_VR = inputs
+
+    def sum_for(like: Tensor, parameter: Tensor) -> Tensor:
+        # products have no narrower results than their operands
+        wider = torch.promote_types(op.weight_VD.dtype, parameter.dtype)
+        dtype = torch.float32 if request.options.accumulate_fp32 else wider
+        return torch.empty(like.shape, dtype=dtype, device=like.device)
+
     return Gradients(
         hidden_ND=torch.empty_like(op.hidden_ND, memory_format=torch.contiguous_format) if wanted[0] else None,
-        weight_VD=torch.empty(weight_VD.shape, dtype=dtype, device=weight_VD.device) if wanted[1] else None,
-        bias_V=torch.empty_like(bias_V, dtype=dtype) if bias_V is not None and wanted[2] else None,
+        weight_VD=sum_for(weight_VD, weight_VD) if wanted[1] else None,
+        bias_V=sum_for(bias_V, weight_VD) if bias_V is not None and wanted[2] else None,
+        thin_NR=torch.empty_like(op.thin_NR) if op.thin_NR is not None and wanted[3] else None,
+        wide_VR=sum_for(wide_VR, wide_VR) if wide_VR is not None and wanted[4] else None,
         # in backward the products' operands have their factors already
         sum_scale=1.0 if request.waits else sum_scale(op.hidden_ND.dtype, op.hidden_ND.shape[0]),
     )
 
 
 def _finished(grads: Gradients, inputs: Inputs, request: LossRequest) -> Gradients:
-    """Cast the head's gradients to its parameters' dtypes; that of the hidden states is cast in backward."""
-    _, weight_VD, bias_V = inputs
-    if request.shard is not None and request.shard.sum_hidden_gradient and grads.hidden_ND is not None:
-        sum_over_ranks(grads.hidden_ND, request.shard)
+    """Cast the sums to their parameters' dtypes; gradients per token are cast in backward."""
+    _, weight_VD, bias_V, _, wide_VR = inputs
+    if request.shard is not None and request.shard.sum_hidden_gradient:
+        for grad in (grads.hidden_ND, grads.thin_NR):
+            if grad is not None:
+                sum_over_ranks(grad, request.shard)
     return Gradients(
         grads.hidden_ND,
-        None if grads.weight_VD is None else grads.weight_VD.to(weight_VD.dtype),
-        None if grads.bias_V is None or bias_V is None else grads.bias_V.to(bias_V.dtype),
+        _cast(grads.weight_VD, weight_VD),
+        _cast(grads.bias_V, bias_V),
+        grads.thin_NR,
+        _cast(grads.wide_VR, wide_VR),
         grads.sum_scale,
     )
+
+
+def _cast(grad: Tensor | None, parameter: Tensor | None) -> Tensor | None:
+    return None if grad is None or parameter is None else grad.to(parameter.dtype)

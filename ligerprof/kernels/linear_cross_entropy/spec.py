@@ -18,7 +18,7 @@ def _memory(shape: KernelShape) -> KernelMemory:
     return KernelMemory(
         output_bytes=results.output_bytes,
         forward_temporary_bytes=workspace_bytes + results.temporary_bytes + shape.head_cast_bytes,
-        forward_gradient_bytes=hidden_gradient_bytes + shape.head_gradient_bytes,
+        forward_gradient_bytes=hidden_gradient_bytes + shape.head_gradient_bytes + shape.factor_gradient_bytes,
         backward_gradient_bytes=_cast_gradient_bytes(shape),
     )
 
@@ -26,12 +26,14 @@ def _memory(shape: KernelShape) -> KernelMemory:
 def _waiting_memory(shape: KernelShape, results: ResultBytes) -> KernelMemory:
     """Gradients are computed in backward, from the logits of a few tokens at a time."""
     hidden_gradient_bytes = shape.tokens * shape.hidden * shape.product_bytes
+    hidden_gradient_bytes += shape.tokens * shape.low_rank * shape.product_bytes
+    head_gradient_bytes = shape.head_gradient_bytes + shape.vocab * shape.low_rank * shape.factor_bytes
     forward_workspace_bytes = _workspace_bytes(shape, with_gradient=False)
     launched_bytes = _workspace_bytes(shape, with_gradient=True) + results.backward_bytes + shape.head_cast_bytes
     # then the gradient of the hidden states is cast, if autocast made them narrower
     cast_bytes = _cast_gradient_bytes(shape)
-    kept_bytes = shape.head_gradient_bytes + (cast_bytes or hidden_gradient_bytes)
-    peak_bytes = hidden_gradient_bytes + shape.head_gradient_bytes + max(launched_bytes, cast_bytes)
+    kept_bytes = head_gradient_bytes + (cast_bytes or hidden_gradient_bytes)
+    peak_bytes = hidden_gradient_bytes + head_gradient_bytes + max(launched_bytes, cast_bytes)
     return KernelMemory(
         kept_inputs=("hidden", "weight"),
         output_bytes=results.output_bytes,
@@ -42,20 +44,22 @@ def _waiting_memory(shape: KernelShape, results: ResultBytes) -> KernelMemory:
 
 
 def _workspace_bytes(shape: KernelShape, *, with_gradient: bool) -> int:
+    has_scratch = with_gradient and shape.weight_requires_grad and shape.low_rank == 0
     return plan_chunks(
         tokens=shape.tokens,
         hidden=shape.hidden,
         vocab=shape.vocab,
         element_bytes=shape.product_bytes,
         budget=shape.flce_budget,
-        gradient_bytes=shape.parameter_bytes if with_gradient and shape.weight_requires_grad else 0,
+        gradient_bytes=shape.parameter_bytes if has_scratch else 0,
         entropy="entropy" in shape.loss_returns,
     ).workspace_bytes
 
 
 def _cast_gradient_bytes(shape: KernelShape) -> int:
-    """The gradient of the hidden states, if it is cast to their dtype."""
-    return shape.tokens * shape.hidden * shape.activation_bytes if shape.activation_bytes != shape.product_bytes else 0
+    """The gradients of the hidden states and of the adapters' factor of them, if they are cast to their dtypes."""
+    widths = ((shape.hidden, shape.activation_bytes), (shape.low_rank, shape.factor_bytes))
+    return sum(shape.tokens * width * size for width, size in widths if size != shape.product_bytes)
 
 
 _FLCE = triton_kernel(

@@ -37,18 +37,22 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        thin: Tensor | None,
+        wide: Tensor | None,
         dtype: torch.dtype,
         request: LossRequest,
         track: bool,
     ) -> tuple[Tensor | None, ...]:
-        wanted = tuple(track and needed for needed in ctx.needs_input_grad[:3])
-        outputs, grads, late = loss_and_gradients((hidden, weight, bias), dtype, request, wanted)
+        inputs = (hidden, weight, bias, thin, wide)
+        wanted = tuple(track and needed for needed in ctx.needs_input_grad[: len(inputs)])
+        outputs, grads, late = loss_and_gradients(inputs, dtype, request, wanted)
         ctx.dtype, ctx.request = dtype, dataclasses.replace(request, predictions=None)
-        ctx.hidden_shape, ctx.hidden_dtype = hidden.shape, hidden.dtype
+        ctx.per_token = [None if value is None else (value.shape, value.dtype) for value in (hidden, thin)]
         if request.waits:
-            ctx.save_for_backward(hidden, weight, bias)
+            ctx.save_for_backward(*inputs)
         else:
-            ctx.save_for_backward(grads.hidden_ND, grads.weight_VD, grads.bias_V, late)
+            made = (grads.hidden_ND, grads.weight_VD, grads.bias_V, grads.thin_NR, grads.wide_VR)
+            ctx.save_for_backward(*made, late)
         return mark_outputs(ctx, outputs)
 
     @staticmethod
@@ -59,25 +63,26 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         if ctx.request.waits:
             # each token has its own factors, which must be known before the sum over tokens
             incoming = IncomingGradients(loss=grad_loss, lse=grad_lse, entropy=grad_entropy)
-            grads = waiting_gradients(ctx.saved_tensors, ctx.dtype, ctx.request, incoming, ctx.needs_input_grad[:3])
+            grads = waiting_gradients(ctx.saved_tensors, ctx.dtype, ctx.request, incoming, ctx.needs_input_grad[:5])
         else:
             assert grad_loss is not None
             grads = _scaled_gradients(ctx, grad_loss)
-        grad_hidden = grads.hidden_ND
-        if grad_hidden is not None:
-            grad_hidden = grad_hidden.to(ctx.hidden_dtype).view(ctx.hidden_shape)
-        return grad_hidden, grads.weight_VD, grads.bias_V, None, None, None
+        grad_hidden, grad_thin = (
+            grad if grad is None else grad.to(like[1]).view(like[0])
+            for grad, like in zip((grads.hidden_ND, grads.thin_NR), ctx.per_token, strict=True)
+        )
+        return grad_hidden, grads.weight_VD, grads.bias_V, grad_thin, grads.wide_VR, None, None, None
 
 
 def _scaled_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
     *made, late = ctx.saved_tensors
     factors = [None] * len(made) if late is None else late.split(1)
     in_place = not graph_is_retained()
-    hidden_ND, weight_VD, bias_V = (
+    hidden_ND, weight_VD, bias_V, thin_NR, wide_VR = (
         None if grad is None else scale_by_device_factor(grad, grad_loss, factor, in_place=in_place)
         for grad, factor in zip(made, factors, strict=True)
     )
-    return Gradients(hidden_ND, weight_VD, bias_V)
+    return Gradients(hidden_ND, weight_VD, bias_V, thin_NR, wide_VR)
 
 
 def fused_linear_cross_entropy(
@@ -91,6 +96,7 @@ def fused_linear_cross_entropy(
     predictions: Tensor | None = None,
     *,
     shard: VocabularyShard | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Cross-entropy of `hidden @ weight.T + bias` against labels, in fp32, without ever holding all logits.
 
@@ -106,12 +112,24 @@ def fused_linear_cross_entropy(
         predictions: int64, contiguous, shaped like the labels: receives each position's most likely word, -1 if its
             label is ignored.
         shard: the words that weight and bias are, if the vocabulary is split over ranks.
+        low_rank: factors [..., R] and [V, R] whose product is added to the logits, such as those of LoRA. A trainable
+            weight next to them does without the scratch in its gradient's memory.
 
     Raises:
         KernelInputError: the shapes do not match, or a label that is checked is outside the vocabulary.
     """
     return fused_linear_cross_entropy_outputs(
-        hidden, weight, labels, options, bias, num_items, class_weight, predictions, returns=(), shard=shard
+        hidden,
+        weight,
+        labels,
+        options,
+        bias,
+        num_items,
+        class_weight,
+        predictions,
+        returns=(),
+        shard=shard,
+        low_rank=low_rank,
     ).loss
 
 
@@ -127,6 +145,7 @@ def fused_linear_cross_entropy_outputs(
     *,
     returns: Iterable[str],
     shard: VocabularyShard | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
 ) -> LossOutputs:
     """`fused_linear_cross_entropy` with further results: the names in `returns`, which `LossOutputs` describes.
 
@@ -135,12 +154,15 @@ def fused_linear_cross_entropy_outputs(
     Raises:
         KernelInputError: see `fused_linear_cross_entropy`; or a name in `returns` is unknown.
     """
-    refuse_dtensors("flce", hidden, weight, labels, bias, class_weight)
+    thin, wide = (None, None) if low_rank is None else low_rank
+    refuse_dtensors("flce", hidden, weight, labels, bias, class_weight, thin, wide)
     if labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[-1]:
         raise KernelInputError(
             f"flce: hidden states {tuple(hidden.shape)}, a head of {tuple(weight.shape)} and labels"
             f" {tuple(labels.shape)} do not match. Labels need the hidden states' leading shape."
         )
+    if low_rank is not None:
+        _check_factors(hidden, weight, *low_rank)
     check_predictions("flce", predictions, labels)
     kind = hidden.device.type
     # autocast's dtype for a linear layer
@@ -155,7 +177,15 @@ def fused_linear_cross_entropy_outputs(
         shard=shard,
     )
     if torch.compiler.is_compiling():
-        return compiled_loss((hidden, weight, bias), dtype, request)
-    tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
-    track = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return LossOutputs(*_FusedLinearCrossEntropy.apply(hidden, weight, bias, dtype, request, track))
+        return compiled_loss((hidden, weight, bias, thin, wide), dtype, request)
+    inputs = (hidden, weight, bias, thin, wide)
+    track = torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in inputs)
+    return LossOutputs(*_FusedLinearCrossEntropy.apply(*inputs, dtype, request, track))
+
+
+def _check_factors(hidden: Tensor, weight: Tensor, thin: Tensor, wide: Tensor) -> None:
+    if thin.shape[:-1] != hidden.shape[:-1] or wide.shape != (weight.shape[0], thin.shape[-1]):
+        raise KernelInputError(
+            f"flce: low-rank factors {tuple(thin.shape)} and {tuple(wide.shape)} do not match hidden states"
+            f" {tuple(hidden.shape)} and a head of {tuple(weight.shape)}. Give [..., R] and [V, R]."
+        )

@@ -7,7 +7,9 @@ from torch import nn
 
 from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.patching.patcher import Patch, Patcher, Request
+from ligerprof.kernels.patching.heads import refuse_adapters
+from ligerprof.kernels.patching.patcher import Patcher, Request
+from ligerprof.kernels.patching.swap import Patch
 from ligerprof.kernels.providers.liger.patching import patch_with_liger
 from ligerprof.kernels.providers.liger.spec import PROVIDER as LIGER
 from ligerprof.kernels.registry import find_kernel_set, require_available
@@ -123,6 +125,8 @@ def _apply_to_instance(model: Any, request: Request, patch: Patch) -> None:
     try:
         of_liger = tuple(name for name, provider in request.providers.items() if provider == LIGER)
         if of_liger:
+            if "flce" in of_liger:
+                refuse_adapters(model.get_output_embeddings(), LIGER)
             # the first to change the model and the last to restore it: its undo restores whole modules
             patch.on_undo(patch_with_liger(model, request.row, of_liger))
         Patcher(model, request, patch).run()

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.options import IGNORE_INDEX, LossOptions, LossRequest
-from ligerprof.kernels.patching.measured_budget import MeasuredBudget
 from ligerprof.models.architecture import Architecture
 
 Forward = Callable[..., Any]
@@ -74,53 +73,6 @@ def _refuse_auxiliary_loss(key: str, inputs: dict[str, Any], config: Any) -> Non
             f"{key} adds another loss to that of the logits, which the fused losses leave out. Turn it off, or leave"
             " flce and ce out."
         )
-
-
-def fused_head_forward(
-    original: Forward, kernel: Callable[..., Tensor], budget: MeasuredBudget | None = None
-) -> Forward:
-    """A linear layer's forward that computes the loss if it receives a request.
-
-    The loss runs inside the head's own call, after hooks that gather its weight (ZeRO-3, FSDP).
-
-    Args:
-        budget: chooses the workspace of each call; None: the options do.
-    """
-
-    @functools.wraps(original)
-    def forward(self: Any, hidden: Tensor, loss: LossRequest | None = None) -> Tensor:
-        if loss is None:
-            logits: Tensor = original(self, hidden)
-            return logits
-        options = loss.options
-        if budget is not None:
-            options = dataclasses.replace(options, budget=budget.next(hidden, self.weight))
-        return kernel(hidden, self.weight, loss.labels, options, self.bias, loss.num_items)
-
-    forward.computes_loss = True  # type: ignore[attr-defined]
-    return forward
-
-
-def loss_in_head(model: Any, hidden: Tensor, request: LossRequest) -> Tensor:
-    """Run the fused loss through the model's head.
-
-    Raises:
-        KernelInputError: the head was replaced or wrapped after the kernels were put in.
-    """
-    head = model.get_output_embeddings()
-    if not getattr(type(_trained(head)).forward, "computes_loss", False):
-        raise KernelInputError(
-            f"flce: the model's head became a {type(head).__name__} after the kernels were put in."
-            " Resize or wrap it first, or leave flce out."
-        )
-    loss: Tensor = head(hidden, loss=request)
-    return loss
-
-
-def _trained(head: Any) -> Any:
-    """The copy that peft trains in place of a module (`modules_to_save`), or the module itself."""
-    copies = getattr(head, "modules_to_save", None)
-    return head if copies is None else copies[head.active_adapters[0]]
 
 
 def loss_after_head(kernel: Callable[..., Tensor]) -> LossRunner:

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ligerprof.errors import KernelInputError, KernelUnavailableError
+from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels.patching import decoder
-from ligerprof.kernels.patching.causal_lm import fused_head_forward, fused_loss_forward, loss_after_head, loss_in_head
+from ligerprof.kernels.patching.causal_lm import fused_loss_forward, loss_after_head
+from ligerprof.kernels.patching.heads import FusedHead
 from ligerprof.kernels.patching.measured_budget import MeasuredBudget
-from ligerprof.kernels.patching.patcher import Forward, Patcher
+from ligerprof.kernels.patching.patcher import Patcher
+from ligerprof.kernels.patching.swap import Forward
 from ligerprof.kernels.slots import Slot
 
 _ROPE = "apply_rotary_pos_emb"
@@ -79,18 +81,13 @@ def fill_flce(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     """Compute the loss within the head's call.
 
     Raises:
-        KernelInputError: the head is not a plain linear layer.
+        KernelInputError: the head is neither a linear layer nor one that peft has wrapped.
     """
-    head = patcher.model.get_output_embeddings()
-    if not isinstance(head, nn.Linear) or hasattr(head, "base_layer") or not head.weight.is_floating_point():
-        raise KernelInputError(
-            f"flce: the model's head is a {type(head).__name__}; the fused loss reads a plain linear layer's weight"
-            " and would ignore adapters. Use ce, or remove the head from the adapter's targets."
-        )
     measured = patcher.request.measured
     budget = None if measured is None else MeasuredBudget(measured)
-    patcher.swap(head, slot.name, lambda original: fused_head_forward(original, kernel, budget))
-    _fuse_loss(patcher, slot, loss_in_head)
+    head = FusedHead(patcher.swapper, kernel, budget)
+    head.fuse(patcher.model.get_output_embeddings())
+    _fuse_loss(patcher, slot, head.run)
 
 
 def _fuse_loss(patcher: Patcher, slot: Slot, run_loss: Any) -> None:

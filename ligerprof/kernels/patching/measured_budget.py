@@ -28,8 +28,8 @@ class MeasuredBudget:
         self._highest_bytes = 0
         self._budget_bytes: int | None = None
 
-    def next(self, hidden: "Tensor", weight: "Tensor") -> str | int:
-        """The budget of a call on these CUDA tensors."""
+    def next(self, hidden: "Tensor", weight: "Tensor", rank: int = 0) -> str | int:
+        """The budget of a call on these CUDA tensors; `rank`: of the adapters on the head."""
         import torch
 
         self._highest_bytes = max(self._highest_bytes, torch.cuda.max_memory_allocated(hidden.device))
@@ -39,14 +39,14 @@ class MeasuredBudget:
         room_bytes = self._highest_bytes - torch.cuda.memory_allocated(hidden.device) - _MARGIN_BYTES
         kind = hidden.device.type
         product_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        shape = _shape(hidden, weight, product_dtype.itemsize)
+        shape = _shape(hidden, weight, product_dtype.itemsize, rank)
         lean_bytes = plan_chunks(
             tokens=shape.tokens,
             hidden=shape.hidden,
             vocab=shape.vocab,
             element_bytes=shape.product_bytes,
             budget="lean",
-            gradient_bytes=shape.parameter_bytes if shape.weight_requires_grad else 0,
+            gradient_bytes=0 if rank or not shape.weight_requires_grad else shape.parameter_bytes,
         ).workspace_bytes
         assert self._spec.memory is not None, "plain torch has no workspace to size"
         memory = self._spec.memory(shape)
@@ -59,7 +59,7 @@ class MeasuredBudget:
         return left_bytes if left_bytes > lean_bytes else "lean"
 
 
-def _shape(hidden: "Tensor", weight: "Tensor", product_bytes: int) -> KernelShape:
+def _shape(hidden: "Tensor", weight: "Tensor", product_bytes: int, rank: int) -> KernelShape:
     """The call's shape; sizes that the fused loss's memory does not depend on are 1."""
     vocab, width = weight.shape
     return KernelShape(
@@ -75,5 +75,6 @@ def _shape(hidden: "Tensor", weight: "Tensor", product_bytes: int) -> KernelShap
         parameter_bytes=weight.element_size(),
         compute_bytes=product_bytes,
         weight_requires_grad=weight.requires_grad,
+        low_rank=rank,
         flce_budget="lean",
     )

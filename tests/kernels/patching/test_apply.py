@@ -297,17 +297,6 @@ def test_a_layer_adds_and_normalizes_in_one_call(family: str, monkeypatch: pytes
     assert calls.count("add_rms_norm") == layers
 
 
-def test_a_head_with_adapters_is_refused_by_name(device: torch.device) -> None:
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=4, target_modules=["lm_head"])
-    model = peft.get_peft_model(tiny_model("mistral", device=device), config)
-    with pytest.raises(KernelInputError, match="fused loss reads a plain linear layer's weight"):
-        apply(model, "rms+flce")
-    expected = train_once(model)
-    with apply(model, "ce"):
-        assert_same_step(expected, train_once(model))
-
-
 def test_a_head_wrapped_later_is_noticed(device: torch.device) -> None:
     model = tiny_model("mistral", device=device)
     with apply(model, "flce"):
