@@ -35,6 +35,7 @@ from ligerprof.recipe.configs.shared import (
     liger_names,
     modules,
     modules_at,
+    whole_number_at,
 )
 from ligerprof.torch_memory.selective import ADDMM, BMM, FUSED_ATTENTION, MM
 
@@ -114,7 +115,9 @@ _ROWS: Mapping[str, Row] = {
     **lacking("axolotl's fused LoRA kernels", "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel"),
     **lacking("kernels from the hub", "use_kernels"),
     **lacking("kernels of experts", "use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels"),
-    **lacking("kernels of experts", "experts_implementation expert_backend", harmless=("eager",)),
+    **lacking("kernels of experts", "expert_backend", harmless=("eager",)),
+    # grouped_mm is what transformers takes where nothing is set
+    **lacking("another implementation of experts", "experts_implementation", harmless=("grouped_mm",)),
     **lacking("quantized experts", "quantize_moe_experts llama4_linearized_experts"),
     **lacking("a chunked loss", "chunked_cross_entropy", setting=Setting.LOSS),
     **lacking("another loss", "use_eaft kd_trainer diffusion liger_use_token_scaling"),
@@ -226,7 +229,7 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
     for bits in (4, 8):
         if not is_off(values.get(f"load_in_{bits}bit")):
             reading.set(f"load_in_{bits}bit", {Setting.BITS: bits})
-    reading.set("lora_r", {Setting.RANK: values.get("lora_r") or 8})
+    reading.set("lora_r", {Setting.RANK: whole_number_at(reading, "lora_r", values.get("lora_r") or 8)})
     if values.get("lora_model_dir"):
         reading.assumed.append("the adapter that lora_model_dir holds has the layers and rank of this file")
     if not is_off(values.get("lora_target_linear")):
@@ -251,11 +254,10 @@ def _set_kernels(reading: Reading, values: Mapping[str, Any]) -> None:
         elif not str(plugin).endswith(_HARMLESS_PLUGINS):
             reading.lack("plugins", Lacking(what=f"the plug-in {plugin}"))
     if len(chosen) > 1:
-        reading.lack(
-            "plugins", Lacking(what="kernels of liger-kernel and cut-cross-entropy in one step", setting=Setting.LIGER)
-        )
+        # cut-cross-entropy's loss, and liger-kernel's other kernels
+        chosen = {"liger": chosen["liger"] - {"ce", "flce"} | {"flce:cce"}}
     for provider, names in chosen.items():
-        if len(chosen) == 1 and names:
+        if names:
             reading.set("plugins", {Setting.LIGER: names, Setting.PROVIDER: provider})
 
 

@@ -28,6 +28,7 @@ from ligerprof.recipe.configs.shared import (
     OPTIMIZER,
     modules,
     modules_at,
+    whole_number_at,
 )
 from ligerprof.recipe.configs.trainer import TRAINER_DEFAULTS, TRAINER_ROWS, finish_trainer
 
@@ -67,7 +68,8 @@ _ROWS: Mapping[str, Row] = {
     **lacking("norms in fp32", "upcast_layernorm"),
     **lacking("logits in fp32", "upcast_lmhead_output"),
     **lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss"),
-    **lacking("kernels of version 1", "use_v1_kernels"),
+    # version 1's kernels/interface.py: those chosen automatically are for NPUs
+    **ignored(Reason.OTHER_METHOD, "use_v1_kernels"),
     **lacking("KTransformers, which trains experts on the CPU", "use_kt"),
     **lacking("Megatron", "use_mca use_megatron_bridge use_hyper_parallel"),
     **lacking("Megatron", "tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size"),
@@ -174,11 +176,10 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None
     if kind != "lora":
         reading.settings.pop(Setting.MODULES_TO_SAVE, None)
         return
-    reading.set(
-        "lora_rank" if "lora_rank" in values else "finetuning_type", {Setting.RANK: values.get("lora_rank") or 8}
-    )
+    rank = whole_number_at(reading, "lora_rank", values.get("lora_rank") or 8)
+    reading.set("lora_rank" if "lora_rank" in values else "finetuning_type", {Setting.RANK: rank})
     if not is_off(bits):
-        reading.set("quantization_bit", {Setting.BITS: bits})
+        reading.set("quantization_bit", {Setting.BITS: whole_number_at(reading, "quantization_bit", bits)})
     targets = values.get("lora_target", "all")
     named = "all-linear" if targets == "all" else modules_at(reading, "lora_target", targets)
     reading.set("lora_target", {Setting.LORA_TARGETS: named})
@@ -232,7 +233,7 @@ _VERSION_1: Mapping[str, Row] = {
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
     "cutoff_len": count(Setting.SEQ),
     "max_grad_norm": number(Setting.CLIP),
-    "bf16": turned_on({Setting.AUTOCAST: "bf16"}),
+    **part_of("the dtype that FSDP gathers", "bf16"),
     "flash_attn": _ROWS["flash_attn"],
     "enable_activation_checkpointing": switch(Setting.CHECKPOINTING),
     "optim": OPTIMIZER,
@@ -248,7 +249,13 @@ _VERSION_1: Mapping[str, Row] = {
     ),
     **lacking("context parallelism", "cp_size", harmless=(1,)),
     **part_of("context parallelism", "cp_mode"),
-    **lacking("kernels of version 1", "kernel_config use_v1_kernels"),
+    # kernels/interface.py: `auto` chooses kernels on NPUs only
+    "kernel_config": section(
+        {
+            **lacking("kernels of version 1", "name", harmless=("auto",)),
+            **ignored(Reason.OTHER_METHOD, "include_kernels use_kernels require_logits chunk_size"),
+        }
+    ),
     **lacking("an optimizer of version 1", "optim_config"),
     **lacking("an adapter of version 1", "peft_config"),
     **lacking("a quantization of version 1", "quant_config"),
@@ -271,5 +278,17 @@ LLAMA_FACTORY_1 = Framework(
     signature=frozenset(
         {"model_class", "train_dataset", "dist_config", "kernel_config", "init_config", "sample_backend"}
     ),
-    defaults={Setting.GRAD_ACCUM: 1, Setting.CLIP: 1.0, Setting.WEIGHTS: "checkpoint", Setting.AUTOCAST: "no"},
+    defaults={
+        Setting.BATCH: 1,
+        Setting.SEQ: 2048,
+        Setting.GRAD_ACCUM: 1,
+        Setting.CLIP: 1.0,
+        Setting.CHECKPOINTING: True,
+        Setting.REENTRANT: False,
+        Setting.WEIGHTS: "checkpoint",
+        Setting.AUTOCAST: "no",
+        Setting.OPTIMIZER: "adamw-foreach",
+        # core/base_trainer.py passes labels to the model, and computes another loss from fp32 logits that are shifted
+        Setting.LOSS: Lacking(what="the second loss of LLaMA-Factory 1", setting=Setting.LOSS),
+    },
 )

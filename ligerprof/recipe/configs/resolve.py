@@ -253,7 +253,7 @@ class Resolver:
             return {"liger": chosen, "provider": provider}
         wanted = {"swiglu", "geglu"} | chosen if "glu" in chosen else chosen
         # liger-kernel skips what a model does not have
-        names = sorted(name for name in wanted - {"glu"} if inapplicable_reason(name, spec) is None)
+        names = sorted(name for name in wanted - {"glu"} if inapplicable_reason(name.partition(":")[0], spec) is None)
         return {"liger": "+".join(names) or "none", "provider": provider}
 
     def _adapter(self, spec: ModelSpec) -> dict[str, Any]:

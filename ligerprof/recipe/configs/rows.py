@@ -1,5 +1,6 @@
 """Build the rows of a framework's table: for each key, how its value is read."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ Read = Callable[[Any], Outcome]
 Table = Mapping[str, "Row"]
 _TRUE = frozenset({"true", "yes", "on", "1", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "n", "none", "null", ""})
+_ZERO = re.compile(r"[+-]?0+(\.0*)?")
 
 
 class BadValueError(ValueError):
@@ -66,7 +68,8 @@ def _off(value: Any, harmless: tuple[Any, ...]) -> Ignored | None:
 def is_off(value: Any) -> bool:
     """Whether a value switches a feature off: empty, zero or false, also as text."""
     if isinstance(value, str):
-        return value.strip().lower() in _FALSE
+        word = value.strip().lower()
+        return word in _FALSE or _ZERO.fullmatch(word) is not None
     return value in (None, False, 0) or value in ([], {}, ())
 
 

@@ -18,6 +18,7 @@ from ligerprof.recipe.configs.rows import (
     section,
     switch,
     truth,
+    whole_number,
     words,
 )
 from ligerprof.recipe.configs.settings import Ignored, LeftOut, Outcome, Reading, Reason, Sets, Setting
@@ -100,6 +101,14 @@ def modules_at(reading: Reading, key: str, value: Any) -> Any:
     """Names of modules under a key that is read after the table's rows; raises RecipeError for anything else."""
     try:
         return module_names(value)
+    except BadValueError as problem:
+        raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
+
+
+def whole_number_at(reading: Reading, key: str, value: Any) -> int:
+    """A whole number under a key that is read after the table's rows; raises RecipeError for anything else."""
+    try:
+        return whole_number(value, 1)
     except BadValueError as problem:
         raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
 

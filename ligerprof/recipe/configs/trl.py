@@ -27,6 +27,7 @@ from ligerprof.recipe.configs.shared import (
     modules,
     modules_at,
     quantization_rows,
+    whole_number_at,
 )
 from ligerprof.recipe.configs.trainer import FAMILY, TRAINER_DEFAULTS, TRAINER_ROWS, TRAINER_SIGNATURE, finish_trainer
 
@@ -133,7 +134,8 @@ def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
         for setting in (Setting.DORA, Setting.MODULES_TO_SAVE):
             reading.settings.pop(setting, None)
         return
-    reading.set("use_peft" if "lora_r" not in values else "lora_r", {Setting.RANK: values.get("lora_r") or 16})
+    rank = whole_number_at(reading, "lora_r", values.get("lora_r") or 16)
+    reading.set("lora_r" if "lora_r" in values else "use_peft", {Setting.RANK: rank})
     targets = values.get("lora_target_modules")
     named = (
         targets

@@ -1,0 +1,90 @@
+"""The same meaning written in other ways: numbers as text, numbers with a point, several plug-ins."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ligerprof.errors import RecipeError, UnsupportedError
+from tests.recipe.configs.texts import read
+
+AXOLOTL: dict[str, Any] = {
+    "base_model": "tiny",
+    "micro_batch_size": 2,
+    "sequence_len": 128,
+    "val_set_size": 0.0,
+    "adapter": "qlora",
+    "load_in_4bit": True,
+    "lora_r": 16,
+    "lora_target_linear": True,
+}
+TRL: dict[str, Any] = {
+    "model_name_or_path": "tiny",
+    "dataset_name": "x",
+    "max_length": 128,
+    "use_peft": True,
+    "lora_r": 16,
+}
+FACTORY: dict[str, Any] = {
+    "model_name_or_path": "tiny",
+    "stage": "sft",
+    "finetuning_type": "lora",
+    "cutoff_len": 128,
+    "lora_rank": 16,
+    "quantization_bit": 4,
+}
+
+
+def _written(value: Any, how: type) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return how(value) if is_number else value
+
+
+@pytest.mark.parametrize("how", [str, float])
+@pytest.mark.parametrize("values", [AXOLOTL, TRL, FACTORY], ids=["axolotl", "trl", "llama-factory"])
+def test_numbers_as_text_or_with_a_point_mean_the_same(values: dict[str, Any], how: type, tmp_path: Path) -> None:
+    recipe, report = read(tmp_path, values)
+    assert (recipe.lora or recipe.qlora) == 16
+    other, _ = read(tmp_path, {key: _written(value, how) for key, value in values.items()})
+    assert other == recipe
+    assert not report.unknown
+
+
+@pytest.mark.parametrize(
+    ("values", "key"), [(AXOLOTL, "lora_r"), (TRL, "lora_r"), (FACTORY, "lora_rank"), (FACTORY, "quantization_bit")]
+)
+@pytest.mark.parametrize("value", ["many", 1.5, [8]], ids=str)
+def test_other_ranks_name_the_key(values: dict[str, Any], key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=rf"config-0.json: {key} is .*not a (whole )?number"):
+        read(tmp_path, {**values, key: value})
+
+
+def test_axolotls_two_plugins_share_the_kernels(tmp_path: Path) -> None:
+    plugins = [
+        "axolotl.integrations.liger.LigerPlugin",
+        "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin",
+    ]
+    switches = {"liger_rms_norm": True, "liger_glu_activation": True, "cut_cross_entropy": True}
+    recipe, _ = read(tmp_path, {"base_model": "tiny", "micro_batch_size": 1, "plugins": plugins, **switches})
+    assert set(recipe.kernels) == {"rms", "swiglu", "flce"}
+    assert (recipe.provider, recipe.liger) == ("liger", "flce:cce+rms+swiglu")
+    # without its plug-in, a switch of liger-kernel does nothing
+    recipe, _ = read(tmp_path, {"base_model": "tiny", "micro_batch_size": 1, "plugins": plugins[1:], **switches})
+    assert (recipe.provider, recipe.liger) == ("cce", "flce")
+
+
+def test_axolotls_implementations_of_experts(tmp_path: Path) -> None:
+    moe = {"base_model": "tiny", "micro_batch_size": 1}
+    assert read(tmp_path, {**moe, "experts_implementation": "grouped_mm"})[0] == read(tmp_path, moe)[0]
+    with pytest.raises(UnsupportedError, match="another implementation of experts"):
+        read(tmp_path, {**moe, "experts_implementation": "eager"})
+
+
+def test_the_loss_of_llama_factory_1_is_refused_by_name(tmp_path: Path) -> None:
+    values = {"model": "tiny", "model_class": "llm", "train_dataset": "x", "kernel_config": {"name": "auto"}}
+    with pytest.raises(UnsupportedError, match="the second loss of LLaMA-Factory 1"):
+        read(tmp_path, values)
+    recipe, _ = read(tmp_path, values, loss="hf-4.45")
+    assert (recipe.batch, recipe.seq, recipe.checkpointing, recipe.optimizer) == (1, 2048, True, "adamw-foreach")
+    with pytest.raises(UnsupportedError, match="kernels of version 1"):
+        read(tmp_path, {**values, "kernel_config": {"name": "liger_kernel"}}, loss="hf-4.45")
