@@ -11,6 +11,7 @@ import numpy.typing as npt
 Event = Mapping[str, Any]
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+Column = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 _NUMBER_LIMIT = 2**63
 _NO_NUMBER = -1
@@ -26,7 +27,7 @@ class EventTable:
         columns: the values of each key, one per event: a number, or -1 - i for `objects[i]`.
     """
 
-    columns: Mapping[str, Int64s]
+    columns: Mapping[str, Column]
     objects: Sequence[Any]
 
     def event(self, row: int) -> dict[str, Any]:

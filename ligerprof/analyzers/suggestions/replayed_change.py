@@ -129,6 +129,7 @@ class RoleBook:
         self._codes = np.full(len(self._alike), _UNKNOWN, dtype=np.int8)
         self._codes_of_alike = np.full(int(self._alike.max(initial=-1)) + 1, _UNKNOWN, dtype=np.int8)
         self._all_codes: npt.NDArray[np.int8] | None = None
+        self._found: dict[tuple[Role, ...], Int64s] = {}
         self._smallest = int(self._replayed.allocated_bytes[peak_moment]) // _SMALL_SHARE
         self._looked_at: set[int] = set()
         self.learn(peak_moment)
@@ -151,7 +152,10 @@ class RoleBook:
 
     def blocks(self, *roles: Role) -> Int64s:
         """The blocks that have one of the roles."""
-        return np.flatnonzero(_is_one_of(roles)[self._known_codes()]).astype(np.int64)
+        codes = self._known_codes()
+        if roles not in self._found:
+            self._found[roles] = np.flatnonzero(_is_one_of(roles)[codes]).astype(np.int64)
+        return self._found[roles]
 
     def live(self, moment: int, *roles: Role) -> Int64s:
         """The blocks with one of the roles that are live at a moment."""
@@ -165,6 +169,7 @@ class RoleBook:
     def _known_codes(self) -> npt.NDArray[np.int8]:
         if self._all_codes is None:
             self._all_codes = np.where(self._codes == _UNKNOWN, self._codes_of_alike[self._alike], self._codes)
+            self._found.clear()
         return self._all_codes
 
 

@@ -12,7 +12,7 @@ from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.pickles.allowance import Allowance, LimitError
 from ligerprof.snapshots.pickles.plain import load_plain_data, without_frames
 from ligerprof.snapshots.pickles.table import FIRST_REFERENCE, KEPT, Cut, cut_alike
-from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable, Int64s
+from ligerprof.snapshots.trace import Bytes, Column, DeviceTrace, EventTable, Int64s
 
 _TRACES = "device_traces"
 # the items of a list of events after the cut: None for the events that were read, whole events, and kept values
@@ -101,7 +101,7 @@ def _load(cut: Cut, references: Int64s, allowance: Allowance) -> tuple[dict[Any,
 class _Cells:
     """The places of a column that do not hold numbers."""
 
-    def __init__(self, column: Int64s) -> None:
+    def __init__(self, column: Column) -> None:
         self.column = column
         self.referring = np.flatnonzero(column <= FIRST_REFERENCE)
         self.kept = np.flatnonzero(column == KEPT)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.snapshots.pickles.layout import WORD_BYTES, Layout, ValueKind, read_layout
-from ligerprof.snapshots.trace import Bytes, Int64s
+from ligerprof.snapshots.trace import Bytes, Column, Int64s
 
 # what a column holds instead of a number: KEPT for a value that stays in the rest, or -2 - memo index
 KEPT = -1
@@ -34,6 +34,8 @@ _LONGEST_EVENT_BYTES = 2**16 - 1
 # a layout with fewer dicts is not worth learning; after this many failed tries the others stay
 _LEAST_ALIKE = 4
 _MOST_FAILED_TRIES = 8
+# values from this size on may not fit into 32 bits; -2 - a memo index must fit, too
+_NARROW_BYTES, _MOST_NARROW = 4, 2**31 - 2
 # limits that recordings do not reach, on memory and on the bytes that are read token by token
 _SHORTEST_EVENT_BYTES = 24
 _MOST_KEYS = 32
@@ -62,7 +64,7 @@ class Cut:
     pickled_bytes: int
     counts: Int64s
     keys: tuple[int, ...]
-    columns: Int64s
+    columns: list[Column]
     places: Int64s
     copies: Int64s
     originals: Int64s
@@ -134,7 +136,8 @@ class _Cutter:
         # the end of the last dict is unknown, so it stays in the rest
         self.ends = np.append(starts[1:], starts[-1:])
         self.keys: tuple[int, ...] = ()
-        self.columns: Int64s = np.empty((0, len(starts)), dtype=np.int64)
+        # narrow until a value needs more: new memory takes longer to get than to fill
+        self.columns: list[Column] = []
         self.was_read = np.zeros(len(starts), dtype=bool)
         # dicts that leave nothing in the rest and that the next dict follows directly
         self.is_gone = np.zeros(len(starts), dtype=bool)
@@ -172,7 +175,7 @@ class _Cutter:
         """Whether the keys equal those of the first dict that was read, and are not too many."""
         if not self.keys and len(layout.keys) <= _MOST_KEYS:
             self.keys = layout.keys
-            self.columns = np.empty((len(self.keys), len(self.starts)), dtype=np.int64)
+            self.columns = [np.empty(len(self.starts), dtype=np.int32) for _ in self.keys]
         return self.keys == layout.keys
 
     def _read_layout(self, rows: Int64s, layout: Layout, sample: int) -> npt.NDArray[np.bool_]:
@@ -203,13 +206,20 @@ class _Cutter:
         return alike
 
     def _fill(self, rows: Int64s, words: npt.NDArray[np.uint64], layout: Layout) -> None:
-        for column, value in zip(self.columns, layout.values, strict=True):
+        for place, value in enumerate(layout.values):
             if value.kind is ValueKind.KEPT:
-                column[rows] = KEPT
+                self.columns[place][rows] = KEPT
                 continue
             found = np.ndarray(len(rows), np.int64, words, value.start, (layout.padded_size,))
             numbers = found & _low_bytes(value.size)
-            column[rows] = numbers if value.kind is ValueKind.NUMBER else FIRST_REFERENCE - numbers
+            if value.size >= _NARROW_BYTES and self.columns[place].dtype == np.int32:
+                self._widen(place, numbers)
+            self.columns[place][rows] = numbers if value.kind is ValueKind.NUMBER else FIRST_REFERENCE - numbers
+
+    def _widen(self, place: int, numbers: Int64s) -> None:
+        """Give a column 64 bits per value if numbers or memo indices need them."""
+        if int(numbers.max(initial=0)) > _MOST_NARROW:
+            self.columns[place] = self.columns[place].astype(np.int64)
 
     def _leave_out(self, rows: Int64s, layout: Layout) -> None:
         starts = self.starts[rows]
@@ -257,7 +267,9 @@ class _Cutter:
         self.data[self.starts[self.was_read]] = _NONE
         self._leave_out_runs()
         rest = b"".join(self._rest())
-        self.columns[:, ~self.was_read] = 0
+        others = np.flatnonzero(~self.was_read)
+        for column in self.columns:
+            column[others] = 0
         follows = self.is_gone & np.append(False, self.is_gone[:-1])
         marks = np.flatnonzero((self.was_read & ~follows)[self.was_read])
         places = np.flatnonzero(self.was_read)
