@@ -6,7 +6,8 @@ python benchmarks/architectures.py steps simulated FILE.json   # anywhere: adds 
 python benchmarks/architectures.py table FILE.json             # docs/results/architectures-h200.md
 
 The losses of the plain model are computed a second time from weights with random roundings: as far as these differ,
-training amplifies rounding, whatever the kernels do. `--only mixtral,phi` chooses architectures. `losses cpu` tries the losses without a GPU, by the provider torch.
+training amplifies rounding, whatever the kernels do. `--only mixtral,phi` chooses architectures. `losses cpu` tries the
+losses without a GPU, by the provider torch.
 """
 
 import argparse
@@ -53,11 +54,11 @@ PROCESSES = 6
 HEADING = """# Small models of every architecture
 
 Random models of six layers and hidden size 512 on one {gpu}, measured on {date} with {versions};
-simulated with torch 2.13 and transformers 5.23. Steps: bf16, checkpointed, 4 x 1024 tokens, no kernels. Losses: the largest
-relative difference of 20 steps with and without `apply(model, "all")`, next to that of a plain model whose weights are
-rounded otherwise ("rounding"). Architectures that transformers 5.17 lacks (internlm3, iquestcoder) are left out; `opt` has
-no row and is only simulated. Rows: `benchmarks/results/architectures-h200-rows.json`; `python benchmarks/architectures.py
-table` of them prints this page.
+simulated with torch 2.13 and transformers 5.23. Steps: bf16, checkpointed, 4 x 1024 tokens, no kernels. Losses: the
+largest relative difference of 20 steps with and without `apply(model, "all")`, next to that of a plain model whose
+weights are rounded otherwise ("rounding"). Architectures that transformers 5.17 lacks (internlm3, iquestcoder) are left
+out; `opt` has no row and is only simulated. Rows: `benchmarks/results/architectures-h200-rows.json`;
+`python benchmarks/architectures.py table` of them prints this page.
 """
 
 
@@ -94,9 +95,7 @@ def run_steps(device: str, names: list[str], rows: dict[str, dict[str, Any]]) ->
             print(model_type, row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr, flush=True)
 
 
-def losses_of(
-    model_type: str, device: str, kernels: str | None, dtype: str, *, disturbed: bool = False
-) -> list[float]:
+def losses_of(model_type: str, device: str, kernels: str | None, dtype: str, *, disturbed: bool = False) -> list[float]:
     """The losses of STEPS steps from the same weights on the same tokens."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -137,7 +136,8 @@ def run_losses(device: str, names: list[str], rows: dict[str, dict[str, Any]], s
                 disturbed = losses_of(model_type, device, None, dtype, disturbed=True)
                 found[dtype] = {"plain": plain, "patched": patched, "disturbed": disturbed}
                 own, others = (largest_difference(found[dtype], kind) for kind in ("patched", "disturbed"))
-                print(f"{model_type} {dtype}: {own:.1e} with kernels, {others:.1e} disturbed", file=sys.stderr, flush=True)
+                text = f"{model_type} {dtype}: {own:.1e} with kernels, {others:.1e} disturbed"
+                print(text, file=sys.stderr, flush=True)
             except Exception as error:
                 found[dtype] = {"failed": f"{type(error).__name__}: {error}"[:500]}
                 print(model_type, dtype, found[dtype]["failed"], file=sys.stderr, flush=True)
@@ -157,7 +157,8 @@ def table(rows: dict[str, dict[str, Any]]) -> None:
     first = next(iter(measured.values()))["cuda"]
     versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("torch", "triton", "transformers"))
     print(HEADING.format(gpu=first["gpu"], date=first["finished"][:10], versions=versions))
-    print("| architecture | measured peak, MiB | simulated | estimated | losses fp32 | rounding | losses bf16 | rounding |")
+    kinds = "losses fp32 | rounding | losses bf16 | rounding"
+    print(f"| architecture | measured peak, MiB | simulated | estimated | {kinds} |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for model_type, row in sorted(measured.items()):
         truth = row["cuda"]["peak_bytes"]

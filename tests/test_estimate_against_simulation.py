@@ -160,6 +160,11 @@ def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, A
         {"qlora": 8, "modules_to_save": "lm_head+input_layernorm", "precision": "bf16"},
         {"lora": 8, "dora": True, "checkpointing": False, "liger": "all"},
         {"lora": 8, "dora": True, "lora_targets": "q_proj+down_proj", "precision": "bf16"},
+        {"lora": 8, "lora_targets": "q_proj+lm_head", "liger": "all"},
+        {"lora": 16, "lora_targets": "lm_head", "liger": "flce", "precision": "bf16", "checkpointing": False},
+        {"lora": 8, "lora_targets": "lm_head+embed_tokens", "precision": "bf16", "grad_accum": 2},
+        {"qlora": 8, "lora_targets": "v_proj+embed_tokens+lm_head", "liger": "flce", "precision": "bf16"},
+        {"lora": 8, "lora_targets": "q_proj+lm_head", "liger": "ce", "eval_batch": 2, "clip": 1.0},
         {"activation_offload": True, "precision": "bf16-amp", "liger": "all"},
         {"selective": "matmuls", "attention": "eager", "grad_accum": 2, "gpu": "a100-40g"},
         {"lora": 8, "dora": True, "eval_batch": 2, "precision": "bf16"},
@@ -173,6 +178,14 @@ def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, A
 )
 def test_what_backward_recomputes_and_adapters_train(options: dict[str, Any]) -> None:
     check(TrainingRecipe(model=llama_of_4_layers(8, 4, 64), batch=2, alloc_conf="expandable_segments:True", **options))
+
+
+@pytest.mark.parametrize("liger", ["none", "flce"])
+@pytest.mark.parametrize("targets", ["lm_head", "embed_tokens+q_proj", "lm_head+embed_tokens"])
+def test_adapters_on_tied_embeddings(targets: str, liger: str) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "vocab_size": 20_000}
+    model = spec_from_config({**CONFIGS["llama3.2-1b"], **sizes, "tie_word_embeddings": True}, name="tied")
+    check(TrainingRecipe(model=model, batch=2, lora=16, lora_targets=targets, liger=liger, alloc_conf=EXPANDABLE))
 
 
 @pytest.mark.parametrize("precision", ["amp", "bf16"])

@@ -22,6 +22,7 @@ class KernelShape:
         weight_requires_grad: whether the kernel's weight requires a gradient.
         sm_count: multiprocessors of the GPU, which determine the number of some partial sums.
         flce_budget: `lean`, `balanced`, or bytes of workspace, for the fused loss.
+        input_requires_grad: whether the hidden states of the fused loss require a gradient.
         low_rank: rank of the factors that adapters add to the head, 0 without any.
         factor_bytes: bytes per element of these factors.
         loss_returns: names of results that a loss returns besides a reduced loss (`LossOutputs`).
@@ -41,6 +42,7 @@ class KernelShape:
     weight_requires_grad: bool = True
     sm_count: int = 132
     flce_budget: str | int = "balanced"
+    input_requires_grad: bool = True
     low_rank: int = 0
     factor_bytes: int = 4
     loss_returns: tuple[str, ...] = ()

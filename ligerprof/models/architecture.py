@@ -364,6 +364,12 @@ class Architecture:
         return frozenset(found)
 
     @property
+    def adaptable(self) -> tuple[str, ...]:
+        """Module names that LoRA can adapt: `lora_targets`, the head, and an embedding that nothing is added to."""
+        outer = (self.head,) if self.positions is not None or self.scales_embedding else (self.head, self.embedding)
+        return (*self.lora_targets, *(name.rpartition(".")[2] for name in outer))
+
+    @property
     def lora_targets(self) -> tuple[str, ...]:
         """Module names of the linear layers that LoRA adapts: all but Conv1D layers."""
         linears = (item for item in self.tensors if isinstance(item, Linear) and not item.transposed)

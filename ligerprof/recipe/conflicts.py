@@ -216,7 +216,7 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         chosen and options.lora is None and options.qlora is None,
         f"{_FLAGS['lora_targets']} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
     )
-    layers = options.spec.architecture.lora_targets
+    layers = options.spec.architecture.adaptable
     unknown = [name for name in options.adapted_layers if name not in layers]
     yield (
         chosen and bool(unknown),
@@ -227,11 +227,39 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['modules_to_save']} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
     )
     yield options.dora and options.lora is None, f"{_FLAGS['dora']} needs {_FLAGS['lora']}."
-    known = tuple(name for name in options.spec.module_names if name not in layers)
+    yield from _outer_adapter_conflicts(options)
+    inner = options.spec.architecture.lora_targets
+    known = tuple(name for name in options.spec.module_names if name not in inner)
     others = [name for name in options.saved_modules if name not in known]
     yield (
         bool(others),
         f"{_FLAGS['modules_to_save']} cannot take {short_repr((others or [''])[0])}. Choose from: {', '.join(known)}.",
+    )
+
+
+def _outer_adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    """What adapters on the head and on the embedding do not go together with."""
+    outer = [name for name in options.adapted_layers if name not in options.spec.architecture.lora_targets]
+    adapted = f"{_FLAGS['lora_targets']} {'+'.join(outer)}"
+    yield bool(outer) and options.dora, f"{_FLAGS['dora']} adapts linear layers of decoder layers. Leave {adapted} out."
+    yield (
+        bool(outer) and options.engine is not Engine.TORCH,
+        f"{adapted} is not supported with {_FLAGS['engine']} {options.engine} yet. Use {_FLAGS['modules_to_save']}.",
+    )
+    both = bool(set(outer) & set(options.saved_modules))
+    shared = options.spec.tied_embeddings and bool(outer) and bool(options.saved_modules)
+    yield (
+        both or shared,
+        f"{adapted} and {_FLAGS['modules_to_save']} {options.modules_to_save} train one weight. Give one.",
+    )
+    yield (
+        options.adapts_head and options.loss not in (Loss.HF, Loss.HF_4_45),
+        f"{_FLAGS['loss']} {options.loss} reads the head's weight, and would ignore its adapters. Choose hf.",
+    )
+    reads_weight = options.providers.get("flce", "ligerprof") not in ("ligerprof", "torch")
+    yield (
+        options.adapts_head and reads_weight,
+        f"flce of {options.providers.get('flce')} reads the head's weight and would ignore its adapters. Leave it out.",
     )
 
 

@@ -149,7 +149,8 @@ class TrainingOptions(Options):
     )
     lora_targets: str = option(
         Group.TRAINING,
-        "Layers that get adapters: all-linear, or module names joined by '+', such as q_proj+v_proj (peft's default).",
+        "Layers that get adapters: all-linear, or module names joined by '+', such as q_proj+v_proj (peft's default);"
+        " also lm_head and embed_tokens.",
         default=ALL_LINEAR,
         metavar="NAMES",
     )
@@ -303,6 +304,16 @@ class TrainingOptions(Options):
         if self.lora_targets == ALL_LINEAR:
             return self.spec.architecture.lora_targets
         return tuple(self.lora_targets.replace(",", "+").split("+"))
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether LoRA adapts the output layer, which is not among all-linear."""
+        return self.spec.architecture.head.rpartition(".")[2] in self.adapted_layers
+
+    @property
+    def adapts_embedding(self) -> bool:
+        """Whether LoRA adapts the embedding of tokens."""
+        return self.spec.architecture.embedding.rpartition(".")[2] in self.adapted_layers
 
     @property
     def saved_modules(self) -> tuple[str, ...]:

@@ -78,11 +78,14 @@ class Context:
         """Whether a kernel with a stated memory cost fills the slot; plain torch is counted by operation."""
         return slot in self.kernels and self.kernels[slot].memory is not None
 
-    def cast(self, value: Value, width: int) -> Value:
+    def cast(self, value: Value, width: int, *, role: Role = Role.ACTIVATIONS) -> Value:
         """`value.to(dtype)`: a copy, or one more reference to the tensor itself."""
         if value.width == width:
             return self.tape.name(value)
-        return self.tape.run(Operation(elements=value.elements, width=width, inputs=(value,)))
+        gradient_role = Role.ACTIVATIONS if role is Role.ACTIVATIONS else value.gradient_role
+        return self.tape.run(
+            Operation(elements=value.elements, width=width, inputs=(value,), role=role, gradient_role=gradient_role)
+        )
 
     def cast_weight(self, weight: Weight, width: int) -> Tensor:
         """`weight.to(dtype)`: a copy that autocast does not keep, or the weight itself."""

@@ -11,12 +11,19 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
-def kernel_memory(context: Context, slot: str, value: Value, weight: Weight | None = None) -> KernelMemory:
+def kernel_memory(
+    context: Context,
+    slot: str,
+    value: Value,
+    weight: Weight | None = None,
+    factors: tuple[Value, Value] | None = None,
+) -> KernelMemory:
     """The memory of one call on `value` of the kernel in `slot`.
 
     Args:
         weight: the kernel's weight; without one, `parameter_bytes` is the residual stream's. A norm's gives the
             width of the vectors, which are tokens or heads.
+        factors: of adapters on the head, for the fused loss.
     """
     spec, recipe = context.spec, context.recipe
     is_vector = weight is not None and len(weight.shape) == 1
@@ -36,6 +43,9 @@ def kernel_memory(context: Context, slot: str, value: Value, weight: Weight | No
         compute_bytes=context.half_bytes,
         weight_requires_grad=weight is not None and weight.trainable,
         sm_count=recipe.gpu_spec.sm_count,
+        input_requires_grad=value.needs_gradient,
+        low_rank=0 if factors is None else factors[0].elements // context.tokens,
+        factor_bytes=FP32_BYTES if factors is None else factors[0].width,
         flce_budget=recipe.flce_budget,
     )
     memory = context.kernels[slot].memory
@@ -76,14 +86,34 @@ def call_kernel(
     )
 
 
-def call_loss(context: Context, memory: KernelMemory, value: Value, weight: Weight | None, name: str) -> Value:
-    """Run a fused loss on `value`, named `name` in its spec; it may compute gradients in its forward pass."""
-    weight_bytes = weight.size_bytes if weight is not None and weight.trainable else 0
-    early_bytes = memory.forward_gradient_bytes
-    early: tuple[tuple[Tensor, int], ...] = ((value, early_bytes - weight_bytes),) if early_bytes else ()
-    if early and weight is not None:
-        early = (*early, (weight, weight_bytes))
-    inputs: tuple[Tensor, ...] = (value,) if memory.backward_gradient_bytes else ()
+def call_loss(
+    context: Context,
+    memory: KernelMemory,
+    value: Value,
+    weight: Weight | None,
+    name: str,
+    factors: tuple[Value, Value] | None = None,
+) -> Value:
+    """Run a fused loss on `value`, named `name` in its spec; it may compute gradients in its forward pass.
+
+    Args:
+        factors: of adapters on the head, [tokens, rank] and [words, rank].
+    """
+    early: tuple[tuple[Tensor, int], ...] = ()
+    product_bytes = context.half_bytes or value.width
+    if factors is not None:
+        thin, wide = factors
+        early = ((thin, thin.elements * product_bytes), (wide, wide.size_bytes))
+    if weight is not None and memory.forward_gradient_bytes:
+        early = (*early, (weight, weight.size_bytes if weight.trainable else 0))
+    if memory.forward_gradient_bytes:
+        early = ((value, memory.forward_gradient_bytes - sum(size_bytes for _, size_bytes in early)), *early)
+    cast_bytes = memory.backward_gradient_bytes
+    inputs: tuple[Tensor, ...] = ()
+    if factors is not None and factors[0].width != product_bytes:
+        inputs, cast_bytes = (factors[0],), cast_bytes - factors[0].size_bytes
+    if cast_bytes:
+        inputs = (value, *inputs)
     if weight is not None and not early:
         inputs = (*inputs, weight)
     kept = _kept_values(memory, {name: value})

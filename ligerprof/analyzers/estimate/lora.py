@@ -1,4 +1,4 @@
-"""LoRA as in peft: two thin fp32 matrices for each adapted linear layer of a decoder layer."""
+"""LoRA as in peft: two thin fp32 matrices for each adapted linear layer, for the head and for the embedding."""
 
 from collections.abc import Iterator
 from math import prod
@@ -9,9 +9,12 @@ from ligerprof.analyzers.estimate.operations import add, linear, renamed, scale
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.errors import RecipeError
 from ligerprof.models import ModelSpec
+from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
+from ligerprof.torch_memory.embedding import embedding_gradient
 
 # peft's name for the module that a trained copy replaces
 ORIGINAL = "original_module"
@@ -29,20 +32,30 @@ def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
     # DeepSpeed casts the whole model to its 16-bit dtype, and FSDP2's mixed precision what it gathers
     casts = recipe.engine is Engine.DEEPSPEED or recipe.casts_gathered
     width = DTYPE_BYTES[recipe.gathered_dtype] if casts else FP32_BYTES
-    targets = [item for item in recipe.spec.parameters if is_weight_of(recipe.adapted_layers, item.name)]
+    targets = list(_adapted_weights(recipe))
     if not targets:
         raise RecipeError(f"LoRA adapts the linear layers of decoder layers: {recipe.spec.name} has none.")
-    for item in targets:
-        layer = item.name.removesuffix(".weight")
-        shapes = {"A": (rank, item.shape[1]), "B": (item.shape[0], rank)}
-        for part, shape in shapes.items():
-            yield f"{layer}.lora_{part}", _adapter(shape, width)
+    for layer, (outputs, inputs) in targets:
+        shapes: dict[str, tuple[int, ...]] = {"A": (rank, inputs), "B": (outputs, rank)}
         if recipe.dora:
-            yield f"{layer}.lora_magnitude", _adapter(item.shape[:1], width)
+            shapes["magnitude"] = (outputs,)
+        for part, shape in shapes.items():
+            weight = Weight(prod(shape), width, shape=shape, in_layer=is_in_layer(layer), is_adapter=True)
+            yield f"{layer}.lora_{part}", weight
 
 
-def _adapter(shape: tuple[int, ...], width: int) -> Weight:
-    return Weight(prod(shape), width, shape=shape, in_layer=True, is_adapter=True)
+def _adapted_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Modules with adapters and the outputs and inputs of their weights; an embedding has a word as its input."""
+    spec, row = recipe.spec, recipe.spec.architecture
+    for item in spec.parameters:
+        module = item.name.removesuffix(".weight")
+        if module == row.embedding and recipe.adapts_embedding:
+            yield module, (item.shape[1], item.shape[0])
+        elif is_weight_of(recipe.adapted_layers, item.name):
+            yield module, (item.shape[0], item.shape[1])
+    # a tied head has no parameter of its own in the list
+    if recipe.adapts_head:
+        yield row.head, (spec.vocab_size, spec.hidden_size)
 
 
 def adapter_rank(recipe: TrainingRecipe) -> int | None:
@@ -60,16 +73,76 @@ def is_weight_of(layers: tuple[str, ...], name: str) -> bool:
     return name.endswith(tuple(f".{layer}.weight" for layer in layers))
 
 
-def add_adapter(context: Context, value: Value, result: Value, name: str) -> Value:
+def add_adapter(
+    context: Context,
+    value: Value,
+    result: Value,
+    name: str,
+    *,
+    role: Role = Role.ACTIVATIONS,
+    gradient_role: Role = Role.ACTIVATIONS,
+) -> Value:
     """`result + lora_B(lora_A(x)) * scaling`, cast back to the dtype of `result` (peft's lora.Linear.forward)."""
-    tape = context.tape
     read = context.cast(value, context.weights[f"{name}.lora_A"].width)
-    scaled = _scaled_product(context, read, name)
-    total = add(context, result, scaled)
-    tape.release(scaled)
-    output = context.cast(total, result.width)
-    tape.release(read, total, result)
+    output = _with_product(context, result, _scaled_product(context, read, name, role, gradient_role), role)
+    context.tape.release(read)
     return output
+
+
+def add_adapter_to_embedding(context: Context, result: Value, name: str, role: Role) -> Value:
+    """The same for an embedding: `lora_A` is a second table (peft's lora.Embedding.forward)."""
+    table, tape = context.weights[f"{name}.lora_A"], context.tape
+    rank, words = table.shape
+    tokens = result.elements // context.spec.hidden_size
+    sort = embedding_gradient(tokens, words, rank)
+    thin = tape.run(
+        Operation(
+            elements=tokens * rank,
+            width=table.width,
+            inputs=(table,),
+            other_saves=1,
+            backward_scratch_bytes=0 if sort is None else sort.sum_bytes,
+            # the table is read transposed, and autograd copies a gradient whose strides differ from its parameter's
+            reduction_scratch_bytes=table.size_bytes,
+        )
+    )
+    wide = renamed(context, thin, linear(context, thin, context.weights[f"{name}.lora_B"]))
+    return _with_product(context, result, renamed(context, wide, scale(context, wide)), role)
+
+
+def _with_product(context: Context, result: Value, scaled: Value, role: Role) -> Value:
+    total = add(context, result, scaled, role=role)
+    context.tape.release(scaled)
+    output = context.cast(total, result.width, role=role)
+    context.tape.release(total, result)
+    return output
+
+
+def head_factors(context: Context, value: Value, name: str) -> tuple[Value, Value]:
+    """What the fused loss takes of a head's adapter (kernels/patching/heads.py): `lora_A(x) * scaling` and `lora_B`.
+
+    The second is computed from an identity matrix.
+    """
+    tape, narrow, wide = context.tape, context.weights[f"{name}.lora_A"], context.weights[f"{name}.lora_B"]
+    read = context.cast(value, narrow.width)
+    thin = linear(context, read, narrow)
+    thin = renamed(context, thin, scale(context, thin))
+    tape.release(read)
+    rank, words = narrow.shape[0], wide.shape[0]
+    identity = tape.run(Operation(elements=rank * rank, width=wide.width))
+    read_weight, rows = context.autocast_weight(wide), context.autocast(identity)
+    factor = tape.run(
+        Operation(
+            elements=rank * words,
+            width=rows.width,
+            inputs=(read_weight,),
+            saves=(rows,),
+            gradient_is_view=True,
+            is_product=True,
+        )
+    )
+    tape.release(identity, rows)
+    return thin, factor
 
 
 def add_adapter_to_quantized(context: Context, value: Value, result: Value, name: str) -> Value:
@@ -81,7 +154,7 @@ def add_adapter_to_quantized(context: Context, value: Value, result: Value, name
     cloned = tape.run(Operation(elements=result.elements, width=result.width, passes=(result,)))
     tape.release(result)
     read = context.cast(value, FP32_BYTES) if converts else tape.name(value)
-    scaled = _scaled_product(context, read, name)
+    scaled = _scaled_product(context, read, name, Role.ACTIVATIONS, Role.ACTIVATIONS)
     if converts:
         scaled = renamed(context, scaled, context.cast(scaled, result.width))
     output = add(context, cloned, scaled)
@@ -89,7 +162,8 @@ def add_adapter_to_quantized(context: Context, value: Value, result: Value, name
     return output
 
 
-def _scaled_product(context: Context, read: Value, name: str) -> Value:
+def _scaled_product(context: Context, read: Value, name: str, role: Role, gradient_role: Role) -> Value:
     thin = linear(context, read, context.weights[f"{name}.lora_A"])
-    wide = renamed(context, thin, linear(context, thin, context.weights[f"{name}.lora_B"]))
-    return renamed(context, wide, scale(context, wide))
+    wide = linear(context, thin, context.weights[f"{name}.lora_B"], role=role, gradient_role=gradient_role)
+    wide = renamed(context, thin, wide)
+    return renamed(context, wide, scale(context, wide, role=role))

@@ -10,7 +10,7 @@ from ligerprof.analyzers.estimate.chunked_loss import (
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.hooks import Part
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
-from ligerprof.analyzers.estimate.lora import ORIGINAL
+from ligerprof.analyzers.estimate.lora import ORIGINAL, add_adapter, head_factors
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import linear, renamed, scale, unary
 from ligerprof.analyzers.estimate.tensors import Value
@@ -34,15 +34,24 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
     context.hooks.enter(Part.HEAD)
     # what is saved in the head's call is not offloaded; liger-kernel's fused loss does not call it
     context.tape.on_gpu = "flce" not in context.kernels or context.recipe.provider != "liger"
+    head = context.spec.architecture.head
+    is_adapted = f"{head}.lora_A" in context.weights
     if context.is_fused("flce"):
-        return call_loss(context, kernel_memory(context, "flce", hidden, weight), hidden, weight, "hidden")
+        factors = head_factors(context, hidden, head) if is_adapted else None
+        memory = kernel_memory(context, "flce", hidden, weight, factors)
+        loss = call_loss(context, memory, hidden, weight, "hidden", factors)
+        if factors is not None:
+            context.tape.release(*factors)
+        return loss
     chunked = _CHUNKED.get(context.recipe.loss)
     if chunked is not None:
         return chunked(context, hidden, weight)
     # these receive the head's output and cap it themselves; liger-kernel replaces functions that the model calls
     caps = "flce" in context.kernels or context.recipe.providers.get("ce", "liger") != "liger"
-    bias = context.weights.get(f"{context.spec.architecture.head}.bias")
+    bias = context.weights.get(f"{head}.bias")
     logits = linear(context, hidden, weight, bias, role=Role.LOGITS, gradient_role=_LOSS)
+    if is_adapted:
+        logits = add_adapter(context, hidden, logits, head, role=Role.LOGITS, gradient_role=_LOSS)
     context.hooks.leave(Part.HEAD)
     context.tape.on_gradient(logits, lambda: context.hooks.gradient_arrives(Part.HEAD))
     # a fused loss runs in the head's call

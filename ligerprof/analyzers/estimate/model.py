@@ -1,7 +1,7 @@
 """What surrounds the decoder layers: embedding, rotary tables and masks."""
 
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.lora import adapter_rank
+from ligerprof.analyzers.estimate.lora import adapter_rank, add_adapter_to_embedding
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
 from ligerprof.analyzers.estimate.tensors import Value
@@ -17,6 +17,8 @@ def embed(context: Context, role: Role) -> tuple[Value, Value]:
     if row.positions is not None:
         return _embed_with_positions(context, f"{row.positions}.weight", role)
     embedded = _look_up(context, f"{row.embedding}.weight", role)
+    if f"{row.embedding}.lora_A" in context.weights:
+        embedded = add_adapter_to_embedding(context, embedded, row.embedding, role)
     if row.embedding_dropout is not None:
         rate = context.spec.dropout_rate(row.embedding_dropout)
         embedded = renamed(context, embedded, dropout(context, embedded, rate))
@@ -30,7 +32,7 @@ def embed(context: Context, role: Role) -> tuple[Value, Value]:
 
 def embedding_is_leaf(recipe: TrainingRecipe) -> bool:
     """Whether autograd starts at the output of a frozen embedding, so that checkpointed layers have a gradient."""
-    is_frozen = not recipe.trains_in_full(recipe.spec.architecture.embedding)
+    is_frozen = not (recipe.trains_in_full(recipe.spec.architecture.embedding) or recipe.adapts_embedding)
     return adapter_rank(recipe) is not None and recipe.checkpointing and is_frozen
 
 

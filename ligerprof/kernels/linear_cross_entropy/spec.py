@@ -13,7 +13,7 @@ def _memory(shape: KernelShape) -> KernelMemory:
     results = result_bytes(shape)
     if results.waits:
         return _waiting_memory(shape, results)
-    hidden_gradient_bytes = shape.tokens * shape.hidden * shape.product_bytes
+    hidden_gradient_bytes = shape.input_requires_grad * shape.tokens * shape.hidden * shape.product_bytes
     workspace_bytes = _workspace_bytes(shape, with_gradient=True)
     return KernelMemory(
         output_bytes=results.output_bytes,
@@ -25,7 +25,7 @@ def _memory(shape: KernelShape) -> KernelMemory:
 
 def _waiting_memory(shape: KernelShape, results: ResultBytes) -> KernelMemory:
     """Gradients are computed in backward, from the logits of a few tokens at a time."""
-    hidden_gradient_bytes = shape.tokens * shape.hidden * shape.product_bytes
+    hidden_gradient_bytes = shape.input_requires_grad * shape.tokens * shape.hidden * shape.product_bytes
     hidden_gradient_bytes += shape.tokens * shape.low_rank * shape.product_bytes
     head_gradient_bytes = shape.head_gradient_bytes + shape.vocab * shape.low_rank * shape.factor_bytes
     forward_workspace_bytes = _workspace_bytes(shape, with_gradient=False)
@@ -58,7 +58,8 @@ def _workspace_bytes(shape: KernelShape, *, with_gradient: bool) -> int:
 
 def _cast_gradient_bytes(shape: KernelShape) -> int:
     """The gradients of the hidden states and of the adapters' factor of them, if they are cast to their dtypes."""
-    widths = ((shape.hidden, shape.activation_bytes), (shape.low_rank, shape.factor_bytes))
+    hidden = shape.hidden if shape.input_requires_grad else 0
+    widths = ((hidden, shape.activation_bytes), (shape.low_rank, shape.factor_bytes))
     return sum(shape.tokens * width * size for width, size in widths if size != shape.product_bytes)
 
 

@@ -278,7 +278,7 @@ class Resolver:
         return {"modules_to_save": "+".join(names)}
 
     def _targets(self, spec: ModelSpec) -> dict[str, Any]:
-        targets, known = self._value(S.LORA_TARGETS), spec.architecture.lora_targets
+        targets, known = self._value(S.LORA_TARGETS), spec.architecture.adaptable
         if targets == PEFT_DEFAULT:
             targets = list(spec.architecture.peft_targets)
         elif isinstance(targets, str) and targets != ALL_LINEAR:
@@ -286,7 +286,7 @@ class Resolver:
         if targets in (None, ALL_LINEAR):
             return {}
         names = dict.fromkeys(name.rpartition(".")[2] for name in targets)
-        if names.keys() == set(known):
+        if names.keys() == set(spec.architecture.lora_targets):
             return {}
         if not names or not names.keys() <= set(known):
             raise self._refuse(f"LoRA on {', '.join(targets)[:80] or PEFT_DEFAULT}", S.LORA_TARGETS)

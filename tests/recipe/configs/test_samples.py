@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
+from ligerprof.errors import LigerprofError, RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.recipe.configs.load import load_options
 from ligerprof.recipe.configs.sources import read_sources
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
@@ -83,6 +83,7 @@ def test_the_examples_of_all_repositories_are_read_without_unknown_keys() -> Non
         (None, "q_proj+v_proj"),
         ("all-linear", "all-linear"),
         (["o_proj", "model.layers.0.mlp.up_proj"], "o_proj+up_proj"),
+        (["v_proj", "embed_tokens"], "v_proj+embed_tokens"),
         (["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "all-linear"),
     ],
 )
@@ -95,7 +96,31 @@ def test_adapted_layers(targets: list[str] | str | None, means: str, tmp_path: P
     assert (recipe.lora, recipe.lora_targets) == (4, means)
 
 
-def test_adapters_on_other_layers_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("targets", "means"),
+    [
+        ("all", "all-linear"),
+        ("lm_head", "lm_head"),
+        ("v_proj,lm_head,embed_tokens", "v_proj+lm_head+embed_tokens"),
+        (
+            "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj,lm_head",
+            "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj+lm_head",
+        ),
+    ],
+)
+def test_adapters_on_the_head(targets: str, means: str, tmp_path: Path) -> None:
+    keys = {"model_name_or_path": "tiny", "stage": "sft", "cutoff_len": 128, "template": "default"}
+    recipe, _ = read(tmp_path, {**keys, "finetuning_type": "lora", "lora_rank": 4, "lora_target": targets})
+    assert (recipe.lora, recipe.lora_targets) == (4, means)
+
+
+def test_a_loss_that_would_ignore_the_heads_adapters_is_named(tmp_path: Path) -> None:
     keys = {"model_name_or_path": "tiny", "max_length": 128, "use_peft": True, "lora_target_modules": ["lm_head"]}
-    with pytest.raises(UnsupportedError, match="lora_target_modules: LoRA on lm_head is not supported yet"):
+    with pytest.raises(RecipeError, match="--loss trl-tiled reads the head's weight"):
+        read(tmp_path, keys)
+
+
+def test_adapters_on_other_layers_are_named(tmp_path: Path) -> None:
+    keys = {"model_name_or_path": "tiny", "max_length": 128, "use_peft": True, "lora_target_modules": ["norm"]}
+    with pytest.raises(UnsupportedError, match="lora_target_modules: LoRA on norm is not supported yet"):
         read(tmp_path, keys)
