@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import RecipeError
-from ligerprof.files import FileKind, read_json
+from ligerprof.files import FileKind, parse_object, read_json
 from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.training_options import TrainingOptions
 from ligerprof.text import short_repr
@@ -54,12 +54,15 @@ def read_deepspeed_config(source: str | Config) -> Config:
     """Take a user's configuration; values that say `auto` are left to the recipe.
 
     Args:
-        source: a JSON file, or what it holds.
+        source: a JSON file, its text, or the object in it.
 
     Raises:
         RecipeError: not readable, or no JSON object.
     """
-    return _plain(read_json(Path(source), _FILE) if isinstance(source, str) else source)
+    if isinstance(source, str):
+        is_text = source.lstrip().startswith("{")
+        source = parse_object(source, "--deepspeed-config", _FILE) if is_text else read_json(Path(source), _FILE)
+    return _plain(source)
 
 
 def deepspeed_config(recipe: TrainingOptions) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Declare an option: one dataclass field holds its words, range, default, unit, group and help."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -131,6 +132,8 @@ class Option:
         """The command-line words that set a value."""
         if self.kind is bool:
             return (self.flag if value else self.off_flag or "",)
+        if isinstance(value, Mapping):
+            return self.flag, json.dumps(value)
         return (self.flag, size_text(value) if self.is_size and type(value) is int else str(value))
 
     def _unknown(self, value: object) -> RecipeError:

@@ -169,7 +169,7 @@ class TrainingOptions(Options):
     )
     nvme_path: str | None = option(Group.SEVERAL_GPUS, "Folder on the disk that --offload nvme uses.", metavar="DIR")
     deepspeed_config: str | Mapping[str, Any] | None = option(
-        Group.SEVERAL_GPUS, "DeepSpeed's JSON, for what no option here decides.", metavar="FILE"
+        Group.SEVERAL_GPUS, "DeepSpeed's JSON, a file or its text, for what no option here decides.", metavar="FILE"
     )
     gpus: int = option(Group.SEVERAL_GPUS, "GPUs that train together.", default=1, minimum=1)
     reshard: bool = option(

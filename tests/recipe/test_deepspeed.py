@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.deepspeed import deepspeed_config, zero_settings
+from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 
@@ -120,6 +121,16 @@ def test_a_recipe_keeps_its_configuration() -> None:
     kept = recipe(deepspeed_config=AGREEING)
     again = TrainingRecipe.from_json(json.loads(json.dumps(kept.to_json())))
     assert deepspeed_config(again) == deepspeed_config(kept)
+
+
+def test_a_printed_command_has_its_configuration_as_text() -> None:
+    kept = recipe(deepspeed_config=AGREEING)
+    words = iter(recipe_flags(kept))
+    text = next(next(words) for word in words if word == "--deepspeed-config")
+
+    assert deepspeed_config(recipe(deepspeed_config=text)) == deepspeed_config(kept)
+    with pytest.raises(RecipeError, match="--deepspeed-config: not readable as JSON"):
+        recipe(deepspeed_config="{'overlap_comm': False}")
 
 
 LEAVES = st.one_of(st.booleans(), st.integers(0, 10), st.text(max_size=3), st.none(), st.just(5e8))
