@@ -1,5 +1,6 @@
 """Roles at the peak as stacked bars; roles that are small in every bar are pooled."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -65,14 +66,18 @@ def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float = 
 
 
 def find_bars(setting: Setting, axis: Axis) -> tuple[RolesBar, ...]:
-    """Bars of the kernel sets that ran at up to three sizes, chosen from those at which the set `none` ran."""
+    """Bars of the kernel sets that ran at up to three sizes, chosen from those at which `none` and most others ran."""
     series = split_series(setting, axis)
     found = {
         one.label: {getattr(cell.recipe, axis): cell for cell in one.cells if cell.status is CellStatus.DONE}
         for one in series
     }
     plain = [one.label for one in series if one.kernels == "none"] or list(found)
-    sizes = sorted({size for label in plain for size in found[label]})
+    # a set that ran at one size alone, as in an ablation, does not choose the sizes
+    several = [cells for cells in found.values() if len(cells) > 1] or list(found.values())
+    ran = Counter(size for cells in several for size in cells)
+    counts = {size: ran[size] for label in plain for size in found[label]}
+    sizes = sorted(size for size, count in counts.items() if count == max(counts.values()))
     chosen = sizes if len(sizes) <= _MOST_GROUPS else [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
     labels = [label for label, cells in found.items() if all(size in cells for size in chosen)]
     return tuple(
