@@ -31,16 +31,35 @@ def write_summaries(report: StepReport) -> None:
         ) from None
     number = report.outcome.profiled_step
     with SummaryWriter(log_dir=str(report.run.tensorboard)) as writer:
-        for tag, value in scalars(report).items():
-            writer.add_scalar(tag, value, number)
+        for tag, values in scalars(report).items():
+            for step, value in values.items():
+                writer.add_scalar(tag, value, step)
         writer.add_figure("peak/by_role", _figure(report), number)
         # TensorBoard renders Markdown, where a single line break is a space
         lines = [*heading_lines(report), "\n".join(verdict_lines(report)), *closing_lines(report)]
         writer.add_text("step", "\n\n".join(lines), number)
 
 
-def scalars(report: StepReport) -> dict[str, float]:
-    """Every scalar of a step by tag; unknown ones, such as a simulated step's speed, are omitted."""
+def scalars(report: StepReport) -> dict[str, dict[int, float]]:
+    """Every scalar by tag and step; unknown ones, such as a simulated step's speed, are omitted.
+
+    Peaks of the first step, and under ddp of the second, precede those of the profiled step.
+    """
+    outcome, backend = report.outcome, report.outcome.backend
+    earlier: dict[str, tuple[int | None, ...]] = {
+        f"peak_mib/{backend}": (outcome.first_step_peak_bytes, outcome.second_step_peak_bytes),
+        f"reserved_mib/{backend}": (outcome.first_step_reserved_bytes, outcome.second_step_reserved_bytes),
+    }
+    found = {
+        tag: {number: size_bytes / MIB for number, size_bytes in enumerate(sizes, 1) if size_bytes is not None}
+        for tag, sizes in earlier.items()
+    }
+    for tag, value in _of_profiled_step(report).items():
+        found.setdefault(tag, {})[outcome.profiled_step] = value
+    return found
+
+
+def _of_profiled_step(report: StepReport) -> dict[str, float]:
     outcome, backend = report.outcome, report.outcome.backend
     found = {
         f"peak_mib/{backend}": outcome.peak_bytes / MIB,

@@ -127,8 +127,9 @@ def test_every_axis_of_numbers_has_a_unit(kind: str) -> None:
             # panels in one column share the lowest one's title, panels in one row the leftmost one's
             column = [other for other in panels if other.get_position().x0 == axes.get_position().x0]
             line = [other for other in panels if other.get_position().y0 == axes.get_position().y0]
-            assert not numbers(column[-1].get_xticklabels()) or UNIT.search(axes.get_xlabel() or column[-1].get_xlabel())
-            assert not numbers(line[0].get_yticklabels()) or UNIT.search(axes.get_ylabel() or line[0].get_ylabel())
+            along, up = column[-1], line[0]
+            assert not numbers(along.get_xticklabels()) or UNIT.search(axes.get_xlabel() or along.get_xlabel())
+            assert not numbers(up.get_yticklabels()) or UNIT.search(axes.get_ylabel() or up.get_ylabel())
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"memory"}))
