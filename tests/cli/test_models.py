@@ -47,15 +47,14 @@ def test_a_search_takes_every_word_in_any_case() -> None:
     names = [model["name"] for model in found("QWEN3", "4b")["models"]]
     assert names == ["qwen3-4b", "qwen3-14b"]
     assert [model["name"] for model in found("unsloth/qwen3-4b")["models"]] == ["qwen3-4b"]
-    assert found("mixtral") == {
+    assert found("gpt-oss") == {
         "schema": 1,
         "kind": "models",
         "models": [],
         "unsupported": {
-            "mistralai/Mixtral-8x7B-v0.1": "mixtral",
-            "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral",
-            "mistralai/Mixtral-8x22B-v0.1": "mixtral",
-            "mistralai/Mixtral-8x22B-Instruct-v0.1": "mixtral",
+            "openai/gpt-oss-20b": "gpt_oss",
+            "openai/gpt-oss-120b": "gpt_oss",
+            "unsloth/gpt-oss-20b": "gpt_oss",
         },
     }
 
