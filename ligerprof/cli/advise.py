@@ -2,10 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ligerprof.analyzers.search.advise import Advice
 from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
@@ -13,14 +13,15 @@ from ligerprof.cli.output import config_report, say, show
 from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, UnsupportedError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.library import advise
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.configs.edits import can_edit, edit_file, require_editable
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.advise import render_advice
 from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.search.advise import Advice
 
 
 @click.command(cls=RecipeCommand, name="advise", short_help="List the cheapest changes that make a recipe fit.")
@@ -41,6 +42,9 @@ def command(recipe: TrainingRecipe, simulate: bool, output: Path | None, force: 
     the cost of each, and the command to run next. With --config, also the changed lines of that file. The exit
     code is 3 if the whole ladder does not suffice.
     """
+    from ligerprof.library import advise
+    from ligerprof.reports.advise import render_advice
+
     source = _editable_file()
     if output is not None:
         require_editable(source)
@@ -77,7 +81,7 @@ def _editable_file() -> tuple[str, str] | None:
     return next((found for found in report.files if can_edit(*found)), None) if report is not None else None
 
 
-def _runnable(advice: Advice) -> tuple[str, str]:
+def _runnable(advice: "Advice") -> tuple[str, str]:
     """The command to run next: `step` if it can run the plan, else `estimate`; and why not `step`, or nothing."""
     try:
         require_supported(advice.plan, command="step")
@@ -88,7 +92,7 @@ def _runnable(advice: Advice) -> tuple[str, str]:
     return "step", ""
 
 
-def _main_memory_note(advice: Advice) -> str:
+def _main_memory_note(advice: "Advice") -> str:
     """A sentence if the plan needs more main memory than this machine has."""
     needed_bytes, available_bytes = advice.host_bytes * advice.plan.gpus, main_memory_bytes()
     if needed_bytes <= available_bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,11 +12,11 @@ from ligerprof.cli.completion import complete_benched, complete_providers
 from ligerprof.cli.output import say, show
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.reports.bench import bench_json, render_bench
-from ligerprof.reports.figures.kernels import draw_bench
-from ligerprof.reports.figures.style import check_format, write_figure
-from ligerprof.runs.bench.records import Direction, Finding, join_findings, read_lines, write_csv, write_lines
-from ligerprof.runs.bench.shapes import BENCH_KERNELS, find_kernels, find_shapes
+from ligerprof.runs.bench.records import Direction
+from ligerprof.runs.bench.shapes import BENCH_KERNELS
+
+if TYPE_CHECKING:
+    from ligerprof.runs.bench.records import Finding
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
@@ -85,6 +85,10 @@ with the reason.
 @json_option
 def command(as_json: bool, **options: Any) -> None:
     """Time kernels side by side and check them against fp64."""
+    from ligerprof.reports.bench import bench_json, render_bench
+    from ligerprof.reports.figures.style import check_format
+    from ligerprof.runs.bench.records import join_findings, read_lines
+
     targets = _targets(options)
     require_absent(targets, force=options["force"])
     if not options["kernels"] and not options["earlier"]:
@@ -97,8 +101,10 @@ def command(as_json: bool, **options: Any) -> None:
     show(lambda: bench_json(findings), lambda: render_bench(findings), as_json=as_json)
 
 
-def _measure(options: Mapping[str, Any]) -> list[Finding]:
+def _measure(options: Mapping[str, Any]) -> "list[Finding]":
     """Run the benchmark; unknown kernels and shapes raise before torch is imported."""
+    from ligerprof.runs.bench.shapes import find_kernels, find_shapes
+
     kernels = find_kernels(options["kernels"])
     for kernel in kernels:
         find_shapes(kernel, options["shapes"])
@@ -129,7 +135,11 @@ def _targets(options: Mapping[str, Any]) -> dict[Path, str]:
     return targets | {path: kind for path, kind in named.items() if path is not None}
 
 
-def _write(findings: Sequence[Finding], targets: Mapping[Path, str], *, force: bool) -> None:
+def _write(findings: "Sequence[Finding]", targets: Mapping[Path, str], *, force: bool) -> None:
+    from ligerprof.reports.figures.kernels import draw_bench
+    from ligerprof.reports.figures.style import write_figure
+    from ligerprof.runs.bench.records import write_csv, write_lines
+
     for path, kind in targets.items():
         if kind == FIGURE:
             write_figure(draw_bench(findings), path, force=force)

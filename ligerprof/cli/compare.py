@@ -4,12 +4,9 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.compare import compare
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, json_option
 from ligerprof.cli.output import show
-from ligerprof.library import read_figures
-from ligerprof.reports.compare import render_comparison
 from ligerprof.snapshots.watch import watched
 
 
@@ -33,6 +30,10 @@ def command(sources: tuple[Path, ...], reference: int, of_ranks: bool, as_json: 
     `explain` (- reads it from standard input), or a memory snapshot. A single source is compared
     with the estimate or the simulation that it contains, or with --ranks rank by rank.
     """
+    from ligerprof.analyzers.compare import compare
+    from ligerprof.library import read_figures
+    from ligerprof.reports.compare import render_comparison
+
     if of_ranks and len(sources) != 1:
         raise click.UsageError("--ranks compares the ranks of one run: give one.")
     found = [read_figures(source, of_ranks=of_ranks) for source in sources]

@@ -3,23 +3,20 @@
 import re
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
-from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError, ResultFormatError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.library import peak_of, read_peak
-from ligerprof.reports.diff import difference_sentence, render_diff
-from ligerprof.reports.markdown import diff_markdown
-from ligerprof.reports.page.diff import render_diff_page
 from ligerprof.snapshots.watch import watched
 from ligerprof.units import parse_bytes
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.explain.diff import PeakDiff
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?%")
 
@@ -38,7 +35,7 @@ class _Growth(NamedTuple):
             return cls(text, percent=Fraction(match.group(1)))
         return cls(text, size_bytes=parse_bytes(text))
 
-    def is_exceeded(self, diff: PeakDiff) -> bool:
+    def is_exceeded(self, diff: "PeakDiff") -> bool:
         """Whether the peak grew by more."""
         before_bytes = diff.before.peak_bytes
         most_bytes = self.size_bytes if self.percent is None else before_bytes * self.percent / 100
@@ -93,6 +90,13 @@ def command(  # noqa: PLR0913 - one argument per option
     module and layer, then by the function that allocated them, so that replaced classes and moved lines
     do not matter.
     """
+    from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
+    from ligerprof.analyzers.explain.diff import diff_peaks
+    from ligerprof.library import peak_of, read_peak
+    from ligerprof.reports.diff import difference_sentence, render_diff
+    from ligerprof.reports.markdown import diff_markdown
+    from ligerprof.reports.page.diff import render_diff_page
+
     if html_path is not None:
         require_absent([html_path], force=force)
     sources = [read_peak(source, device_index=device_index) for source in (before, after)]

@@ -5,7 +5,6 @@ import click
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import show
-from ligerprof.reports.env import environment_json, read_environment, render_environment
 
 
 @click.command(cls=DocumentedCommand, name="env")
@@ -15,5 +14,7 @@ def command(as_json: bool) -> None:
 
     Include the output in bug reports.
     """
+    from ligerprof.reports.env import environment_json, read_environment, render_environment
+
     environment = read_environment()
     show(lambda: environment_json(environment), lambda: render_environment(environment), as_json=as_json)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate, Moment, estimate, judged
 from ligerprof.cli.common_options import json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
 from ligerprof.cli.output import config_report, say, show
@@ -13,11 +12,13 @@ from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.estimate import layers_table, render_estimate
-from ligerprof.reports.terminal import FiguresColumn, console
 from ligerprof.roles import View
 from ligerprof.serialization import select
 from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate
+    from ligerprof.reports.terminal import FiguresColumn
 
 if TYPE_CHECKING:
     from ligerprof.runs.whole_run.simulate import WholeRun
@@ -36,6 +37,10 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     With --memory-limit or --gpu the exit code is 3 if the allocated bytes, or those that torch is expected to
     reserve for them, are over the limit.
     """
+    from ligerprof.analyzers.estimate import estimate, judged
+    from ligerprof.reports.estimate import layers_table, render_estimate
+    from ligerprof.reports.terminal import console
+
     estimated = judged(recipe, estimate(recipe), by_gpu=was_given("gpu"))
     longest = at_longest(recipe)
     simulated, column = _simulate(longest) if simulate else ({}, None)
@@ -57,7 +62,9 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
         raise DoesNotFitError(_reason(estimated.verdict))
 
 
-def _reason(verdict: FitVerdict) -> str:
+def _reason(verdict: "FitVerdict") -> str:
+    from ligerprof.analyzers.estimate import Moment
+
     limit = f"{verdict.limit_source} {format_bytes(verdict.limit_bytes)}"
     if verdict.allocated_fits:
         return f"the {format_bytes(verdict.expected_reserved_bytes)} expected to be reserved are over {limit}."
@@ -65,7 +72,7 @@ def _reason(verdict: FitVerdict) -> str:
     return f"the estimate of {format_bytes(verdict.allocated_bytes)}{moment} is over {limit}."
 
 
-def _with_config(estimated: MemoryEstimate) -> MemoryEstimate:
+def _with_config(estimated: "MemoryEstimate") -> "MemoryEstimate":
     """The estimate with what --config files made it assume and leave out."""
     report = config_report()
     if report is None:
@@ -86,6 +93,7 @@ def _simulate_run(recipe: TrainingRecipe) -> "WholeRun":
 def _print_run(run: "WholeRun") -> None:
     from rich.text import Text
 
+    from ligerprof.reports.terminal import console
     from ligerprof.reports.whole_run import run_lines
 
     for line in run_lines(run):
@@ -96,8 +104,10 @@ def _run_json(run: "WholeRun | None") -> dict[str, Any]:
     return {} if run is None else {"whole_run": run.to_json()}
 
 
-def _simulate(recipe: TrainingRecipe) -> tuple[dict[str, Any], FiguresColumn]:
+def _simulate(recipe: TrainingRecipe) -> "tuple[dict[str, Any], FiguresColumn]":
     """Simulate the step; returns its figures for JSON and as a column of the tables."""
+    from ligerprof.reports.terminal import FiguresColumn
+
     require_supported(recipe, command="estimate --simulate", simulated=True)
     require_packages(recipe, command="estimate --simulate", simulated=True)
     say("simulating the step")

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ligerprof.analyzers.attribution.user_rules import read_rules
-from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import (
     INPUT,
@@ -22,10 +20,8 @@ from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.roles import View
-from ligerprof.runs.directory import recorded_ranks
 from ligerprof.snapshots import SNAPSHOT_NAME
 from ligerprof.snapshots.collector import collector_paused, keep_freed_memory
-from ligerprof.snapshots.ranks import rank_snapshots
 from ligerprof.snapshots.watch import watched
 from ligerprof.units import format_bytes
 
@@ -83,6 +79,9 @@ def command(  # noqa: PLR0913 - one argument per option
     wrote. FOLDER has one snapshot or run directory per rank of a distributed run: the ranks are
     listed, the worst first, with what differs between them; --ranks does so for RUN. No code in the file is run.
     """
+    from ligerprof.analyzers.attribution.user_rules import read_rules
+    from ligerprof.analyzers.explain.analysis import analyze
+
     keep_freed_memory()
     rules = () if rules_path is None else read_rules(rules_path)
     sources = _ranks(snapshot, of_run=all_ranks)
@@ -119,6 +118,9 @@ def command(  # noqa: PLR0913 - one argument per option
 
 def _ranks(source: Path, *, of_run: bool) -> Mapping[int, Path]:
     """The snapshots to compare, by rank; {} for a single snapshot."""
+    from ligerprof.runs.directory import recorded_ranks
+    from ligerprof.snapshots.ranks import rank_snapshots
+
     if of_run and not (source.is_dir() and (source / SNAPSHOT_NAME).exists()):
         raise click.UsageError(f"--ranks needs a run directory, which {source} is not.")
     if of_run:

@@ -13,11 +13,7 @@ from ligerprof.cli.output import say, show
 from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
-from ligerprof.library import fit
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.figures.frontier import draw_frontier
-from ligerprof.reports.figures.style import check_format, write_figure
-from ligerprof.reports.fit import render_fit
 from ligerprof.units import format_bytes
 
 # of about 500 MiB, most of it shared
@@ -41,6 +37,11 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
     --batch and --seq do not fit together, also prints the cheapest settings that make them fit. The exit
     code is 3 if the recipe fits with no batch and no sequence.
     """
+    from ligerprof.library import fit
+    from ligerprof.reports.figures.frontier import draw_frontier
+    from ligerprof.reports.figures.style import check_format, write_figure
+    from ligerprof.reports.fit import render_fit
+
     if figure is not None:
         check_format(figure.suffix)
         require_absent([figure], force=force)

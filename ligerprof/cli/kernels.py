@@ -8,9 +8,7 @@ from ligerprof.cli.command import DocumentedGroup
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.completion import complete_kernels, complete_models, complete_providers
 from ligerprof.cli.output import show
-from ligerprof.kernels.registry import load_registry
 from ligerprof.models import load_model
-from ligerprof.reports.kernels import kernels_json, list_states, render_kernels
 
 
 @click.group(cls=DocumentedGroup, name="kernels", invoke_without_command=True)
@@ -25,6 +23,9 @@ def command(ctx: click.Context, model: str | None, as_json: bool) -> None:
     The list includes kernels of installed plug-ins, and broken plug-ins with the error. `ligerprof kernels check NAME`
     tests one kernel against its reference.
     """
+    from ligerprof.kernels.registry import load_registry
+    from ligerprof.reports.kernels import kernels_json, list_states, render_kernels
+
     if ctx.invoked_subcommand is not None:
         return
     listing = list_states(load_registry(), load_model(model) if model is not None else None)

@@ -10,7 +10,6 @@ from ligerprof.errors import UnknownModelError
 from ligerprof.models import CATALOG
 from ligerprof.models.catalog import models_without_config
 from ligerprof.models.names import names_like
-from ligerprof.reports.models import find_models, models_json, render_figures, render_names
 from ligerprof.text import short_repr
 from ligerprof.words import did_you_mean
 
@@ -24,6 +23,8 @@ def command(text: tuple[str, ...], as_json: bool) -> None:
     With TEXT, show the figures of the models whose names contain it. Options that take a model also accept the path of
     a config.json or of a model folder, and the hub id of a model in the local Hugging Face cache.
     """
+    from ligerprof.reports.models import find_models, models_json, render_figures, render_names
+
     searched = " ".join(text)
     found = find_models(CATALOG, models_without_config().values(), searched)
     if not found.rows and not found.unsupported:

@@ -16,7 +16,6 @@ from ligerprof.errors import RecipeError
 from ligerprof.recipe.conflicts import require_positions
 from ligerprof.recipe.options import Group, Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
-from ligerprof.runs.sweep.grid import Grid
 
 
 class RecipeCommand(DocumentedCommand):
@@ -133,6 +132,8 @@ def grid_options(function: Command) -> Command:
 
     @functools.wraps(function)
     def with_grid(**arguments: Any) -> Any:
+        from ligerprof.runs.sweep.grid import Grid
+
         options = {name: arguments.pop(name) for name in RECIPE_OPTIONS}
         for name, declared in RECIPE_OPTIONS.items():
             if declared.off_flag and arguments.pop(f"no_{name}"):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.errors import OutputError
-from ligerprof.reports.terminal import console
 from ligerprof.serialization import to_text
 from ligerprof.text import printable
 
@@ -27,6 +26,8 @@ def show(
     to_json: Callable[[], Mapping[str, Any]], render: "Callable[[], str | RenderableType]", *, as_json: bool
 ) -> None:
     """Print a result to stdout, as one JSON object or as text for the terminal; raises OutputError if that fails."""
+    from ligerprof.reports.terminal import console
+
     if as_json:
         report = config_report()
         print_json({**to_json(), **({} if report is None else {"config": report.to_json()})})

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -14,11 +14,12 @@ from ligerprof.cli.progress import stages
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
-from ligerprof.reports.figures.kinds import KINDS, OF_A_RECIPE, Drawn, NothingToDrawError, PlotInput, draw
-from ligerprof.reports.figures.sources import Sources, read_sources
-from ligerprof.reports.figures.style import FORMATS, check_format, write_figure
-from ligerprof.runs.sweep.cells import CellStatus
+from ligerprof.reports.figures.names import FORMATS, KIND_NAMES, OF_A_RECIPE
 from ligerprof.serialization import document
+
+if TYPE_CHECKING:
+    from ligerprof.reports.figures.kinds import Drawn, PlotInput
+    from ligerprof.reports.figures.sources import Sources
 
 
 @click.command(
@@ -29,7 +30,7 @@ from ligerprof.serialization import document
 @click.option(
     "--kind",
     "kinds",
-    type=WordChoice(tuple(KINDS)),
+    type=WordChoice(KIND_NAMES),
     multiple=True,
     help=f"Figure to draw; may be repeated. Default: all that the sources allow, or {OF_A_RECIPE} without sources.",
 )
@@ -51,10 +52,14 @@ def command(recipe: TrainingRecipe, sources: tuple[Path, ...], **options: Any) -
     memory snapshot, or records of `bench`. The rows of several sources form one sweep; the later of two rows
     of the same cell counts. Only `--kind planes`, which needs no source, uses the options of a recipe.
     """
+    from ligerprof.reports.figures.kinds import PlotInput
+    from ligerprof.reports.figures.sources import read_sources
+    from ligerprof.reports.figures.style import check_format, write_figure
+
     formats = tuple(dict.fromkeys(name.strip() for name in options["formats"].split(",")))
     for name in formats:
         check_format(name)
-    kinds = options["kinds"] or [name for name in KINDS if (name == OF_A_RECIPE) == (not sources)]
+    kinds = options["kinds"] or [name for name in KIND_NAMES if (name == OF_A_RECIPE) == (not sources)]
     if OF_A_RECIPE not in kinds:
         _refuse_recipe_options(click.get_current_context())
     given = PlotInput(sources=read_sources(sources), recipe=recipe)
@@ -84,20 +89,24 @@ def _refuse_recipe_options(ctx: click.Context) -> None:
             )
 
 
-def _report_failed(sources: Sources) -> None:
+def _report_failed(sources: "Sources") -> None:
+    from ligerprof.runs.sweep.cells import CellStatus
+
     failed = [cell for cell in sources.cells if cell.status is CellStatus.FAILED]
     if failed:
         say(f"left out: {len(failed)} failed cell{'s' * (len(failed) > 1)}, such as {failed[0].recipe.summary}")
 
 
 def _draw_all(
-    kinds: Sequence[str], given: PlotInput, *, required: bool
-) -> tuple[list[tuple[str, Drawn]], list[dict[str, str]]]:
+    kinds: Sequence[str], given: "PlotInput", *, required: bool
+) -> "tuple[list[tuple[str, Drawn]], list[dict[str, str]]]":
     """All figures, and the kinds that the sources do not allow.
 
     Raises:
         NothingToDrawError: a `required` kind cannot be drawn, or no kind can.
     """
+    from ligerprof.reports.figures.kinds import NothingToDrawError, draw
+
     drawn: list[tuple[str, Drawn]] = []
     left_out: list[dict[str, str]] = []
     with stages(len(kinds), piped=lambda _stage: None) as progress:

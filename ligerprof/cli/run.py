@@ -11,12 +11,7 @@ from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import folder_option, force_option, json_option, or_usage_error, top_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import DoesNotFitError, MissingDependencyError
-from ligerprof.reports.run import render_run
-from ligerprof.reports.terminal import console
-from ligerprof.runs.directory import RESULT, create_run_directory
-from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
-from ligerprof.runs.recording.launch import environment_of, python_command, run_command
-from ligerprof.runs.recording.settings import Mode, Settings, Steps
+from ligerprof.runs.recording.settings import Steps
 
 
 @click.command(
@@ -55,6 +50,13 @@ def command(  # noqa: PLR0913 - one argument per option
     output passes through; the report goes to stderr. The exit code is the command's, or 3 if it
     failed because memory ran out.
     """
+    from ligerprof.reports.run import render_run
+    from ligerprof.reports.terminal import console
+    from ligerprof.runs.directory import RESULT, create_run_directory
+    from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
+    from ligerprof.runs.recording.launch import environment_of, python_command, run_command
+    from ligerprof.runs.recording.settings import Mode, Settings
+
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
     environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps))

@@ -1,6 +1,7 @@
 """`ligerprof step`: one profiled training step and its run directory."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,15 +12,12 @@ from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError, MissingDependencyError
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.page.run import render_page
-from ligerprof.reports.step import render_step
-from ligerprof.reports.tensorboard import write_summaries
 from ligerprof.roles import Backend
-from ligerprof.runs.directory import REPORT, create_run_directory
-from ligerprof.runs.measured.ranks.group import Rank, rank_from_environment
-from ligerprof.runs.step import choose_backend, require_runnable, run_step
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from ligerprof.runs.measured.ranks.group import Rank
 
 
 @click.command(cls=RecipeCommand, name="step", short_help="Run one profiled training step, on the GPU or simulated.")
@@ -37,6 +35,13 @@ def command(
     Without a CUDA device the real model code runs on fake tensors and a model of the caching allocator;
     all output is then marked as simulated.
     """
+    from ligerprof.reports.page.run import render_page
+    from ligerprof.reports.step import render_step
+    from ligerprof.reports.tensorboard import write_summaries
+    from ligerprof.runs.directory import REPORT, create_run_directory
+    from ligerprof.runs.measured.ranks.group import rank_from_environment
+    from ligerprof.runs.step import choose_backend, require_runnable, run_step
+
     # torch is imported here
     with collector_paused():
         require_runnable(recipe, command="step")
@@ -63,7 +68,7 @@ def command(
         ctx.exit(DoesNotFitError.exit_code)
 
 
-def _follow(recipe: TrainingRecipe, rank: Rank, trace: bool) -> bool:
+def _follow(recipe: TrainingRecipe, rank: "Rank", trace: bool) -> bool:
     """Train as a launcher's rank other than 0, which writes the run directory; False if out of memory.
 
     The launcher stops the other ranks when this one exits with an error code.

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,18 +22,15 @@ from ligerprof.cli.sweep import print_plan, print_result, watching
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.study.document import write_report
 from ligerprof.roles import Backend
-from ligerprof.runs.step import choose_backend
-from ligerprof.runs.study.file import load_study
-from ligerprof.runs.study.outline import Part, Study
-from ligerprof.runs.sweep.cells import RESULTS_NAME
-from ligerprof.runs.sweep.folder import SweepFolder
-from ligerprof.runs.sweep.process import SweepSettings
-from ligerprof.runs.sweep.session import SweepPlan, make_plan, run_sweep
 from ligerprof.serialization import document
 from ligerprof.text import short_repr
 from ligerprof.words import did_you_mean
+
+if TYPE_CHECKING:
+    from ligerprof.runs.study.outline import Part, Study
+    from ligerprof.runs.sweep.folder import SweepFolder
+    from ligerprof.runs.sweep.session import SweepPlan
 
 
 @click.command(cls=DocumentedCommand, name="study", short_help="Run the grids of a study file and report them.")
@@ -69,6 +66,11 @@ def command(file: Path | None, output: Path | None, as_json: bool, **how: Any) -
     kernels with liger-kernel's, and measures each kernel alone, the loss of 2024, and the Liger paper's
     Llama-3-8B. A study that was stopped continues when it is started again.
     """
+    from ligerprof.runs.study.file import load_study
+    from ligerprof.runs.sweep.folder import SweepFolder
+    from ligerprof.runs.sweep.process import SweepSettings
+    from ligerprof.runs.sweep.session import run_sweep
+
     study = load_study(file)
     folder = SweepFolder(path=output or Path("runs") / (file.stem if file else "study"))
     words = shlex.join(["ligerprof", "study", *([str(file)] if file else [])])
@@ -89,8 +91,13 @@ def command(file: Path | None, output: Path | None, as_json: bool, **how: Any) -
     print_result(result, as_json=as_json)
 
 
-def _write_report(study: Study, folder: SweepFolder, earlier: tuple[Path, ...], *, command: str, force: bool) -> Path:
+def _write_report(
+    study: "Study", folder: "SweepFolder", earlier: tuple[Path, ...], *, command: str, force: bool
+) -> Path:
     """Write the report of the folder's cells and those of earlier runs."""
+    from ligerprof.reports.study.document import write_report
+    from ligerprof.runs.sweep.cells import RESULTS_NAME
+
     own = [folder.path] if (folder.path / RESULTS_NAME).exists() else []
     # a cell of the folder replaces the same cell of an earlier run
     written = write_report(study, [*earlier, *own], folder.path, command=command, force=force)
@@ -98,8 +105,11 @@ def _write_report(study: Study, folder: SweepFolder, earlier: tuple[Path, ...], 
     return written
 
 
-def _plan(study: Study, how: dict[str, Any]) -> SweepPlan:
+def _plan(study: "Study", how: dict[str, Any]) -> "SweepPlan":
     """The cells of the parts that can run on this machine; in a dry run with `--device auto`, of all parts."""
+    from ligerprof.runs.step import choose_backend
+    from ligerprof.runs.sweep.session import make_plan
+
     chosen = _choose(how["only"], [part.name for part in study.parts], "part")
     parts = [part for part in study.parts if part.name in chosen]
     providers = _choose(how["provider"], study.providers, "provider")
@@ -129,7 +139,7 @@ def _choose(names: str | None, known: Sequence[str], what: str) -> Sequence[str]
     return chosen
 
 
-def _simulated_parts(parts: list[Part]) -> list[Part]:
+def _simulated_parts(parts: "list[Part]") -> "list[Part]":
     """Parts that the simulator covers; reports the others, and raises UnsupportedError if it covers none."""
     zero = [part for part in parts if Engine.DEEPSPEED in part.options.get("engine", ())]
     left_out = ", ".join(part.name for part in zero)

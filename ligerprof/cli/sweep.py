@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,13 +20,12 @@ from ligerprof.cli.options import RecipeCommand, grid_options
 from ligerprof.cli.output import say, show
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Axis
-from ligerprof.reports.sweep import BarWatcher, PlainWatcher, plan_json, plan_table, progress_bar, render_sweep
-from ligerprof.runs.sweep.cells import CellStatus
-from ligerprof.runs.sweep.folder import SweepFolder
-from ligerprof.runs.sweep.grid import Grid, distinguishing_options
-from ligerprof.runs.sweep.process import SweepSettings
-from ligerprof.runs.sweep.runner import Watcher
-from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, on_this_machine, run_sweep
+
+if TYPE_CHECKING:
+    from ligerprof.runs.sweep.folder import SweepFolder
+    from ligerprof.runs.sweep.grid import Grid
+    from ligerprof.runs.sweep.runner import Watcher
+    from ligerprof.runs.sweep.session import SweepPlan, SweepResult
 
 
 @click.command(cls=RecipeCommand, name="sweep", short_help="Run a grid of steps; out of memory is a result.")
@@ -48,13 +47,17 @@ from ligerprof.runs.sweep.session import SweepPlan, SweepResult, make_plan, on_t
 @dry_run_option
 @trace_option(default=False)
 @json_option
-def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) -> None:
+def command(grid: "Grid", output: Path, dry_run: bool, as_json: bool, **how: Any) -> None:
     """Run a grid of training steps; out of memory is a result.
 
     Every recipe option takes several values, joined by commas; kernels of one cell are joined by '+'. Each
     combination runs in its own process and adds one line to results.jsonl. A sweep that was stopped or killed
     continues when it is started again.
     """
+    from ligerprof.runs.sweep.folder import SweepFolder
+    from ligerprof.runs.sweep.process import SweepSettings
+    from ligerprof.runs.sweep.session import make_plan, on_this_machine, run_sweep
+
     here = on_this_machine(grid)
     searches = ((how["find_limit"], here),) if how["find_limit"] else ()
     plan = make_plan((here,), searches=searches, skip_invalid=how["skip_invalid"])
@@ -74,8 +77,10 @@ def command(grid: Grid, output: Path, dry_run: bool, as_json: bool, **how: Any) 
     print_result(result, as_json=as_json)
 
 
-def print_plan(plan: SweepPlan, folder: SweepFolder, *, as_json: bool) -> None:
+def print_plan(plan: "SweepPlan", folder: "SweepFolder", *, as_json: bool) -> None:
     """Print the cells that would run, each with its estimated peak."""
+    from ligerprof.reports.sweep import plan_json, plan_table
+
     cells = folder.read()
     show(lambda: plan_json(plan, cells), lambda: plan_table(plan, cells), as_json=as_json)
     for refusal in () if as_json else plan.refusals:
@@ -83,8 +88,11 @@ def print_plan(plan: SweepPlan, folder: SweepFolder, *, as_json: bool) -> None:
 
 
 @contextmanager
-def watching(plan: SweepPlan) -> Iterator[Watcher]:
+def watching(plan: "SweepPlan") -> "Iterator[Watcher]":
     """Show the progress on stderr: a bar in a terminal, otherwise one line per cell."""
+    from ligerprof.reports.sweep import BarWatcher, PlainWatcher, progress_bar
+    from ligerprof.runs.sweep.grid import distinguishing_options
+
     distinguishing = distinguishing_options(plan.recipes)
     if sys.stderr.isatty():
         with progress_bar() as progress:
@@ -93,12 +101,15 @@ def watching(plan: SweepPlan) -> Iterator[Watcher]:
         yield PlainWatcher(say, distinguishing)
 
 
-def print_result(result: SweepResult, *, as_json: bool) -> None:
+def print_result(result: "SweepResult", *, as_json: bool) -> None:
     """Print the cells and the borders.
 
     Raises:
         LigerprofError: cells failed for another reason than memory; raised after printing.
     """
+    from ligerprof.reports.sweep import render_sweep
+    from ligerprof.runs.sweep.cells import CellStatus
+
     show(result.to_json, lambda: render_sweep(result), as_json=as_json)
     if failed := result.count(CellStatus.FAILED):
         raise LigerprofError(

@@ -4,14 +4,9 @@ from pathlib import Path
 
 import click
 
-from ligerprof.analyzers.trace.analysis import analyze
-from ligerprof.analyzers.trace.difference import TraceDifference
-from ligerprof.analyzers.trace.events import read_trace
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, json_option, top_option
 from ligerprof.cli.output import show
-from ligerprof.reports.trace import render_trace, render_trace_difference
-from ligerprof.runs.directory import find_trace
 
 
 @click.command(cls=DocumentedCommand, name="trace", short_help="Show busy time, gaps and launches of a profiler trace.")
@@ -25,6 +20,12 @@ def command(traces: tuple[Path, ...], top: int, as_json: bool) -> None:
     input. RUN is a run directory of `ligerprof step` or a folder with *.pt.trace.json files; the
     newest is read. Two traces are compared.
     """
+    from ligerprof.analyzers.trace.analysis import analyze
+    from ligerprof.analyzers.trace.difference import TraceDifference
+    from ligerprof.analyzers.trace.events import read_trace
+    from ligerprof.reports.trace import render_trace, render_trace_difference
+    from ligerprof.runs.directory import find_trace
+
     if len(traces) > 2:
         raise click.UsageError(f"{len(traces)} traces given. Give one, or two to compare.")
     reports = [analyze(read_trace(find_trace(path) if path.is_dir() else path)) for path in traces]

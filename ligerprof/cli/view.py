@@ -9,7 +9,6 @@ import click
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import json_option
 from ligerprof.cli.output import print_json, say
-from ligerprof.runs.viewer import serve
 from ligerprof.serialization import document
 
 
@@ -27,6 +26,8 @@ def command(run: Path, port: int | None, host: str, as_json: bool) -> None:
 
     RUN is a directory that `ligerprof step` wrote, or a folder of them.
     """
+    from ligerprof.runs.viewer import serve
+
     # a terminal that closes and SIGTERM stop the server like Ctrl-C
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, lambda _signal, _frame: sys.exit(0))

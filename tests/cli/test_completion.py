@@ -58,7 +58,8 @@ def test_each_shell_has_a_script_that_calls_ligerprof(shell: str) -> None:
 def test_completing_a_model_imports_neither_torch_nor_numpy() -> None:
     program = (
         "import atexit, sys\n"
-        "atexit.register(lambda: print([name for name in ('torch', 'numpy', 'rich') if name in sys.modules]))\n"
+        "names = ('torch', 'numpy', 'rich', 'ligerprof.library', 'ligerprof.analyzers.estimate')\n"
+        "atexit.register(lambda: print([name for name in names if name in sys.modules]))\n"
         "from ligerprof.cli.main import main\n"
         "main(prog_name='ligerprof')"
     )

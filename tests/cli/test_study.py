@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.figures.kinds import KINDS, OF_A_RECIPE
+from ligerprof.reports.figures.kinds import KINDS
+from ligerprof.reports.figures.names import OF_A_RECIPE
 from ligerprof.runs.study.file import load_study
 from ligerprof.runs.study.outline import FigureKind
 from ligerprof.runs.sweep.grid import cell_key, expand

@@ -14,6 +14,7 @@ from ligerprof.reports.figures.kernels import describe_machines, draw_kernels, f
 from ligerprof.reports.figures.layers import draw_layers, layer_breakdowns
 from ligerprof.reports.figures.logits import draw_logits
 from ligerprof.reports.figures.memory import draw_memory, last_step
+from ligerprof.reports.figures.names import OF_A_RECIPE
 from ligerprof.reports.figures.roles import draw_roles, find_bars
 from ligerprof.reports.figures.series import describe_origin, describe_setting, name_settings, split_settings
 from ligerprof.reports.figures.sources import Sources
@@ -21,8 +22,6 @@ from ligerprof.reports.figures.sources import Sources
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# the kind that is drawn from a recipe instead of sources
-OF_A_RECIPE = "planes"
 # doublings are evenly spaced on a logarithmic axis
 _BATCHES = tuple(2**power for power in range(8))
 _SEQUENCES = tuple(2**power for power in range(9, 16))

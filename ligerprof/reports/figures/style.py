@@ -14,6 +14,7 @@ import numpy as np
 
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.files import write_new_file
+from ligerprof.reports.figures.names import FORMATS
 from ligerprof.roles import Role
 from ligerprof.units import GIB
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("style.mplstyle")
-FORMATS = ("png", "svg", "pdf")
 HALF_PAGE_INCHES = 3.4
 INK, RULE, PAPER = "#000000", "#4d4d4d", "#ffffff"
 # characters per line above a figure of half a page

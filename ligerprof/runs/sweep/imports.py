@@ -7,6 +7,11 @@ from typing import Any
 
 _MODULES = (
     "ligerprof.cli.step",
+    "ligerprof.reports.page.run",
+    "ligerprof.reports.step",
+    "ligerprof.reports.tensorboard",
+    "ligerprof.runs.measured.ranks.group",
+    "ligerprof.runs.step",
     "ligerprof.runs.simulated",
     "ligerprof.kernels.patching.apply",
     "transformers.masking_utils",

@@ -20,6 +20,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.figures import accuracy
 from ligerprof.reports.figures.kernels import draw_bench
 from ligerprof.reports.figures.kinds import KINDS, Drawn, NothingToDrawError, PlotInput, draw
+from ligerprof.reports.figures.names import KIND_NAMES
 from ligerprof.reports.figures.sources import SnapshotSource, Sources, read_sources
 from ligerprof.reports.figures.style import HALF_PAGE_INCHES, mark_sizes, new_figure, styled, svg_text, write_figure
 from ligerprof.runs.bench.records import Finding, read_lines
@@ -362,3 +363,7 @@ def test_a_file_says_in_the_fewest_words_how_it_differs() -> None:
     names = [one.name for one in draw("peak-batch", PlotInput(sources=Sources(cells=cells_of(rows))))]
     assert names == ["peak-batch-tiny-bf16", "peak-batch-tiny-fp32", "peak-batch-llama3.2-1b-bf16"]
     assert [one.name for one in example("peak-batch")] == ["peak-batch"]
+
+
+def test_every_name_of_a_kind_has_a_kind() -> None:
+    assert tuple(KINDS) == KIND_NAMES
