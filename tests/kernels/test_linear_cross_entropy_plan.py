@@ -1,5 +1,7 @@
 """The fused loss's planner against the rules it states."""
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def test_chunks_cover_the_tokens_within_the_budget(
     assert plan.row_elements % 16 == 0
     assert vocab <= plan.row_elements < vocab + 16
     assert plan.workspace_bytes == plan.chunk_tokens * plan.row_elements * element_bytes
-    assert (plan.scratch_tokens, plan.block_words, plan.recomputed) == (0, 0, False)
+    assert (plan.scratch_tokens, plan.blocks, plan.recomputed) == (0, (), False)
     if budget == "lean":
         assert plan.chunk_tokens <= lean_chunk_tokens(tokens=tokens, hidden=hidden, vocab=vocab)
     else:
@@ -61,13 +63,15 @@ def test_no_gradient_is_written_over_logits_that_are_still_needed(
         assert plan == plain
         return
     row_bytes = hidden * gradient_bytes
-    starts = range(0, vocab, plan.block_words)
-    widths = [min(plan.block_words, vocab - start) for start in starts]
+    widths = plan.blocks
+    starts = [0, *accumulate(widths[:-1])]
+    assert sum(widths) == vocab
     logits = [
         (before * row_bytes, before * row_bytes + plan.scratch_tokens * aligned(width) * element_bytes)
         for before, width in zip(starts, widths[1:], strict=False)
     ]
-    assert plan.scratch_tokens * plan.block_words * element_bytes + tokens * statistics_bytes() <= plan.workspace_bytes
+    assert plan.scratch_tokens * aligned(widths[0]) <= plan.block_elements
+    assert plan.block_elements * element_bytes + tokens * statistics_bytes() <= plan.workspace_bytes
     for number in reversed(range(len(widths))):
         written = (starts[number] * row_bytes, (starts[number] + widths[number]) * row_bytes)
         # block `number` itself lies before, and so do those that are written after it
@@ -75,6 +79,14 @@ def test_no_gradient_is_written_over_logits_that_are_still_needed(
     # the hidden states' gradient is summed where the last block's gradient will be
     assert plan.scratch_tokens * hidden * 4 <= widths[-1] * row_bytes
     assert all(stop <= starts[-1] * row_bytes for _, stop in logits)
+    if plan.recomputed:
+        # whole rows lie in the head's gradient, and blocks in the workspace
+        assert plan.chunk_tokens * plan.row_elements * element_bytes <= vocab * row_bytes
+        again = min(rest, plan.recomputed_tokens)
+        assert again >= plan.chunk_tokens
+        words = plan.recomputed_words(again)
+        assert words > 0
+        assert again * words <= plan.block_elements
 
 
 @given(**SIZES, smaller=st.integers(20 * MIB, 1000 * MIB), more=st.integers(0, 1000 * MIB))

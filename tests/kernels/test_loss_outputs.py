@@ -142,7 +142,7 @@ def test_entropies_of_tokens_in_the_heads_gradient(device: torch.device) -> None
         entropy=True,
     )
     assert 0 < plan.scratch_tokens < tokens
-    assert plan.block_words < VOCAB
+    assert len(plan.blocks) > 1
     labels = torch.randint(0, VOCAB, (tokens,), device=device)
     inputs = leaves(torch.randn(tokens, hidden, device=device), torch.randn(VOCAB, hidden, device=device))
     grads = list(torch.randn(3, tokens, device=device))

@@ -29,6 +29,7 @@ from ligerprof.kernels.cross_entropy.formulas import (
     store_gradient,
     store_ignored_results,
     store_results,
+    store_statistics,
     store_zeros,
     term_weights,
 )
@@ -129,12 +130,8 @@ def _block_statistics_kernel(
             z_spread = moved_spread(total, z_spread, highest, new_highest) * relative_exp(highest, new_highest)
         block_spread = moved_spread(block_total, block_spread, block_highest, new_highest)
         z_spread += block_spread * relative_exp(block_highest, new_highest)
-        tl.store(statistics_ptr + 4 * statistics_stride, z_spread)
     total = total * relative_exp(highest, new_highest) + block_total * relative_exp(block_highest, new_highest)
-    tl.store(statistics_ptr, new_highest)
-    tl.store(statistics_ptr + statistics_stride, total)
-    tl.store(statistics_ptr + 2 * statistics_stride, z_y)
-    tl.store(statistics_ptr + 3 * statistics_stride, z_sum)
+    store_statistics(statistics_ptr, statistics_stride, (new_highest, total, z_y, z_sum, z_spread), ENTROPY)
     if LAST:
         w_y = 1.0
         if class_weight_ptr is not None:

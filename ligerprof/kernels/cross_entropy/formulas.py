@@ -120,6 +120,18 @@ def store_ignored_results(pointers, token):
 
 
 @triton.jit
+def store_statistics(statistics_ptr, stride, values, ENTROPY: tl.constexpr):
+    """Write a row's statistics: highest, total, z_y, z_sum, and with ENTROPY z_spread."""
+    highest, total, z_y, z_sum, z_spread = values
+    tl.store(statistics_ptr, highest)
+    tl.store(statistics_ptr + stride, total)
+    tl.store(statistics_ptr + 2 * stride, z_y)
+    tl.store(statistics_ptr + 3 * stride, z_sum)
+    if ENTROPY:
+        tl.store(statistics_ptr + 4 * stride, z_spread)
+
+
+@triton.jit
 def moved_spread(total, z_spread, highest, new_highest):
     """`z_spread` relative to another highest logit, and not yet scaled to it."""
     return z_spread + total * (highest - new_highest)

@@ -26,6 +26,7 @@ from ligerprof.kernels.cross_entropy.formulas import (
     store_gradient,
     store_ignored_results,
     store_results,
+    store_statistics,
     store_zeros,
     term_weights,
 )
@@ -74,6 +75,7 @@ def _cross_entropy_kernel(
     lse_ptr,
     entropy_ptr,
     z_loss_ptr,
+    statistics_ptr,
     scale_ptr,
     lse_grad_ptr,
     entropy_grad_ptr,
@@ -82,6 +84,7 @@ def _cross_entropy_kernel(
     class_weight_sum_ptr,
     logits_stride,
     grad_stride,
+    statistics_stride,
     scale_stride,
     first_row,
     words,
@@ -101,7 +104,7 @@ def _cross_entropy_kernel(
 ):
     """One whole row: its results, and their gradient, the loss's times scale[token * scale_stride].
 
-    `grad` may be `logits`.
+    `grad` may be `logits`. Unless `statistics` is None, it receives what `_block_gradient_kernel` needs.
     """
     row = tl.program_id(0)
     token = first_row + row
@@ -137,6 +140,8 @@ def _cross_entropy_kernel(
     z_y = tl.where(in_vocab, label_logit(logits_ptr, label, label, in_vocab, formula), float("nan"))
     if prediction_ptr is not None:
         tl.store(prediction_ptr + token, place.to(tl.int64))
+    if statistics_ptr is not None:
+        store_statistics(statistics_ptr + row, statistics_stride, (highest, total, z_y, z_sum, z_spread), ENTROPY)
     norm = (highest, tl.log2(total))
     terms = term_weights(w_y, words, smoothing, class_weight_ptr, class_weight_sum_ptr)
     entropy = 0.0
@@ -170,7 +175,13 @@ def _cross_entropy_kernel(
 
 
 def loss_and_gradient(
-    arguments: LossArguments, logits_NV: Tensor, grad_NV: Tensor | None, *, first_row: int = 0, width: int | None = None
+    arguments: LossArguments,
+    logits_NV: Tensor,
+    grad_NV: Tensor | None,
+    *,
+    first_row: int = 0,
+    width: int | None = None,
+    statistics_SN: Tensor | None = None,
 ) -> None:
     """Write the losses of whole rows, and the gradient of their logits.
 
@@ -178,6 +189,7 @@ def loss_and_gradient(
         grad_NV: receives the gradient and may be `logits_NV`; None if no gradient is wanted.
         first_row: token number of the first row.
         width: elements per row that may be read and written, if there are more than logits.
+        statistics_SN: receives the rows' statistics, with which `blocks.gradient_of_words` writes the gradient again.
     """
     rows, words = logits_NV.shape
     with on_device(logits_NV):
@@ -186,6 +198,8 @@ def loss_and_gradient(
             grad_ptr=grad_NV,
             logits_stride=logits_NV.stride(0),
             grad_stride=0 if grad_NV is None else grad_NV.stride(0),
+            statistics_ptr=statistics_SN,
+            statistics_stride=0 if statistics_SN is None else statistics_SN.stride(0),
             first_row=first_row,
             words=words,
             width=words if width is None else width,

@@ -147,7 +147,7 @@ def _add_to_head(grads: Gradients, block: _Block, hidden_CD: Tensor, *, accumula
 class _Scratch:
     """Tokens whose logits lie in the memory of the head's gradient, before that gradient is written.
 
-    Memory of n blocks of words:
+    Memory of n blocks of words, which may become larger from one to the next if C is less than D:
 
         workspace          | logits of block 0 [C, B]                        | statistics [S, N], fp32 |
         head's gradient
@@ -163,48 +163,60 @@ class _Scratch:
     3. For each block from the last to the first: write the head's gradient of its rows. This overwrites the next
        block's logits, which are no longer needed, and never those of an earlier block.
 
-    If the plan recomputes, later chunks go through steps 1 and 2 before the scratch tokens do. After step 3 their
-    logits are computed again, block by block in the workspace, for the head's gradient.
+    If the plan recomputes, whole rows of later chunks' logits lie in the memory of the head's gradient before those of
+    the scratch tokens. After step 3 they are computed again, block by block in the workspace, for the head's gradient.
     """
 
     def __init__(
         self, op: Operands, grads: Gradients, arguments: LossArguments, plan: ChunkPlan, workspace: Tensor
     ) -> None:
         assert grads.weight_VD is not None
-        tokens = op.hidden_ND.shape[0]
         self._op, self._grads, self._arguments, self._plan, self._workspace = op, grads, arguments, plan, workspace
         self._weight_grad_VD = grads.weight_VD
-        self._scratch_tokens = slice(0, plan.scratch_tokens)
-        self._later = tuple(_later_chunks(plan, tokens)) if plan.recomputed else ()
-        after_block_0 = workspace[plan.block_words * plan.scratch_tokens :].view(torch.float32)
+        self._tokens = op.hidden_ND.shape[0]
+        after_block_0 = workspace[plan.block_elements :].view(torch.float32)
         count = statistics_per_token(entropy=arguments.computes_entropy)
-        self._statistics_SN = after_block_0[: count * tokens].view(count, tokens)
+        self._statistics_SN = after_block_0[: count * self._tokens].view(count, self._tokens)
 
     def run(self) -> None:
         """Process the tokens that the plan assigns to the scratch."""
-        for chunk in (*self._later, self._scratch_tokens):
-            blocks = self._lay_out(chunk)
-            self._count(chunk, blocks)
-            self._differentiate(chunk, blocks)
+        if self._plan.recomputed:
+            for chunk in _later_chunks(self._plan, self._tokens):
+                self._run_whole_rows(chunk)
+        chunk = slice(0, self._plan.scratch_tokens)
+        blocks = self._lay_out(chunk)
+        self._count(chunk, blocks)
+        self._differentiate(chunk, blocks)
         for block in reversed(blocks):
             _add_to_head(self._grads, block, self._op.hidden_ND[chunk], accumulate=False)
-        for chunk in self._later:
-            self._recompute(chunk)
+        if self._plan.recomputed:
+            for start in range(self._plan.scratch_tokens, self._tokens, self._plan.recomputed_tokens):
+                self._recompute(slice(start, min(start + self._plan.recomputed_tokens, self._tokens)))
+
+    def _run_whole_rows(self, chunk: slice) -> None:
+        """Losses, statistics and the hidden states' gradient of tokens whose logits will be computed again."""
+        memory = self._weight_grad_VD.view(-1).view(self._workspace.dtype)
+        words, logits_CV = _block(slice(0, self._arguments.words), chunk, memory)
+        self._make_logits(chunk, words, logits_CV)
+        loss_and_gradient(
+            self._arguments,
+            logits_CV,
+            logits_CV,
+            first_row=chunk.start,
+            width=logits_CV.stride(0),
+            statistics_SN=self._statistics_SN[:, chunk],
+        )
+        if self._grads.hidden_ND is not None:
+            torch.mm(logits_CV, self._op.weight_VD, out=self._grads.hidden_ND[chunk])
 
     def _lay_out(self, chunk: slice) -> list[_Block]:
-        blocks = []
-        for words in self._blocks_of_words():
-            rows_before = slice(words.start - self._plan.block_words, words.start)
-            memory = self._workspace
-            if words.start:
-                memory = self._weight_grad_VD[rows_before].view(-1).view(self._workspace.dtype)
+        blocks: list[_Block] = []
+        memory, start = self._workspace, 0
+        for size in self._plan.blocks:
+            words = slice(start, start + size)
             blocks.append(_block(words, chunk, memory))
+            memory, start = self._weight_grad_VD[words].view(-1).view(self._workspace.dtype), words.stop
         return blocks
-
-    def _blocks_of_words(self) -> Iterator[slice]:
-        vocab, words = self._arguments.words, self._plan.block_words
-        for start in range(0, vocab, words):
-            yield slice(start, min(start + words, vocab))
 
     def _count(self, chunk: slice, blocks: list[_Block]) -> None:
         """Step 1."""
@@ -245,8 +257,10 @@ class _Scratch:
 
     def _recompute(self, chunk: slice) -> None:
         """Add the head's gradient of tokens whose logits were overwritten."""
-        for words in self._blocks_of_words():
-            block = _block(words, chunk, self._workspace)
+        vocab, most = self._arguments.words, self._plan.recomputed_words(chunk.stop - chunk.start)
+        size = aligned(-(-vocab // -(-vocab // most)))
+        for start in range(0, vocab, size):
+            block = _block(slice(start, min(start + size, vocab)), chunk, self._workspace)
             self._make_logits(chunk, *block)
             self._make_gradient(chunk, *block)
             _add_to_head(self._grads, block, self._op.hidden_ND[chunk], accumulate=True)

@@ -21,6 +21,10 @@ _ROW_ALIGNMENT_ELEMENTS = 16
 # at 2048 and 4096 hidden elements)
 _WORTHWHILE_TOKENS = 384
 
+# words per block, at least, of logits that are computed again: smaller products leave part of a GPU idle. Larger
+# blocks hold fewer tokens, and the head's gradient is read and written for each group of tokens
+_RECOMPUTED_WORDS = 16384
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkPlan:
@@ -28,12 +32,12 @@ class ChunkPlan:
 
     The logits of the first `scratch_tokens` lie in the memory of the head's gradient, which is written last; see the
     picture in `chunks._Scratch`. The other tokens go through the workspace chunk by chunk. Small chunks would read and
-    write the head's gradient too often: if `recomputed`, the other tokens go through the scratch first, for their
+    write the head's gradient too often: if `recomputed`, chunks of the other tokens lie in that memory first, for their
     losses and the hidden states' gradient, and their logits are computed again for the head's gradient.
 
     Attributes:
         scratch_tokens: 0 if there is no scratch.
-        block_words: vocabulary words of a block, the last block may hold fewer; 0 without scratch.
+        blocks: vocabulary words of each block of the scratch; empty without scratch.
         chunk_tokens: tokens per chunk, the last chunk may hold fewer; 0 if the scratch takes all tokens.
         chunks: number of chunks of the other tokens.
         row_elements: stride between rows of a chunk's logits.
@@ -41,12 +45,26 @@ class ChunkPlan:
     """
 
     scratch_tokens: int
-    block_words: int
+    blocks: tuple[int, ...]
     chunk_tokens: int
     chunks: int
     recomputed: bool
     row_elements: int
     workspace_bytes: int
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of the workspace that hold the logits of block 0, or of a block that is computed again."""
+        return self.scratch_tokens * aligned(self.blocks[0]) if self.blocks else 0
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """How many tokens' logits are computed again at a time."""
+        return max(_whole_tiles(self.block_elements // _RECOMPUTED_WORDS), self.chunk_tokens)
+
+    def recomputed_words(self, tokens: int) -> int:
+        """Words per block, of logits of this many tokens that are computed again."""
+        return self.block_elements // tokens // _ROW_ALIGNMENT_ELEMENTS * _ROW_ALIGNMENT_ELEMENTS
 
 
 def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
@@ -81,18 +99,22 @@ def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
     else:
         budget_bytes = BALANCED_BYTES if isinstance(budget, str) else budget
         largest = _tokens_within(budget_bytes, row_bytes, tokens)
-    most = min(tokens, hidden * gradient_bytes // element_bytes)
+    # tokens whose logits for some words fit into those words' rows of the head's gradient
+    row_tokens = hidden * gradient_bytes // element_bytes
     all_statistics_bytes = tokens * statistics_bytes(entropy=entropy)
-    budget_bytes -= all_statistics_bytes
-    scratch = _plan_scratch(most, largest, vocab, element_bytes, budget_bytes, gradient_bytes)
-    others = tokens - scratch.tokens
-    recomputed = scratch.tokens > 0 and largest < min(others, _WORTHWHILE_TOKENS)
-    chunk_tokens = _equal_chunks(others, scratch.tokens if recomputed else largest)
+    elements = (budget_bytes - all_statistics_bytes) // element_bytes
+    sum_words = -(-FP32_BYTES // gradient_bytes) if gradient_bytes else 0
+    scratch_tokens, blocks = _plan_scratch(min(tokens, row_tokens), largest, row_tokens, vocab, elements, sum_words)
+    others = tokens - scratch_tokens
+    recomputed = scratch_tokens > 0 and largest < min(others, _WORTHWHILE_TOKENS)
+    if recomputed:
+        largest = min(scratch_tokens, vocab * row_tokens // row_elements)
+    chunk_tokens = _equal_chunks(others, largest)
     chunk_bytes = 0 if recomputed else chunk_tokens * row_bytes
-    scratch_bytes = scratch.workspace_bytes + all_statistics_bytes if scratch.tokens else 0
+    scratch_bytes = aligned(blocks[0]) * scratch_tokens * element_bytes + all_statistics_bytes if blocks else 0
     return ChunkPlan(
-        scratch_tokens=scratch.tokens,
-        block_words=scratch.block_words,
+        scratch_tokens=scratch_tokens,
+        blocks=blocks,
         chunk_tokens=chunk_tokens,
         chunks=-(-others // chunk_tokens) if others else 0,
         recomputed=recomputed,
@@ -101,30 +123,53 @@ def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _ScratchPlan:
-    tokens: int = 0
-    block_words: int = 0
-    workspace_bytes: int = 0
-
-
 def _plan_scratch(
-    most: int, largest_chunk: int, vocab: int, element_bytes: int, budget_bytes: int, gradient_bytes: int
-) -> _ScratchPlan:
-    """As many tokens as the memory of the head's gradient holds, if that is more than a chunk.
+    most: int, largest_chunk: int, row_tokens: int, vocab: int, elements: int, sum_words: int
+) -> tuple[int, tuple[int, ...]]:
+    """As many tokens as the memory of the head's gradient holds, if that is more than a chunk, and their blocks.
 
-    The hidden states' gradient is summed in fp32 in the rows of the last block, which limits the tokens too.
+    Args:
+        row_tokens: tokens whose logits for a block fit into the block's rows of the head's gradient.
+        elements: logits of block 0 that the workspace holds.
+        sum_words: the hidden states' gradient is summed in fp32 in the rows of the last block, which must hold this
+            many words for each token.
     """
     for tokens in range(_whole_tiles(most), largest_chunk, -_tile_tokens(most)):
-        room = budget_bytes // (tokens * element_bytes)
-        most_words = room // _ROW_ALIGNMENT_ELEMENTS * _ROW_ALIGNMENT_ELEMENTS
-        if most_words < 1:
+        first = elements // tokens // _ROW_ALIGNMENT_ELEMENTS * _ROW_ALIGNMENT_ELEMENTS
+        if first < 1:
             continue
-        words = aligned(-(-vocab // -(-vocab // most_words)))
-        last_words = vocab - (-(-vocab // words) - 1) * words
-        if last_words * gradient_bytes >= tokens * FP32_BYTES:
-            return _ScratchPlan(tokens, words, words * tokens * element_bytes)
-    return _ScratchPlan()
+        blocks = _even_blocks(first, tokens, row_tokens, vocab)
+        if blocks[-1] >= tokens * sum_words:
+            return tokens, blocks
+    return 0, ()
+
+
+def _even_blocks(most_words: int, tokens: int, row_tokens: int, vocab: int) -> tuple[int, ...]:
+    """The fewest blocks of words, of which the first has at most `most_words`, and the last as many as possible."""
+    fewest = _blocks(most_words, tokens, row_tokens, vocab)
+    low, high = 0, most_words // _ROW_ALIGNMENT_ELEMENTS
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = _blocks(middle * _ROW_ALIGNMENT_ELEMENTS, tokens, row_tokens, vocab, at_most=len(fewest))
+        low, high = (low, middle) if tried else (middle, high)
+    return _blocks(high * _ROW_ALIGNMENT_ELEMENTS, tokens, row_tokens, vocab)
+
+
+def _blocks(
+    words: int, tokens: int, row_tokens: int, vocab: int, at_most: int | None = None
+) -> tuple[int, ...]:
+    """Blocks of which each holds as many words as its logits fit into the rows of the one before.
+
+    Empty if they are more than `at_most`.
+    """
+    sizes, left = [], vocab
+    while left > words:
+        sizes.append(words)
+        left -= words
+        if at_most is not None and len(sizes) >= at_most:
+            return ()
+        words = words * row_tokens // tokens // _ROW_ALIGNMENT_ELEMENTS * _ROW_ALIGNMENT_ELEMENTS
+    return (*sizes, left)
 
 
 def aligned(elements: int) -> int:
