@@ -155,9 +155,7 @@ def _even_blocks(most_words: int, tokens: int, row_tokens: int, vocab: int) -> t
     return _blocks(high * _ROW_ALIGNMENT_ELEMENTS, tokens, row_tokens, vocab)
 
 
-def _blocks(
-    words: int, tokens: int, row_tokens: int, vocab: int, at_most: int | None = None
-) -> tuple[int, ...]:
+def _blocks(words: int, tokens: int, row_tokens: int, vocab: int, at_most: int | None = None) -> tuple[int, ...]:
     """Blocks of which each holds as many words as its logits fit into the rows of the one before.
 
     Empty if they are more than `at_most`.
@@ -198,12 +196,17 @@ def _tokens_within(budget_bytes: int, row_bytes: int, tokens: int) -> int:
 
 
 def _equal_chunks(tokens: int, largest: int) -> int:
-    """Tokens per chunk of an even split into as few chunks of whole tiles as `largest` allows."""
+    """Tokens per chunk of an even split into as few chunks of whole tiles as `largest` allows.
+
+    Small tiles are chosen only if they save a chunk: part of a tile being idle costs less than one more reading and
+    writing of the head's gradient.
+    """
     if largest >= tokens:
         return tokens
-    whole_tiles = _whole_tiles(largest)
-    chunks = -(-tokens // whole_tiles)
-    return min(_round_up(-(-tokens // chunks), _tile_tokens(largest)), whole_tiles)
+    smallest = min(_tile_tokens(largest), _SMALL_TILE_TOKENS)
+    share = -(-tokens // -(-tokens // (largest // smallest * smallest)))
+    size = _round_up(share, _tile_tokens(largest))
+    return size if size <= largest else _round_up(share, smallest)
 
 
 def _tile_tokens(tokens: int) -> int:
