@@ -1,4 +1,4 @@
-"""Time log-probabilities and entropies of a large head with their gradients: ligerprof, liger-kernel's chunked, torch.
+"""Time log-probabilities and entropies of a large head with their gradients: ligerprof, liger-kernel, TRL, torch.
 
     python benchmarks/rl_head.py measure benchmarks/results/rl-head-h200.jsonl
     python benchmarks/rl_head.py table benchmarks/results/rl-head-h200.jsonl
@@ -116,15 +116,13 @@ def _compiled_scores() -> Any:
     return torch.compile(scores_of_logits)
 
 
-def liger_grpo(inputs: Inputs, *, compiled: bool) -> Scored:
-    """The loss as liger-kernel ships it (`compiled` is its default); of a first step, whose ratios are 1."""
+def liger_grpo(inputs: Inputs) -> Scored:
+    """The loss as liger-kernel ships it, compiled in part; of a first step, whose ratios are 1."""
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     sequences, seq = inputs.labels.shape
     # its advantages belong to sequences; its cost does not depend on them
-    loss = LigerFusedLinearGRPOLoss(
-        beta=0.0, compiled=compiled, use_ref_model=False, temperature=TEMPERATURE, loss_type="grpo"
-    )(
+    loss = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, temperature=TEMPERATURE, loss_type="grpo")(
         inputs.hidden,
         inputs.weight,
         inputs.labels,
@@ -140,6 +138,21 @@ def liger_log_probs(inputs: Inputs) -> Scored:
 
     found = LigerFusedLinearPPOBase.chunk_forward(inputs.hidden, inputs.weight, inputs.labels, temperature=TEMPERATURE)
     return Scored(found, None, inputs.gradients_of(found, None))
+
+
+def trl_scores(inputs: Inputs, *, entropy: bool) -> Scored:
+    """The function that TRL's trainers compute log-probabilities with, with its chunks."""
+    from trl.kernels import ChunkedLogProbFunction
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+    hidden, labels = inputs.hidden.reshape(-1, inputs.hidden.shape[-1]), inputs.labels.reshape(-1)
+    outputs = ("entropy",) if entropy else ()
+    found = ChunkedLogProbFunction.apply(
+        hidden, inputs.weight, None, labels, TEMPERATURE, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, outputs
+    )
+    log_probs = found[0].view(inputs.labels.shape)
+    entropies = found[1].view(inputs.labels.shape) if entropy else None
+    return Scored(log_probs, entropies, inputs.gradients_of(log_probs, entropies))
 
 
 def with_tf32(run: Candidate) -> Candidate:
@@ -159,14 +172,14 @@ def with_tf32(run: Candidate) -> Candidate:
 CANDIDATES: dict[str, Candidate] = {
     OURS: functools.partial(ours, entropy=True),
     f"{OURS}, no entropy": functools.partial(ours, entropy=False),
+    "TRL": functools.partial(trl_scores, entropy=True),
+    "TRL, no entropy": functools.partial(trl_scores, entropy=False),
     "torch": functools.partial(in_chunks, entropy=True, compiled=False),
     "torch.compile": functools.partial(in_chunks, entropy=True, compiled=True),
     "torch.compile, no entropy": functools.partial(in_chunks, entropy=False, compiled=True),
-    LIGER: functools.partial(liger_grpo, compiled=True),
-    f"{LIGER}, not compiled": functools.partial(liger_grpo, compiled=False),
-    f"{LIGER}, TF32": with_tf32(functools.partial(liger_grpo, compiled=True)),
+    LIGER: liger_grpo,
+    f"{LIGER}, TF32": with_tf32(liger_grpo),
     "liger-kernel, its log-probabilities": liger_log_probs,
-    "liger-kernel, its log-probabilities, TF32": with_tf32(liger_log_probs),
 }
 
 

@@ -1,0 +1,297 @@
+"""Time the fused loss over a grid of heads, next to its peers, its three products, and a bound for each budget.
+
+    python benchmarks/head_grid.py measure benchmarks/results/head-grid-h200.jsonl
+    python benchmarks/head_grid.py table benchmarks/results/head-grid-h200.jsonl
+
+The bound of a budget runs, in turns with the kernels, nothing but the matrix products at the token counts that the
+budget forces (benchmarks/NOTES.md derives them), and one reading and writing of the logits between them at the
+bandwidth of torch's elementwise kernels. `--before TREE` adds the kernels of another tree of this package: `git archive
+REVISION ligerprof | tar x -C TREE`. `measure` requires a GPU and appends one JSON line per shape.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernel_turns import OLD, import_renamed, load_kernel
+from torch import Tensor
+
+from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
+from ligerprof.kernels.options import LossOptions
+from ligerprof.runs.bench.calls import BoundCall, describe_failure, make_tensors
+from ligerprof.runs.bench.machine import CudaMachine
+from ligerprof.runs.bench.operations import OPERATIONS, Kernel, Maker
+from ligerprof.runs.bench.providers import Provided, find_provided
+from ligerprof.runs.bench.session import three_products
+from ligerprof.runs.bench.shapes import TINY, BenchShape
+from ligerprof.runs.bench.timing import turn_order
+
+MIB = 2**20
+# tokens, hidden, vocabulary
+SHAPES = (
+    (16384, 2304, 256000),
+    (2048, 2048, 128256),
+    (8192, 2048, 151936),
+    (8192, 4096, 128256),
+    (4096, 2048, 128256),
+    (16384, 2048, 128256),
+    (8192, 3584, 152064),
+    (8192, 3584, 256000),
+    (4096, 4096, 32000),
+    (8192, 4096, 32768),
+    (6144, 3072, 128256),
+    (4096, 8192, 128256),
+    (1024, 2048, 128256),
+)
+FLOOR, BUDGETS = "three products", ("balanced", "lean")
+PROVIDERS = ("ligerprof", "ligerprof:lean", "liger", "cce", "torch-linear-ce")
+PACKAGES = ("trl", "quack-kernels", "nvidia-cutlass-dsl")
+ROUNDS, RUNS, SETTLE_SECONDS = 2, 3, 0.1
+GOAL, GOAL_OF_BOUND = 0.94, 0.98
+
+
+def trl() -> Kernel:
+    """What TRL's SFTTrainer computes instead of logits: log-probabilities, entropies and right tokens, in chunks."""
+    from trl.kernels import ChunkedLogProbFunction
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+    outputs = ("log_probs", "entropy", "is_top1")
+
+    def run(hidden: Tensor, weight: Tensor, labels: Tensor, _options: LossOptions) -> Tensor:
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        found = ChunkedLogProbFunction.apply(
+            flat, weight, None, labels.reshape(-1), 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, outputs
+        )
+        return -found[0].mean()
+
+    return run
+
+
+def quack() -> Kernel:
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return lambda hidden, weight, labels, _options: chunked_linear_cross_entropy(
+        hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1)
+    )
+
+
+MORE_PEERS: dict[str, Callable[[], Kernel]] = {"trl": trl, "quack": quack}
+
+
+def plan_of(sizes: tuple[int, int, int], budget: str) -> ChunkPlan:
+    tokens, hidden, vocab = sizes
+    return plan_chunks(tokens=tokens, hidden=hidden, vocab=vocab, element_bytes=2, budget=budget, gradient_bytes=2)
+
+
+def bound(plan: ChunkPlan, hidden: Tensor, weight: Tensor) -> Callable[[], None]:
+    """The plan's products, over whole rows, and one reading and writing of each chunk's logits."""
+    hidden, weight = hidden.detach(), weight.detach()
+    tokens, scratch = hidden.shape[0], plan.scratch_tokens
+    largest = max(scratch, plan.chunk_tokens, plan.recomputed_tokens if plan.recomputed else 0)
+    logits = torch.empty(min(largest, tokens), weight.shape[0], dtype=hidden.dtype, device=hidden.device)
+    hidden_gradient, weight_gradient = torch.empty_like(hidden), torch.empty_like(weight)
+
+    def slices(start: int, size: int) -> Iterator[slice]:
+        for first in range(start, tokens, size or tokens):
+            yield slice(first, min(first + size, tokens))
+
+    def part(chunk: slice, *, states: bool = True, head: bool = True) -> None:
+        rows = logits[: chunk.stop - chunk.start]
+        torch.mm(hidden[chunk], weight.t(), out=rows)
+        rows.mul_(1.0)
+        if states:
+            torch.mm(rows, weight, out=hidden_gradient[chunk])
+        if head and chunk.start == 0:
+            torch.mm(rows.t(), hidden[chunk], out=weight_gradient)
+        elif head:
+            torch.addmm(weight_gradient, rows.t(), hidden[chunk], out=weight_gradient)
+
+    def run() -> None:
+        if plan.recomputed:
+            for chunk in slices(scratch, plan.chunk_tokens):
+                part(chunk, head=False)
+        if scratch:
+            part(slice(0, scratch))
+        again = plan.recomputed_tokens if plan.recomputed else plan.chunk_tokens
+        for chunk in slices(scratch, again):
+            part(chunk, states=not plan.recomputed)
+
+    return run
+
+
+def bench_shape(sizes: tuple[int, int, int]) -> BenchShape:
+    tokens, hidden, vocab = sizes
+    return dataclasses.replace(TINY, name="grid", sequences=1, seq_len=tokens, hidden=hidden, vocab=vocab)
+
+
+def find_all(before: bool) -> tuple[list[Provided], dict[str, str]]:
+    found, without = find_provided("flce", PROVIDERS, "cuda")
+    missing = dict(without)
+    for name, make in MORE_PEERS.items():
+        try:
+            found.append(Provided(name=name, kernel=make(), options=LossOptions()))
+        except Exception as error:  # a package that is not there, or does not work with this torch
+            missing[name] = describe_failure(error)
+    if before:
+        for budget in BUDGETS:
+            old = load_kernel(OLD, "flce", budget)
+            found.append(dataclasses.replace(old, name=f"before:{budget}"))
+    return found, missing
+
+
+def in_turns(runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Seconds of each candidate; see `ligerprof.runs.bench.timing`, which also warms up more than there is time for."""
+    names = list(runs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(ROUNDS):
+        for index in turn_order(len(names), number):
+            run = runs[names[index]]
+            started = time.perf_counter()
+            while time.perf_counter() - started < SETTLE_SECONDS:
+                run()
+                torch.cuda.synchronize()
+            events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(RUNS)]
+            for start, stop in events:
+                start.record()
+                run()
+                stop.record()
+            torch.cuda.synchronize()
+            seconds[names[index]] += [start.elapsed_time(stop) / 1e3 for start, stop in events]
+    return seconds
+
+
+def measure_shape(sizes: tuple[int, int, int], machine: CudaMachine, before: bool) -> dict[str, Any]:
+    operation, shape = OPERATIONS["flce"], bench_shape(sizes)
+    generator = torch.Generator(machine.device).manual_seed(0)
+    tensors = make_tensors(operation, shape, Maker(dtype=torch.bfloat16, generator=generator))
+    providers, missing = find_all(before)
+    runs: dict[str, Callable[[], object]] = {}
+    peaks: dict[str, int] = {}
+    for provided in providers:
+        call = BoundCall(operation, provided, tensors)
+        try:
+            call.full()
+            peaks[provided.name] = machine.extra_peak_bytes(call.full)
+        except Exception as error:  # other providers' kernels may raise anything; the rest still count
+            missing[provided.name] = describe_failure(error)
+            machine.release()
+            continue
+        runs[provided.name] = call.full
+    hidden, weight = tensors.inputs["hidden"].view(-1, sizes[1]), tensors.inputs["weight"]
+    runs[FLOOR] = three_products(hidden, weight)
+    for budget in BUDGETS:
+        runs[f"bound of {budget}"] = bound(plan_of(sizes, budget), hidden, weight)
+    times = in_turns(runs)
+    return {
+        "schema": 1,
+        "kind": "head_grid",
+        **machine.environment(),
+        **versions(),
+        **dict(zip(("tokens", "hidden", "vocab"), sizes, strict=True)),
+        "gradient_bytes": 2 * sizes[1] * (sizes[0] + sizes[2]),
+        "seconds": times,
+        "extra_peak_bytes": peaks,
+        "missing": missing,
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "missing"
+    return found
+
+
+def measure(results: Path, *, shapes: slice, seconds: float, before: Path | None) -> None:
+    if before is not None:
+        import_renamed(before)
+    machine = CudaMachine()
+    results.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    for sizes in SHAPES[shapes]:
+        name = " x ".join(map(str, sizes))
+        if time.monotonic() - started > seconds:
+            print(f"{name}: not started within {seconds:g} s", file=sys.stderr)
+            continue
+        begun = time.monotonic()
+        try:
+            row = measure_shape(sizes, machine, before is not None)
+        except Exception as error:  # the other shapes still count
+            print(f"{name}: {describe_failure(error)}", file=sys.stderr, flush=True)
+            continue
+        finally:
+            machine.release()
+        with results.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+        print(f"{name}: {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
+
+
+def table_rows(results: Path) -> Iterator[str]:
+    yield "| tokens x hidden x vocabulary | candidate | ms | share of the products | of its bound | MiB |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for line in results.read_text().splitlines():
+        row = json.loads(line)
+        sizes = f"{row['tokens']} x {row['hidden']} x {row['vocab']}"
+        medians = {name: statistics.median(values) for name, values in row["seconds"].items()}
+        for name, median in medians.items():
+            peak = row["extra_peak_bytes"].get(name)
+            own = medians.get(f"bound of {budget_of(name)}")
+            yield (
+                f"| {sizes} | {name} | {1e3 * median:.2f} | {medians[FLOOR] / median:.3f} |"
+                f" {'' if own is None or peak is None else f'{own / median:.3f}'} |"
+                f" {'' if peak is None else f'{peak / MIB:,.0f}'} |"
+            )
+        for name, reason in row["missing"].items():
+            yield f"| {sizes} | {name} | {reason} | | | |"
+        yield from goal_lines(sizes, row, medians)
+
+
+def budget_of(name: str) -> str | None:
+    """The budget of a candidate of ligerprof's."""
+    provider, _, budget = name.partition(":")
+    return (budget or "balanced") if provider in ("ligerprof", "before") else None
+
+
+def goal_lines(sizes: str, row: dict[str, Any], medians: dict[str, float]) -> Iterator[str]:
+    peaks = row["extra_peak_bytes"]
+    share, of_bound = medians[FLOOR] / medians["ligerprof"], medians["bound of balanced"] / medians["ligerprof"]
+    beyond_mib = (peaks["ligerprof"] - row["gradient_bytes"]) / MIB
+    met = (share >= GOAL or of_bound >= GOAL_OF_BOUND) and beyond_mib <= 256
+    yield (
+        f"goal {'met' if met else 'MISSED'}: {sizes} balanced: {share:.3f} >= {GOAL} or {of_bound:.3f} >="
+        f" {GOAL_OF_BOUND}, {beyond_mib:.1f} MiB beyond the gradients <= 256"
+    )
+    if "liger" in medians:
+        faster, more_bytes = medians["liger"] / medians["ligerprof:lean"], peaks["ligerprof:lean"] - peaks["liger"]
+        met = faster >= 1 and more_bytes <= 0
+        yield f"goal {'met' if met else 'MISSED'}: {sizes} lean: {faster:.3f} times liger, {more_bytes:+,} bytes"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "table"))
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--shapes", default=f"0:{len(SHAPES)}", help="the shapes with these numbers, FIRST:AFTER_LAST")
+    parser.add_argument("--seconds", type=float, default=400.0, help="start no shape after this time")
+    parser.add_argument("--before", type=Path, help="folder that holds another tree's ligerprof/")
+    arguments = parser.parse_args()
+    if arguments.what == "measure":
+        chosen = slice(*(int(word) for word in arguments.shapes.split(":")))
+        measure(arguments.results, shapes=chosen, seconds=arguments.seconds, before=arguments.before)
+    for row in table_rows(arguments.results):
+        print(row)
+
+
+if __name__ == "__main__":
+    main()
