@@ -170,9 +170,10 @@ def test_one_chunk_and_many_agree(device: torch.device) -> None:
     ids=str,
 )
 def test_logits_in_the_bytes_of_the_heads_gradient(dtype: torch.dtype, recomputed: bool, device: torch.device) -> None:
-    """First tokens in scratch, then the others in chunks, or in scratch as well and their logits made twice."""
+    """First tokens in scratch, then the others in chunks, or in its memory before them and their logits made twice."""
     budget = 16 * 512 * dtype.itemsize
-    tokens, hidden = (66 if recomputed else 44), 32
+    # with fewer scratch tokens than hidden elements, blocks grow
+    tokens, hidden = (66, 40) if recomputed else (44, 32)
     plan = plan_chunks(
         tokens=tokens,
         hidden=hidden,
@@ -184,6 +185,7 @@ def test_logits_in_the_bytes_of_the_heads_gradient(dtype: torch.dtype, recompute
     assert plan.recomputed == recomputed
     assert 0 < plan.scratch_tokens < tokens
     assert len(plan.blocks) > 1
+    assert (plan.blocks[-1] > plan.blocks[0], plan.chunks > 1) == (recomputed, recomputed)
     options = LossOptions(budget=budget, softcap=8.0, label_smoothing=0.1)
     inputs = [*problem(device, dtype, shape=(tokens,), hidden=hidden), *leaves(torch.randn(VOCAB, device=device))]
     assert_matches_fp64(
