@@ -15,6 +15,7 @@ from ligerprof import roles
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate
 from ligerprof.errors import LigerprofError
 from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
+from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import StepOutcome
 from ligerprof.runs.simulated import simulate_step
@@ -49,6 +50,10 @@ def check(recipe: TrainingRecipe) -> None:
     below_bytes = estimated.lowest_bytes - simulated.peak_bytes
     above_bytes = simulated.peak_bytes - estimated.highest_bytes
     tolerated_bytes = max(TOLERANCE * simulated.peak_bytes, SMALLEST_TOLERATED_BYTES)
+    # every block is split, and nothing depends on cuSOLVER's workspaces
+    if recipe.alloc_conf == EXPANDABLE and recipe.optimizer is not Optimizer.GALORE:
+        first_bytes, simulated_first_bytes = estimated.first_step_peak_bytes, simulated.first_step_peak_bytes
+        assert first_bytes == pytest.approx(simulated_first_bytes, rel=TOLERANCE, abs=SMALLEST_TOLERATED_BYTES), recipe
     if recipe.activation_offload:
         assert simulated.host_bytes == pytest.approx(estimated.host_bytes, rel=TOLERANCE, abs=SMALLEST_TOLERATED_BYTES)
     phases = {phase.value: (size, simulated.phases[phase]) for phase, size in estimated.phases.items()}

@@ -13,7 +13,7 @@ from ligerprof.analyzers.estimate.operations import scale, unary
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
 from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS, TRL_CHUNK_TOKENS, LinearCrossEntropy
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
@@ -280,7 +280,8 @@ def _titan_chunk(
     log_probabilities = _log_softmax(tape, wide)
     loss = _nll(tape, log_probabilities)
     tape.release(log_probabilities, wide)
-    gradient = tape.backward(loss, meter.take(FP32_BYTES, Role.OTHER), chunk)
+    with meter.in_thread(Phase.BACKWARD):
+        gradient = tape.backward(loss, meter.take(FP32_BYTES, Role.OTHER), chunk)
     if gradient is not None:
         if chunk.width != FP32_BYTES:
             meter.touch(chunk.elements * FP32_BYTES, Role.ACTIVATIONS)

@@ -1,10 +1,11 @@
 """Count allocated bytes by role and by part of the model, and record the peak."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.places import WHOLE
-from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
 from ligerprof.words import Word
 
@@ -108,7 +109,9 @@ class Meter:
         self._stream_peaks: dict[Stream, int] = {}
         self.place = WHOLE
         self.logits_peak_bytes = self._logits_bytes = 0
-        self._library_bytes = 0
+        # of cuBLAS, for the threads that have not multiplied yet
+        self._workspaces: dict[Phase, int] = {}
+        self._thread = Phase.FORWARD
 
     @property
     def total_bytes(self) -> int:
@@ -197,15 +200,21 @@ class Meter:
         if size_bytes:
             self.drop(self.take(size_bytes, role))
 
-    def expect_library(self, size_bytes: int) -> None:
-        """Allocate cuBLAS's workspace at the next matrix product, the first of its thread."""
-        self._library_bytes = size_bytes
+    def expect_workspaces(self, sizes: Mapping[Phase, int]) -> None:
+        """Allocate cuBLAS's workspace at the first matrix product of each thread: forward's, and that of autograd."""
+        self._workspaces = dict(sizes)
+
+    @contextmanager
+    def in_thread(self, thread: Phase) -> Iterator[None]:
+        """Multiply in the thread of forward or backward."""
+        outer, self._thread = self._thread, thread
+        yield
+        self._thread = outer
 
     def multiply(self) -> None:
         """Run a matrix product."""
-        if self._library_bytes:
-            self.take(self._library_bytes, Role.LIBRARY_WORKSPACE)
-            self._library_bytes = 0
+        if size_bytes := self._workspaces.pop(self._thread, 0):
+            self.take(size_bytes, Role.LIBRARY_WORKSPACE)
 
     def add(self, roles: Mapping[Role, int], times: int = 1, place: str | None = None) -> None:
         """Add bytes whose rounding is already counted, such as those that a decoder layer leaves behind."""

@@ -101,16 +101,16 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
     highest = _Highest(meter)
     left: list[Allocation] = []
     offloaded_bytes = 0
-    for micro_step, reduces in enumerate(_micro_batches(recipe)):
+    if first:
+        meter.expect_workspaces(workspace_sizes(recipe, weights))
+    for reduces in _micro_batches(recipe):
         hooks.reduces = reduces
-        takes_workspaces = first and micro_step == 0
-        forward_bytes, backward_bytes = workspace_sizes(recipe, weights) if takes_workspaces else (0, 0)
         micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
-        _run_phase(meter, micro_batch.forward, forward_bytes)
+        _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         for block in left:
             meter.drop(block)
         highest.note(Phase.FORWARD)
-        _run_phase(meter, micro_batch.backward, backward_bytes)
+        _run_phase(meter, micro_batch.backward, Phase.BACKWARD)
         left = micro_batch.until_loss_is_freed
         if micro_batch.offloading is not None:
             offloaded_bytes = micro_batch.offloading.host_bytes
@@ -142,16 +142,16 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
     return (True,) * min(recipe.grad_accum, 2)
 
 
-def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> tuple[int, int]:
+def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> dict[Phase, int]:
     """Bytes that cuBLAS takes in the thread of the forward pass, and in autograd's, which also recomputes layers."""
     names = (name.removesuffix(".bias") for name in weights if name.endswith(".bias"))
     adds_bias = any(len(weights[f"{name}.weight"].shape) == 2 for name in names)
     gpu, kept = recipe.gpu_spec, {} if recipe.selective is None else find_policy(recipe.selective).every
     recomputes = recipe.checkpointing and kept.get(ADDMM) != 1
-    return (
-        thread_workspace_bytes(gpu, adds_bias=adds_bias),
-        thread_workspace_bytes(gpu, adds_bias=adds_bias and recomputes),
-    )
+    return {
+        Phase.FORWARD: thread_workspace_bytes(gpu, adds_bias=adds_bias),
+        Phase.BACKWARD: thread_workspace_bytes(gpu, adds_bias=adds_bias and recomputes),
+    }
 
 
 class _Highest:
@@ -194,7 +194,7 @@ class StaticMemory:
         if not first:
             self._add(meter, self._placement.states)
             meter.add_remainders(self._placement.states_remainders)
-            meter.add({Role.LIBRARY_WORKSPACE: sum(workspace_sizes(self._recipe, self._weights))})
+            meter.add({Role.LIBRARY_WORKSPACE: sum(workspace_sizes(self._recipe, self._weights).values())})
 
     def update(self, meter: Meter, *, first: bool) -> None:
         """The optimizer's step: what ran is gone, and what the step itself makes comes and goes."""
@@ -216,8 +216,8 @@ class StaticMemory:
                 meter.add({role: share_bytes}, times, place)
 
 
-def _run_phase(meter: Meter, run: Callable[[], None], workspace_bytes: int) -> None:
+def _run_phase(meter: Meter, run: Callable[[], None], thread: Phase) -> None:
     """Run forward or backward; each has a thread of its own, whose first product takes a workspace."""
     meter.start()
-    meter.expect_library(workspace_bytes)
-    run()
+    with meter.in_thread(thread):
+        run()

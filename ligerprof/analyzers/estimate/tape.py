@@ -185,7 +185,7 @@ class Tape:
             output.block, extra = self._cache.take()
             if operation.in_function:
                 # the function runs, and only the operator inside takes its output from the cache
-                self._compute(operation, operation.forward_scratch_bytes)
+                self._compute(operation, operation.forward_scratch_bytes, multiplies=operation.is_product)
         else:
             extra = self._compute_output(node)
         if self._cache is not None and is_cached and not self.saving and output.block is not None:
@@ -235,12 +235,12 @@ class Tape:
         if self.saving and output.needs_gradient:
             wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
             node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
-        self._compute(operation, operation.forward_scratch_bytes)
+        self._compute(operation, operation.forward_scratch_bytes, multiplies=operation.is_product)
         return extra
 
-    def _compute(self, operation: Operation, scratch_bytes: int) -> None:
+    def _compute(self, operation: Operation, scratch_bytes: int, *, multiplies: bool) -> None:
         """Allocate and free the temporaries of an operation or of its gradient."""
-        if operation.is_product:
+        if multiplies:
             self.meter.multiply()
         gathered = [item for item in operation.differentiable if isinstance(item, Weight) and item.gathered_bytes]
         for weight in gathered:
@@ -290,7 +290,9 @@ class Tape:
             for item in operation.passes
             if item.needs_gradient
         ]
-        self._compute(operation, operation.backward_scratch_bytes)
+        # gradients that forward has computed need no product
+        multiplies = operation.is_product and bool(operation.inputs or operation.reuses)
+        self._compute(operation, operation.backward_scratch_bytes, multiplies=multiplies)
         reused = [
             (item, Pending(self.meter.keep(loaded.get(id(item.block), item.block)), is_view=False))
             for item in operation.reuses
