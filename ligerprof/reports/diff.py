@@ -9,7 +9,7 @@ from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.models.module_names import without_indices
 from ligerprof.reports.terminal import groups_table
 from ligerprof.roles import Role
-from ligerprof.units import format_bytes, format_mib, prints_as_zero
+from ligerprof.units import format_like, format_mib, prints_as_zero
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,19 +30,21 @@ def render_diff(diff: PeakDiff, *, top: int = 10) -> "RenderableType":
 
 def difference_sentence(diff: PeakDiff) -> str:
     """The change of the peak, and the roles that changed most."""
-    peaks = f"from {_peak(diff.before)} to {_peak(diff.after)}"
+    # one unit for the whole sentence: that of the higher peak
+    higher_bytes = max(diff.before.peak_bytes, diff.after.peak_bytes)
+    peaks = f"from {_peak(diff.before, higher_bytes)} to {_peak(diff.after, higher_bytes)}"
     changes = {role: diff.role_difference_bytes(role) for role in Role}
     largest = sorted((role for role in Role if changes[role]), key=lambda role: -abs(changes[role]))[:_MOST_NAMED]
-    named = ", ".join(f"{role.value} {_signed(changes[role])}" for role in largest) or "no role changed"
+    named = ", ".join(f"{role.value} {_signed(changes[role], higher_bytes)}" for role in largest) or "no role changed"
     if diff.difference_bytes == 0:
-        return f"The peak is the same, {_peak(diff.before)}: {named}."
+        return f"The peak is the same, {_peak(diff.before, higher_bytes)}: {named}."
     verb = "grew" if diff.difference_bytes > 0 else "fell"
-    return f"The peak {verb} by {format_bytes(abs(diff.difference_bytes))}, {peaks}: {named}."
+    return f"The peak {verb} by {format_like(abs(diff.difference_bytes), higher_bytes)}, {peaks}: {named}."
 
 
-def _peak(report: PeakReport) -> str:
+def _peak(report: PeakReport, higher_bytes: int) -> str:
     when = f" in {report.peak_phase.value}" if report.peak_phase else ""
-    return f"{format_bytes(report.peak_bytes)}{when}"
+    return f"{format_like(report.peak_bytes, higher_bytes)}{when}"
 
 
 def change_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
@@ -124,8 +126,8 @@ def _who(group: GroupChange) -> str:
     return before if before == after or not after else f"{before} > {after}" if before else after
 
 
-def _signed(size_bytes: int) -> str:
-    return f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}"
+def _signed(size_bytes: int, higher_bytes: int) -> str:
+    return f"{'+' if size_bytes > 0 else ''}{format_like(size_bytes, higher_bytes)}"
 
 
 def signed_mib(size_bytes: int) -> str:

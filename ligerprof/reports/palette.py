@@ -11,9 +11,9 @@ from ligerprof.roles import Phase, Role
 TEXT_CONTRAST = 4.5
 GRAPHICS_CONTRAST = 3.0
 _STEP = 0.02
-# the darkest role on a dark page is this light (HLS), the lightest stays as it is
-_DARK_LIGHTNESS = 0.40
-_DARK_SATURATION = 0.65
+# lightness (HLS) of black and of white on a dark page: lighter than the card, and none so light that hues are lost
+_DARK_LIGHTNESS = (0.38, 0.84)
+_DARK_SATURATION = 0.85
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +121,8 @@ def role_look(role: Role, theme: Theme) -> RoleLook:
     fill = ROLE_LOOKS[role].color
     if theme is DARK:
         hue, lightness, saturation = _to_hls(fill)
-        fill = _from_hls(hue, _DARK_LIGHTNESS + (1 - _DARK_LIGHTNESS) * lightness, _DARK_SATURATION * saturation)
+        darkest, lightest = _DARK_LIGHTNESS
+        fill = _from_hls(hue, darkest + (lightest - darkest) * lightness, _DARK_SATURATION * saturation)
         fill = _moved(fill, theme.card, lighter=True)
     edge = _moved(fill, theme.card, lighter=theme is DARK)
     return RoleLook(fill=fill, edge=edge, ink=text_on(fill))

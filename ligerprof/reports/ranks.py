@@ -6,7 +6,7 @@ from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 from ligerprof.reports.diff import changes_table
 from ligerprof.reports.terminal import file_text, groups_table
 from ligerprof.roles import Role
-from ligerprof.units import format_bytes, format_mib
+from ligerprof.units import format_bytes, format_like, format_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +51,8 @@ def ranks_sentence(report: RanksReport) -> str:
         return f"Out of memory on {ranks} {', '.join(map(str, failed))} of {count}; rank {worst.rank} peaks at {peak}."
     if not report.difference.difference_bytes:
         return f"All {count} ranks peak at {format_bytes(worst.report.peak_bytes)}."
-    more, least = format_bytes(report.difference.difference_bytes), format_bytes(lowest.report.peak_bytes)
+    sizes = (report.difference.difference_bytes, lowest.report.peak_bytes)
+    more, least = (format_like(size, worst.report.peak_bytes) for size in sizes)
     return f"Rank {worst.rank} of {count} has the highest peak, {peak}: {more} more than rank {lowest.rank} ({least})."
 
 

@@ -101,7 +101,7 @@ def test_growth_over_the_limit_ends_in_3(baseline: Path, limit: str, exit_code: 
     assert result.exit_code == exit_code
     assert json.loads(result.stdout)["difference_bytes"] == 3585875456
     if exit_code:
-        assert result.stderr.startswith("Error: The peak grew by 3419.8 MiB, from 10050.0 MiB in backward to 13.15 GiB")
+        assert result.stderr.startswith("Error: The peak grew by 3.34 GiB, from 9.81 GiB in backward to 13.15 GiB")
         assert result.stderr.endswith(f"That is over --max-growth {limit}.\n")
 
 

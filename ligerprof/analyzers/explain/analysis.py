@@ -225,7 +225,7 @@ class SnapshotAnalysis:
                 "no events: this is the memory at the time of the snapshot; switch the history on before the program"
                 " starts, with torch.cuda.memory._record_memory_history()"
             )
-        elif not replayed.complete:
+        elif not replayed.complete and (replayed.allocated_bytes[0] or not replayed.mismatches):
             before = format_bytes(int(replayed.allocated_bytes[0]))
             # each older block required at least one event
             least = replayed.last_moment + len(replayed.older_blocks)

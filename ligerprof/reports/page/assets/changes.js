@@ -1,7 +1,7 @@
 // Suggested changes: choosing one redraws the timeline with it.
 "use strict";
 (() => {
-  const { element, formatBytes } = ligerprof;
+  const { element, formatBytes, formatLike } = ligerprof;
 
   // how exact a saving is, before its figure and before that of the new peak
   const BASES = { replayed: ["", ""], "at least": ["at least ", "at most "], estimated: ["about ", "about "] };
@@ -20,7 +20,7 @@
 
     row(change) {
       const [saving, peak] = BASES[change.basis];
-      const effect = change.saves === null ? "saving not computed" : `saves ${saving}${formatBytes(change.saves)}, new peak ${peak}${formatBytes(change.peak)}`;
+      const effect = change.saves === null ? "saving not computed" : `saves ${saving}${formatLike(change.saves, change.peak)}, new peak ${peak}${formatBytes(change.peak)}`;
       const verdict = change.letsPass === null ? "" : change.letsPass ? ", enough" : ", not enough alone";
       const button = change.lower && element("button", { type: "button", "aria-pressed": "false", onclick: () => this.choose(button, change) }, "show");
       if (button) {

@@ -14,6 +14,14 @@ const ligerprof = {};
     return bytes + " B";
   };
 
+  // in the unit of another size in the same sentence: see format_like in units.py
+  const formatLike = (bytes, other) => {
+    const size = Math.abs(bytes);
+    if (Math.abs(other) >= 10 * GIB && size >= GIB / 10) return (bytes / GIB).toFixed(2) + " GiB";
+    if (Math.abs(other) >= MIB && Math.abs(other) < 10 * GIB && size >= MIB) return (bytes / MIB).toFixed(1) + " MiB";
+    return formatBytes(bytes);
+  };
+
   const formatTime = (us, span = us) => {
     if (Math.abs(span) >= 1e6) return (us / 1e6).toFixed(Math.abs(span) >= 1e7 ? 2 : 3) + " s";
     if (Math.abs(span) >= 1e3) return (us / 1e3).toFixed(Math.abs(span) >= 1e4 ? 2 : 3) + " ms";
@@ -201,7 +209,7 @@ const ligerprof = {};
   }
 
   // The segments of a moment; a piece has its size and the listed block in it, or says what else it is.
-  const KINDS = ["free", "waiting for another stream", "smaller block"];
+  const KINDS = ["free", "waiting for another stream", "smaller blocks"];
   const readSegments = (values, column) => {
     const lengths = column(values.lengths), sizes = column(values.sizes), kinds = column(values.kinds);
     let at = 0;
@@ -228,6 +236,6 @@ const ligerprof = {};
   };
 
   Object.assign(ligerprof, {
-    KIB, MIB, GIB, number, formatBytes, formatTime, formatShare, element, unpack, upperBound, lowerBound, Extremes, Recording, readLists,
+    KIB, MIB, GIB, number, formatBytes, formatLike, formatTime, formatShare, element, unpack, upperBound, lowerBound, Extremes, Recording, readLists,
   });
 })();

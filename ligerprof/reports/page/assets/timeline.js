@@ -1,7 +1,7 @@
 // Bytes by role over a recording: uPlot draws the stack; an overview below it carries the brush.
 "use strict";
 (() => {
-  const { element, formatBytes, formatTime, formatShare, number, upperBound, lowerBound, Extremes } = ligerprof;
+  const { element, formatBytes, formatLike, formatTime, formatShare, number, upperBound, lowerBound, Extremes } = ligerprof;
   const SMALLEST_SPAN = 8;
   const OVERVIEW_BINS = 500;
   const STRIP = 14;
@@ -553,11 +553,11 @@
       if (this.change) this.drawVeil(u, ctx);
       const { peak, failure, earlier = [] } = this.recording.marks;
       for (const moment of earlier) this.drawMark(u, moment, "", styleOf("--failure"), 2);
-      this.drawMark(u, peak.moment, `peak ${formatBytes(peak.bytes)}`, styleOf("--ink"), 0);
-      if (failure) this.drawMark(u, failure.moment, `out of memory: ${formatBytes(failure.requested)} requested`, styleOf("--failure"), 1);
+      this.drawMark(u, peak.moment, `peak ${formatLike(peak.bytes, u.scales.y.max)}`, styleOf("--ink"), 0);
+      if (failure) this.drawMark(u, failure.moment, `out of memory: ${formatLike(failure.requested, u.scales.y.max)} requested`, styleOf("--failure"), 1);
       if (this.change) {
         const column = this.afterTree.within(0, this.recording.count);
-        this.drawMark(u, this.recording.moments[column], `with it: ${formatBytes(this.after[column])}`, styleOf("--accent"), 3);
+        this.drawMark(u, this.recording.moments[column], `with it: ${formatLike(this.after[column], u.scales.y.max)}`, styleOf("--accent"), 3);
       }
       if (this.chosen !== undefined) this.drawMark(u, this.chosen, "", styleOf("--accent"), 2);
       ctx.restore();
