@@ -11,8 +11,9 @@ from typing import Any, Literal
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
 from ligerprof.words import Word
 
-# query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: an expert's intermediate size
-Width = Literal["hidden", "intermediate", "query", "key", "head", "experts", "expert"]
+# query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the intermediate size of one;
+# shared: that of the expert that all tokens go through
+Width = Literal["hidden", "intermediate", "query", "key", "head", "experts", "expert", "shared", "one"]
 
 
 class Feature(Word):
@@ -197,6 +198,20 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedExpert:
+    """A gated MLP next to the experts, which every token goes through.
+
+    Attributes:
+        width: the config key of its intermediate size.
+        name, gate: the MLP, and the linear layer whose sigmoid multiplies its output.
+    """
+
+    width: str = "shared_expert_intermediate_size"
+    name: str = "shared_expert"
+    gate: str = "shared_expert_gate"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
     """A mixture of experts in place of an MLP, with the weights of all experts in one parameter each.
 
@@ -207,6 +222,8 @@ class Experts:
         casts_logits: whether the router casts its logits to fp32 before the softmax.
         normalizes: whether the scores of a token's experts are divided by their sum, or the config key that decides.
         narrows_scores: whether the scores are cast to the dtype of the logits.
+        softens_chosen: whether the softmax is over the logits of a token's experts, and not of all.
+        shared: an expert that every token goes through, or None.
     """
 
     count: str = "num_experts"
@@ -217,6 +234,8 @@ class Experts:
     casts_logits: bool = False
     normalizes: bool | str = "norm_topk_prob"
     narrows_scores: bool = True
+    softens_chosen: bool = False
+    shared: SharedExpert | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,11 +47,12 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     heads = _size(config, name, "num_attention_heads", "n_head")
     if heads > hidden:
         raise UnknownModelError(f"{name}: {heads} attention heads are more than {hidden} hidden units. Fix the config.")
-    experts, chosen_experts, expert_size = _expert_sizes(row, config, name)
+    experts, chosen_experts, expert_size, shared_size = _expert_sizes(row, config, name)
     spec = ModelSpec(
         experts=experts,
         chosen_experts=chosen_experts,
         expert_size=expert_size,
+        shared_size=shared_size,
         name=name,
         model_type=model_type,
         config_json=config_json,
@@ -81,15 +82,16 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     return replace(spec, no_estimate_reason=gap)
 
 
-def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, int, int]:
-    """Number of experts, number of experts per token, and their intermediate size; zeros without experts."""
+def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, int, int, int]:
+    """Number of experts, number of experts per token, their and the shared one's intermediate size; zeros without."""
     experts = row.mlp.experts
     if experts is None:
-        return 0, 0, 0
+        return 0, 0, 0, 0
     count, chosen = _size(config, name, experts.count), _size(config, name, experts.chosen)
     if chosen > count:
         raise UnknownModelError(f"{name}: {chosen} experts per token are more than {count} experts. Fix the config.")
-    return count, chosen, _size(config, name, experts.width)
+    shared = 0 if experts.shared is None else _size(config, name, experts.shared.width)
+    return count, chosen, _size(config, name, experts.width), shared
 
 
 def _head_dim(row: Architecture, config: Config, name: str, split: int) -> int:
@@ -132,6 +134,8 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         "head": spec.head_dim,
         "experts": spec.experts,
         "expert": spec.expert_size,
+        "shared": spec.shared_size,
+        "one": 1,
     }
     yield ParameterShape(name=f"{row.embedding}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.positions is not None:

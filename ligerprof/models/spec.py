@@ -39,6 +39,7 @@ class ModelSpec:
         experts: number of experts of a layer, 0 without any.
         chosen_experts: number of experts that a token goes through.
         expert_size: an expert's intermediate size.
+        shared_size: that of the expert that every token goes through, 0 without one.
         parameters: every parameter tensor in transformers' order; empty if `no_estimate_reason` is set.
         final_softcap: cap of the logits, or None.
         attention_softcap: cap of the attention scores, or None.
@@ -63,6 +64,7 @@ class ModelSpec:
     experts: int = 0
     chosen_experts: int = 0
     expert_size: int = 0
+    shared_size: int = 0
     parameters: tuple[ParameterShape, ...] = field(default=(), repr=False)
     no_estimate_reason: str | None = None
 

@@ -54,6 +54,8 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "exaone4": {"num_hidden_layers": 5, "sliding_window": 8},
     "gemma3_text": {"num_hidden_layers": 7, "sliding_window": 8},
     **dict.fromkeys(("flex_olmo", "mixtral", "olmoe", "qwen3_moe"), _FEW_EXPERTS),
+    "granitemoe": {**_FEW_EXPERTS, "residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "qwen2_moe": {**_FEW_EXPERTS, "shared_expert_intermediate_size": 40},
     "gpt_neox": {"num_key_value_heads": 3},
     "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "hyperclovax": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},

@@ -6,7 +6,7 @@ All chosen pairs of token and expert are rows of one tensor, sorted by expert, s
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import linear, multiply, renamed
+from ligerprof.analyzers.estimate.operations import add, linear, multiply, renamed, unary
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.models.architecture import Experts
 from ligerprof.torch_memory import softmax
@@ -26,6 +26,8 @@ def _route(context: Context, value: Value, name: str, row: Experts) -> tuple[Val
     """TopKRouter.forward: logits, the scores of the chosen experts, and their indices."""
     tape, chosen = context.tape, context.tokens * context.spec.chosen_experts
     logits = linear(context, value, context.weights[f"{name}.weight"])
+    if row.softens_chosen:
+        return _soften_chosen(context, logits)
     probabilities = _soften(context, logits, casts=row.casts_logits)
     choices = tape.run(Operation(elements=chosen, width=INDEX_BYTES))
     scores = tape.run(Operation(elements=chosen, width=FP32_BYTES, inputs=(probabilities,), saves=(choices,)))
@@ -40,6 +42,29 @@ def _route(context: Context, value: Value, name: str, row: Experts) -> tuple[Val
         scores = renamed(context, scores, context.cast(scores, logits.width))
     tape.release(probabilities)
     return logits, scores, choices
+
+
+def _soften_chosen(context: Context, logits: Value) -> tuple[Value, Value, Value]:
+    """The logits in fp32, the softmax of those of the chosen experts, and their indices."""
+    tape, chosen = context.tape, context.tokens * context.spec.chosen_experts
+    wide = renamed(context, logits, context.cast(logits, FP32_BYTES))
+    choices = tape.run(Operation(elements=chosen, width=INDEX_BYTES))
+    best = tape.run(Operation(elements=chosen, width=FP32_BYTES, inputs=(wide,), saves=(choices,)))
+    soft = tape.run(Operation(elements=chosen, width=FP32_BYTES, inputs=(best,), saves_output=True))
+    scores = renamed(context, soft, context.cast(soft, context.stream_bytes))
+    tape.release(best)
+    return wide, scores, choices
+
+
+def add_shared_expert(context: Context, output: Value, shared: Value, gate: Value) -> Value:
+    """`output + sigmoid(gate) * shared`, with one number per token in the gate."""
+    tape = context.tape
+    factor = renamed(context, gate, unary(context, gate, saves_output=True))
+    weighted = renamed(context, shared, _weigh(context, shared, factor))
+    tape.release(factor)
+    total = add(context, output, weighted)
+    tape.release(output, weighted)
+    return total
 
 
 def _soften(context: Context, logits: Value, *, casts: bool) -> Value:

@@ -4,7 +4,7 @@ from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.dora import add_dora
-from ligerprof.analyzers.estimate.experts import run_experts
+from ligerprof.analyzers.estimate.experts import add_shared_expert, run_experts
 from ligerprof.analyzers.estimate.fused import add_and_norm, adds_in_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
@@ -13,6 +13,7 @@ from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear
 from ligerprof.analyzers.estimate.rotary import rotate_both
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
+from ligerprof.models.architecture import Experts
 from ligerprof.models.config_keys import Dropout
 from ligerprof.roles import Role
 
@@ -169,12 +170,22 @@ def _dropped(context: Context, value: Value, rate: Dropout | None) -> Value:
 def _mlp(context: Context, value: Value, name: str) -> Value:
     row = context.spec.architecture.mlp
     if row.experts is not None:
-        output = run_experts(context, value, name, row.experts)
+        output = _run_experts(context, value, name, row.experts)
     elif row.gate is None:
         output = _plain_mlp(context, value, name)
     else:
         output = _gated_mlp(context, value, name, find_slot(row.gate).name)
     return _dropped(context, output, row.dropout)
+
+
+def _run_experts(context: Context, value: Value, name: str, row: Experts) -> Value:
+    if row.shared is None:
+        return run_experts(context, value, name, row)
+    gate = context.spec.architecture.mlp.gate
+    assert gate is not None
+    shared = _gated_mlp(context, value, f"{name}.{row.shared.name}", find_slot(gate).name)
+    output = run_experts(context, value, name, row)
+    return add_shared_expert(context, output, shared, project(context, value, f"{name}.{row.shared.gate}"))
 
 
 def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
