@@ -108,11 +108,13 @@ def _gpu(
 
 
 # memory as torch prints it: measured, in torch's environment reports and error messages, or in deviceQuery's output;
-# the smallest of several. Multiprocessors and compute units are those of data sheets
+# the smallest of several. A comment names the report, where its place was kept; reports of one GPU differ by up to 0.5 %
+# with driver and error correction. Multiprocessors and compute units are those of data sheets
 GPUS: dict[str, GpuSpec] = {
     gpu.name: gpu
     for gpu in (
         _gpu("h200", "NVIDIA H200", 143155.9375, 132, (9, 0)),
+        # 79.18 GiB in many messages of torch
         _gpu("h100", "NVIDIA H100 80GB HBM3", 81082, 132, (9, 0), "h100-sxm", "h100-80g"),
         _gpu("h100-pcie", "NVIDIA H100 PCIe", 81008, 114, (9, 0)),
         # 95.00 GiB: github.com/modelscope/DiffSynth-Studio/issues/1238
@@ -120,12 +122,15 @@ GPUS: dict[str, GpuSpec] = {
         # 178.35 GiB: github.com/pytorch/ao/pull/4002
         _gpu("b200", "NVIDIA B200", 182630, 148, (10, 0)),
         _gpu("gb200", "NVIDIA GB200", 188733, 152, (10, 0)),
+        # 79.15 GiB in many messages of torch
         _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 81049, 108, (8, 0), "a100-80"),
+        # 42298834944 bytes in deviceQuery: github.com/bottlerocket-os/bottlerocket/pull/3873
         _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 40339, 108, (8, 0), "a100-40"),
         # 23.53 GiB: github.com/google/RB-Modulation/issues/5
         _gpu("a30", "NVIDIA A30", 24094, 56, (8, 0)),
+        # at most 44.42 GiB: github.com/stepfun-ai/Step-Video-T2V/issues/8
         _gpu("l40s", "NVIDIA L40S", 45466, 142, (8, 9)),
-        # 44.40 GiB: github.com/NVlabs/Eagle/issues/68
+        # 44.40 GiB: github.com/NVlabs/Eagle/issues/68, github.com/QwenLM/Qwen3-VL/issues/2097
         _gpu("l40", "NVIDIA L40", 45465, 142, (8, 9)),
         # 23612293120 bytes in deviceQuery
         _gpu("l4", "NVIDIA L4", 22518, 58, (8, 9)),
@@ -146,6 +151,7 @@ GPUS: dict[str, GpuSpec] = {
         # 31.36 GiB: github.com/TrajectoryCrafter/TrajectoryCrafter/issues/20
         _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 32112, 170, (12, 0), "5090"),
         _gpu("rtx5080", "NVIDIA GeForce RTX 5080", 15841, 84, (12, 0), "5080"),
+        # 23.52 GiB: github.com/Soul-AILab/SoulX-FlashTalk/issues/5
         _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24084, 128, (8, 9), "4090"),
         _gpu("rtx4080", "NVIDIA GeForce RTX 4080", 16076, 76, (8, 9), "4080"),
         _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24136, 82, (8, 6), "3090"),

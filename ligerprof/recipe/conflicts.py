@@ -69,7 +69,8 @@ def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     )
     yield (
         options.eval_batch is not None and options.engine is not Engine.TORCH,
-        f"{_FLAGS['eval_batch']} needs {typed('engine', Engine.TORCH)}; evaluation under {options.engine} is missing.",
+        f"{_FLAGS['eval_batch']} needs {typed('engine', Engine.TORCH)}; evaluation under {options.engine} is not supported"
+        " yet.",
     )
     yield (
         deepspeed and optimizer is Optimizer.NONE,

@@ -136,6 +136,8 @@ def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
         return
     rank = whole_number_at(reading, "lora_r", values.get("lora_r") or 16)
     reading.set("lora_r" if "lora_r" in values else "use_peft", {Setting.RANK: rank})
+    if reading.value(Setting.BITS) is not None:
+        reading.assumed.append("adapters are in fp32; TRL casts those over 4-bit weights to bf16, which takes less")
     targets = values.get("lora_target_modules")
     named = (
         targets

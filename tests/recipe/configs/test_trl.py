@@ -43,3 +43,9 @@ def test_padding_to_a_multiple_chosen_by_trl(tmp_path: Path) -> None:
     recipe, report = read(tmp_path, {**BASE, "pad_to_multiple_of": "auto"})
     assert recipe.pad_to_multiple_of == 1
     assert not report.unknown
+
+
+def test_adapters_over_4_bit_weights_are_said_to_be_wider_than_trls(tmp_path: Path) -> None:
+    values = {**BASE, "use_peft": True}
+    said = [read(tmp_path, {**values, "load_in_4bit": in_4_bit})[1].assumed for in_4_bit in (False, True)]
+    assert ["casts those over 4-bit weights to bf16" in " ".join(lines) for lines in said] == [False, True]
