@@ -108,7 +108,7 @@ def _gpu(
 
 
 # memory as torch prints it: measured, in torch's environment reports and error messages, or in deviceQuery's output;
-# the smallest of several. A comment names the report, where its place was kept; reports of one GPU differ by up to 0.5 %
+# the smallest of several. A comment names the report if its place was kept; reports of one GPU differ by up to 0.5 %
 # with driver and error correction. Multiprocessors and compute units are those of data sheets
 GPUS: dict[str, GpuSpec] = {
     gpu.name: gpu
@@ -130,7 +130,7 @@ GPUS: dict[str, GpuSpec] = {
         _gpu("a30", "NVIDIA A30", 24094, 56, (8, 0)),
         # at most 44.42 GiB: github.com/stepfun-ai/Step-Video-T2V/issues/8
         _gpu("l40s", "NVIDIA L40S", 45466, 142, (8, 9)),
-        # 44.40 GiB: github.com/NVlabs/Eagle/issues/68, github.com/QwenLM/Qwen3-VL/issues/2097
+        # 44.40 GiB: github.com/NVlabs/Eagle/issues/68 and github.com/QwenLM/Qwen3-VL/issues/2097
         _gpu("l40", "NVIDIA L40", 45465, 142, (8, 9)),
         # 23612293120 bytes in deviceQuery
         _gpu("l4", "NVIDIA L4", 22518, 58, (8, 9)),

@@ -69,8 +69,7 @@ def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     )
     yield (
         options.eval_batch is not None and options.engine is not Engine.TORCH,
-        f"{_FLAGS['eval_batch']} needs {typed('engine', Engine.TORCH)}; evaluation under {options.engine} is not supported"
-        " yet.",
+        f"{_FLAGS['eval_batch']} needs {typed('engine', Engine.TORCH)}; {options.engine} is not supported there yet.",
     )
     yield (
         deepspeed and optimizer is Optimizer.NONE,
