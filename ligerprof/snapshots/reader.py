@@ -15,7 +15,7 @@ from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.pickles.plain import HOW_TO_RECORD
 from ligerprof.snapshots.saved import SavedTensor, saved_tensors_of
 from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event
-from ligerprof.snapshots.watch import claim
+from ligerprof.snapshots.watch import AnalysisLimitError, claim
 from ligerprof.text import short_repr
 
 # torch's DeviceIndex is an int8 (c10/core/Device.h)
@@ -145,6 +145,8 @@ def read_snapshot(path: str | Path) -> Snapshot:
             values = load_snapshot_data(read, stored_bytes=stored_bytes)
     except OSError as error:
         raise SnapshotFormatError(f"{source}: cannot be read ({error.strerror}).") from None
+    except AnalysisLimitError:
+        raise
     except SnapshotFormatError as error:
         raise SnapshotFormatError(f"{source}: {error}") from None
     return Snapshot.from_dict(_in_columns(values), source=source)

@@ -11,14 +11,20 @@ from types import FrameType
 from ligerprof.snapshots.pickles.allowance import LARGE_BYTES, MEMORY_PER_STORED_BYTE, LimitError, resident_bytes
 from ligerprof.units import MIB, format_bytes
 
-# recordings take a quarter of this memory and a tenth of this time, on a machine of 2024
+# recordings take a quarter of this memory, and a tenth to a third of this time on a machine of 2024
 _MEMORY_BYTES = 256 * MIB
 _MEMORY_PER_UNPACKED_BYTE = 3
-_SECONDS = 30.0
-_SECONDS_PER_BYTE = 300e-9
+_SECONDS = 10.0
+_SECONDS_PER_UNPACKED_BYTE = 20e-9
+_SECONDS_PER_STORED_BYTE = 300e-9
+_LARGE_UNPACKED_BYTES = 10 * LARGE_BYTES
 _SECONDS_BETWEEN_CHECKS = 0.02
 # what a command takes before it reads anything; a larger process does more than one command
 _OWN_BYTES = 64 * MIB
+
+
+class AnalysisLimitError(LimitError):
+    """A command took more time or memory than any recording of its files' sizes; names the file."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -39,7 +45,9 @@ class Claim:
     @property
     def seconds(self) -> float:
         """The processor time that the command may take for it."""
-        return _SECONDS + _SECONDS_PER_BYTE * max(0, (self.unpacked_bytes or 0) - LARGE_BYTES)
+        beyond_bytes = max(0, (self.unpacked_bytes or 0) - _LARGE_UNPACKED_BYTES)
+        stored_beyond_bytes = max(0, self.stored_bytes - LARGE_BYTES)
+        return _SECONDS + _SECONDS_PER_UNPACKED_BYTE * beyond_bytes + _SECONDS_PER_STORED_BYTE * stored_beyond_bytes
 
 
 class _Watch:
@@ -51,7 +59,7 @@ class _Watch:
         self.before_bytes = max(0, resident_bytes() - _OWN_BYTES)
 
     def check(self, _number: int, _frame: FrameType | None) -> None:
-        """Raise a LimitError if the time or the memory is used up."""
+        """Raise an AnalysisLimitError if the time or the memory is used up."""
         if not self.claims or any(each.unpacked_bytes is None for each in self.claims):
             return
         most_bytes, most_seconds = (
@@ -66,7 +74,7 @@ class _Watch:
     def _stop(self, limit: str) -> None:
         last = self.claims[-1]
         self.claims.clear()
-        raise LimitError(
+        raise AnalysisLimitError(
             f"{last.source}: the analysis of {format_bytes(last.unpacked_bytes or 0)} takes more than {limit}, which no"
             " recording of this size needs. Was the file crafted? If you trust it, use ligerprof.explain() in Python,"
             " which has no such limit."
@@ -86,7 +94,7 @@ def claim(source: str, stored_bytes: int) -> Claim:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Raise a LimitError once the snapshots that are read take more time or memory than they may, wherever that is.
+    """Raise an AnalysisLimitError once reading and analyzing snapshots takes more than it may, wherever that is.
 
     For commands; it needs the main thread, and does nothing in others.
     """

@@ -139,10 +139,18 @@ class CallSites:
         return self._of_stacks(pattern, lambda stack: stack.inner_text)
 
     def _of_stacks(self, pattern: re.Pattern[str], text_of: Callable[[Stack], str]) -> Mask:
-        # sites that differ in their stamps share a stack
-        found = {id(site.stack): site.stack for site in self.sites}
-        matches = {key: pattern.search(text_of(stack)) is not None for key, stack in found.items()}
-        return self.at(lambda site: matches[id(site.stack)])
+        stacks, stack_of = self._stacks
+        search = pattern.search
+        matches: Mask = np.array([search(text_of(stack)) is not None for stack in stacks], dtype=bool)
+        return matches[stack_of]
+
+    @cached_property
+    def _stacks(self) -> tuple[tuple[Stack, ...], Int64s]:
+        """The distinct stacks, which sites with different stamps share, and the index of each block's among them."""
+        numbers: dict[int, int] = {}
+        of_site = [numbers.setdefault(id(site.stack), len(numbers)) for site in self.sites]
+        stacks = {id(site.stack): site.stack for site in self.sites}
+        return tuple(stacks.values()), np.array(of_site, dtype=np.int64)[self.site_of]
 
     def _find_sites(self, replayed: Replay) -> Int64s:
         """The site of each block; thousands of events share stacks and stamps, which are compared by `id` first."""

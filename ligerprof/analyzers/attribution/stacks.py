@@ -12,6 +12,7 @@ from ligerprof.text import printable
 
 # torch writes an unknown line, -1, as an unsigned 64-bit integer
 _LINE_LIMIT = 2**31
+_LONGEST_NAME = 1000
 _NATIVE_FILE = re.compile(r"\?\?|.*\.(?:cpp|cc|c|cu|cuh|h|hpp)|")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
 _RELEASE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::release_variables\(")
@@ -309,9 +310,10 @@ def _read_frame(frame: Any) -> PythonCall | str | None:
     file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
     if not isinstance(file, str) or not isinstance(name, str):
         return None
-    file, name = printable(file), printable(name)
     if _NATIVE_FILE.fullmatch(file):
-        return name
+        return printable(name)
+    # no program has such names, and every rule searches them
+    file, name = printable(file[-_LONGEST_NAME:]), printable(name[:_LONGEST_NAME])
     if _RECORDER.search(file):
         return None
     known_line = line if isinstance(line, int) and 0 < line < _LINE_LIMIT else 0

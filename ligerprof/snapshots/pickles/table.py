@@ -301,6 +301,11 @@ class _Cutter:
         for first in range(0, len(starts) - 1, _ROWS_AT_ONCE):
             begins = ends[first : min(first + _ROWS_AT_ONCE, len(starts) - 1)]
             sizes = starts[first + 1 : first + 1 + len(begins)] - begins
+            if int(sizes.sum()) > _BYTES_AT_ONCE:
+                # long texts; an index takes eight times their memory
+                for begin, end in zip(begins.tolist(), (begins + sizes).tolist(), strict=True):
+                    yield self.data[begin:end].tobytes()
+                continue
             before = np.cumsum(sizes) - sizes
             places = np.repeat(begins - before, sizes) + np.arange(int(sizes.sum()))
             yield self.data[places].tobytes()

@@ -67,3 +67,12 @@ def test_the_recorders_own_calls_are_not_part_of_a_stack() -> None:
         "main",
         "<module>",
     ]
+
+
+def test_endless_names_are_cut_where_rules_do_not_look() -> None:
+    frame = {"filename": "/x" * 5000 + "/site-packages/torch/optim/adam.py", "name": "step" + "y" * 5000, "line": 1}
+
+    (call,) = StackReader().read([frame]).calls
+
+    assert call.file == "torch/optim/adam.py"
+    assert (call.function[:5], len(call.function)) == ("stepy", 1000)

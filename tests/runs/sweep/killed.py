@@ -1,7 +1,7 @@
 """Kill a sweep with SIGKILL at many moments, and run it again: `python -m tests.runs.sweep.killed FOLDER`.
 
-Cells answer at once. A moment is the number of a line of code in which the sweep is killed, or the number of bytes of its
-second row that have been written. Prints a JSON object per moment.
+Cells answer at once. A moment is the number of a line of code in which the sweep is killed, or the number of bytes of
+its second row that have been written. Prints a JSON object per moment.
 """
 
 import json
@@ -119,13 +119,15 @@ def main() -> None:
         ran_before = Answered.log.read_text().split() if Answered.log.exists() else []
         again = in_a_fork(lambda path=path: sweep(path))
         print(
-            json.dumps({
-                "moment": moment,
-                "ended_by": [ended_by, again],
-                "ran": [ran_before, Answered.log.read_text().split()[len(ran_before) :]],
-                "rows": [before, results.read_text()],
-                "keys": [cell_key(recipe) for recipe in PLAN.recipes],
-            })
+            json.dumps(
+                {
+                    "moment": moment,
+                    "ended_by": [ended_by, again],
+                    "ran": [ran_before, Answered.log.read_text().split()[len(ran_before) :]],
+                    "rows": [before, results.read_text()],
+                    "keys": [cell_key(recipe) for recipe in PLAN.recipes],
+                }
+            )
         )
 
 

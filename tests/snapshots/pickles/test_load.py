@@ -3,6 +3,7 @@
 import lzma
 import pickle
 import random
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -139,3 +140,21 @@ def test_events_after_the_end_of_a_pickle_are_not_read(early: bytes, expected: o
     events = pickle.dumps([{"action": "alloc", "addr": index} for index in range(50)], 2)[2:]
 
     assert load(b"\x80\x02" + early + events) == expected
+
+
+def test_long_texts_take_no_memory_per_byte_but_their_own() -> None:
+    def event(number: int) -> dict[str, Any]:
+        frames = [{"filename": "f" * 9_000 + str(number), "name": "g" * 9_000, "line": 1}]
+        return {"action": "alloc", "addr": 512 * number, "size": 512, "stream": 0, "time_us": number, "frames": frames}
+
+    values = {"segments": [], "device_traces": [[event(number) for number in range(300)]]}
+    pickled = pickle.dumps(values, 4)
+
+    tracemalloc.start()
+    loaded = load(pickled)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert loaded == values
+    assert in_tables(loaded) > 200
+    assert peak_bytes < 6 * len(pickled)
