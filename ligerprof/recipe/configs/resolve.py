@@ -11,6 +11,7 @@ from ligerprof.recipe.configs.deepspeed import HIDDEN_SIZE_KEYS
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Found, Lacking, Packing, Reading, Setting
+from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.recipe.training_options import ALL_LINEAR
 from ligerprof.words import Word
@@ -56,6 +57,7 @@ class Resolver:
         self._options: dict[str, Any] = {}
         self._settings = _defaults(readings)
         self._is_own = any(reading.framework == OWN for reading in readings)
+        self._is_trl = any(reading.framework == TRL_SFT.name for reading in readings)
         self._lacking = [found for reading in readings for found in reading.lacking]
         for reading in readings:
             self._settings.update(reading.settings)
@@ -93,6 +95,9 @@ class Resolver:
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
         }
         self._check_packing(chosen)
+        if self._is_trl and chosen.get("zero") == 3 and self._value(S.RANK) is not None:
+            # trl/trainer/sft_trainer.py: adapters under ZeRO-3 are checkpointed the older way
+            chosen["reentrant"] = True
         if not chosen.get("checkpointing", True):
             chosen.update(reentrant=False, checkpoint_every=None, selective=None)
         return {**{name: value for name, value in chosen.items() if value is not None}, **self._given, "model": spec}

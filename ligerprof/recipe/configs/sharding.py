@@ -61,4 +61,4 @@ def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: A
     number = inner.get("fsdp_version") or inner.get("version") or outer or version
     # accelerate gathers and reduces in the same dtype (FullyShardedDataParallelPlugin.set_mixed_precision)
     settings = {Setting.WRAP: "accelerate", Setting.REDUCE_DTYPE: "bfloat16"}
-    reading.set(key, {Setting.ENGINE: "fsdp2" if str(number) == "2" else "fsdp1", **settings})
+    reading.set(key, {Setting.ENGINE: "fsdp2" if str(number) in ("2", "2.0") else "fsdp1", **settings})

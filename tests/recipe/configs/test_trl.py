@@ -49,3 +49,14 @@ def test_adapters_over_4_bit_weights_are_said_to_be_wider_than_trls(tmp_path: Pa
     values = {**BASE, "use_peft": True}
     said = [read(tmp_path, {**values, "load_in_4bit": in_4_bit})[1].assumed for in_4_bit in (False, True)]
     assert ["casts those over 4-bit weights to bf16" in " ".join(lines) for lines in said] == [False, True]
+
+
+@pytest.mark.parametrize(("stage", "adapts", "reentrant"), [(3, True, True), (2, True, False), (3, False, False)])
+def test_adapters_under_zero_3_are_checkpointed_the_older_way(
+    stage: int, adapts: bool, reentrant: bool, tmp_path: Path
+) -> None:
+    values = {**BASE, "use_peft": adapts, "bf16": True, "gradient_checkpointing": True}
+    values["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    deepspeed = {"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}}
+    recipe, _ = read(tmp_path, values, deepspeed, loss="hf")
+    assert (recipe.zero, recipe.reentrant) == (stage, reentrant)
