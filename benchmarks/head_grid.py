@@ -239,23 +239,37 @@ def measure(results: Path, *, shapes: slice, seconds: float, before: Path | None
 
 
 def table_rows(results: Path) -> Iterator[str]:
-    yield "| tokens x hidden x vocabulary | candidate | ms | share of the products | of its bound | MiB |"
-    yield "|---|---|---:|---:|---:|---:|"
-    for line in results.read_text().splitlines():
-        row = json.loads(line)
-        sizes = f"{row['tokens']} x {row['hidden']} x {row['vocab']}"
-        medians = {name: statistics.median(values) for name, values in row["seconds"].items()}
-        for name, median in medians.items():
-            peak = row["extra_peak_bytes"].get(name)
-            own = medians.get(f"bound of {budget_of(name)}")
-            yield (
-                f"| {sizes} | {name} | {1e3 * median:.2f} | {medians[FLOOR] / median:.3f} |"
-                f" {'' if own is None or peak is None else f'{own / median:.3f}'} |"
-                f" {'' if peak is None else f'{peak / MIB:,.0f}'} |"
-            )
-        for name, reason in row["missing"].items():
-            yield f"| {sizes} | {name} | {reason} | | | |"
-        yield from goal_lines(sizes, row, medians)
+    """One row per shape: each candidate's share of the products' speed, of its bound's in brackets, and its memory."""
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    peers = dict.fromkeys(name for row in rows for name in row["extra_peak_bytes"])
+    yield f"| tokens x hidden x vocabulary | products, ms | {' | '.join(peers)} |"
+    yield f"|---|---:|{'---|' * len(peers)}"
+    for row in rows:
+        medians = medians_of(row)
+        cells = [_cell(name, row, medians) for name in peers]
+        yield f"| {sizes_of(row)} | {1e3 * medians[FLOOR]:.2f} | {' | '.join(cells)} |"
+    reasons = dict.fromkeys((name, reason) for row in rows for name, reason in row["missing"].items())
+    for name, reason in reasons:
+        where = [sizes_of(row) for row in rows if row["missing"].get(name) == reason]
+        yield f"{name}: {reason} ({'all shapes' if len(where) == len(rows) else ', '.join(where)})"
+    for row in rows:
+        yield from goal_lines(sizes_of(row), row, medians_of(row))
+
+
+def medians_of(row: dict[str, Any]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in row["seconds"].items()}
+
+
+def sizes_of(row: dict[str, Any]) -> str:
+    return f"{row['tokens']} x {row['hidden']} x {row['vocab']}"
+
+
+def _cell(name: str, row: dict[str, Any], medians: dict[str, float]) -> str:
+    if name not in medians:
+        return "-"
+    bound_seconds = medians.get(f"bound of {budget_of(name)}")
+    of_bound = "" if bound_seconds is None else f" ({bound_seconds / medians[name]:.2f})"
+    return f"{medians[FLOOR] / medians[name]:.2f}{of_bound}, {row['extra_peak_bytes'][name] / MIB:,.0f} MiB"
 
 
 def budget_of(name: str) -> str | None:
