@@ -145,8 +145,15 @@ def _plan_scratch(
 
 
 def _even_blocks(most_words: int, tokens: int, row_tokens: int, vocab: int) -> tuple[int, ...]:
-    """The fewest blocks of words, of which the first has at most `most_words`, and the last as many as possible."""
+    """The fewest blocks of words, of which the first has at most `most_words`, and the last as many as possible.
+
+    They are equal, which suits products best, unless growing ones are fewer.
+    """
     fewest = _blocks(most_words, tokens, row_tokens, vocab)
+    count = -(-vocab // most_words)
+    if count == len(fewest):
+        equal = aligned(-(-vocab // count))
+        return (*[equal] * (count - 1), vocab - (count - 1) * equal)
     low, high = 0, most_words // _ROW_ALIGNMENT_ELEMENTS
     while high - low > 1:
         middle = (low + high) // 2
