@@ -173,7 +173,7 @@ def test_logits_in_the_bytes_of_the_heads_gradient(dtype: torch.dtype, recompute
     """First tokens in scratch, then the others in chunks, or in its memory before them and their logits made twice."""
     budget = 16 * 512 * dtype.itemsize
     # with fewer scratch tokens than hidden elements, blocks grow
-    tokens, hidden = (66, 40) if recomputed else (44, 32)
+    tokens, hidden = (66, 44) if recomputed else (44, 32)
     plan = plan_chunks(
         tokens=tokens,
         hidden=hidden,
