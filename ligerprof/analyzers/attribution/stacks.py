@@ -58,7 +58,8 @@ _STEP_WRAPPER = re.compile(_TORCH + r"optim/optimizer\.py")
 # generated code is called through functions named `forward` too
 _COMPILER = re.compile(_TORCH + r"_(?:functorch|dynamo|inductor)/")
 _INDUCTOR = re.compile(_TORCH + r"_inductor/")
-_BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", "_engine_run_backward"})
+_ENGINE_CALL = "_engine_run_backward"
+_BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", _ENGINE_CALL})
 _BUILD_CALLS = re.compile(
     r"__init__|from_pretrained|load_state_dict|_load_\w*(?:model|state|weight|param|checkpoint|pretrained|shard)\w*"
     r"|set_model_state_dict|empty_init|fully_shard|fsdp2_load_full_state_dict|fsdp2_prepare_model"
@@ -235,8 +236,12 @@ class Stack:
 
     @cached_property
     def recomputes(self) -> bool:
-        """Whether backward was recomputing a checkpointed forward pass."""
-        return _RECOMPUTE.search(self.text) is not None
+        """Whether backward was recomputing a checkpointed forward pass.
+
+        Reentrant checkpointing then runs backward within backward: its nodes compute no forward pass.
+        """
+        in_inner_backward = bool(self.node and self.calls) and self.calls[0].function == _ENGINE_CALL
+        return not in_inner_backward and _RECOMPUTE.search(self.text) is not None
 
     @cached_property
     def description(self) -> str:
