@@ -80,7 +80,12 @@ def explain(
 
 
 def fit(
-    recipe: TrainingRecipe, *, simulate: bool = True, progress: Progress | None = None, processes: int = 0
+    recipe: TrainingRecipe,
+    *,
+    simulate: bool = True,
+    progress: Progress | None = None,
+    remaining: Callable[[int], None] | None = None,
+    processes: int = 0,
 ) -> "Fit":
     """Find the largest batch and sequence within the memory limit, or the GPU's memory; see `ligerprof fit`.
 
@@ -88,13 +93,15 @@ def fit(
         recipe: what to train, how, and on which GPU.
         simulate: whether to check answers by simulated steps.
         progress: receives short messages.
+        remaining: receives the number of simulations that are probably left, whenever it changes.
         processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
     """
     from ligerprof.analyzers.search import fit as search
 
     say = progress or _silent
     with closing(Simulators(processes)) as simulators:
-        return search.fit(recipe, make_judge(recipe, simulate=simulate, progress=say, simulators=simulators), say)
+        judge = make_judge(recipe, simulate=simulate, progress=say, simulators=simulators)
+        return search.fit(recipe, judge, say, remaining)
 
 
 def advise(recipe: TrainingRecipe, *, simulate: bool = True, progress: Progress | None = None) -> "Advice":

@@ -46,7 +46,13 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
         check_format(figure.suffix)
         require_absent([figure], force=force)
     with stages() as progress:
-        found = fit(recipe, simulate=simulate, progress=progress, processes=_processes())
+        found = fit(
+            recipe,
+            simulate=simulate,
+            progress=progress,
+            remaining=progress.remaining,
+            processes=_processes(),
+        )
     if figure is not None:
         write_figure(draw_frontier(found), figure, force=force)
         say(f"wrote {figure}")

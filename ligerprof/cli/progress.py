@@ -8,8 +8,53 @@ from contextlib import contextmanager
 from ligerprof.cli.output import say
 
 
+class Stages:
+    """A callback that receives the name of each stage as it starts; without a terminal it prints the names."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+
+    def __call__(self, stage: str) -> None:
+        """Start a stage."""
+        self._show(stage)
+
+    def remaining(self, count: int) -> None:
+        """About so many more stages of the longest kind will follow; shown as time on a terminal."""
+
+
+class _ShownStages(Stages):
+    """Stages in a line of a terminal.
+
+    Args:
+        update: shows a stage and the time that is left.
+        total: number of stages, or None.
+    """
+
+    def __init__(
+        self, update: Callable[[str, str], None], total: int | None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(self._start)
+        self._update, self._total, self._now = update, total, now
+        self._started = now()
+        self._done, self._stage = -1, ""
+        self._first_count: int | None = None
+        self._left = ""
+
+    def _start(self, stage: str) -> None:
+        self._done, self._stage = self._done + 1, stage
+        if self._first_count is None:
+            self._left = time_left(self._done, self._total, self._now() - self._started)
+        self._update(self._stage, self._left)
+
+    def remaining(self, count: int) -> None:
+        # a count may grow when the search learns more
+        self._first_count = max(count, self._first_count or 0)
+        self._left = about_left(self._first_count - count, count, self._now() - self._started)
+        self._update(self._stage, self._left)
+
+
 @contextmanager
-def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> Iterator[Callable[[str], None]]:
+def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> Iterator[Stages]:
     """A callback that receives the name of each stage as it starts.
 
     Args:
@@ -17,7 +62,7 @@ def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> I
         piped: receives the names if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
-        yield piped
+        yield Stages(piped)
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -33,16 +78,17 @@ def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> I
     with Progress(
         SpinnerColumn(), TimeElapsedColumn(), text, console=Console(stderr=True), expand=True, transient=True
     ) as shown:
-        started, task = time.monotonic(), shown.add_task("", total=None, left="")
-        done = -1
+        task = shown.add_task("", total=None, left="")
+        yield _ShownStages(lambda stage, left: shown.update(task, description=printable(stage), left=left), total)
 
-        def show(stage: str) -> None:
-            nonlocal done
-            done += 1
-            left = time_left(done, total, time.monotonic() - started)
-            shown.update(task, description=printable(stage), left=left)
 
-        yield show
+def about_left(done: int, left: int, seconds: float) -> str:
+    """Such as `about 8 s left: `, from the mean so far; nothing before the first is done, and after the last.
+
+    Args:
+        seconds: taken by those that are done.
+    """
+    return f"about {seconds / done * left:.0f} s left: " if done and left else ""
 
 
 def time_left(done: int, total: int | None, seconds: float) -> str:

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from ligerprof.cli.progress import stages, time_left
+from ligerprof.cli.progress import about_left, stages, time_left
 
 
 class Terminal(io.StringIO):
@@ -38,3 +38,18 @@ def test_the_time_left_follows_from_the_stages_that_are_done() -> None:
     assert time_left(1, 4, 5.0) == "1 of 4 done, 15 s left: "
     assert time_left(4, 4, 5.0) == "4 of 4 done, 0 s left: "
     assert (time_left(0, None, 0.0), time_left(3, None, 9.0)) == ("", "3 done, now ")
+
+
+def test_the_time_left_follows_from_the_number_that_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert about_left(0, 5, 3.0) == about_left(5, 0, 3.0) == ""
+    assert about_left(4, 6, 2.0) == "about 3 s left: "
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with stages() as progress:
+        progress("first")
+        progress.remaining(3)
+        progress.remaining(2)
+        progress("second")
+    assert "s left: second" in terminal.getvalue()

@@ -160,10 +160,19 @@ class Judge:
         """Whether `expect` has an effect."""
         return self._expect is not None
 
+    @property
+    def simulates(self) -> bool:
+        """Whether verdicts are simulated where that is possible."""
+        return self._check is not None
+
+    def knows(self, recipe: TrainingRecipe) -> bool:
+        """Whether a recipe was judged before."""
+        return repr(recipe) in self._known
+
     def expect(self, recipes: Iterable[TrainingRecipe]) -> None:
         """Announce the recipes that will probably be judged next, instead of those announced before."""
         if self._expect is not None:
-            self._expect([self._limited(recipe) for recipe in recipes if repr(recipe) not in self._known])
+            self._expect([self._limited(recipe) for recipe in recipes if not self.knows(recipe)])
 
     def allocates_too_much(self, recipe: TrainingRecipe) -> bool:
         """Whether a recipe is estimated to allocate more than the limit, so that less fragmentation cannot help."""

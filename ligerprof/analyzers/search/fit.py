@@ -25,6 +25,8 @@ from ligerprof.words import Word
 
 # callback that receives a short status message
 Progress = Callable[[str], None]
+# callback that receives the number of simulations that are probably left
+Remaining = Callable[[int], None]
 
 # resolution of the search over sequence lengths, in tokens
 SEQ_STEP = 64
@@ -114,7 +116,7 @@ def _settings_json(advice: Advice) -> dict[str, Any]:
     return {"changes": changes, "flags": list(recipe_flags(advice.plan)), **advice.plan_verdict.to_json()}
 
 
-def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
+def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress, remaining: Remaining | None = None) -> Fit:
     """Find the largest batch and sequence that fit the judge's limit.
 
     Every answer fits while the next larger value does not. If the judge simulates, both were simulated, except values
@@ -123,7 +125,7 @@ def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Fit:
     Raises:
         UnsupportedError: neither the analytic estimate nor the simulation covers an option of the recipe.
     """
-    search = _Search(recipe, judge, progress)
+    search = _Search(recipe, judge, progress, remaining)
     progress(f"{recipe.batch} x {recipe.seq}: does it fit?")
     search.announce()
     wanted = search.verdict(recipe)
@@ -169,8 +171,12 @@ class _Axis(NamedTuple):
 class _Search:
     """Searches for the largest values under one judge, starting from the analytic estimate's."""
 
-    def __init__(self, recipe: TrainingRecipe, judge: Judge, progress: Progress) -> None:
-        self._recipe, self._judge, self._progress = recipe, judge, progress
+    def __init__(
+        self, recipe: TrainingRecipe, judge: Judge, progress: Progress, remaining: Remaining | None = None
+    ) -> None:
+        self._recipe, self._judge, self._progress, self._remaining = recipe, judge, progress, remaining
+        # recipes that the search will probably judge, by `repr`
+        self._ahead: set[str] = set()
         # estimated bytes at which the search starts: the limit, lowered once a simulated border shows the overhead
         self._aim_bytes = judge.limit.size_bytes
         # of the border found last; about as many fit at any other length
@@ -198,12 +204,16 @@ class _Search:
 
     def announce(self) -> None:
         """Tell the judge about the recipes on both sides of every border, where the estimate expects it."""
-        if not self._judge.is_told_ahead or self._recipe.lengths is not None:
+        is_wanted = self._judge.is_told_ahead or (self._remaining is not None and self._judge.simulates)
+        if not is_wanted or self._recipe.lengths is not None:
             return
         # estimates take as long as a simulator's start
         self._judge.expect((self._recipe,))
         with suppress(UnsupportedError, UnknownModelError):
-            self._judge.expect(tuple(self._expected()))
+            expected = tuple(self._expected())
+            self._judge.expect(expected)
+            self._ahead = {repr(recipe) for recipe in expected if not self._judge.knows(recipe)}
+            self._report()
 
     def _expected(self) -> Iterator[TrainingRecipe]:
         yield self._recipe
@@ -264,10 +274,17 @@ class _Search:
     def verdict(self, recipe: TrainingRecipe) -> Verdict:
         """The judge's verdict, which also shows how far the estimate can be trusted."""
         verdict = self._judge.verdict(recipe)
+        if (key := repr(recipe)) in self._ahead:
+            self._ahead.remove(key)
+            self._report()
         if verdict.fits and verdict.checked is Method.SIMULATED:
             with suppress(UnsupportedError, UnknownModelError):
                 self._trusts_estimate.add(self._needed_bytes(recipe) <= verdict.held_bytes)
         return verdict
+
+    def _report(self) -> None:
+        if self._remaining is not None:
+            self._remaining(len(self._ahead))
 
     def _fits(self, recipe: TrainingRecipe) -> bool:
         """Whether a recipe fits: by the estimate if it is beyond doubt, otherwise by the judge."""

@@ -1,5 +1,5 @@
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -170,6 +170,27 @@ def test_each_recipe_is_simulated_once() -> None:
     assert found.batch is not None
     assert len(simulated) == len(set(simulated))
     assert {(found.batch.batch, 128), (found.batch.batch + 1, 128)} <= set(simulated)
+
+
+def test_announced_recipes_are_those_judged_and_their_number_falls_to_none() -> None:
+    recipe = TrainingRecipe(model="tiny", seq=128)
+    announced: dict[tuple[int, int], None] = {}
+    judged: list[tuple[int, int]] = []
+    left: list[int] = []
+
+    def check(recipe: TrainingRecipe) -> Reserved:
+        judged.append((recipe.batch, recipe.seq))
+        return reserving(lambda _recipe: 0)(recipe)
+
+    def expect(recipes: Sequence[TrainingRecipe]) -> None:
+        assert {each.memory_limit_bytes for each in recipes} <= {200 * MIB}
+        announced.update(dict.fromkeys((each.batch, each.seq) for each in recipes))
+
+    fit(recipe, Judge(limited(200 * MIB), check, expect), silent, left.append)
+
+    # the estimate of such a simulation is exact
+    assert list(announced) == judged
+    assert left == list(range(len(judged), -1, -1))
 
 
 def test_an_architecture_without_estimate_is_searched_by_simulation() -> None:
