@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import random
 import re
 import shlex
 import shutil
@@ -106,12 +107,14 @@ def build_folder(folder: Path) -> None:
     for name in ("step", "before", "after"):
         (folder / f"{name}.pt.trace.json.gz").write_bytes(trace)
     _write_runs(folder, trace)
+    draw = random.Random(0)
     configs = {
         "sft.yaml": "base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 16\nsequence_len: 1024\nbf16: true\n",
         "args.json": json.dumps({"output_dir": "out", "per_device_train_batch_size": 2, "bf16": True}),
         "accelerate.yaml": "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\nfsdp_config:\n"
         "  fsdp_version: 2\n",
         "lengths.txt": "".join(f"{length}\n" for length in (40, 64, 96, 128, 96, 40, 64, 128)),
+        "chat-lengths.txt": "".join(f"{int(draw.lognormvariate(5.6, 0.9)) + 1}\n" for _ in range(40_000)),
         "train.py": "print('trained')\n",
         "my-study.toml": _study_example(),
         "rules.toml": '[[rule]]\nrole = "activations"\nmodule = "*.lora_A.*"\n',

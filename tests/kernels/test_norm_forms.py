@@ -155,7 +155,9 @@ def test_long_rows_of_a_sum_and_a_casting(casting: str, device: torch.device) ->
 
 
 def test_a_row_of_131072_columns(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "_BLOCK_COLUMNS", 2**14)
+    if device.type == "cpu":
+        # the interpreter takes a time per program; a GPU has no tile of this size
+        monkeypatch.setattr(parameters, "_BLOCK_COLUMNS", 2**14)
     x, weight = normal(device, (1, 2**17), (2**17,))
     grad = torch.randn(1, 2**17, device=device)
     compare("rms_norm", [x, weight], lambda norm, x, w: norm(x, w, EPS), FP32, [grad])
