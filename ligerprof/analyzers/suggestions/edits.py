@@ -29,14 +29,17 @@ _MASTER_COPY = r"\A\S*zero/stage_1_and_2\.py:__init__$"
 _BUCKETS = r"zero/(?:stage_1_and_2|stage3)\.py:(?:setup_buckets|_setup_for_real_optimizer)$"
 _STAGE_1_OR_2 = r"deepspeed/runtime/zero/stage_1_and_2\.py$"
 # passes that leave something behind, in a program that keeps outputs
-_LEAST_PASSES = 3
+_LEAST_PASSES = 2
 _STEP = r"optim\w*/\w+\.py:step$"
 
 
 def without_old_outputs(case: Case) -> Edit | None:
     """Free what forward made when the backward phase after it ends, if it lives into the next forward phase."""
     blocks, lived = _left_behind(case)
-    blocks = blocks[lived <= 1]
+    places, freed = case.attribution.call_sites.size_at_place, case.replayed.freed_by
+    # what the last pass made is likely kept as long as what earlier ones made
+    kept = is_among(places[blocks], distinct(places[blocks[lived > 1]]))
+    blocks = blocks[(lived <= 1) & ((freed[blocks] >= 0) | ~kept)]
     ends = np.array([end for _, end in case.backwards], dtype=np.int64)
     if not len(ends) or not len(blocks):
         return None
