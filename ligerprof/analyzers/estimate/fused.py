@@ -55,7 +55,8 @@ def _norm_kernel(context: Context) -> str | None:
 
 def keeps_products(recipe: TrainingRecipe) -> bool:
     """Whether adapters prevent a kernel from recomputing the product of a gated activation."""
-    adapted = recipe.lora is not None or recipe.qlora is not None
+    down = recipe.spec.architecture.mlp.down
+    adapted = (recipe.lora is not None or recipe.qlora is not None) and down in recipe.adapted_layers
     return adapted and _linear_kernel(recipe.spec) in find_kernel_set(recipe.providers)
 
 
