@@ -22,7 +22,6 @@ def typed(name: str, value: Any) -> str:
 _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
 _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
-_SIMULATED = frozenset({Engine.TORCH, Engine.DDP, Engine.FSDP2})
 # options that only the engine torch carries out
 _PLAIN_TORCH = ("checkpoint_every", "selective", "activation_offload", "modules_to_save", "dora")
 
@@ -272,9 +271,8 @@ def require_supported(options: TrainingOptions, *, command: str, simulated: bool
     Raises:
         UnsupportedError: names the first such option.
     """
-    engine = typed("engine", options.engine)
-    if simulated and options.engine not in _SIMULATED:
-        raise UnsupportedError(f"{command}: the simulator does not cover {engine}. Use `ligerprof estimate`, or a GPU.")
+    if simulated and (what := _not_simulated(options)) is not None:
+        raise UnsupportedError(f"{command}: the simulator does not cover {what}. Use `ligerprof estimate`, or a GPU.")
     if simulated and options.gpu_spec.vendor is not Vendor.NVIDIA:
         raise UnsupportedError(
             f"{command}: {typed('gpu', options.gpu)} cannot be simulated yet; ROCm selects other kernels. Use"
@@ -283,6 +281,15 @@ def require_supported(options: TrainingOptions, *, command: str, simulated: bool
     if options.attention is Attention.FLASH:
         flash = typed("attention", Attention.FLASH)
         raise UnsupportedError(f"{command}: {flash} is not supported yet; use {Attention.SDPA}.")
+
+
+def _not_simulated(options: TrainingOptions) -> str | None:
+    """What the simulator of DeepSpeed does not cover; None if it covers the options."""
+    if options.engine is not Engine.DEEPSPEED:
+        return None
+    if options.offload is not Offload.NONE:
+        return f"{typed('offload', options.offload)} with {_DEEPSPEED}"
+    return f"{typed('zero', 0)} with {_DEEPSPEED}" if options.zero == 0 else None
 
 
 def require_packages(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:
@@ -299,10 +306,10 @@ def _packages(options: TrainingOptions, simulated: bool) -> Iterator[tuple[str, 
     for name in ("lora", "qlora"):
         if getattr(options, name) is not None:
             yield _FLAGS[name], "peft", "'ligerprof[peft]'"
-    if simulated:
-        return
     if options.engine is Engine.DEEPSPEED:
         yield _DEEPSPEED, "deepspeed", "'ligerprof[deepspeed]'"
+    if simulated:
+        return
     if options.qlora is not None:
         yield _FLAGS["qlora"], "bitsandbytes", "bitsandbytes"
     if (package := options.optimizer.package) is not None:

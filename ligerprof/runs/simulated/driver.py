@@ -20,7 +20,7 @@ from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.engines import STAND_IN, built_trainer, has_uneven_shards, joined_group
+from ligerprof.runs.simulated.engines import STAND_IN, built_trainer, joined_group, ranks_differ
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
 from ligerprof.runs.simulated.patches import simulated_process
@@ -56,11 +56,12 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
     if not first.is_uneven:
         note = f"Rank 0 of {recipe.gpus} was simulated; every rank holds as much."
         return replace(outcome, ranks={0: outcome}, notes=(*outcome.notes, note))
-    # shards are cut from the first rank on, so that the last one has the smallest
+    # FSDP2 cuts shards from the first rank on, so that the last one has the smallest; the last part of ZeRO's flat
+    # weights ends with the weights whose gradients arrive last
     last = recipe.gpus - 1
     outcomes = {0: outcome, last: _Simulation(recipe, last, record=record, progress=progress or _silent).run()}
     worst = max(outcomes, key=lambda rank: (outcomes[rank].oom is not None, outcomes[rank].peak_bytes, -rank))
-    note = f"Ranks 0 and {last} of {recipe.gpus} were simulated, whose shards differ; the figures are rank {worst}'s."
+    note = f"Ranks 0 and {last} of {recipe.gpus} were simulated, whose sizes differ; the figures are rank {worst}'s."
     return replace(outcomes[worst], ranks=outcomes, notes=(*outcomes[worst].notes, note))
 
 
@@ -68,7 +69,7 @@ class _Simulation:
     """One rank's run of simulate_step.
 
     Attributes:
-        is_uneven: whether ranks hold shards of different sizes.
+        is_uneven: whether ranks hold different sizes.
     """
 
     def __init__(self, recipe: TrainingRecipe, rank: int, *, record: bool, progress: Progress) -> None:
@@ -108,7 +109,7 @@ class _Simulation:
     def _build_and_train(self, mesh: Any) -> None:
         self._progress(f"building {self._recipe.spec.name} on a simulated {self._recipe.gpu_spec.title}")
         with self._stamping() as see_model, built_trainer(self._recipe, mesh, self._recorder, see_model) as trainer:
-            self.is_uneven = has_uneven_shards(trainer.model)
+            self.is_uneven = ranks_differ(self._recipe, trainer)
             self._train(trainer)
 
     @contextmanager

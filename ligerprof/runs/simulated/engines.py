@@ -18,7 +18,8 @@ from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda
 from ligerprof.runs.simulated.ranks import one_rank, sharding_on
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.simulated.reducer import ddp_in_python
-from ligerprof.runs.training import Trainer, built_model, make_trainer
+from ligerprof.runs.simulated.zero import deepspeed_on, make_partitioned_trainer
+from ligerprof.runs.training import Trainer, Training, built_model, make_trainer
 
 # fake CPU tensors in place of GPU tensors
 STAND_IN = torch.device("cpu")
@@ -45,8 +46,12 @@ def joined_group(
     Raises:
         UnsupportedError: this process is part of a process group already.
     """
-    if recipe.engine not in (Engine.DDP, Engine.FSDP2):
+    if recipe.engine is Engine.TORCH:
         yield None
+        return
+    if recipe.engine is Engine.DEEPSPEED:
+        with one_rank(rank, recipe.gpus), deepspeed_on(device, rank, recipe.gpus):
+            yield None
         return
     with one_rank(rank, recipe.gpus), sharding_on(device, recorder), ddp_in_python():
         yield make_mesh(recipe, STAND_IN.type) if recipe.engine is Engine.FSDP2 else None
@@ -58,7 +63,7 @@ def built_trainer(
     mesh: DeviceMesh | None,
     recorder: StorageRecorder,
     see_model: Callable[[nn.Module], None],
-) -> Iterator[Trainer]:
+) -> Iterator[Training]:
     """Build model and optimizer.
 
     Args:
@@ -73,6 +78,8 @@ def built_trainer(
             yield _sharded(recipe, model, mesh, recorder)
         elif recipe.engine is Engine.DDP:
             yield make_replicated_trainer(recipe, model, STAND_IN)
+        elif recipe.engine is Engine.DEEPSPEED:
+            yield make_partitioned_trainer(recipe, model)
         else:
             yield make_trainer(recipe, model, STAND_IN.type)
 
@@ -96,8 +103,14 @@ def _sharded(recipe: TrainingRecipe, model: nn.Module, mesh: DeviceMesh, recorde
     )
 
 
-def has_uneven_shards(model: nn.Module) -> bool:
-    """Whether FSDP2 gave ranks shards of different sizes."""
+def ranks_differ(recipe: TrainingRecipe, trainer: Training) -> bool:
+    """Whether ranks hold different sizes: FSDP2's uneven shards; ZeRO-1 and 2 cut weights from a flat tensor."""
+    if isinstance(trainer, ShardedTrainer):
+        return _has_uneven_shards(trainer.model)
+    return recipe.engine is Engine.DEEPSPEED and recipe.gpus > 1 and recipe.zero in (1, 2)
+
+
+def _has_uneven_shards(model: nn.Module) -> bool:
     return any(
         parameter.shape[0] % parameter.device_mesh.size(-1) != 0
         for parameter in model.parameters()

@@ -28,11 +28,13 @@ def one_rank(rank: int, ranks: int) -> Iterator[None]:
     """
     if dist.is_initialized():
         raise UnsupportedError("simulate: this process is part of a process group. Simulate several GPUs in another.")
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    # joining a group puts the rank in front of each line of a traceback
+    with mock.patch.object(sys, "excepthook", sys.excepthook):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 @contextmanager

@@ -66,6 +66,10 @@ class DeviceModule:
         """The stream that allocates."""
         return self._streams[self._device.stream]
 
+    def default_stream(self, device: Any = None) -> SimulatedStream:  # noqa: ARG002 - torch.cuda's signature
+        """The stream that allocates unless another is chosen."""
+        return self._streams[0]
+
     @contextmanager
     def stream(self, stream: SimulatedStream | None) -> Iterator[None]:
         """Allocate on a stream."""

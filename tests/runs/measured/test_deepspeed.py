@@ -18,7 +18,7 @@ from tests.paths import RESULTS
 DEEPSPEED = ("step", "--model", "tiny", "--batch", "2", "--seq", "64", "--engine", "deepspeed", "--precision", "mixed")
 ROWS = [json.loads(line) for line in (RESULTS / "zero-h200.jsonl").read_text().splitlines()]
 # docs/deepspeed.md quotes these
-WITH_KERNELS_TOLERANCE, PLAIN_TOLERANCE = 0.01, 0.003
+WITH_KERNELS_TOLERANCE, PLAIN_TOLERANCE = 0.01, 0.004
 
 
 def run(*arguments: str) -> Result:
@@ -27,7 +27,7 @@ def run(*arguments: str) -> Result:
 
 def name_of(row: dict[str, Any]) -> str:
     recipe = row["recipe"]
-    return f"{recipe['gpus']}gpus-zero{recipe['zero']}-{recipe['offload']}-{recipe['liger']}"
+    return f"{recipe['model']}-{recipe['gpus']}gpus-zero{recipe['zero']}-{recipe['offload']}-{recipe['liger']}"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
@@ -48,7 +48,8 @@ def test_all_memory_under_deepspeed_is_attributed(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "exit_code", "says"),
     [
-        (("--device", "simulated"), 1, "the simulator does not cover --engine deepspeed"),
+        (("--device", "simulated"), 1, "the simulator does not cover --zero 0"),
+        (("--device", "simulated", "--zero", "2"), 1, "pip install 'ligerprof[deepspeed]'"),
         (("--device", "cuda"), 1, "pip install 'ligerprof[deepspeed]'"),
         (("--device", "cuda", "--optimizer", "none"), 2, "needs an optimizer"),
         (("--device", "cuda", "--deepspeed-config", "nowhere.json"), 2, "no such file"),

@@ -15,12 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels import apply
 from ligerprof.kernels.options import LossOptions, LossRequest
+from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs import training
 from ligerprof.runs.measured.engines import engine_of
 from ligerprof.runs.measured.ranks.launch import run_ranks
 from ligerprof.runs.outcome import Progress, StepOutcome
 from ligerprof.runs.parallel.fsdp2 import make_mesh, shard
+from ligerprof.runs.parallel.process_group import join_process_group
 from ligerprof.runs.training import built_model, make_trainer, train_step
 from tests.kernels.models import tiny_model
 from tests.runs.measured.ranks.test_group import outcome
@@ -211,8 +213,11 @@ def test_undoing_kernels_leaves_the_model_sharded(folder: Path) -> None:
 
 def trains_on_its_gpu(recipes: list[TrainingRecipe], answers: Path, _progress: Progress) -> StepOutcome:
     rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(rank)
-    found = train_as_rank(recipes, rank, torch.device("cuda", rank))
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    # the group serves all recipes, so that it has to communicate in main memory, too
+    join_process_group(next(given for given in recipes if given.offload is not Offload.NONE), device)
+    found = train_as_rank(recipes, rank, device)
     (answers / f"{rank}.json").write_text(json.dumps(found))
     return outcome(0)
 
