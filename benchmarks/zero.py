@@ -170,18 +170,26 @@ def table_rows(results: Path) -> Iterator[str]:
     from ligerprof.recipe.training import TrainingRecipe
 
     rows = [json.loads(line) for line in results.read_text().splitlines()]
-    order = ("gpus", "zero", "offload", "liger")
+    order = ("model", "gpus", "zero", "offload", "liger")
     rows.sort(key=lambda row: [row["recipe"][key] for key in order])
     yield (
-        "| GPUs | ZeRO | offload | kernels | peak per rank, MiB | forward | backward | optimizer | estimated | error |"
+        "| model | tokens | GPUs | ZeRO | offload | kernels | peak per rank, MiB | forward | backward | optimizer | estimated | error |"
         " first step | estimated | error |"
     )
-    yield "|---:|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield "|---|---|---:|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for row in rows:
         recipe = row["recipe"]
         estimated = estimate(TrainingRecipe.from_json(recipe))
         first, first_estimated = row["first_step_peak_bytes"], estimated.first_step_peak_bytes
-        cells = [str(recipe["gpus"]), str(recipe["zero"]), recipe["offload"], "+".join(recipe["kernels"]) or "none"]
+        tokens = f"{recipe['batch']} x {recipe['seq']}"
+        cells = [
+            recipe["model"],
+            tokens,
+            str(recipe["gpus"]),
+            str(recipe["zero"]),
+            recipe["offload"],
+            "+".join(recipe["kernels"]) or "none",
+        ]
         cells.append(", ".join(f"{rank['peak_bytes'] / 2**20:,.1f}" for rank in row["ranks"] or [row]))
         cells += [f"{row['phases'][phase] / 2**20:,.1f}" for phase in ("forward", "backward", "optimizer")]
         cells += [
@@ -201,8 +209,7 @@ def table(results: Path) -> None:
     versions, recipe = first["versions"], first["recipe"]
     print("# ZeRO on several GPUs\n")
     print(
-        f"{recipe['model']}, {recipe['batch']} x {recipe['seq']} tokens per GPU, {recipe['precision']}, checkpointing,"
-        f" on {first['gpu']}s of one machine (torch {versions['torch']}, deepspeed {versions['deepspeed']}). Peaks are"
+        f"Tokens per GPU, {recipe['precision']}, checkpointing but for Qwen, on {first['gpu']}s of one machine (torch {versions['torch']}, deepspeed {versions['deepspeed']}). Peaks are"
         " `max_memory_allocated` of the steady step, rank 0 first. Phases, errors and the first step are those of the"
         " rank with the highest peak.\n"
     )

@@ -143,7 +143,7 @@ def _simulated_parts(parts: "list[Part]") -> "list[Part]":
     """Parts that the simulator covers; reports the others, and raises UnsupportedError if it covers none."""
     zero = [part for part in parts if Engine.DEEPSPEED in part.options.get("engine", ())]
     left_out = ", ".join(part.name for part in zero)
-    why = "the simulator does not cover ZeRO; `ligerprof study --dry-run` shows the estimates"
+    why = "studies do not simulate DeepSpeed; `ligerprof study --dry-run` shows the estimates"
     if len(zero) == len(parts):
         raise UnsupportedError(f"study: {left_out}: a CUDA device is needed, as {why}.")
     if zero:

@@ -112,7 +112,7 @@ def test_a_dry_run_lists_every_cell_without_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "says"),
     [
-        (("--only", "batch", "--device", "simulated"), 1, "the simulator does not cover ZeRO"),
+        (("--only", "batch", "--device", "simulated"), 1, "studies do not simulate DeepSpeed"),
         (("--only", "lunch"), 2, "no part 'lunch'"),
         (("--provider", "lunch"), 2, "no provider 'lunch'"),
         (("--report",), 1, "no finished cell"),

@@ -186,10 +186,16 @@ def _assumed_of_lengths(longest: TrainingRecipe, file: str | None) -> Iterator[s
         )
 
 
-def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
-    yield "gradients are None when a step begins (zero_grad's default)"
+def _assumed_of_deepspeed(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.engine is Engine.DEEPSPEED and recipe.deepspeed_config is None:
         yield "DeepSpeed's default sizes of buckets and live parameters, overlap_comm off, even shares"
+    if recipe.offload is Offload.NVME:
+        yield "NVMe offload follows DeepSpeed's source; it was never measured"
+
+
+def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
+    yield "gradients are None when a step begins (zero_grad's default)"
+    yield from _assumed_of_deepspeed(recipe)
     gpu = recipe.gpu_spec
     if recipe.holds_several_documents:
         yield _documents_assumption(recipe)

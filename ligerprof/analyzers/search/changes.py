@@ -130,15 +130,6 @@ def _adamw_8bit(recipe: TrainingRecipe) -> Outcome:
     return _other_optimizer(recipe, Optimizer.ADAMW_8BIT)
 
 
-@_change("offload-nvme", "offload to NVMe", "time: weights and moments move at disk speed; saves main memory")
-def _offload_nvme(recipe: TrainingRecipe) -> Outcome:
-    if recipe.offload is Offload.NVME:
-        return "already enabled"
-    if recipe.engine is Engine.FSDP2:
-        return "FSDP2 offloads to main memory only"
-    return _offloaded(recipe, Offload.NVME, 3, nvme_path=".")
-
-
 @_change("accumulation", "gradient accumulation", "time: the same sequences per step in more, smaller micro-batches")
 def _accumulation(recipe: TrainingRecipe) -> Outcome:
     if recipe.batch == 1:
@@ -191,14 +182,13 @@ LADDER: tuple[Change, ...] = (
     _offload_all,
     _galore,
     _adamw_8bit,
-    _offload_nvme,
     _accumulation,
     _lora,
     _qlora,
 )
 
 
-def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int, nvme_path: str | None = None) -> Outcome:
+def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int) -> Outcome:
     if not recipe.optimizer.is_adam:
         return f"DeepSpeed offloads Adam, not {recipe.optimizer}"
     in_float16 = recipe.precision.uses_float16 or (recipe.precision is Precision.FP32 and not _has_bfloat16(recipe))
@@ -208,7 +198,6 @@ def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int, nvme_path: s
         precision=Precision.MIXED_FP16 if in_float16 else Precision.MIXED,
         zero=zero,
         offload=offload,
-        nvme_path=nvme_path,
         optimizer=Optimizer.DEFAULT,
         # DDP's
         bucket_view=False,

@@ -41,6 +41,10 @@ def test_the_peak_is_as_measured(row: dict[str, Any]) -> None:
     assert estimated.first_step_peak_bytes == pytest.approx(row["first_step_peak_bytes"], rel=FIRST_STEP_TOLERANCE)
 
 
+# of accelerate's stage 3 with offload on two GPUs; the other two files are within 0.02 %
+SEVERAL_TOLERANCE = 0.013
+
+
 def steps_of_files_under_zero() -> list[dict[str, Any]]:
     lines = (RESULTS / "framework-configs.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -49,11 +53,14 @@ def steps_of_files_under_zero() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("row", steps_of_files_under_zero(), ids=lambda row: row["path"].rpartition("/")[2])
 def test_the_peak_under_a_trainer_is_as_measured(row: dict[str, Any]) -> None:
-    """Under the Trainer on one GPU: nothing is gathered, or weights come from main memory and are not reused."""
+    """Under the Trainer on one GPU, nothing is gathered, or weights come from main memory and are not reused."""
+    gpus = row.get("gpus", 1)
     file = str(DATA / "configs" / "files" / row["path"])
-    estimated = estimate(load_recipe([file], {"attention": "sdpa", **row["options"]})[0])
+    estimated = estimate(load_recipe([file], {"attention": "sdpa", "gpus": gpus, **row["options"]})[0])
     first, *later = row["allocated"]
-    assert estimated.peak_bytes == pytest.approx(max(later), rel=FIRST_STEP_TOLERANCE)
+    assert estimated.peak_bytes == pytest.approx(
+        max(later), rel=FIRST_STEP_TOLERANCE if gpus == 1 else SEVERAL_TOLERANCE
+    )
     assert estimated.first_step_peak_bytes == pytest.approx(first, rel=FIRST_STEP_TOLERANCE)
 
 

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator
 from statistics import median
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.estimate.host import host_bytes
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.recipe.training import TrainingRecipe
@@ -103,3 +105,12 @@ def test_more_ranks_hold_less_each(zero: int, gpus: int, offload: str) -> None:
     )
     assert 0 <= more <= fewer
     assert bool(more) == (offload != "none")
+
+
+def test_what_was_never_measured_is_said() -> None:
+    def assumed(**options: Any) -> str:
+        recipe = TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, **options)
+        return " ".join(estimate(recipe).assumed)
+
+    assert "never measured" in assumed(offload="nvme", nvme_path=str(RESULTS))
+    assert "never measured" not in assumed(offload="all")

@@ -97,7 +97,8 @@ def test_fsdp2_and_ddp_take_changes_of_their_own() -> None:
     steps = {step.change.name: step for step in advice.steps}
     assert (advice.plan.engine, advice.plan.offload) == ("fsdp2", "all")
     assert steps["zero-3"].reason == "FSDP2 shards the weights"
-    assert steps["offload-nvme"].reason == "FSDP2 offloads to main memory only"
+    # its estimate was never compared with a measurement
+    assert "offload-nvme" not in steps
     assert advice.host_bytes > 0
     # autocast keeps copies of all layers, the mixed-precision policy none
     mixed = {step.change.name: step for step in advise(sharded, estimating(70 * GIB)).steps}["mixed-precision"]
