@@ -173,7 +173,8 @@ def table_rows(results: Path) -> Iterator[str]:
     order = ("model", "gpus", "zero", "offload", "liger")
     rows.sort(key=lambda row: [row["recipe"][key] for key in order])
     yield (
-        "| model | tokens | GPUs | ZeRO | offload | kernels | peak per rank, MiB | forward | backward | optimizer | estimated | error |"
+        "| model | tokens | GPUs | ZeRO | offload | kernels | peak per rank, MiB | forward | backward | optimizer |"
+        " estimated | error |"
         " first step | estimated | error |"
     )
     yield "|---|---|---:|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
@@ -209,7 +210,8 @@ def table(results: Path) -> None:
     versions, recipe = first["versions"], first["recipe"]
     print("# ZeRO on several GPUs\n")
     print(
-        f"Tokens per GPU, {recipe['precision']}, checkpointing but for Qwen, on {first['gpu']}s of one machine (torch {versions['torch']}, deepspeed {versions['deepspeed']}). Peaks are"
+        f"Tokens per GPU, {recipe['precision']}, checkpointing but for Qwen, on {first['gpu']}s of one machine"
+        f" (torch {versions['torch']}, deepspeed {versions['deepspeed']}). Peaks are"
         " `max_memory_allocated` of the steady step, rank 0 first. Phases, errors and the first step are those of the"
         " rank with the highest peak.\n"
     )
