@@ -7,8 +7,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 
-# before torch reads it: two workers on two cores run no faster with two threads each, and take more of both
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# before torch reads it: two workers on two cores run no faster with two threads each, and take more of both;
+# and ranks that are forked after OpenMP has started threads hang
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # reports that are not on a terminal are as wide as it says
 os.environ.pop("COLUMNS", None)

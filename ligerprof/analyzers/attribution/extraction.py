@@ -19,7 +19,7 @@ from ligerprof.analyzers.attribution.weight_copies import WeightCopies
 from ligerprof.analyzers.attribution.weights import Weights
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
-from ligerprof.snapshots.distinct import distinct_rows, is_among
+from ligerprof.snapshots.distinct import distinct, distinct_rows, is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import MIB
@@ -80,6 +80,10 @@ class FeatureExtractor:
         before = np.concatenate([[1], self._sizes[:-1]]).clip(1)
         self._follows_bias = (self._sizes % before == 0) & (self._sizes // before >= _LEAST_INPUTS)
         self._follows_bias &= before <= _LARGEST_BIAS
+        # a phase with calls has blocks without them, too: autograd's threads have none
+        has_calls = call_sites.at(lambda site: site.has_calls)
+        stamped = call_sites.at(lambda site: site.stamp is not None)
+        self._without_calls = stamped & ~is_among(self._spans, distinct(self._spans[has_calls]))
         self._site_features: dict[int, frozenset[Feature]] = {}
         self._sets_of_features: dict[frozenset[Feature], frozenset[Feature]] = {}
 
@@ -152,6 +156,7 @@ class FeatureExtractor:
             self._copies.equal[blocks],
             self._copies.doubled[blocks],
             self._copies.flat[blocks],
+            self._without_calls[blocks],
         )
         first, kinds = distinct_rows(columns)
         keys = zip(*(column[first].tolist() for column in columns), strict=True)
@@ -179,6 +184,7 @@ class FeatureExtractor:
         yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
         yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
         yield Feature.OLDER_WEIGHT, bool(self._program.older_weights[block])
+        yield Feature.STAMPED_WITHOUT_CALLS, bool(self._without_calls[block])
         yield Feature.COPIES_WEIGHTS, bool(self._copies.equal[block])
         doubled = bool(self._copies.doubled[block])
         yield Feature.MASTER_OF_WEIGHTS, doubled and self._copies.trains_doubled
@@ -253,7 +259,6 @@ class FeatureExtractor:
 
     def _place(self, site: CallSite) -> Iterator[tuple[Feature, bool]]:
         stack, module = site.stack, site.module
-        yield Feature.STAMPED_WITHOUT_CALLS, site.stamp is not None and not site.has_calls
         yield Feature.CHECKPOINTING, self._checkpointing
         yield Feature.RECOMPUTED, site.recomputes
         yield Feature.CASTS_GRADIENTS, self._casts_gradients

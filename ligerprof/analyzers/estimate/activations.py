@@ -55,6 +55,24 @@ def _gelu_new(context: Context, value: Value) -> Value:
     return output
 
 
+def _gelu_fast(context: Context, value: Value) -> Value:
+    """FastGELUActivation.forward: `0.5 * x * (1 + tanh(c * x * (1 + 0.044715 * x * x)))`, a tensor for each step."""
+    tape = context.tape
+    half, slope, part = (scale(context, value) for _ in range(3))
+    square_term = _times_wider(context, part, value)
+    tape.release(part)
+    shifted = tape.run(Operation(elements=value.elements, width=value.width, passes=(square_term,)))
+    tape.release(square_term)
+    argument = _times_wider(context, slope, shifted)
+    tape.release(slope, shifted)
+    bent = renamed(context, argument, unary(context, argument, saves_output=True))
+    raised = tape.run(Operation(elements=bent.elements, width=bent.width, passes=(bent,)))
+    tape.release(bent)
+    output = _times_wider(context, half, raised)
+    tape.release(half, raised)
+    return output
+
+
 def _times_wider(context: Context, left: Value, right: Value) -> Value:
     """`left * right` where `right` may be wider: keeps both.
 
@@ -82,4 +100,5 @@ ACTIVATIONS: Mapping[str, Callable[[Context, Value], Value]] = {
     **dict.fromkeys(("relu", "sigmoid", "tanh"), _saves_output),
     "relu2": _relu_squared,
     "gelu_new": _gelu_new,
+    "gelu_fast": _gelu_fast,
 }

@@ -18,7 +18,7 @@ from ligerprof.roles import STEP_PHASES, Phase, Role
 PRECISIONS = ("amp", "amp-fp16", "bf16-amp", "bf16", "fp16", "fp32")
 LAYER_KERNELS = ("rope", "rms", "swiglu", "geglu", "layernorm")
 # 126 decoder layers under ZeRO-3 make 300,000; work that grows faster than the layers would make millions
-MOST_CALLS = 450_000
+MOST_CALLS = 900_000
 
 
 @contextmanager
