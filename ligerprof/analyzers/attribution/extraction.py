@@ -81,9 +81,10 @@ class FeatureExtractor:
         self._follows_bias = (self._sizes % before == 0) & (self._sizes // before >= _LEAST_INPUTS)
         self._follows_bias &= before <= _LARGEST_BIAS
         # a phase with calls has blocks without them, too: autograd's threads have none
-        has_calls = call_sites.at(lambda site: site.has_calls)
-        stamped = call_sites.at(lambda site: site.stamp is not None)
-        self._without_calls = stamped & ~is_among(self._spans, distinct(self._spans[has_calls]))
+        self._without_calls = call_sites.at(lambda site: site.stamp is not None and not site.has_calls)
+        if self._without_calls.any():
+            has_calls = call_sites.at(lambda site: site.has_calls)
+            self._without_calls &= ~is_among(self._spans, distinct(self._spans[has_calls]))
         self._site_features: dict[int, frozenset[Feature]] = {}
         self._sets_of_features: dict[frozenset[Feature], frozenset[Feature]] = {}
 
