@@ -47,12 +47,7 @@ def _gelu_new(context: Context, value: Value) -> Value:
     term = renamed(context, cube, scale(context, cube))
     total = renamed(context, term, add(context, value, term))
     argument = renamed(context, total, scale(context, total))
-    bent = renamed(context, argument, unary(context, argument, saves_output=True))
-    shifted = tape.run(Operation(elements=bent.elements, width=bent.width, passes=(bent,)))
-    tape.release(bent)
-    output = _times_wider(context, half, shifted)
-    tape.release(half, shifted)
-    return output
+    return _times_one_plus_tanh(context, half, argument)
 
 
 def _gelu_fast(context: Context, value: Value) -> Value:
@@ -65,11 +60,17 @@ def _gelu_fast(context: Context, value: Value) -> Value:
     tape.release(square_term)
     argument = _times_wider(context, slope, shifted)
     tape.release(slope, shifted)
+    return _times_one_plus_tanh(context, half, argument)
+
+
+def _times_one_plus_tanh(context: Context, half: Value, argument: Value) -> Value:
+    """`half * (1 + tanh(argument))`, which takes over both."""
+    tape = context.tape
     bent = renamed(context, argument, unary(context, argument, saves_output=True))
-    raised = tape.run(Operation(elements=bent.elements, width=bent.width, passes=(bent,)))
+    shifted = tape.run(Operation(elements=bent.elements, width=bent.width, passes=(bent,)))
     tape.release(bent)
-    output = _times_wider(context, half, raised)
-    tape.release(half, raised)
+    output = _times_wider(context, half, shifted)
+    tape.release(half, shifted)
     return output
 
 
