@@ -65,6 +65,9 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
 
 
 def _processes() -> int:
-    """How many processes simulate at the same time; 0 if this one has imported torch, or there is one core."""
-    cores = len(os.sched_getaffinity(0))
+    """How many processes simulate at the same time; 0 if this one has imported torch, or there is one core.
+
+    Also 0 on macOS, which lacks the function and where a process that has imported torch must not fork.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     return 0 if "torch" in sys.modules or cores == 1 else min(cores, _MOST_PROCESSES)

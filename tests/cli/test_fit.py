@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,12 @@ def test_no_simulate_imports_no_torch(command: str) -> None:
     arguments = [command, "--model", "tiny", "--memory-limit", "1GiB", "--no-simulate"]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "False"
+
+
+def test_a_system_without_affinities_simulates_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+
+    code, stdout, _ = run("--model", "tiny", "--seq", "64", "--memory-limit", "100MiB", "--no-simulate")
+
+    assert code == 0
+    assert "largest batch" in stdout
