@@ -46,8 +46,12 @@ FAILURES = (
 )
 
 
-def changed(arguments: list[str], name: str) -> list[str] | None:
-    """The arguments of limited.py with a suggestion carried out; None for one that it has no flag for."""
+def changed(arguments: list[str], name: str, how: list[str]) -> list[str] | None:
+    """The arguments of limited.py with a suggestion carried out; None for one that it has no flag for.
+
+    Args:
+        how: the lines of the suggestion; another change's line that they contain is carried out, too.
+    """
 
     def times(flag: str, factor: float, default: int) -> list[str]:
         now = int(arguments[arguments.index(flag) + 1]) if flag in arguments else default
@@ -63,9 +67,10 @@ def changed(arguments: list[str], name: str) -> list[str] | None:
         "eval-batch": times("--eval-batch", 0.5, 0),
     }
     removed = {"zero-grad": "--late-zero", "kept-outputs": "--keep-losses", "del-outputs": "--keep-outputs"}
-    if name in removed:
-        return [argument for argument in arguments if argument != removed[name]]
-    return [*arguments, *flags[name]] if name in flags else None
+    if name not in removed and name not in flags:
+        return None
+    dropped = [removed.get(name)] + ["--late-zero"] * any("zero_grad" in line for line in how)
+    return [*(argument for argument in arguments if argument not in dropped), *flags.get(name, [])]
 
 
 def failure(case: tuple[str, int], folder: Path) -> dict[str, Any]:
@@ -77,7 +82,6 @@ def failure(case: tuple[str, int], folder: Path) -> dict[str, Any]:
     got = launch(script, [*arguments, *limit], options=["-o", str(run)])
     shutil.rmtree(run, ignore_errors=True)
     rank = got["result"]["ranks"][0]
-    names = [suggestion["name"] for suggestion in rank["suggestions"]]
     found: dict[str, Any] = {
         "arguments": case[0],
         "share": case[1],
@@ -89,8 +93,9 @@ def failure(case: tuple[str, int], folder: Path) -> dict[str, Any]:
             for suggestion in rank["suggestions"]
         ],
     }
-    for place, name in enumerate(names[:2]):
-        again = changed(arguments, name)
+    for place, suggestion in enumerate(rank["suggestions"][:2]):
+        name = suggestion["name"]
+        again = changed(arguments, name, suggestion["how"])
         done = None if again is None else launch(script, [*again, *limit])
         found["first" if place == 0 else "second"] = {"name": name, "runs": done and done["exit_code"] == 0}
         if done and done["exit_code"]:

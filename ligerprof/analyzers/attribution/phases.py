@@ -54,6 +54,7 @@ class EventPhases:
         stamped: whether phases and steps come from stamps.
         last_between_steps: the last event in or after an optimizer step that a forward pass follows, -1 if none.
         optimizer_starts: moments at which annotated optimizer steps began, even if they moved no memory.
+        zero_grad_starts: the same of annotated calls of `zero_grad()`.
         stamps: the distinct stamps; None for events without one.
         stamp_of: index into `stamps` of each event.
     """
@@ -65,6 +66,7 @@ class EventPhases:
     stamped: bool
     last_between_steps: int
     optimizer_starts: Int64s
+    zero_grad_starts: Int64s
     stamps: Sequence[Stamp | None]
     stamp_of: Int64s
 
@@ -153,7 +155,8 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
         steps=steps,
         stamped=stamped is not None,
         last_between_steps=int(followed[-1]) if len(followed) else _UNKNOWN,
-        optimizer_starts=np.array([start for phase, start, _ in ranges if phase is Phase.OPTIMIZER], dtype=np.int64),
+        optimizer_starts=_starts(ranges, Phase.OPTIMIZER),
+        zero_grad_starts=_starts(ranges, Phase.OUTSIDE),
         stamps=stamps,
         stamp_of=stamp_of,
     )
@@ -245,6 +248,10 @@ def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> 
     # memory ran out within
     for name, time in starts.items():
         yield _annotated_phase(name), time, _TIME_LIMIT_US
+
+
+def _starts(ranges: Sequence[tuple[Phase, int, int]], chosen: Phase) -> Int64s:
+    return np.array([start for phase, start, _ in ranges if phase is chosen], dtype=np.int64)
 
 
 def _annotated_phase(name: str) -> Phase:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.ddp_buckets import peak_with_other_timing, with_other_timing
+from ligerprof.analyzers.suggestions.next_step import find_next_step
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import peak_after
 from ligerprof.analyzers.suggestions.row import Row
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.02
 # a smaller difference of the new peak is not worth a sentence
 _VISIBLE_SHARE = 0.01
+_ON_STATES = "The second step also holds optimizer states in its forward and backward passes: {}, which does not fit"
+_ON_GRADIENTS = "The second forward pass would still hold the gradients of the first step: free them before it"
+_ZERO_GRAD = next(row for row in ROWS if row.name == "zero-grad")
 _ON_TIMING = "The new peak is {} if DDP drops its first buckets before the second step; this differs from run to run"
 
 
@@ -71,6 +75,14 @@ def _evaluate(row: Row, case: Case, recipe: "TrainingRecipe | None", before_byte
     timing = _ON_TIMING.format(format_bytes(least_bytes)) if depends else ""
     conditions = [text for text in (row.condition, timing) if text]
     basis = Basis.AT_LEAST if conditions and row.basis is Basis.REPLAYED else row.basis
+    lets_pass = _lets_pass(basis, case, new_peak_bytes)
+    following = find_next_step(row, case) if lets_pass else None
+    if following is not None and not following.fits:
+        lets_pass = False if basis is Basis.REPLAYED else None
+        conditions.append(_ON_STATES.format(format_bytes(following.peak_bytes)))
+    elif following is not None and following.must_free_gradients and _ZERO_GRAD.applies(case):
+        how = (*how, *_ZERO_GRAD.how[Framework.TORCH])
+        conditions.append(_ON_GRADIENTS)
     yield Suggestion(
         name=row.name,
         change=row.change,
@@ -81,7 +93,7 @@ def _evaluate(row: Row, case: Case, recipe: "TrainingRecipe | None", before_byte
         cost_reason=row.cost_reason,
         how=how,
         framework=framework,
-        lets_pass=_lets_pass(basis, case, new_peak_bytes),
+        lets_pass=lets_pass,
         basis=basis,
         condition=". ".join(conditions),
     )
