@@ -23,6 +23,7 @@ from typing import Any
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "run_scripts"
 FIRST_TIMED = 6
+LEAST_TURNS = 3
 LAUNCHERS = {
     "accelerated": ["-m", "accelerate.commands.launch", "--num_processes", "1"],
     "deepspeed_zero3": ["-m", "deepspeed.launcher.runner", "--num_gpus", "1"],
@@ -226,10 +227,12 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--only", help="names of scripts, joined by commas; default: all")
     parser.add_argument("--overhead", default="", help="names of scripts to time")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3, help="at least 3: a single one cannot tell effect from noise")
     parser.add_argument("--failures", type=int, default=0, help="number of failures to provoke")
     parser.add_argument("--jobs", type=int, default=1, help="scripts at a time, except those that are timed")
     arguments = parser.parse_args()
+    if arguments.overhead and arguments.turns < LEAST_TURNS:
+        parser.error(f"--turns {arguments.turns}: at least {LEAST_TURNS} are needed to tell effect from noise")
     arguments.output.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
     every = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != NOT_ALONE)

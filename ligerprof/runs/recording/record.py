@@ -88,8 +88,9 @@ class CudaHistory:
 
     def peak_bytes(self) -> int:
         """What torch.cuda.max_memory_allocated() reports."""
-        peak: int = torch.cuda.max_memory_allocated()
-        return peak
+        # that function flattens and sorts all counters first
+        counters: Any = torch.cuda.memory_stats_as_nested_dict()
+        return int(counters["allocated_bytes"]["all"]["peak"]) if counters else 0
 
     def events(self) -> int:
         """About how many events the allocator has had, the recorded ones and others."""
