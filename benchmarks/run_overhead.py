@@ -15,7 +15,7 @@ The order within a turn is drawn anew. A way's ratio of a turn is its median ste
 """
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import random
@@ -147,7 +147,7 @@ def main() -> None:
     result = {
         "schema": 1,
         "kind": "run_overhead",
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
         "gpu": torch.cuda.get_device_name() if is_cuda else None,
         "torch": torch.__version__,
         "processors": os.cpu_count(),
