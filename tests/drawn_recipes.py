@@ -9,6 +9,7 @@ from ligerprof.gpus import GPUS, Vendor
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.kernels.slots import KERNEL_NAMES
 from ligerprof.models import ModelSpec, spec_from_config
+from ligerprof.models.architectures import find_architecture, has_row
 from ligerprof.recipe.categories import Loss, Precision
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
@@ -53,6 +54,9 @@ def draw_spec(random: Random, family: str | None = None) -> ModelSpec:
     """
     family = family or random.choice(DRAWN_FAMILIES)
     kv_heads, head_dim = random.choice((1, 2, 4, 6, 8)), random.choice(_HEAD_DIMS)
+    if has_row(family) and find_architecture(family).mlp.experts is not None:
+        # grouped products need rows of whole 16 bytes
+        head_dim = -(-head_dim // 8) * 8
     heads, layers = kv_heads * random.choice((1, 2, 3)), random.choice((2, 2, 2, 3))
     # transformers wants a multiple of the number of heads
     hidden = 8 * heads * random.randint(-(-48 // heads), -(-192 // heads))
@@ -96,6 +100,11 @@ def _draw_more(random: Random, sizes: dict[str, Any]) -> dict[str, Any]:
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 128,
+        "n_shared_experts": random.choice((1, 2)),
+        "first_k_dense_replace": random.choice((0, 1, 2)),
+        "moe_num_shared_experts": random.choice((0, 1, 2)),
+        "moe_layer_interval": random.choice((1, 2)),
+        "decoder_sparse_step": random.choice((1, 1, 2)),
         "hidden_size": sizes["num_attention_heads"] * sizes["head_dim"],
         "residual_dropout": random.choice((0.0, 0.1)),
         "embedding_dropout": random.choice((0.0, 0.1)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
+from ligerprof.models.mixtures import Experts
 from ligerprof.words import Word
 
 # query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the intermediate size of one;
@@ -35,6 +36,8 @@ class Linear:
         outputs: the output's width; several widths are projections joined in one matrix.
         bias: whether it has a bias, or the config key that decides (absent means no bias).
         transposed: whether the weight is stored as (in, out), as in transformers' Conv1D.
+        sparse: whether only layers with experts have it (True), or only layers without (False).
+        fp32: whether it is in fp32, whatever the model's dtype.
     """
 
     name: str
@@ -42,6 +45,8 @@ class Linear:
     outputs: tuple[Width, ...]
     bias: bool | str = False
     transposed: bool = False
+    sparse: bool | None = None
+    fp32: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +57,17 @@ class RawWeight:
         name: the module, relative to the decoder layer.
         parameter: the parameter's name in the module.
         shape: the sizes of its dimensions, each a sum of widths.
+        sparse: whether only layers with experts have it.
+        fp32: whether it is in fp32, whatever the model's dtype.
+        trained: whether it is trained.
     """
 
     name: str
     parameter: str
     shape: tuple[tuple[Width, ...], ...]
+    sparse: bool | None = None
+    fp32: bool = False
+    trained: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,47 +209,6 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedExpert:
-    """A gated MLP next to the experts, which every token goes through.
-
-    Attributes:
-        width: the config key of its intermediate size.
-        name, gate: the MLP, and the linear layer whose sigmoid multiplies its output.
-    """
-
-    width: str = "shared_expert_intermediate_size"
-    name: str = "shared_expert"
-    gate: str = "shared_expert_gate"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experts:
-    """A mixture of experts in place of an MLP, with the weights of all experts in one parameter each.
-
-    Attributes:
-        count: the config key of the number of experts.
-        chosen: the config key of the number of experts per token.
-        width: the config key of an expert's intermediate size.
-        casts_logits: whether the router casts its logits to fp32 before the softmax.
-        normalizes: whether the scores of a token's experts are divided by their sum, or the config key that decides.
-        narrows_scores: whether the scores are cast to the dtype of the logits.
-        softens_chosen: whether the softmax is over the logits of a token's experts, and not of all.
-        shared: an expert that every token goes through, or None.
-    """
-
-    count: str = "num_experts"
-    chosen: str = "num_experts_per_tok"
-    width: str = "intermediate_size"
-    name: str = "experts"
-    router: str = "gate"
-    casts_logits: bool = False
-    normalizes: bool | str = "norm_topk_prob"
-    narrows_scores: bool = True
-    softens_chosen: bool = False
-    shared: SharedExpert | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Mlp:
     """How a layer's MLP computes. Module names are relative to the MLP module.
 
@@ -261,6 +231,16 @@ class Mlp:
     dropout: Dropout | None = None
     experts: Experts | None = None
     dropout_attribute: str | None = None
+
+    @property
+    def linear_layers(self) -> tuple[str, ...]:
+        """Names of its linear layers."""
+        return (*self.inputs, self.down)
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether some layers may have the gated MLP, as such or as the expert that all tokens share."""
+        return self.experts is None or self.experts.shared is not None or self.experts.layers is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -378,7 +358,7 @@ class Architecture:
             found.add(self.norm.form.feature)
         if self.attention.rotary is not None:
             found.add(Feature.ROTARY)
-        if self.mlp.gate is not None and self.mlp.experts is None:
+        if self.mlp.gate is not None and self.mlp.has_gates:
             found.add(self.mlp.gate)
         return frozenset(found)
 
@@ -390,6 +370,14 @@ class Architecture:
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
-        """Module names of the linear layers that LoRA adapts: all but Conv1D layers."""
+        """Module names of the linear layers that LoRA adapts."""
+        experts = self.mlp.experts
+        if experts is None or not experts.adapted_by_name:
+            return self.linear_layers
+        return tuple(name for name in self.linear_layers if name not in self.mlp.linear_layers)
+
+    @property
+    def linear_layers(self) -> tuple[str, ...]:
+        """Module names of the linear layers in decoder layers, without Conv1D layers."""
         linears = (item for item in self.tensors if isinstance(item, Linear) and not item.transposed)
-        return tuple(item.name.rpartition(".")[2] for item in linears)
+        return tuple(dict.fromkeys(item.name.rpartition(".")[2] for item in linears))

@@ -41,6 +41,23 @@ class LayerChoice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SparseLayers:
+    """The decoder layers that have experts. Each attribute that is None leaves out no layer.
+
+    Attributes:
+        first: the config key of the first such layer, and its default.
+        last: the config key of the last one, and its default; -1 is the model's last layer.
+        every: the config key of a period whose last layer has experts, and its default.
+        dense: the config key of a list of layers without experts.
+    """
+
+    first: tuple[str, int] | None = None
+    last: tuple[str, int] | None = None
+    every: tuple[str, int] | None = None
+    dense: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SlidingWindow:
     """Which layers attend to a window of tokens only.
 

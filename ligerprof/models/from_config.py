@@ -15,6 +15,7 @@ from ligerprof.models.architecture import (
 from ligerprof.models.architectures import find_architecture, has_row
 from ligerprof.models.config_keys import Softcap
 from ligerprof.models.layer_kinds import layer_kinds
+from ligerprof.models.mixtures import SharedExpert
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 from ligerprof.text import short_repr
 
@@ -87,11 +88,27 @@ def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, in
     experts = row.mlp.experts
     if experts is None:
         return 0, 0, 0, 0
-    count, chosen = _size(config, name, experts.count), _size(config, name, experts.chosen)
+    count, chosen = (_size(_with_equal_entries(config, key), name, key) for key in (experts.count, experts.chosen))
     if chosen > count:
         raise UnknownModelError(f"{name}: {chosen} experts per token are more than {count} experts. Fix the config.")
-    shared = 0 if experts.shared is None else _size(config, name, experts.shared.width)
-    return count, chosen, _size(config, name, experts.width), shared
+    return count, chosen, _size(config, name, experts.width), _shared_size(experts.shared, config, name)
+
+
+def _with_equal_entries(config: Config, key: str) -> Config:
+    """The config with one number in place of a list with an entry per layer, if all are equal."""
+    listed = config.get(key)
+    return (
+        {**config, key: listed[0]}
+        if isinstance(listed, list) and listed and listed == listed[:1] * len(listed)
+        else config
+    )
+
+
+def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:
+    if shared is None or (shared.times is not None and not config.get(shared.times)):
+        return 0
+    times = 1 if shared.times is None else _size(config, name, shared.times)
+    return times * _size(config, name, shared.width)
 
 
 def _head_dim(row: Architecture, config: Config, name: str, split: int) -> int:
@@ -140,14 +157,17 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
     yield ParameterShape(name=f"{row.embedding}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.positions is not None:
         yield ParameterShape(name=f"{row.positions}.weight", shape=(spec.max_positions, spec.hidden_size))
+    sparse = spec.layer_kinds.sparse
     for index in range(spec.layers):
         for item in row.tensors:
             name = f"{row.layers}.{index}.{item.name}"
+            if not isinstance(item, NormWeight) and item.sparse not in (None, sparse[index]):
+                continue
             if isinstance(item, Linear):
                 yield from _linear_parameters(item, name, widths, config)
             elif isinstance(item, RawWeight):
                 shape = tuple(sum(widths[width] for width in size) for size in item.shape)
-                yield ParameterShape(name=f"{name}.{item.parameter}", shape=shape)
+                yield ParameterShape(name=f"{name}.{item.parameter}", shape=shape, fp32=item.fp32, trained=item.trained)
             elif _has_norm(item, config):
                 yield from _norm_parameters(row, name, _norm_shape(item, spec, widths))
     yield from _norm_parameters(row, row.final_norm, (spec.hidden_size,))
@@ -161,8 +181,10 @@ def _linear_parameters(
     item: Linear, name: str, widths: Mapping[Width, int], config: Config
 ) -> Iterator[ParameterShape]:
     out_features, in_features = sum(widths[width] for width in item.outputs), widths[item.inputs]
+    if not in_features * out_features:
+        return
     shape = (in_features, out_features) if item.transposed else (out_features, in_features)
-    yield ParameterShape(name=f"{name}.weight", shape=shape)
+    yield ParameterShape(name=f"{name}.weight", shape=shape, fp32=item.fp32)
     if item.bias if isinstance(item.bias, bool) else config.get(item.bias, False):
         yield ParameterShape(name=f"{name}.bias", shape=(out_features,))
 

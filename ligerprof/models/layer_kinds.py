@@ -1,12 +1,12 @@
 """Which decoder layers have an attention window and which rotate query and key, read from a config."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture
-from ligerprof.models.config_keys import LayerChoice
+from ligerprof.models.config_keys import LayerChoice, SparseLayers
 from ligerprof.text import short_repr
 
 
@@ -18,17 +18,19 @@ class LayerKinds:
         window_tokens: size of the attention window, or None.
         windowed: whether a layer attends to a window of tokens only.
         rotated: whether a layer rotates query and key.
+        sparse: whether a layer has a mixture of experts.
     """
 
     window_tokens: int | None
     windowed: tuple[bool, ...]
     rotated: tuple[bool, ...]
+    sparse: tuple[bool, ...]
 
     @property
     def examples(self) -> tuple[int, ...]:
         """The first layer of each kind."""
-        first: dict[tuple[bool, bool], int] = {}
-        for index, kind in enumerate(zip(self.windowed, self.rotated, strict=True)):
+        first: dict[tuple[bool, bool, bool], int] = {}
+        for index, kind in enumerate(zip(self.windowed, self.rotated, self.sparse, strict=True)):
             first.setdefault(kind, index)
         return tuple(first.values())
 
@@ -48,7 +50,26 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
     if rotary is not None:
         rotates_all = rotary.only_with_window is None or (rotary.only_with_window == "unless off" and tokens is None)
         rotated = windowed if not rotates_all else _chosen(row, rotary.layers, config, layers)
-    return LayerKinds(window_tokens=tokens, windowed=windowed, rotated=rotated)
+    sparse = tuple(_sparse(row, config, layers)) if row.mlp.experts is not None else (False,) * layers
+    return LayerKinds(window_tokens=tokens, windowed=windowed, rotated=rotated, sparse=sparse)
+
+
+def _sparse(row: Architecture, config: Mapping[str, Any], layers: int) -> Iterator[bool]:
+    """Whether each layer has a mixture of experts, in an architecture that has them."""
+    choice = SparseLayers() if row.mlp.experts is None else row.mlp.experts.layers or SparseLayers()
+
+    def number(key: tuple[str, int] | None, default: int, smallest: int = 0) -> int:
+        return default if key is None else _number(key[0], row.setting(config, *key), smallest=smallest)
+
+    first, last = number(choice.first, 0), number(choice.last, -1, smallest=-1)
+    every = number(choice.every, 1, smallest=1)
+    dense = (row.setting(config, choice.dense) if choice.dense is not None else None) or ()
+    if not isinstance(dense, (list, tuple)):
+        raise UnknownModelError(f"{choice.dense!r} is {short_repr(dense)}, not a list of layers. Fix the config.")
+    for index in range(layers):
+        yield (
+            first <= index <= (last % layers if last < 0 else last) and (index + 1) % every == 0 and index not in dense
+        )
 
 
 def _window_tokens(row: Architecture, config: Mapping[str, Any]) -> int | None:

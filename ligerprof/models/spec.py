@@ -16,10 +16,17 @@ from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterShape:
-    """One parameter tensor, by its name in transformers' `named_parameters()`."""
+    """One parameter tensor, by its name in transformers' `named_parameters()`.
+
+    Attributes:
+        fp32: whether it is in fp32, whatever the model's dtype.
+        trained: whether it is trained.
+    """
 
     name: str
     shape: tuple[int, ...]
+    fp32: bool = False
+    trained: bool = True
 
     @property
     def elements(self) -> int:
@@ -89,6 +96,8 @@ class ModelSpec:
     def features(self) -> frozenset[Feature]:
         """Operations that kernels can replace: a rotation of halves is one of them, a partial one is not."""
         found, rotary = self.architecture.features, self.architecture.attention.rotary
+        if self.experts and all(self.layer_kinds.sparse) and not self.shared_size:
+            found -= {Feature.SWIGLU, Feature.GEGLU}
         rotates_halves = rotary is not None and not rotary.interleaved and self.rotary_dim == self.head_dim
         return found if rotates_halves else found - {Feature.ROTARY}
 

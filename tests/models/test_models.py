@@ -62,7 +62,21 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
     if model_type == "internlm3":
         # it refuses other biases
         biases["mlp_bias"] = biases["attention_bias"]
-    experts = {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+    experts = {
+        "num_experts": 5,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "n_shared_experts": draw(st.integers(1, 2)),
+        "first_k_dense_replace": draw(st.integers(0, 3)),
+        "decoder_sparse_step": draw(st.integers(1, 2)),
+        "mlp_only_layers": draw(st.sampled_from([[], [0], [1, 2]])),
+        "use_qk_norm": draw(st.booleans()),
+        "moe_num_shared_experts": draw(st.integers(0, 2)),
+        "moe_layer_start_index": draw(st.integers(0, 2)),
+        "moe_layer_end_index": draw(st.sampled_from([-1, 1])),
+        "moe_layer_interval": draw(st.integers(1, 2)),
+    }
     return {**common, **sizes, **tied, **biases, **experts}
 
 

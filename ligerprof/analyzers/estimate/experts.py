@@ -6,42 +6,117 @@ All chosen pairs of token and expert are rows of one tensor, sorted by expert, s
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, linear, multiply, renamed, unary
-from ligerprof.analyzers.estimate.tensors import Value, Weight
-from ligerprof.models.architecture import Experts
+from ligerprof.analyzers.estimate.operations import add, linear, multiply, product_operator, renamed, scale, unary
+from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
+from ligerprof.models.mixtures import Experts, Scoring
 from ligerprof.torch_memory import softmax
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 
-def run_experts(context: Context, value: Value, name: str, row: Experts) -> Value:
-    """The experts' outputs of each token, weighted by the router and added up."""
-    tape = context.tape
+def run_experts(context: Context, value: Value, name: str, row: Experts) -> tuple[Value, tuple[Value, ...]]:
+    """The experts' outputs of each token, weighted by the router and added up, and the variables of the MLP."""
     logits, scores, choices = _route(context, value, f"{name}.{row.router}", row)
-    output = _grouped(context, value, scores, f"{name}.{row.name}")
-    tape.release(logits, scores, choices)
-    return output
+    return _grouped(context, value, scores, f"{name}.{row.name}"), (logits, scores, choices)
 
 
 def _route(context: Context, value: Value, name: str, row: Experts) -> tuple[Value, Value, Value]:
     """TopKRouter.forward: logits, the scores of the chosen experts, and their indices."""
     tape, chosen = context.tape, context.tokens * context.spec.chosen_experts
-    logits = linear(context, value, context.weights[f"{name}.weight"])
-    if row.softens_chosen:
+    if row.widens_router:
+        logits = _wide_logits(context, value, name, autocasts=row.scoring is not Scoring.BIASED_SOFTMAX)
+    else:
+        logits = linear(context, value, context.weights[f"{name}.weight"])
+    if row.scoring is Scoring.BIASED_SOFTMAX:
+        return _soften_and_divide(context, logits, value.width)
+    if row.scoring is Scoring.SOFTMAX_OF_CHOSEN:
         return _soften_chosen(context, logits)
+    if row.scoring is Scoring.SIGMOID:
+        return _squash(context, logits)
     probabilities = _soften(context, logits, casts=row.casts_logits)
     choices = tape.run(Operation(elements=chosen, width=INDEX_BYTES))
     scores = tape.run(Operation(elements=chosen, width=FP32_BYTES, inputs=(probabilities,), saves=(choices,)))
     if context.spec.normalizes_scores:
-        # an in-place division, which keeps the divisors and a copy of what it overwrites
-        kept_bytes = (chosen + context.tokens) * FP32_BYTES
-        divided = Operation(
-            elements=chosen, width=FP32_BYTES, inputs=(scores,), view_of=scores, extra_saved_bytes=kept_bytes
-        )
-        scores = renamed(context, scores, tape.run(divided))
+        scores = _divide_by_sums(context, scores)
     if row.narrows_scores:
         scores = renamed(context, scores, context.cast(scores, logits.width))
     tape.release(probabilities)
     return logits, scores, choices
+
+
+def _wide_logits(context: Context, value: Value, name: str, *, autocasts: bool) -> Value:
+    """The logits of input and weight that are cast to fp32; autocast, unless it is off, casts them back."""
+    tape, weight = context.tape, context.weights[f"{name}.weight"]
+    wide = context.cast(value, FP32_BYTES)
+    read = context.autocast(wide) if autocasts else tape.name(wide)
+    tape.release(wide)
+    factor: Tensor = weight
+    if weight.width != FP32_BYTES:
+        factor = wide_factor = tape.run(Operation(elements=weight.elements, width=FP32_BYTES, inputs=(weight,)))
+        if autocasts:
+            factor = renamed(context, wide_factor, context.autocast(wide_factor))
+    elif autocasts:
+        factor = context.autocast_weight(weight)
+    logits = tape.run(
+        Operation(
+            elements=context.tokens * context.spec.experts,
+            width=read.width,
+            inputs=(factor, read),
+            saves=((read,) if factor.needs_gradient else ()) + ((factor,) if value.needs_gradient else ()),
+            gradient_is_view=True,
+            is_product=True,
+            operator=product_operator(None),
+        )
+    )
+    tape.release(read)
+    if isinstance(factor, Value) and (weight.width != FP32_BYTES or not weight.trainable):
+        tape.release(factor)
+    return logits
+
+
+def _soften_and_divide(context: Context, logits: Value, width: int) -> tuple[Value, Value, Value]:
+    """Softmax; a bias decides which experts are chosen; their scores are divided by their sum and cast."""
+    tape, chosen = context.tape, context.tokens * context.spec.chosen_experts
+    every = tape.run(Operation(elements=logits.elements, width=FP32_BYTES, inputs=(logits,), saves_output=True))
+    choices = tape.run(Operation(elements=chosen, width=INDEX_BYTES, forward_scratch_bytes=logits.size_bytes))
+    best = tape.run(Operation(elements=chosen, width=FP32_BYTES, inputs=(every,), saves=(choices,)))
+    divided = tape.run(
+        Operation(
+            elements=chosen,
+            width=FP32_BYTES,
+            inputs=(best,),
+            saves=(best,),
+            extra_saved_bytes=context.tokens * FP32_BYTES,
+        )
+    )
+    tape.release(best, every)
+    return logits, renamed(context, divided, context.cast(divided, width)), choices
+
+
+def _squash(context: Context, logits: Value) -> tuple[Value, Value, Value]:
+    """Sigmoid; a bias and the scores of groups decide which experts are chosen, in tensors that end with the router."""
+    tape, chosen = context.tape, context.tokens * context.spec.chosen_experts
+    every = unary(context, logits, saves_output=True)
+    choices = tape.run(
+        Operation(elements=chosen, width=INDEX_BYTES, forward_scratch_bytes=3 * logits.elements * FP32_BYTES)
+    )
+    scores = tape.run(Operation(elements=chosen, width=every.width, inputs=(every,), saves=(choices,)))
+    if context.spec.normalizes_scores:
+        scores = _divide_by_sums(context, scores)
+    scores = renamed(context, scores, scale(context, scores))
+    tape.release(every)
+    return logits, scores, choices
+
+
+def _divide_by_sums(context: Context, scores: Value) -> Value:
+    """`scores /= sums`: an in-place division, which keeps the divisors and a copy of what it overwrites."""
+    divided = Operation(
+        elements=scores.elements,
+        width=scores.width,
+        inputs=(scores,),
+        view_of=scores,
+        extra_saved_bytes=scores.size_bytes + context.tokens * FP32_BYTES,
+    )
+    return renamed(context, scores, context.tape.run(divided))
 
 
 def _soften_chosen(context: Context, logits: Value) -> tuple[Value, Value, Value]:
@@ -56,14 +131,15 @@ def _soften_chosen(context: Context, logits: Value) -> tuple[Value, Value, Value
     return wide, scores, choices
 
 
-def add_shared_expert(context: Context, output: Value, shared: Value, gate: Value) -> Value:
-    """`output + sigmoid(gate) * shared`, with one number per token in the gate."""
+def add_shared_expert(context: Context, output: Value, shared: Value, gate: Value | None) -> Value:
+    """`output + shared`, or `output + sigmoid(gate) * shared` with one number per token in the gate."""
     tape = context.tape
-    factor = renamed(context, gate, unary(context, gate, saves_output=True))
-    weighted = renamed(context, shared, _weigh(context, shared, factor))
-    tape.release(factor)
-    total = add(context, output, weighted)
-    tape.release(output, weighted)
+    if gate is not None:
+        factor = renamed(context, gate, unary(context, gate, saves_output=True))
+        shared = renamed(context, shared, _weigh(context, shared, factor))
+        tape.release(factor)
+    total = add(context, output, shared)
+    tape.release(output, shared)
     return total
 
 

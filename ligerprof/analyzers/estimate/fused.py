@@ -63,7 +63,7 @@ def keeps_products(recipe: TrainingRecipe) -> bool:
 def _linear_kernel(spec: ModelSpec) -> str | None:
     """Name of the kernel that fuses the model's gated activation with the linear layer after it."""
     gate = spec.architecture.mlp.gate
-    return None if gate is None or spec.architecture.mlp.experts is not None else find_slot(gate).with_next_linear
+    return None if gate is None or gate not in spec.features else find_slot(gate).with_next_linear
 
 
 def takes_gates(context: Context, name: str) -> bool:

@@ -13,8 +13,8 @@ from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear
 from ligerprof.analyzers.estimate.rotary import rotate_both
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
-from ligerprof.models.architecture import Experts
 from ligerprof.models.config_keys import Dropout
+from ligerprof.models.mixtures import Experts
 from ligerprof.roles import Role
 
 
@@ -169,7 +169,7 @@ def _dropped(context: Context, value: Value, rate: Dropout | None) -> Value:
 
 def _mlp(context: Context, value: Value, name: str) -> Value:
     row = context.spec.architecture.mlp
-    if row.experts is not None:
+    if row.experts is not None and context.spec.layer_kinds.sparse[context.layer]:
         output = _run_experts(context, value, name, row.experts)
     elif row.gate is None:
         output = _plain_mlp(context, value, name)
@@ -179,13 +179,20 @@ def _mlp(context: Context, value: Value, name: str) -> Value:
 
 
 def _run_experts(context: Context, value: Value, name: str, row: Experts) -> Value:
-    if row.shared is None:
-        return run_experts(context, value, name, row)
-    gate = context.spec.architecture.mlp.gate
-    assert gate is not None
-    shared = _gated_mlp(context, value, f"{name}.{row.shared.name}", find_slot(gate).name)
-    output = run_experts(context, value, name, row)
-    return add_shared_expert(context, output, shared, project(context, value, f"{name}.{row.shared.gate}"))
+    expert, gate = row.shared if context.spec.shared_size else None, context.spec.architecture.mlp.gate
+    if expert is None or gate is None:
+        output, variables = run_experts(context, value, name, row)
+        context.tape.release(*variables)
+        return output
+    slot = find_slot(gate).name
+    shared = None if expert.runs_last else _gated_mlp(context, value, f"{name}.{expert.name}", slot)
+    output, variables = run_experts(context, value, name, row)
+    if shared is None:
+        shared = _gated_mlp(context, value, f"{name}.{expert.name}", slot)
+    weight = None if expert.gate is None else project(context, value, f"{name}.{expert.gate}")
+    output = add_shared_expert(context, output, shared, weight)
+    context.tape.release(*variables)
+    return output
 
 
 def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:

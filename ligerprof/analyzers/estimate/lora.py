@@ -65,7 +65,7 @@ def adapter_rank(recipe: TrainingRecipe) -> int | None:
 
 def is_quantized(spec: ModelSpec, name: str) -> bool:
     """Whether QLoRA quantizes a parameter: the weights of all linear layers of decoder layers, adapted or not."""
-    return is_weight_of(spec.architecture.lora_targets, name)
+    return is_weight_of(spec.architecture.linear_layers, name)
 
 
 def is_weight_of(layers: tuple[str, ...], name: str) -> bool:

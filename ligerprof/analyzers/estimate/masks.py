@@ -44,7 +44,7 @@ def layers_differ(recipe: TrainingRecipe) -> bool:
     kinds = recipe.spec.layer_kinds
     if len(kinds.examples) == 1:
         return False
-    memory = {(has_mask(recipe, index), kinds.rotated[index]) for index in kinds.examples}
+    memory = {(has_mask(recipe, index), kinds.rotated[index], kinds.sparse[index]) for index in kinds.examples}
     readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)}
     return len(memory) > 1 or not readers <= {None, 0, 1, recipe.spec.layers - 1}
 

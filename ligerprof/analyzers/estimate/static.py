@@ -7,7 +7,7 @@ from ligerprof.analyzers.estimate.lora import ORIGINAL, adapter_weights, is_quan
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models.module_names import is_embedding_weight, is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.dtypes import DTYPE_BYTES, INDEX_BYTES
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES
 from ligerprof.torch_memory.low_bit import nf4_sizes
 
 
@@ -22,8 +22,8 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     weights = {
         item.name: Weight(
             item.elements,
-            width,
-            trainable=not adapters,
+            FP32_BYTES if item.fp32 else width,
+            trainable=item.trained and not adapters,
             shape=item.shape,
             in_layer=is_in_layer(item.name),
             in_embedding=is_embedding_weight(item.name),

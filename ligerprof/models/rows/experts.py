@@ -5,7 +5,6 @@ from dataclasses import replace
 from ligerprof.models.architecture import (
     Architecture,
     Attention,
-    Experts,
     LayerNorms,
     Linear,
     Mlp,
@@ -13,15 +12,17 @@ from ligerprof.models.architecture import (
     NormWeight,
     RawWeight,
     Rotary,
-    SharedExpert,
 )
-from ligerprof.models.config_keys import SlidingWindow
+from ligerprof.models.config_keys import Dropout, SlidingWindow, SparseLayers
+from ligerprof.models.mixtures import Experts, Scoring, SharedExpert
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
     QWEN_WINDOW,
     TWO_NORMS,
+    Bias,
     attention_tensors,
+    gated_tensors,
     head_norms,
     norm_tensors,
 )
@@ -31,18 +32,41 @@ _GATES = RawWeight(
     name="mlp.experts", parameter="gate_up_proj", shape=(("experts",), ("expert", "expert"), ("hidden",))
 )
 _DOWN = RawWeight(name="mlp.experts", parameter="down_proj", shape=(("experts",), ("hidden",), ("expert",)))
-_SHARED_EXPERT = (
-    Linear(name="mlp.shared_expert.gate_proj", inputs="hidden", outputs=("shared",)),
-    Linear(name="mlp.shared_expert.up_proj", inputs="hidden", outputs=("shared",)),
-    Linear(name="mlp.shared_expert.down_proj", inputs="shared", outputs=("hidden",)),
-    Linear(name="mlp.shared_expert_gate", inputs="hidden", outputs=("one",)),
-)
+_QWEN_LAYERS = SparseLayers(every=("decoder_sparse_step", 1), dense="mlp_only_layers")
+
+
+def _shared_expert(name: str, *, bias: Bias = False) -> tuple[Linear, ...]:
+    """The gated MLP that all tokens share."""
+    return (
+        Linear(name=f"mlp.{name}.gate_proj", inputs="hidden", outputs=("shared",), bias=bias),
+        Linear(name=f"mlp.{name}.up_proj", inputs="hidden", outputs=("shared",), bias=bias),
+        Linear(name=f"mlp.{name}.down_proj", inputs="shared", outputs=("hidden",), bias=bias),
+    )
+
+
+def _only_sparse(*tensors: Linear | RawWeight) -> tuple[Linear | RawWeight, ...]:
+    """The same in layers with experts only."""
+    return tuple(replace(item, sparse=True) for item in tensors)
+
+
 _MOE_OUTPUT = "MoeCausalLMOutputWithPast"
 # the balancing loss of the routers
 _AUXILIARY = "output_router_logits"
 _WIDE_NORMS = (
     NormWeight(name="self_attn.q_norm", width="query"),
     NormWeight(name="self_attn.k_norm", width="key"),
+)
+
+_SIGMOID_EXPERTS = Experts(
+    count="n_routed_experts",
+    width="moe_intermediate_size",
+    scoring=Scoring.SIGMOID,
+    widens_router=True,
+    adapted_by_name=True,
+    shared=SharedExpert(
+        width="moe_intermediate_size", times="n_shared_experts", name="shared_experts", gate=None, runs_last=True
+    ),
+    layers=SparseLayers(first=("first_k_dense_replace", 1)),
 )
 
 ROWS = (
@@ -70,13 +94,18 @@ ROWS = (
             "moe_intermediate_size": 768,
         },
         aliases={"num_local_experts": "num_experts"},
-        tensors=(*CONFIGURED_ATTENTION, *head_norms(), _GATES, _DOWN, _ROUTER, *TWO_NORMS),
-        not_estimated=(_AUXILIARY, "mlp_only_layers"),
-        only_one=("decoder_sparse_step",),
+        tensors=(
+            *CONFIGURED_ATTENTION,
+            *head_norms(),
+            *gated_tensors(sparse=False),
+            *_only_sparse(_GATES, _DOWN, _ROUTER),
+            *TWO_NORMS,
+        ),
+        not_estimated=(_AUXILIARY,),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"), window=SlidingWindow(default=4096, switch="use_sliding_window")
         ),
-        mlp=Mlp(experts=Experts(width="moe_intermediate_size")),
+        mlp=Mlp(experts=Experts(width="moe_intermediate_size", adapted_by_name=True, layers=_QWEN_LAYERS)),
         auxiliary_loss=_AUXILIARY,
         output_class=_MOE_OUTPUT,
     ),
@@ -93,13 +122,132 @@ ROWS = (
             "qkv_bias": True,
         },
         aliases={"num_local_experts": "num_experts"},
-        tensors=(*attention_tensors(qkv_bias="qkv_bias"), _ROUTER, _GATES, _DOWN, *_SHARED_EXPERT, *TWO_NORMS),
+        tensors=(
+            *attention_tensors(qkv_bias="qkv_bias"),
+            *gated_tensors(sparse=False),
+            *_only_sparse(_ROUTER, _GATES, _DOWN, *_shared_expert("shared_expert")),
+            *_only_sparse(Linear(name="mlp.shared_expert_gate", inputs="hidden", outputs=("one",))),
+            *TWO_NORMS,
+        ),
         # every other layer has a window
-        not_estimated=(_AUXILIARY, "mlp_only_layers", "use_sliding_window"),
-        only_one=("decoder_sparse_step",),
+        not_estimated=(_AUXILIARY, "use_sliding_window"),
         attention=Attention(window=replace(QWEN_WINDOW, makes_both=True)),
-        mlp=Mlp(experts=Experts(width="moe_intermediate_size", shared=SharedExpert())),
+        mlp=Mlp(experts=Experts(width="moe_intermediate_size", shared=SharedExpert(), layers=_QWEN_LAYERS)),
         auxiliary_loss=_AUXILIARY,
+        output_class=_MOE_OUTPUT,
+    ),
+    Architecture(
+        model_type="glm4_moe",
+        peft_targets=(),
+        class_prefix="Glm4Moe",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 1,
+            "partial_rotary_factor": 0.5,
+            "norm_topk_prob": True,
+        },
+        aliases={"num_local_experts": "n_routed_experts"},
+        tensors=(
+            *attention_tensors(qkv_bias="attention_bias"),
+            *(replace(item, when="use_qk_norm") for item in head_norms()),
+            *gated_tensors(sparse=False),
+            *_only_sparse(_GATES, _DOWN, _ROUTER, *_shared_expert("shared_experts")),
+            *TWO_NORMS,
+        ),
+        not_estimated=(_AUXILIARY,),
+        attention=Attention(
+            qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor", joins_last=True)
+        ),
+        mlp=Mlp(experts=_SIGMOID_EXPERTS),
+        output_class=_MOE_OUTPUT,
+    ),
+    Architecture(
+        model_type="ernie4_5_moe",
+        peft_targets=(),
+        class_prefix="Ernie4_5_Moe",
+        defaults={
+            "num_key_value_heads": 4,
+            "moe_num_experts": 64,
+            "moe_k": 6,
+            "moe_intermediate_size": 1536,
+            "moe_num_shared_experts": 2,
+            "tie_word_embeddings": True,
+        },
+        aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+        tensors=(
+            *attention_tensors(qkv_bias="use_bias", out_bias="use_bias"),
+            *gated_tensors(bias="use_bias", sparse=False),
+            *_only_sparse(
+                replace(_ROUTER, fp32=True),
+                RawWeight(
+                    name="mlp.gate.moe_statics",
+                    parameter="e_score_correction_bias",
+                    shape=(("one",), ("experts",)),
+                    fp32=True,
+                    trained=False,
+                ),
+                _GATES,
+                _DOWN,
+                *_shared_expert("shared_experts", bias="use_bias"),
+            ),
+            *TWO_NORMS,
+        ),
+        not_estimated=(_AUXILIARY,),
+        attention=Attention(
+            rotary=Rotary(interleaved=True, expands_tables=True, fp32_tables=True, upcasts="factors"),
+            dropout=Dropout(key="no_dropout"),
+        ),
+        mlp=Mlp(
+            experts=Experts(
+                count="moe_num_experts",
+                chosen="moe_k",
+                width="moe_intermediate_size",
+                scoring=Scoring.BIASED_SOFTMAX,
+                widens_router=True,
+                shared=SharedExpert(
+                    width="moe_intermediate_size", times="moe_num_shared_experts", name="shared_experts", gate=None
+                ),
+                adapted_by_name=True,
+                layers=SparseLayers(
+                    first=("moe_layer_start_index", 1),
+                    last=("moe_layer_end_index", -1),
+                    every=("moe_layer_interval", 1),
+                ),
+            )
+        ),
+        auxiliary_loss=_AUXILIARY,
+        output_class=_MOE_OUTPUT,
+    ),
+    Architecture(
+        model_type="hunyuan_v1_moe",
+        peft_targets=(),
+        class_prefix="HunYuanMoEV1",
+        aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
+        tensors=(
+            *CONFIGURED_ATTENTION,
+            *head_norms("query_layernorm", "key_layernorm"),
+            RawWeight(name="mlp.gate.wg", parameter="weight", shape=_ROUTER.shape, fp32=True),
+            _GATES,
+            _DOWN,
+            *_shared_expert("shared_mlp"),
+            *TWO_NORMS,
+        ),
+        not_estimated=(_AUXILIARY,),
+        attention=Attention(qk_norms=("query_layernorm", "key_layernorm"), norms_rotated=True, norms_apart=True),
+        mlp=Mlp(
+            experts=Experts(
+                chosen="moe_topk",
+                router="gate.wg",
+                widens_router=True,
+                normalizes=True,
+                shared=SharedExpert(width="intermediate_size", name="shared_mlp", gate=None),
+                adapted_by_name=True,
+            )
+        ),
         output_class=_MOE_OUTPUT,
     ),
     Architecture(
@@ -119,7 +267,7 @@ ROWS = (
         not_estimated=(_AUXILIARY,),
         mlp=Mlp(
             name="block_sparse_moe",
-            experts=Experts(count="num_local_experts", router="router", softens_chosen=True),
+            experts=Experts(count="num_local_experts", router="router", scoring=Scoring.SOFTMAX_OF_CHOSEN),
         ),
         layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
         scales_embedding=True,

@@ -30,12 +30,12 @@ def head_norms(query: str = "q_norm", key: str = "k_norm") -> tuple[NormWeight, 
     return (NormWeight(name=f"self_attn.{query}", width="head"), NormWeight(name=f"self_attn.{key}", width="head"))
 
 
-def gated_tensors(*, bias: Bias = False) -> tuple[Linear, ...]:
-    """A gated MLP of three linear layers."""
+def gated_tensors(*, bias: Bias = False, sparse: bool | None = None) -> tuple[Linear, ...]:
+    """A gated MLP of three linear layers, in all layers or only in those with or without experts."""
     return (
-        Linear(name="mlp.gate_proj", inputs="hidden", outputs=("intermediate",), bias=bias),
-        Linear(name="mlp.up_proj", inputs="hidden", outputs=("intermediate",), bias=bias),
-        Linear(name="mlp.down_proj", inputs="intermediate", outputs=("hidden",), bias=bias),
+        Linear(name="mlp.gate_proj", inputs="hidden", outputs=("intermediate",), bias=bias, sparse=sparse),
+        Linear(name="mlp.up_proj", inputs="hidden", outputs=("intermediate",), bias=bias, sparse=sparse),
+        Linear(name="mlp.down_proj", inputs="intermediate", outputs=("hidden",), bias=bias, sparse=sparse),
     )
 
 

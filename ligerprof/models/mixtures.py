@@ -1,0 +1,72 @@
+"""Describe a mixture of experts: router, experts, the expert that all tokens share, and the layers that have them."""
+
+from dataclasses import dataclass
+
+from ligerprof.models.config_keys import SparseLayers
+from ligerprof.words import Word
+
+
+class Scoring(Word):
+    """How a router turns logits into the scores of each token's experts."""
+
+    # softmax over all experts; the highest scores
+    SOFTMAX = "softmax"
+    # the highest logits; softmax over them
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"
+    # sigmoid of logits in fp32; a bias and the scores of groups of experts decide which are chosen
+    SIGMOID = "sigmoid"
+    # softmax over all experts, outside of autocast; a bias decides which are chosen
+    BIASED_SOFTMAX = "biased softmax"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedExpert:
+    """A gated MLP next to the experts, which every token goes through.
+
+    Attributes:
+        width: the config key of its intermediate size.
+        times: the config key of a number that multiplies this size (0: the layers have no such expert), or None.
+        name: the MLP.
+        gate: the linear layer whose sigmoid multiplies its output, or None.
+        runs_last: whether it runs after the experts, rather than before them.
+    """
+
+    width: str = "shared_expert_intermediate_size"
+    times: str | None = None
+    name: str = "shared_expert"
+    gate: str | None = "shared_expert_gate"
+    runs_last: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """A mixture of experts in place of an MLP, with the weights of all experts in one parameter each.
+
+    Attributes:
+        count: the config key of the number of experts.
+        chosen: the config key of the number of experts per token.
+        width: the config key of an expert's intermediate size.
+        router: the module that has the router's weight.
+        widens_router: whether the router casts its input to fp32.
+        casts_logits: whether the router casts its logits to fp32 before the softmax.
+        normalizes: whether the scores of a token's experts are divided by their sum, or the config key that decides.
+        narrows_scores: whether the scores are cast to the dtype of the logits.
+        shared: an expert that every token goes through, or None.
+        adapted_by_name: whether peft adapts the experts' parameters where an MLP's layers are named, and leaves the
+            linear layers of these names alone.
+        layers: the layers that have experts, while others have an MLP; None: all of them.
+    """
+
+    count: str = "num_experts"
+    chosen: str = "num_experts_per_tok"
+    width: str = "intermediate_size"
+    name: str = "experts"
+    router: str = "gate"
+    scoring: Scoring = Scoring.SOFTMAX
+    widens_router: bool = False
+    casts_logits: bool = False
+    normalizes: bool | str = "norm_topk_prob"
+    narrows_scores: bool = True
+    shared: SharedExpert | None = None
+    adapted_by_name: bool = False
+    layers: SparseLayers | None = None
