@@ -24,14 +24,17 @@ from typing import Any
 
 # each module registers its programs
 import failures
+import generative
+import gpu_only
 import language
 import others
 import preferences
 import sharded
 import torch
+import wider
 from truth import PROGRAMS, TRUTH
 
-MODULES = (failures, language, others, preferences, sharded)
+MODULES = (failures, generative, gpu_only, language, others, preferences, sharded, wider)
 MIB = 2**20
 _MAX_ENTRIES = 400_000
 _LONGEST_RUN_SECONDS = 150

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-# name to function and options: `stacks` and `context` of the recording, `late`, `limit_mib`, `ranks`
+# a simulation runs the programs on tensors that look like the CPU's
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# name to function and options: `stacks` and `context` of the recording, `late`, `limit_mib`, `ranks`, `vocabulary`
 PROGRAMS: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {}
 
 
@@ -27,7 +29,8 @@ def local(tensor: Any) -> Any:
 def states_of(optimizer: Any) -> list[torch.Tensor]:
     """The states of an optimizer that are tensors."""
     values = [value for state in optimizer.state.values() for value in state.values()]
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    listed = [each for value in values for each in (value if isinstance(value, (list, tuple)) else [value])]
+    return [value for value in listed if isinstance(value, torch.Tensor)]
 
 
 class Truth:
@@ -40,11 +43,25 @@ class Truth:
     def tag(self, tensor: Any, role: str, name: str = "") -> None:
         """Note that a tensor has a role at this moment."""
         tensor = local(tensor)
-        if tensor is None or not tensor.is_cuda:
-            return
-        storage = tensor.untyped_storage()
-        made = torch.cuda.memory_stats()["allocation.all.allocated"]
-        self.tags.append((made, storage.data_ptr(), storage.nbytes(), role, name))
+        address = None if tensor is None else self.address(tensor)
+        if address is not None:
+            self.tags.append((self.allocations(), address, tensor.untyped_storage().nbytes(), role, name))
+
+    def address(self, tensor: torch.Tensor) -> int | None:
+        """The address of a tensor's storage on the GPU, None elsewhere."""
+        return tensor.untyped_storage().data_ptr() if tensor.is_cuda else None
+
+    def allocations(self) -> int:
+        """The number of allocations so far."""
+        return int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+    def step(self, model: torch.nn.Module, optimizer: Any) -> None:
+        """Note gradients, step the optimizer and drop the gradients."""
+        for name, weight in model.named_parameters():
+            if weight.grad is not None and not weight.grad.is_sparse:
+                self.tag(weight.grad, "gradients", name)
+        optimizer.step()
+        optimizer.zero_grad()
 
     def live(self, role: str, getter: Callable[[], Iterable[Any]]) -> None:
         """Read the tensors of a role when the recording is taken."""
@@ -66,14 +83,14 @@ class Truth:
         for role, getters in self.getters.items():
             total_bytes = 0
             for tensor in (local(each) for getter in getters for each in getter()):
-                if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
+                if not isinstance(tensor, torch.Tensor) or tensor.is_sparse:
                     continue
-                storage = tensor.untyped_storage()
-                if storage.data_ptr() in seen or not storage.nbytes():
+                address, size_bytes = self.address(tensor), tensor.untyped_storage().nbytes()
+                if address is None or address in seen or not size_bytes:
                     continue
-                seen.add(storage.data_ptr())
-                blocks.append((storage.data_ptr(), storage.nbytes(), role))
-                total_bytes += storage.nbytes()
+                seen.add(address)
+                blocks.append((address, size_bytes, role))
+                total_bytes += size_bytes
             bytes_by_role[role] = total_bytes
         return {"live_bytes": bytes_by_role, "live": blocks, "tags": self.tags}
 
