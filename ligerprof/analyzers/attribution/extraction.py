@@ -9,6 +9,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
+from ligerprof.analyzers.attribution.gradients import Gradients
 from ligerprof.analyzers.attribution.partitions import Partitions
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.precedents import Precedents
@@ -73,6 +74,7 @@ class FeatureExtractor:
         )
         self._reductions = Reductions(replayed, call_sites, phases, self._codes)
         self._partitions = Partitions(replayed, call_sites)
+        self._gradients = Gradients(replayed, call_sites, phases, codes=self._codes, spans=self._spans)
         self._precedents = Precedents(
             replayed, call_sites, phases, spans=self._spans, gradients=self._reductions.gradients
         )
@@ -131,6 +133,7 @@ class FeatureExtractor:
             kept,
             np.sign(freed_span - spans),
             allocated < self._phases.last_between_steps,
+            allocated < self._phases.last_optimizer_end,
             ~kept & (freed < self._call_sites.next_call[blocks]),
             # all that the place in the call contributes: a call can allocate every block of a recording
             np.minimum(index, _ENDS_OF_CALL),
@@ -142,6 +145,10 @@ class FeatureExtractor:
             self._reductions.gradients[blocks],
             self._reductions.inputs[blocks],
             self._partitions.gradients[blocks],
+            self._gradients.cast[blocks],
+            self._gradients.cast_of_others[blocks],
+            self._gradients.applied[blocks],
+            self._gradients.kept_so_far[blocks],
             self._precedents.kept[blocks],
             self._precedents.dropped[blocks],
             self._partitions.flat_weights[blocks],
@@ -176,6 +183,10 @@ class FeatureExtractor:
         yield Feature.REDUCED, bool(self._reductions.gradients[block])
         yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
         yield Feature.GRADIENT_PARTITION, bool(self._partitions.gradients[block])
+        yield Feature.CAST_OF_GRADIENT, bool(self._gradients.cast[block])
+        yield Feature.CAST_OF_OTHER_GRADIENT, bool(self._gradients.cast_of_others[block])
+        yield Feature.KEPT_SO_FAR, bool(self._gradients.kept_so_far[block])
+        yield Feature.APPLIED, bool(self._gradients.applied[block])
         yield Feature.FLAT_WEIGHTS, bool(self._partitions.flat_weights[block])
         yield Feature.MASTER_COPY, bool(self._partitions.master_copies[block])
         yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
@@ -213,7 +224,11 @@ class FeatureExtractor:
         yield Feature.NEVER_FREED, freed_span is None
         yield Feature.DIES_IN_PHASE, freed_span == span
         outlives_phase = (self._phases.last_span if freed_span is None else freed_span) > span
+        # an optimizer step has ended if torch noted so
+        if self._codes[block] == phase_code(Phase.OPTIMIZER) and freed_span is None:
+            outlives_phase |= bool(self._allocated_by[block] < self._phases.last_optimizer_end)
         yield Feature.OUTLIVES_PHASE, outlives_phase
+        yield Feature.UNFINISHED, freed_span is None and not outlives_phase
         yield Feature.KEPT_BEFORE, bool(self._precedents.kept[block])
         yield Feature.DROPPED_BEFORE, bool(self._precedents.dropped[block])
         # a recording can end within forward: the block then outlives its layer if a later layer has begun
@@ -227,6 +242,7 @@ class FeatureExtractor:
 
     def _size(self, size: int) -> Iterator[tuple[Feature, bool]]:
         yield Feature.WEIGHT_SIZED, size in self._weights.sizes
+        yield Feature.UNLIKE_WEIGHTS, self._weights.excludes(size) and size not in self._reductions.gathered_sizes
         yield Feature.GATHERED_SIZED, size in self._reductions.gathered_sizes
         yield Feature.HALF_WEIGHT_SIZED, 2 * size in self._weights.sizes
         yield Feature.HEAD_WEIGHT_SIZED, size in self._weights.head_sizes

@@ -4,7 +4,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,15 @@ _UNKNOWN = -1
 _STEP_LIMIT = 2**31
 _TIME_LIMIT_US = 2**62
 _STEP_ANNOTATION, _ZERO_ANNOTATION = "Optimizer.step#", "Optimizer.zero_grad#"
+
+
+class _Range(NamedTuple):
+    """First event and end of a call that torch annotates, which may hold no event, and whether it returned."""
+
+    phase: Phase
+    start: int
+    stop: int
+    ended: bool
 
 
 def phase_code(phase: Phase | None) -> int:
@@ -53,6 +62,7 @@ class EventPhases:
         steps: training step of each event, 0 without stamps.
         stamped: whether phases and steps come from stamps.
         last_between_steps: the last event in or after an optimizer step that a forward pass follows, -1 if none.
+        last_optimizer_end: the first event after the last optimizer step that torch noted to have ended, -1 if none.
         optimizer_starts: moments at which annotated optimizer steps began, even if they moved no memory.
         zero_grad_starts: the same of annotated calls of `zero_grad()`.
         stamps: the distinct stamps; None for events without one.
@@ -65,6 +75,7 @@ class EventPhases:
     steps: Int64s
     stamped: bool
     last_between_steps: int
+    last_optimizer_end: int
     optimizer_starts: Int64s
     zero_grad_starts: Int64s
     stamps: Sequence[Stamp | None]
@@ -155,6 +166,9 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
         steps=steps,
         stamped=stamped is not None,
         last_between_steps=int(followed[-1]) if len(followed) else _UNKNOWN,
+        last_optimizer_end=max(
+            (each.stop for each in ranges if each.ended and each.phase is Phase.OPTIMIZER), default=_UNKNOWN
+        ),
         optimizer_starts=_starts(ranges, Phase.OPTIMIZER),
         zero_grad_starts=_starts(ranges, Phase.OUTSIDE),
         stamps=stamps,
@@ -190,7 +204,7 @@ def _from_stamps(stamp_of: Int64s, stamps: Sequence[Stamp | None]) -> tuple[Int6
     return _filled_forward(columns[:, 0]), np.maximum(_filled_forward(columns[:, 1]), 0)
 
 
-def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[tuple[Phase, int, int]]) -> Int64s:
+def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[_Range]) -> Int64s:
     """The phases of allocations, extended over the events that follow them.
 
     Args:
@@ -208,7 +222,7 @@ def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[tuple
         codes[replayed.allocated_by[within]] = by_site[call_sites.site_of[within]]
     filled = _filled_forward(codes)
     passes = (_CODES[Phase.FORWARD], _CODES[Phase.BACKWARD])
-    for phase, start, stop in ranges:
+    for phase, start, stop, _ in ranges:
         within_range = codes[start:stop].copy()
         within_range[~is_among(within_range, (_UNKNOWN, *passes))] = _CODES[phase]
         if len(within_range) and within_range[0] == _UNKNOWN:
@@ -217,8 +231,8 @@ def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[tuple
     return filled
 
 
-def _annotated_ranges(replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Phase, int, int]]:
-    """First event and end of each range that torch's optimizers annotate; a range may hold no event."""
+def _annotated_ranges(replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> Iterator[_Range]:
+    """The ranges that torch's optimizers annotate."""
     times_of_ranges = list(_optimizer_ranges(annotations, replayed.device))
     if not times_of_ranges or not len(replayed.trace):
         return
@@ -228,7 +242,8 @@ def _annotated_ranges(replayed: Replay, annotations: Sequence[Mapping[str, Any]]
     for phase, start, end in times_of_ranges:
         # annotations outlive the events that a full ring buffer drops
         if end >= times[0]:
-            yield phase, int(np.searchsorted(times, start, "left")), int(np.searchsorted(times, end, "right"))
+            bounds = int(np.searchsorted(times, start, "left")), int(np.searchsorted(times, end, "right"))
+            yield _Range(phase, *bounds, end < _TIME_LIMIT_US)
 
 
 def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> Iterator[tuple[Phase, int, int]]:
@@ -250,8 +265,8 @@ def _optimizer_ranges(annotations: Sequence[Mapping[str, Any]], device: int) -> 
         yield _annotated_phase(name), time, _TIME_LIMIT_US
 
 
-def _starts(ranges: Sequence[tuple[Phase, int, int]], chosen: Phase) -> Int64s:
-    return np.array([start for phase, start, _ in ranges if phase is chosen], dtype=np.int64)
+def _starts(ranges: Sequence[_Range], chosen: Phase) -> Int64s:
+    return np.array([each.start for each in ranges if each.phase is chosen], dtype=np.int64)
 
 
 def _annotated_phase(name: str) -> Phase:

@@ -5,7 +5,8 @@ from functools import cached_property
 import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
-from ligerprof.analyzers.attribution.phases import EventPhases
+from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.roles import Phase
 from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -42,7 +43,8 @@ class Precedents:
     def _outcomes(self) -> tuple[Mask, Mask]:
         """Whether each block of the last span that is never freed has precedents that were all kept, or all dropped.
 
-        The precedents are those of the latest pass that has any.
+        The precedents are those of the latest pass that has any, of passes with the same place in their step if there
+        are some: the first one's gradients are kept, those of further micro-batches are added to them.
         """
         freed, last = self._replayed.freed_by, self._phases.last_span
         kept, dropped = np.zeros(len(freed), dtype=bool), np.zeros(len(freed), dtype=bool)
@@ -52,6 +54,8 @@ class Precedents:
         surroundings, sizes = self._call_sites.surroundings, self._replayed.requested_bytes
         alike = is_among(surroundings, surroundings[unfinished]) & is_among(sizes, sizes[unfinished])
         earlier = np.flatnonzero(alike & (self._spans < last) & (self._spans >= 0))
+        in_place = self._places_in_step[self._spans[earlier]] == self._places_in_step[last]
+        earlier = earlier[in_place] if in_place.any() else earlier
         outlived = (freed[earlier] < 0) | (self._phases.spans_of(freed[earlier]) > self._spans[earlier])
         outlived |= self._gradients[earlier]
         columns = np.stack([surroundings, sizes])[:, np.append(earlier, unfinished)]
@@ -68,3 +72,12 @@ class Precedents:
         kept[unfinished] = (blocks > 0) & (outliving == blocks)
         dropped[unfinished] = (blocks > 0) & (outliving == 0)
         return kept, dropped
+
+    @cached_property
+    def _places_in_step(self) -> Int64s:
+        """The number of backward passes since the last optimizer step, for each span."""
+        codes = self._phases.codes[self._phases.span_starts]
+        passes = np.cumsum(codes == phase_code(Phase.BACKWARD))
+        before = np.maximum.accumulate(np.where(codes == phase_code(Phase.OPTIMIZER), passes, 0))
+        places: Int64s = passes - before
+        return places

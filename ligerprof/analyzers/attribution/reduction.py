@@ -36,7 +36,9 @@ _BUCKET = re.compile(BUCKET, re.MULTILINE)
 # FSDP1's gathered flat parameters; their gradients have the same sizes
 _FLAT = re.compile(r"fsdp/_flat_param\.py:_alloc_padded_unsharded_flat_param$", re.MULTILINE)
 _FSDP2_GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$", re.MULTILINE)
-_GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$|runtime/zero/partition_parameters\.py:", re.MULTILINE)
+_GATHERED = re.compile(
+    r"_fsdp_param\.py:(?:alloc_storage|init_all_gather_outputs)$|runtime/zero/partition_parameters\.py:", re.MULTILINE
+)
 # padding to a multiple of the ranks is at most this share of a buffer
 _PADDING_SHARE = 64
 

@@ -53,7 +53,8 @@ _PRODUCT_GRADIENTS = tuple(
 RULES: tuple[Rule, ...] = (
     # libraries: named in C++ frames, or a known size that is allocated once and never freed
     Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
-    Rule(Role.LIBRARY_WORKSPACE, _PASSES, has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)),
+    # its C++ frames name it where there are any
+    Rule(Role.LIBRARY_WORKSPACE, _PASSES, native=r"\A\Z", has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)),
     Rule(Role.OTHER, stack=_MEASURES),
     Rule(Role.PARAMETERS, has=(Feature.OLDER_WEIGHT,)),
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
@@ -64,6 +65,21 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.OPTIMIZER_STATES, stack=r"torch/optim/(?!swa_utils)\w+\.py:__init__$"),
     OPTIMIZER_COMMUNICATION,
     Rule(Role.OPTIMIZER_STATES, _OPTIMIZER, has=(Feature.OUTLIVES_PHASE,)),
+    # where a recording ends within the first step, torch's own code tells copies to be kept from temporaries
+    Rule(
+        Role.OPTIMIZER_STATES,
+        _OPTIMIZER,
+        stack=r"\A\S*torch/optim/sgd\.py:_(?:single|multi)_tensor_sgd$",
+        native=r"at::_ops::clone::",
+        has=(Feature.UNFINISHED,),
+    ),
+    Rule(
+        Role.UNATTRIBUTED,
+        _OPTIMIZER,
+        stack=r"\A(?!\S*torch/(?:optim/(?!sgd)|nn/utils|amp/))",
+        has=(Feature.UNFINISHED,),
+        lacks=(Feature.DROPPED_BEFORE,),
+    ),
     Rule(Role.OPTIMIZER_TEMPORARIES, _OPTIMIZER),
     *COMMUNICATION_RULES,
     # the steps before the chosen ones have only a phase: too little to know logits from activations
@@ -86,6 +102,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.OTHER, _BUILD, stack=r"(?:\b|_)rope(?:\b|_)|[rR]otary"),
     Rule(Role.PARAMETERS, _BUILD),
     # outside the model: what a script computes from its output, and what it feeds to the next pass
+    Rule(Role.CE_TEMPORARIES, _OUTSIDE, stack=_LOSS, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED)),
     Rule(Role.LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED), lacks=(Feature.WEIGHT_SIZED,)),
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS,), lacks=(Feature.FEEDS_PASS,)),
     Rule(Role.PARAMETERS, _OUTSIDE, inner=_DEEP_COPY),
@@ -147,6 +164,9 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED),
         lacks=(Feature.IN_HEAD,),
     ),
+    # gradients that an optimizer applies within backward, or that are cast to their weights' dtype
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.APPLIED,), lacks=(Feature.RECOMPUTED, Feature.UNLIKE_WEIGHTS)),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.CAST_OF_GRADIENT, Feature.WEIGHT_SIZED), lacks=(Feature.RECOMPUTED,)),
     # the loss in backward
     Rule(Role.KERNEL_WORKSPACE, _BACKWARD, stack=TILED_LOSS, has=(Feature.DIES_IN_PHASE,)),
     Rule(
@@ -179,7 +199,9 @@ RULES: tuple[Rule, ...] = (
         lacks=(Feature.RECOMPUTED, Feature.IN_HEAD),
     ),
     # gradients
-    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.OUTLIVES_PHASE,)),
+    # sparse ones have the size of the rows; what is as large as no weight is the gradient of an activation
+    Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding", has=(Feature.OUTLIVES_PHASE,)),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.OUTLIVES_PHASE,), lacks=(Feature.UNLIKE_WEIGHTS,)),
     Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding|AccumulateGrad", has=(Feature.WEIGHT_SIZED,)),
     # a recording can end within backward
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE,)),
@@ -187,8 +209,8 @@ RULES: tuple[Rule, ...] = (
         Role.GRADIENTS,
         _BACKWARD,
         node=_NOT_ELEMENTWISE,
-        has=(Feature.WEIGHT_SIZED, Feature.NEVER_FREED),
-        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE),
+        has=(Feature.WEIGHT_SIZED, Feature.KEPT_SO_FAR),
+        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE, Feature.CAST_OF_OTHER_GRADIENT),
     ),
     # attention, forward, recomputed and backward
     Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),

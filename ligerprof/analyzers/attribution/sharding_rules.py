@@ -93,7 +93,7 @@ COMMUNICATION_RULES: tuple[Rule, ...] = (
     Rule(
         Role.GRADIENTS,
         _BACKWARD,
-        has=(Feature.GATHERED_SIZED, Feature.NEVER_FREED),
+        has=(Feature.GATHERED_SIZED, Feature.KEPT_SO_FAR),
         lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE),
     ),
 )

@@ -1,7 +1,7 @@
 """Find the loss over a vocabulary: the sizes of its [T, V] tensors, for T tokens and V words, and the head's calls."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
@@ -40,6 +40,8 @@ _LINEAR = re.compile(r"nn/functional\.py:linear$|zero/linear\.py:", re.MULTILINE
 _EINSUM = re.compile(r"torch/functional\.py:einsum$", re.MULTILINE)
 _PRODUCTS = frozenset({"matmul", "mm", "addmm", "einsum"})
 _LOSS_MODULE = "loss"
+# of GRU and LSTM
+_GATES = (3, 4)
 # of a model and its reference model: the embedding and the head; weights of layers are more
 _MOST_TABLES = 4
 # all passes of a training loop have the same calls, and the first ones show them
@@ -155,7 +157,20 @@ class Vocabulary:
         return outputs[of_head & sized]
 
     def _heads_by_sizes(self, outputs: Int64s, losses: Int64s, tables: Int64s) -> Int64s | None:
-        """The outputs [T, V] of a pass that looked T tokens up in a table of V rows; None if there are none."""
+        """The outputs [T, V] of a pass that looked T tokens up in a table of V rows; None if there are none.
+
+        Recurrent layers have no vectors of D numbers, but biases of all their gates, which other layers may have by
+        chance: the loss then has to make a tensor as large as the output.
+        """
+        found = self._heads_by_vectors(outputs, losses, tables, 1)
+        if found is None and len(losses):
+            sizes = self._sizes[losses]
+            as_large = outputs[is_among(self._sizes[outputs], np.append(sizes, sizes // 2))]
+            found = self._heads_by_vectors(as_large, losses, tables, *_GATES)
+        return found
+
+    def _heads_by_vectors(self, outputs: Int64s, losses: Int64s, tables: Int64s, *gates: int) -> Int64s | None:
+        """The outputs of a head for which some weight is a vector of D numbers per gate."""
         looked_up = self._outputs(_is_look_up)
         loss_sizes = distinct(self._sizes[losses])
         for span in islice(dict.fromkeys(self._spans[looked_up].tolist()), _PASSES_TO_SEARCH):
@@ -163,7 +178,7 @@ class Vocabulary:
             in_span = outputs[self._spans[outputs] == span]
             for size in distinct(self._sizes[in_span])[::-1][:_SIZES_TO_SEARCH].tolist():
                 found = shapes_of(size, tables, tokens)
-                rows = [2 * shape.words for shape in found if self._is_weight(shape.hidden_bytes)]
+                rows = [2 * shape.words for shape in found if self._is_weight(shape.hidden_bytes, gates)]
                 rows = [row for row in rows if not len(losses) or (loss_sizes[loss_sizes >= row] % row == 0).any()]
                 if rows:
                     self._row_bytes = min(rows)
@@ -209,8 +224,8 @@ class Vocabulary:
         weights: Int64s = self._sizes[are_codes_of(self._codes, Phase.BUILD, None)]
         return weights
 
-    def _is_weight(self, size: int) -> bool:
-        return not len(self._weights) or bool((self._weights == size).any())
+    def _is_weight(self, size: int, factors: Sequence[int]) -> bool:
+        return not len(self._weights) or any(bool((self._weights == size * factor).any()) for factor in factors)
 
     def _outputs(self, chosen: Callable[[CallSite], bool], phase: Phase = Phase.FORWARD) -> Int64s:
         """The last block of each call from the chosen sites."""

@@ -1,6 +1,5 @@
 """Find copies of the weights that a script makes outside of its passes: moving averages, fp32 copies to be trained."""
 
-import re
 from collections import Counter
 from functools import cached_property
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.analyzers.attribution.weights import STATE
 from ligerprof.roles import Phase
 from ligerprof.snapshots.distinct import is_among, number_pairs
 from ligerprof.snapshots.replay import Replay
@@ -16,7 +16,6 @@ from ligerprof.snapshots.trace import Int64s
 # a few tensors can have the sizes of weights by chance
 _LEAST_BLOCKS = 4
 _LEAST_SHARE = 0.9
-_STATE = re.compile(r":_?init_(?:group|state)$", re.MULTILINE)
 
 
 class WeightCopies:
@@ -59,7 +58,7 @@ class WeightCopies:
     @cached_property
     def trains_doubled(self) -> bool:
         """Whether the optimizer's states have twice the bytes of the weights, so that it steps copies in fp32."""
-        states = set(self._replayed.requested_bytes[self._call_sites.matching(_STATE)].tolist())
+        states = set(self._replayed.requested_bytes[self._call_sites.matching(STATE)].tolist())
         largest = max(self._weights, default=0)
         return 2 * largest in states and largest not in states
 

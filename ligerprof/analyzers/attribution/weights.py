@@ -12,7 +12,10 @@ from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
-_CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$", re.MULTILINE)
+# a wrapper that shards weights moves them first
+_CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$|fsdp/\S*:_move_states_to_device$", re.MULTILINE)
+# what optimizers allocate for each weight
+STATE = re.compile(r":_?init_(?:group|state)$", re.MULTILINE)
 _TABLE = re.compile(r"nn/modules/sparse\.py:__init__$", re.MULTILINE)
 # buffers and partitions that an engine makes of the weights
 _ENGINE = re.compile(r"deepspeed/runtime/")
@@ -36,6 +39,18 @@ class Weights:
     def sizes(self) -> frozenset[int]:
         """Sizes allocated while the model was built, including weights that an engine has since partitioned."""
         return frozenset(self._sizes[self._built].tolist())
+
+    def excludes(self, size: int) -> bool:
+        """Whether a gradient of a weight cannot have this size; False if the weights are unknown."""
+        return bool(self.sizes) and size not in self._possible
+
+    @cached_property
+    def _possible(self) -> frozenset[int]:
+        """Sizes of weights, of optimizer states and of all weights at once, in either precision."""
+        states = frozenset(self._sizes[self._call_sites.matching(STATE)].tolist())
+        total_bytes = sum(size * count for size, count in self.live_sizes.items())
+        known = self.sizes | states | {total_bytes}
+        return known | {2 * size for size in known} | {size // 2 for size in known}
 
     @cached_property
     def live_sizes(self) -> Counter[int]:
