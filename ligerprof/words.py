@@ -16,6 +16,9 @@ _LONGEST_NAME = 200
 class Word(str, Enum):
     """A category. A member compares, formats and serializes as its word."""
 
+    # `Enum.__hash__` is a Python function, and it hashes the name, although members equal their words
+    __hash__ = str.__hash__
+
     def __str__(self) -> str:
         """The word on every Python version, unlike `Enum.__str__`."""
         return str(self.value)

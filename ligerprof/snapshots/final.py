@@ -2,15 +2,17 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
+from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.events import ADDRESS_LIMIT, SIZE_LIMIT, TOTAL_LIMIT
 from ligerprof.snapshots.state import DeviceState, FreeSpace, HeldBlock
 from ligerprof.snapshots.trace import Int64s
@@ -70,15 +72,15 @@ class FinalSegments:
         blocks: list[dict[str, Any]] = list(itertools.chain.from_iterable(of_segments)) if are_lists else []
         if not are_lists or not {dict}.issuperset(map(type, blocks)):
             raise SnapshotFormatError(f"{where}: a segment's `blocks` is not a list of blocks. Was the file damaged?")
-        of_blocks = list(map(methodcaller("get", "size"), blocks))
+        of_blocks, requested, states, frames = _values(blocks)
         block_sizes = _numbers(of_blocks, SIZE_LIMIT, f"{where}: a block's size")
-        # only newer files contain a block's address and requested size
-        requested = [block.get("requested_size", size) for block, size in zip(blocks, of_blocks, strict=True)]
         if max(sizes.sum(dtype=np.float64), block_sizes.sum(dtype=np.float64)) >= TOTAL_LIMIT:
             raise SnapshotFormatError(f"{where}: its segments have more bytes than 62 bits can count. Was it damaged?")
         counts = np.fromiter(map(len, of_segments), dtype=np.int64, count=len(of_segments))
-        states = [block.get("state") for block in blocks]
-        held = (isinstance(state, str) and state.startswith(_HELD) for state in states)
+        # most blocks share a few strings
+        state_of = dict(zip(map(id, states), states, strict=True))
+        is_held = {key: isinstance(state, str) and state.startswith(_HELD) for key, state in state_of.items()}
+        is_allocated = {key: state == _ALLOCATED for key, state in state_of.items()}
         return cls(
             starts=starts,
             sizes=sizes,
@@ -87,9 +89,9 @@ class FinalSegments:
             addresses=_addresses(starts, counts, block_sizes),
             requested=_numbers(requested, SIZE_LIMIT, f"{where}: a block's requested_size"),
             block_sizes=block_sizes,
-            held=np.fromiter(held, bool, len(states)),
-            allocated=np.fromiter((state == _ALLOCATED for state in states), bool, len(states)),
-            frames=[block.get("frames", ()) for block in blocks],
+            held=np.fromiter(map(is_held.__getitem__, map(id, states)), bool, len(states)),
+            allocated=np.fromiter(map(is_allocated.__getitem__, map(id, states)), bool, len(states)),
+            frames=frames,
         )
 
     @property
@@ -153,7 +155,7 @@ class FinalSegments:
             space = self.free_space().starts
             return np.array(list(space), dtype=np.int64), np.array(list(space.values()), dtype=np.int64)
         borders = self.starts[~self.is_expandable]
-        is_first = np.append(True, (starts[1:] != ends[:-1]) | np.isin(starts[1:], borders))[: len(free)]
+        is_first = np.append(True, (starts[1:] != ends[:-1]) | is_among(starts[1:], borders))[: len(free)]
         firsts = np.flatnonzero(is_first)
         return starts[firsts], ends[np.append(firsts[1:], len(free))[: len(firsts)] - 1] - starts[firsts]
 
@@ -178,10 +180,27 @@ def _are_equal(known: Mapping[int, int], keys: Int64s, values: Int64s) -> bool:
     )
 
 
+def _values(blocks: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Any], ...]:
+    """Size, requested size, state and frames of each block."""
+    try:
+        # at once, since each look at a block may have to wait for memory
+        rows = list(map(itemgetter("size", "requested_size", "state", "frames"), blocks))
+    except KeyError:
+        # only newer files contain a block's requested size
+        rows = [
+            (size, block.get("requested_size", size), block.get("state"), block.get("frames", ()))
+            for block, size in zip(blocks, map(methodcaller("get", "size"), blocks), strict=True)
+        ]
+    return tuple(zip(*rows, strict=True)) or ((), (), (), ())
+
+
 def _numbers(values: Sequence[Any], limit: int, what: str) -> Int64s:
     """The values as a column; raise a SnapshotFormatError that names the first one that is not in [0, limit)."""
-    if {int}.issuperset(map(type, values)) and (not values or (min(values) >= 0 and max(values) < limit)):
-        return np.array(values, dtype=np.int64)
+    if {int}.issuperset(map(type, values)):
+        with suppress(OverflowError):
+            column = np.array(values, dtype=np.int64)
+            if column.min(initial=0) >= 0 and column.max(initial=0) < limit:
+                return column
     index, value = next(
         (index, value) for index, value in enumerate(values) if type(value) is not int or not 0 <= value < limit
     )

@@ -42,6 +42,9 @@ class Snapshot:
     settings: Mapping[str, Any] = field(default_factory=dict)
     annotations: Sequence[Mapping[str, Any]] = ()
     saved_tensors: Sequence[SavedTensor] = ()
+    _segments_by_device: dict[int, list[Mapping[str, Any]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         traces = [_trace(trace, device, self.source) for device, trace in enumerate(self.device_traces)]
@@ -78,7 +81,7 @@ class Snapshot:
     def devices(self) -> tuple[int, ...]:
         """Devices that have events or segments."""
         traced = {device for device, trace in enumerate(self.device_traces) if trace}
-        return tuple(sorted(traced.union(self._devices_of_segments())))
+        return tuple(sorted(traced.union(self._segments_of_devices())))
 
     def trace_of(self, device: int) -> DeviceTrace:
         """Events of one device, in order."""
@@ -86,7 +89,7 @@ class Snapshot:
 
     def segments_of(self, device: int) -> list[Mapping[str, Any]]:
         """Segments of one device at the end."""
-        return [segment for segment, of in zip(self.segments, self._devices_of_segments(), strict=True) if of == device]
+        return list(self._segments_of_devices().get(device, ()))
 
     def drop_blocks(self, device: int) -> None:
         """Remove the blocks of a device's segments, in the values that the snapshot was made from."""
@@ -108,6 +111,13 @@ class Snapshot:
             size = f" of {kept} events" if type(kept) is int else ""
             notes.append(f"torch's buffer{size} overflowed: the oldest events are lost")
         return notes
+
+    def _segments_of_devices(self) -> Mapping[int, Sequence[Mapping[str, Any]]]:
+        """The segments by device, grouped once."""
+        if not self._segments_by_device:
+            for segment, device in zip(self.segments, self._devices_of_segments(), strict=True):
+                self._segments_by_device.setdefault(device, []).append(segment)
+        return self._segments_by_device
 
     def _devices_of_segments(self) -> list[int]:
         devices: list[Any] = [segment.get("device", 0) for segment in self.segments]

@@ -176,13 +176,15 @@ def _layers_of_states(
     found: dict[int, int] = {}
     weight_sizes, weight_layers = sizes[weights].tolist(), layers.tolist()
     for allocated in by_site.values():
-        left = zip(weight_sizes, weight_layers, strict=True)
+        after = 0
         for block, size in allocated:
-            layer = next((layer for weight_size, layer in left if weight_size == size), None)
-            if layer is None:
+            try:
+                weight = weight_sizes.index(size, after)
+            except ValueError:
                 break
-            if layer != NO_LAYER:
-                found[block] = layer
+            after = weight + 1
+            if weight_layers[weight] != NO_LAYER:
+                found[block] = weight_layers[weight]
     return list(found), list(found.values())
 
 
