@@ -16,7 +16,7 @@ from ligerprof.analyzers.compare import compare as compare_figures
 from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.analyzers.result_reader import Figures
 from ligerprof.analyzers.search.budget import Judge, Reserved, find_limit
-from ligerprof.errors import ResultFormatError, WrongTypeError
+from ligerprof.errors import ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
@@ -145,7 +145,17 @@ def analyze_trace(source: PathLike) -> "TraceReport":
 def make_judge(
     recipe: TrainingRecipe, *, simulate: bool, progress: Progress, simulators: Simulators | None = None
 ) -> Judge:
-    """The judge of a recipe's limit; raises RecipeError if the limit is above the GPU's memory."""
+    """The judge of a recipe's limit.
+
+    Raises:
+        RecipeError: the limit is above the GPU's memory.
+        UnsupportedError: what a compiled step needs is not known without a GPU.
+    """
+    if _recipe(recipe).compile:
+        raise UnsupportedError(
+            "--compile: what fits under torch.compile is not known without running it. Measure it with `ligerprof step`"
+            " on a GPU, or search with --no-compile."
+        )
 
     def simulated(candidate: TrainingRecipe) -> Reserved:
         # before the message and the import of torch

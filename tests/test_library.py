@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ligerprof
+from ligerprof.errors import UnsupportedError
 from tests.paths import DATA, RECORDINGS, REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "library.md"
@@ -95,3 +96,10 @@ def test_a_simulated_step_can_be_compared() -> None:
 
     assert comparison.columns[0].peak_bytes == outcome.peak_bytes
     assert comparison.columns[0].roles.total_bytes == outcome.peak_bytes
+
+
+@pytest.mark.parametrize("search", [ligerprof.fit, ligerprof.advise])
+def test_what_fits_under_torch_compile_is_not_guessed(search: Callable[..., Any]) -> None:
+    recipe = ligerprof.TrainingRecipe(model="tiny", compile=True, memory_limit_bytes=2**30)
+    with pytest.raises(UnsupportedError, match=r"--compile: what fits under torch\.compile is not known"):
+        search(recipe, simulate=False)

@@ -23,7 +23,7 @@ _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
 _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
 # options that only the engine torch carries out
-_PLAIN_TORCH = ("checkpoint_every", "selective", "activation_offload", "modules_to_save", "dora")
+_PLAIN_TORCH = ("checkpoint_every", "selective", "activation_offload", "compile", "modules_to_save", "dora")
 
 
 def require_compatible(options: TrainingOptions) -> None:
@@ -146,6 +146,10 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
             getattr(options, name) != unused and not options.checkpointing,
             f"{_FLAGS[name]} does not go with {_CHECKPOINTING.off_flag}.",
         )
+    yield (
+        options.compile and options.activation_offload,
+        f"{_FLAGS['compile']} with {_FLAGS['activation_offload']} is not supported yet. Choose one.",
+    )
     yield (
         options.selective is not None and options.reentrant,
         f"{_FLAGS['selective']} does not go with {_FLAGS['reentrant']}, which has no cache of outputs.",
@@ -284,7 +288,9 @@ def require_supported(options: TrainingOptions, *, command: str, simulated: bool
 
 
 def _not_simulated(options: TrainingOptions) -> str | None:
-    """What the simulator of DeepSpeed does not cover; None if it covers the options."""
+    """What the simulator does not cover; None if it covers the options."""
+    if options.compile:
+        return f"{_FLAGS['compile']}, whose fused kernels it does not know"
     if options.engine is not Engine.DEEPSPEED:
         return None
     if options.offload is not Offload.NONE:

@@ -115,6 +115,12 @@ class TrainingOptions(Options):
         "Keep what autograd saves in main memory between the passes, as TRL and torchtune do.",
         default=False,
     )
+    compile: bool = option(
+        Group.TRAINING,
+        "Compile the model with torch.compile; measured only, the estimate is of the step without it.",
+        default=False,
+        negatable=True,
+    )
     optimizer: Optimizer = option(
         Group.TRAINING,
         "Optimizer and its implementation.",
@@ -375,6 +381,7 @@ class TrainingOptions(Options):
                 f"{self.batch} x {self.seq} tokens" + (" packed" if self.packing else ""),
                 self.precision,
                 "checkpointed" if self.checkpointing else "not checkpointed",
+                *(("compiled",) if self.compile else ()),
                 self.optimizer,
                 f"kernels {'+'.join(self.kernels)} ({self.provider_names})" if self.kernels else "no fused kernels",
             )

@@ -92,6 +92,7 @@ class Trainer(Training):
         device_type: the device type of autocast (`cpu` under the simulator).
         scaler: loss scaling for amp-fp16, else None.
         offload: moves what autograd saves in a micro-batch to main memory, or None.
+        compiled: the model as torch.compile returns it, or None.
     """
 
     model: nn.Module
@@ -99,13 +100,18 @@ class Trainer(Training):
     scaler: torch.amp.GradScaler | None
     device_type: str
     offload: ActivationOffload | None = None
+    compiled: Callable[..., Any] | None = None
+
+    @property
+    def _call(self) -> Callable[..., Any]:
+        return self.model if self.compiled is None else self.compiled
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """The loss of a micro-batch, divided by `grad_accum`."""
         recipe = self.recipe
         dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
         with self._offloading_until_backward(), torch.autocast(self.device_type, dtype, enabled=dtype is not None):
-            loss: Tensor = self.model(**batch, use_cache=False).loss
+            loss: Tensor = self._call(**batch, use_cache=False).loss
         return loss if recipe.grad_accum == 1 else loss / recipe.grad_accum
 
     def evaluate(self, batch: dict[str, Tensor]) -> None:
@@ -123,7 +129,7 @@ class Trainer(Training):
         self.model.eval()
         with torch.no_grad():
             with torch.autocast(self.device_type, dtype, enabled=dtype is not None):
-                output = self.model(**batch, use_cache=False, **skipped)
+                output = self._call(**batch, use_cache=False, **skipped)
             if dtype is not None and output.logits is not None:
                 output.logits = output.logits.float()
         self.model.train()
@@ -191,7 +197,14 @@ def make_trainer(recipe: TrainingRecipe, model: nn.Module, device_type: str) -> 
     if recipe.activation_offload:
         offload = ActivationOffload(model, CudaHostMemory() if device_type == "cuda" else ShapesOnly())
     return Trainer(
-        recipe=recipe, model=model, optimizer=optimizer, scaler=scaler, device_type=device_type, offload=offload
+        recipe=recipe,
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        device_type=device_type,
+        offload=offload,
+        # the whole model, as accelerate compiles it for transformers' Trainer
+        compiled=torch.compile(model) if recipe.compile else None,
     )
 
 

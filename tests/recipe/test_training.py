@@ -43,6 +43,8 @@ def test_recipe_survives_json(model: str) -> None:
         ({"engine": "fsdp2", "qlora": 8}, "--qlora is not supported with --engine fsdp2"),
         ({"engine": "fsdp2", "lora": 8, "precision": "bf16"}, "weights of one dtype"),
         ({"engine": "fsdp2", "gpus": 6, "replicate": 4}, "not a multiple"),
+        ({"compile": True, "engine": "ddp", "gpus": 2}, "--compile needs --engine torch"),
+        ({"compile": True, "activation_offload": True}, "--compile with --activation-offload"),
         ({"replicate": 0}, "replicate"),
         ({"reshard": False}, "--no-reshard needs --engine fsdp2"),
         ({"wrap": "accelerate", "engine": "ddp"}, "--wrap accelerate needs --engine fsdp2"),

@@ -1,10 +1,13 @@
-"""The batches that a step trains on."""
+"""The batches that a step trains on, and the model that it calls."""
+
+from typing import Any
 
 import pytest
 import torch
 
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.training import make_batch
+from ligerprof.runs.training import built_model, make_batch, make_trainer, train_step
+from tests.runs.phases import NoPhases
 
 
 def batch_of(**options: object) -> dict[str, torch.Tensor]:
@@ -45,3 +48,33 @@ def test_a_model_masks_the_other_documents_of_a_packed_row() -> None:
 
 def test_one_token_is_one_document() -> None:
     assert batch_of(batch=1, seq=1, packing=True)["position_ids"].tolist() == [[0]]
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_a_compiled_step_runs_one_graph_of_the_whole_model(
+    checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[int] = []
+    losses: dict[bool, list[float]] = {}
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(len(graph.graph.nodes))
+        return graph
+
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: compiler(model, backend=backend))
+    for compiles in (False, True):
+        options: dict[str, Any] = {"checkpointing": checkpointing, "compile": compiles, "optimizer": "sgd"}
+        recipe = TrainingRecipe(model="tiny", batch=1, seq=8, precision="fp32", **options)
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        with built_model(recipe, torch.device("cpu")) as model:
+            trainer, batch = make_trainer(recipe, model, "cpu"), make_batch(recipe, torch.device("cpu"))
+            observer = NoPhases()
+            for _ in range(2):
+                train_step(trainer, batch, observer)
+            losses[compiles] = observer.losses
+
+    assert len(graphs) == 1
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5)
+    assert losses[True][1] != losses[True][0]

@@ -264,6 +264,11 @@ def _assumed_of_packages(recipe: TrainingRecipe) -> Iterator[str]:
 def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     yield "the CUDA context, which is outside torch's allocator"
     yield "memory that the allocator reserves beyond allocated blocks"
+    if recipe.compile:
+        yield (
+            "torch.compile, which fuses operations, keeps other tensors for backward and computes some again: the"
+            " figures are those of the step without it, and no limit is judged"
+        )
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
     if recipe.offload is not Offload.NONE:

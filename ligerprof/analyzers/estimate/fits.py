@@ -31,8 +31,10 @@ def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = 
         by_gpu: whether the user chose the GPU; otherwise its memory is not a limit.
 
     Returns:
-        the estimate itself without a limit.
+        the estimate itself without a limit, and for a compiled step, whose peak it does not know.
     """
+    if recipe.compile:
+        return estimated
     usable, given_bytes = usable_memory(recipe), recipe.memory_limit_bytes
     if by_gpu and (given_bytes is None or usable.size_bytes < given_bytes):
         limit_bytes, source = usable.size_bytes, usable.source

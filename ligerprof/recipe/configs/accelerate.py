@@ -54,9 +54,7 @@ _PARALLELISM = {
     ),
 }
 _DYNAMO = {
-    "dynamo_backend": words(
-        Setting.COMPILE, {"no": _OFF, "inductor": True, "eager": True, "aot_eager": True}, what="torch.compile with"
-    ),
+    "dynamo_backend": words(Setting.COMPILE, {"no": _OFF, "eager": _OFF, "inductor": True}, what="torch.compile with"),
     **ignored(
         Reason.OTHER_METHOD, "dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph dynamo_use_regional_compilation"
     ),

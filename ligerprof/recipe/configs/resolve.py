@@ -17,15 +17,11 @@ from ligerprof.recipe.training_options import ALL_LINEAR
 from ligerprof.words import Word
 
 S = Setting
-_FEATURES: Mapping[Setting, str] = {
-    S.COMPILE: "torch.compile",
-    S.ACTIVATION_OFFLOAD: "activations in host memory",
-}
-# settings that a recipe takes as they are, if it has the option
+# settings that a recipe takes as they are
 _DIRECT = (
     *(S.SEQ, S.GRAD_ACCUM, S.CLIP, S.CHECKPOINTING, S.REENTRANT, S.ATTENTION, S.LOSS, S.GALORE_RANK),
     *(S.CHECKPOINT_EVERY, S.SELECTIVE),
-    *(S.COMPILE, S.ACTIVATION_OFFLOAD),
+    S.ACTIVATION_OFFLOAD,
     *(S.LENGTH_ORDER, S.PAD_TO_MULTIPLE_OF),
 )
 _DDP, _FSDP = "ddp", "fsdp2"
@@ -92,6 +88,7 @@ class Resolver:
             **self._kernels(spec),
             **self._evaluation(engine["engine"]),
             **self._optimizer(engine["engine"]),
+            **self._compile(engine["engine"]),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
         }
         self._check_packing(chosen)
@@ -312,12 +309,14 @@ class Resolver:
         fp32 = self._value(S.FP32_EMBEDDING_STATES) if word in EIGHT_BIT else None
         return {"optimizer": word, "fp32_embedding_states": fp32}
 
+    def _compile(self, engine: str) -> dict[str, Any]:
+        compiles = self._value(S.COMPILE)
+        if compiles and engine != Engine.TORCH:
+            raise self._refuse(f"torch.compile under {engine}", S.COMPILE)
+        return {"compile": compiles}
+
     def _direct(self, setting: Setting) -> dict[str, Any]:
         value, name = self._value(setting), setting.value
-        if name not in RECIPE_OPTIONS:
-            if value:
-                raise self._refuse(_FEATURES[setting], setting)
-            return {}
         declared = RECIPE_OPTIONS[name]
         if isinstance(value, str) and issubclass(declared.kind, Word) and value not in declared.choices:
             raise self._refuse(f"{name.replace('_', ' ')} {value}", setting)

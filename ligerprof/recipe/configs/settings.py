@@ -35,7 +35,6 @@ class Setting(Word):
     OFFLOAD = "offload"
     NVME_PATH = "nvme_path"
     GPUS = "gpus"
-    # options that recipes may not have yet
     PACKING = "packing"
     COMPILE = "compile"
     ACTIVATION_OFFLOAD = "activation_offload"

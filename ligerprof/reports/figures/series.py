@@ -27,6 +27,7 @@ _OF_A_SETTING: Mapping[str, str] = {
     "checkpoint_every": "one of {} layers checkpointed",
     "selective": "{} kept",
     "activation_offload": "activations offloaded",
+    "compile": "compiled",
     "reentrant": "reentrant",
     "optimizer": "{}",
     "attention": "{} attention",

@@ -17,8 +17,9 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend, Phase
 from ligerprof.runs.measured.outside import OutsideLedger
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
+from ligerprof.runs.recording.patches import skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
-from ligerprof.runs.recording.stamping import Stamper
+from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.runs.training import Training, make_batch, torch_trainer, train_step
 from ligerprof.runs.versions import package_versions
 from ligerprof.snapshots.saved import with_saved_tensors
@@ -75,6 +76,7 @@ class _Counters:
     Args:
         stamper: stamps the step's events.
         ended: called with the name of each phase that ended.
+        is_compiled: whether the loss is part of a compiled graph, which is one autograd node.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class _Counters:
         base_bytes: int,
         stamper: Stamper | None = None,
         ended: Callable[[str], None] | None = None,
+        *,
+        is_compiled: bool = False,
     ) -> None:
         self.step, self.last_phase = step, Phase.BUILD
         self.peaks: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
@@ -91,6 +95,7 @@ class _Counters:
         self.evaluation_bytes: int | None = None
         self.evaluation_reserved_bytes: int | None = None
         self._base_bytes, self._stamper, self._ended = base_bytes, stamper, ended
+        self._is_compiled = is_compiled
 
     @property
     def peak_bytes(self) -> int:
@@ -122,7 +127,9 @@ class _Counters:
                 self._ended(phase.value)
 
     def loss_made(self, loss: Tensor) -> None:
-        if self._stamper is not None:
+        if self._stamper is not None and self._is_compiled:
+            self._stamper.label_outputs(loss)
+        elif self._stamper is not None:
             self._stamper.label_loss(loss)
 
 
@@ -175,6 +182,8 @@ class _Session:
         saved = SavedTensors(locate=locate_on_cuda, clock=unix_time_us)
         self._stamper = Stamper(memory._set_memory_metadata, saved)
         self._stamper.open()
+        if self._recipe.compile:
+            skip_when_compiling(*HOOKS)
         try:
             yield
         finally:
@@ -205,7 +214,8 @@ class _Session:
             if number == last:
                 self._outside.note("warm_up")
             ended = self._outside.note if number == 1 else None
-            self._recorded.append(_Counters(number, self._base_bytes, self._stamper, ended))
+            compiled = self._recipe.compile
+            self._recorded.append(_Counters(number, self._base_bytes, self._stamper, ended, is_compiled=compiled))
             train_step(self._trainer, self._batch, self._recorded[-1])
         self._evaluate(self._recorded[-1])
 

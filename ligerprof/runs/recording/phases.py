@@ -14,16 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
-from ligerprof.runs.recording.backward_entries import OpenCall
 from ligerprof.runs.recording.module_calls import calls, direct_call, observed_call, release_calls, replace_calls
 from ligerprof.runs.recording.patches import PHASES, Patches, skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors
-from ligerprof.runs.recording.stamping import Stamper
+from ligerprof.runs.recording.stamping import HOOKS, Stamper
 
 # what backward and grad call, for programs that import them by name
 _ENGINE = "_engine_run_backward"
-# frames that run between compiled ones
-_SKIPPED = (__name__, OpenCall.__module__, replace_calls.__module__, Patches.__module__, Stamper.__module__)
 
 
 class LoopPhases:
@@ -82,7 +79,7 @@ class LoopPhases:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
-        skip_when_compiling(*_SKIPPED)
+        skip_when_compiling(__name__, *HOOKS)
         replace_calls(self._patches, self._run_outermost)
         for name in ("backward", "grad", _ENGINE):
             if hasattr(torch.autograd, name):

@@ -346,3 +346,19 @@ def test_the_trainer_keeps_the_moments_of_embeddings_in_fp32(tmp_path: Path, opt
     assert estimate(recipe).peak_bytes > estimate(plain).peak_bytes
     replaced, _ = read(tmp_path, {**BASE, "optim": optim}, optimizer="adamw-fused")
     assert not replaced.fp32_embedding_states
+
+
+def test_a_compiled_training_is_a_compiled_recipe_on_one_gpu_and_refused_under_other_engines(tmp_path: Path) -> None:
+    recipe, _ = read(tmp_path, {**BASE, "torch_compile": True})
+    assert recipe.compile
+    assert not read(tmp_path, {**BASE, "torch_compile": True}, compile=False)[0].compile
+    with pytest.raises(UnsupportedError, match=r"torch_compile: torch\.compile under deepspeed is not supported"):
+        read(tmp_path, {**BASE, "torch_compile": True, "bf16": True, "deepspeed": AUTO})
+
+
+@pytest.mark.parametrize(("backend", "compiles"), [("NO", False), ("EAGER", False), ("INDUCTOR", True)])
+def test_dynamo_backends_that_leave_operators_as_they_are_do_not_compile(
+    backend: str, compiles: bool, tmp_path: Path
+) -> None:
+    accelerate = {"compute_environment": "LOCAL_MACHINE", "dynamo_config": {"dynamo_backend": backend}}
+    assert read(tmp_path, BASE, accelerate)[0].compile is compiles
