@@ -24,9 +24,9 @@ class Setting:
         """Whether this is the change to make."""
         return self.change == change
 
-    def batches(self, batch: int | None = None) -> Iterator[torch.Tensor]:
+    def batches(self, batch: int | None = None, *, steps: int = STEPS) -> Iterator[torch.Tensor]:
         """Tokens of each step."""
-        for _ in range(STEPS):
+        for _ in range(steps):
             yield torch.randint(0, self.vocab, (batch or self.batch, self.seq)).to(self.device)
 
     def offload(self) -> Any:
@@ -151,11 +151,11 @@ def parts_of(setting: Setting, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
 class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Random sequences."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    def __init__(self, setting: Setting, count: int = 256) -> None:
+        self.setting, self.count = setting, count
 
     def __len__(self) -> int:
-        return 256
+        return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         tokens = torch.randint(0, self.setting.vocab, (self.setting.seq,))

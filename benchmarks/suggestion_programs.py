@@ -54,6 +54,33 @@ def torch_late_zero(setting: Setting) -> None:
     train_gpt(setting, model, optimizer_of(setting, model, fused=True))
 
 
+@program
+def torch_kept_outputs(setting: Setting) -> None:
+    """The same, and every step's logits are collected on the GPU."""
+    setting.batch, setting.seq = 2, setting.seq // 2
+    model, collected = gpt(setting), []
+    optimizer = optimizer_of(setting, model, fused=True)
+    for batch in setting.batches(steps=5):
+        for tokens in parts_of(setting, batch):
+            with setting.offload(), setting.autocast():
+                logits, loss = model(tokens, tokens)
+            loss.backward()
+            if logits is not None:
+                collected.append(logits.detach().cpu() if setting.does("kept-outputs") else logits.detach())
+            del logits, loss
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+@program
+def generation(setting: Setting) -> None:
+    """Text generation with a cache of keys and values."""
+    model = llama(setting).eval()
+    prompts = torch.randint(0, setting.vocab, (8 * setting.batch, setting.seq)).to(setting.device)
+    for part in prompts.chunk(2) if setting.does("half-prompts") else (prompts,):
+        model.generate(part, attention_mask=torch.ones_like(part), max_new_tokens=32, do_sample=False)
+
+
 def train_gpt(setting: Setting, model: Gpt, optimizer: torch.optim.Optimizer) -> None:
     """Zero gradients between forward and backward, and keep the logits."""
     for batch in setting.batches():
@@ -108,8 +135,12 @@ LIGER_ONLY_LOSS = {
 }
 
 
-def run_trainer(setting: Setting, model: Any, **arguments: Any) -> None:
-    """Transformers' Trainer, with the change as an argument."""
+def run_trainer(setting: Setting, model: Any, *, evaluates: bool = False, **arguments: Any) -> None:
+    """Transformers' Trainer, with the change as an argument.
+
+    Args:
+        evaluates: after each step, in batches four times as large.
+    """
     # the Trainer imports these if they are installed, and needs neither
     missing: dict[str, Any] = {"datasets": None, "trl": None}
     sys.modules.update(missing)
@@ -126,7 +157,11 @@ def run_trainer(setting: Setting, model: Any, **arguments: Any) -> None:
         "half-batch": {"gradient_accumulation_steps": 2},
         "8-bit-optimizer": {"optim": "adamw_bnb_8bit"},
         "paged-optimizer": {"optim": "paged_adamw_32bit"},
+        "eval-batch": {"per_device_eval_batch_size": 2 * setting.batch},
     }
+    if evaluates:
+        large: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": False}
+        arguments = {**large, "per_device_eval_batch_size": 4 * setting.batch, **arguments}
     made = TrainingArguments(
         output_dir="/tmp/suggestions-trainer",
         max_steps=STEPS,
@@ -137,7 +172,8 @@ def run_trainer(setting: Setting, model: Any, **arguments: Any) -> None:
         per_device_train_batch_size=setting.batch // 2 if half else setting.batch,
         **{**arguments, **changes.get(setting.change, {})},
     )
-    Trainer(model=model, args=made, train_dataset=Samples(setting)).train()
+    evaluated = Samples(setting, 8 * setting.batch) if evaluates else None
+    Trainer(model=model, args=made, train_dataset=Samples(setting), eval_dataset=evaluated).train()
 
 
 @program
@@ -150,6 +186,20 @@ def trainer(setting: Setting) -> None:
 def trainer_checkpointed(setting: Setting) -> None:
     """bf16 weights, tied, fused AdamW, checkpointing."""
     run_trainer(setting, llama(setting, tied=True, by_trainer=True), gradient_checkpointing=True)
+
+
+@program
+def trainer_small_batch(setting: Setting) -> None:
+    """fp32 weights, bf16 autocast and foreach AdamW with few tokens, so that the optimizer step has the peak."""
+    setting.batch, setting.seq = 2, setting.seq // 4
+    run_trainer(setting, llama(setting, dtype=torch.float32, by_trainer=True), bf16=True, optim="adamw_torch")
+
+
+@program
+def trainer_evaluating(setting: Setting) -> None:
+    """bf16 weights, with evaluations in larger batches, which have the peak."""
+    setting.batch //= 4
+    run_trainer(setting, llama(setting, by_trainer=True), evaluates=True)
 
 
 @program
