@@ -349,18 +349,3 @@ def test_the_memory_limit_of_the_recipe_is_judged_and_its_gpu_only_if_asked() ->
     by_gpu = judged(recipe, plain, by_gpu=True).verdict
     assert by_gpu is not None
     assert by_gpu.limit_bytes == recipe.gpu_spec.usable_bytes
-
-
-def test_a_compiled_step_is_estimated_as_without_compilation_and_not_judged() -> None:
-    compiled, plain = (
-        TrainingRecipe(model="tiny", compile=compiles, memory_limit_bytes=2**20) for compiles in (True, False)
-    )
-    estimated = judged(compiled, estimate(compiled), by_gpu=True)
-
-    assert estimated.peak_bytes == estimate(plain).peak_bytes
-    assert estimated.verdict is None
-    assert estimated.to_json()["fits"] is None
-    assert set(estimated.left_out) - set(estimate(plain).left_out) == {
-        text for text in estimated.left_out if "torch.compile" in text
-    }
-    assert any("torch.compile" in text for text in estimated.left_out)
