@@ -1,0 +1,181 @@
+"""Where the GPU's time goes, kernel by kernel: in a training step under each kernel set, and in the fused loss.
+
+    python benchmarks/kernel_profile.py measure benchmarks/results/kernel-profile-h200.jsonl
+    python benchmarks/kernel_profile.py table benchmarks/results/kernel-profile-h200.jsonl
+
+`measure` requires a GPU and a minute; it appends one JSON line per step and per loss. Times are those of torch's
+profiler, which slows the host down, not the kernels.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from step_turns import CANDIDATES, SETTINGS, Cell, candidate_recipe, kernels_in
+
+from ligerprof.recipe.training import TrainingRecipe
+
+# one of a step's kinds, by parts of kernels' names; the first match counts
+KINDS = {
+    "products": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas"),
+    "attention": ("flash", "fmha", "sdpa", "cudnn"),
+    "optimizer": ("multi_tensor", "adam", "foreach"),
+    "head": ("cross_entropy", "_block_", "_total_kernel", "_scale_kernel", "element_mul", "reciprocal_count"),
+    "norms": ("norm", "rms"),
+    "gate": ("glu", "silu", "gelu"),
+    "rope": ("rope", "rotary"),
+    "copies": ("memcpy", "memset", "copy", "cat"),
+}
+# attention kernels are made of products, and are named so
+FIRST = ("attention", "optimizer")
+STEP_MODELS = ("mistral-7b-v0.3", "llama3.1-8b")
+LOSSES = (
+    (16384, 2304, 256000, "balanced"),
+    (4096, 2048, 128256, "balanced"),
+    (2048, 2048, 128256, "lean"),
+)
+STEPS = 3
+
+
+def kind_of(name: str) -> str:
+    lowered = name.lower()
+    for kind in (*FIRST, *KINDS):
+        if any(part in lowered for part in KINDS[kind]):
+            return kind
+    return "other"
+
+
+def profiled(run: Callable[[], object], runs: int) -> dict[str, Any]:
+    """Milliseconds of one run on the clock, without the profiler, and of each kernel."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    def repeat() -> None:
+        for _ in range(runs):
+            run()
+        torch.cuda.synchronize()
+
+    repeat()
+    started = time.perf_counter()
+    repeat()
+    wall_ms = 1e3 * (time.perf_counter() - started) / runs
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        repeat()
+    kernels: dict[str, list[float]] = {}
+    for event in found.events() or ():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            entry = kernels.setdefault(event.name, [0.0, 0])
+            entry[0] += event.time_range.elapsed_us() / 1e3 / runs
+            entry[1] += 1 / runs
+    rows = [
+        {"kernel": name, "kind": kind_of(name), "ms": ms, "launches": launches}
+        for name, (ms, launches) in sorted(kernels.items(), key=lambda item: -item[1][0])
+    ]
+    return {"wall_ms": wall_ms, "kernels": rows}
+
+
+def profile_steps(base: TrainingRecipe) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from ligerprof.runs.training import built_model
+
+    torch.manual_seed(0)
+    with built_model(base, torch.device("cuda", torch.cuda.current_device())) as model:
+        cell = Cell(base, model)
+        for name in CANDIDATES:
+            if name.endswith("auto"):
+                continue
+            recipe = candidate_recipe(base, name)
+            with kernels_in(model, recipe):
+                cell.step()
+                found = profiled(cell.step, STEPS)
+            yield {"kind": "step", "recipe": base.to_json(), "candidate": name, **found}
+
+
+def profile_loss(tokens: int, hidden: int, vocab: int, budget: str) -> dict[str, Any]:
+    import torch
+    from head_grid import bench_shape
+
+    from ligerprof.runs.bench.calls import BoundCall, make_tensors
+    from ligerprof.runs.bench.operations import OPERATIONS, Maker
+    from ligerprof.runs.bench.providers import find_provided
+
+    operation, shape = OPERATIONS["flce"], bench_shape((tokens, hidden, vocab))
+    generator = torch.Generator("cuda").manual_seed(0)
+    tensors = make_tensors(operation, shape, Maker(dtype=torch.bfloat16, generator=generator))
+    (provided,), _ = find_provided("flce", (f"ligerprof:{budget}",), "cuda")
+    sizes = {"tokens": tokens, "hidden": hidden, "vocab": vocab, "budget": budget}
+    return {"kind": "loss", **sizes, **profiled(BoundCall(operation, provided, tensors).full, 10)}
+
+
+def measure(results: Path) -> None:
+    import torch
+
+    from ligerprof.runs.versions import package_versions
+
+    common = {
+        "schema": 1,
+        "gpu": torch.cuda.get_device_name(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": dict(package_versions()),
+    }
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for sizes in LOSSES:
+            yield profile_loss(*sizes)
+        for setting in SETTINGS:
+            if setting.model in STEP_MODELS:
+                yield from profile_steps(setting.recipe())
+                gc.collect()
+                torch.cuda.empty_cache()
+
+    results.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    for row in rows():
+        with results.open("a") as lines:
+            lines.write(json.dumps({**common, **row}) + "\n")
+        print(f"{name_of(row)}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def name_of(row: dict[str, Any]) -> str:
+    if row["kind"] == "step":
+        recipe = row["recipe"]
+        return f"{recipe['model']} {recipe['batch']} x {recipe['seq']}, {row['candidate']}"
+    return f"loss of {row['tokens']} x {row['hidden']} x {row['vocab']}, {row['budget']}"
+
+
+def table_rows(results: Path) -> Iterator[str]:
+    """One row per step or loss: the clock's time, the kernels' time, each kind's, and launches."""
+    kinds = [*KINDS, "other"]
+    yield f"| | clock, ms | kernels | launches | {' | '.join(kinds)} |"
+    yield f"|---|---:|---:|---:|{'---:|' * len(kinds)}"
+    for line in results.read_text().splitlines():
+        row = json.loads(line)
+        of_kind = dict.fromkeys(kinds, 0.0)
+        for kernel in row["kernels"]:
+            of_kind[kernel["kind"]] += kernel["ms"]
+        launches = sum(kernel["launches"] for kernel in row["kernels"])
+        cells = " | ".join(f"{ms:.2f}" for ms in of_kind.values())
+        total = sum(of_kind.values())
+        yield f"| {name_of(row)} | {row['wall_ms']:.2f} | {total:.2f} | {launches:.0f} | {cells} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "table"))
+    parser.add_argument("results", type=Path)
+    arguments = parser.parse_args()
+    if arguments.what == "measure":
+        measure(arguments.results)
+    for row in table_rows(arguments.results):
+        print(row)
+
+
+if __name__ == "__main__":
+    main()
