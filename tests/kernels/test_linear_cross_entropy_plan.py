@@ -1,6 +1,6 @@
 """The fused loss's planner against the rules it states."""
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -74,7 +74,11 @@ def test_no_gradient_is_written_over_logits_that_are_still_needed(
         for before, width in zip(starts, widths[1:], strict=False)
     ]
     assert plan.scratch_tokens * aligned(widths[0]) <= plan.block_elements
-    assert plan.block_elements * element_bytes + tokens * statistics_bytes() <= plan.workspace_bytes
+    kept_bytes = tokens * statistics_bytes() if plan.recomputed else 0
+    assert plan.block_elements * element_bytes + kept_bytes <= plan.workspace_bytes
+    # the row kernel computes the blocks' sizes from the first one
+    grow_to, grow_from = plan.growth(hidden * gradient_bytes // element_bytes)
+    assert all(after == before * grow_to // grow_from // 16 * 16 for before, after in pairwise(widths[:-1]))
     for number in reversed(range(len(widths))):
         written = (starts[number] * row_bytes, (starts[number] + widths[number]) * row_bytes)
         # block `number` itself lies before, and so do those that are written after it

@@ -118,7 +118,7 @@ def _block_statistics_kernel(
     z_sum += block_sum
     if prediction_ptr is not None:
         is_higher = block_highest > highest
-        word = (first_word + place).to(tl.int64)
+        word = place.to(tl.int64)
         if vocab_start is not None:
             word += vocab_start
         # the FIRST block writes in any case: later ones may hold no higher logit, or NaN

@@ -22,6 +22,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 # instead of -inf, so that a lane that has seen only -inf does not compute inf - inf
 _LOWEST = tl.constexpr(-1.0e38)
+_NO_PLACE = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -138,7 +139,19 @@ def moved_spread(total, z_spread, highest, new_highest):
 
 
 @triton.jit
-def reduce_words(
+def no_words(LANES: tl.constexpr):
+    """What `add_words` starts from.
+
+    Each lane has its own maximum and sums, so that threads do not wait for each other while they read.
+    """
+    lane_highest = tl.full([LANES], _LOWEST, tl.float32)
+    zeros = tl.zeros([LANES], tl.float32)
+    return lane_highest, zeros, zeros, zeros, tl.full([LANES], _NO_PLACE, tl.int32)
+
+
+@triton.jit
+def add_words(
+    lanes,
     logits_ptr,
     prediction_ptr,
     span,
@@ -148,21 +161,12 @@ def reduce_words(
     DEPTH: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Reduce a row's words.
-
-    Returns: highest logit, sum of exponentials relative to it, (weighted) sum of logits, with ENTROPY the sum of
-    exponentials times their exponents, and the place of the highest logit.
-    """
+    """Read words of a row: the lanes' highest logit, sums as `finish_words` returns them, and place of the highest."""
+    lane_highest, lane_total, lane_sum, lane_spread, lane_place = lanes
     first_word, words, width = span
     _, class_weight_ptr, _, softcap, smoothing = formula
     lane = tl.arange(0, LANES)
     block = tl.arange(0, DEPTH)[:, None] * LANES + lane[None, :]
-    # each lane has its own maximum and sums, so that threads do not wait for each other inside the loop
-    lane_highest = tl.full([LANES], _LOWEST, tl.float32)
-    lane_total = tl.zeros([LANES], tl.float32)
-    lane_sum = tl.zeros([LANES], tl.float32)
-    lane_spread = tl.zeros([LANES], tl.float32)
-    lane_place = tl.zeros([LANES], tl.int32)
     for start in range(0, width, DEPTH * LANES):
         offsets = start + block
         mask = offsets < words
@@ -178,7 +182,7 @@ def reduce_words(
             lane_sum += tl.sum(summed, 0)
         if prediction_ptr is not None:
             top, depth = tl.max(z, 0, return_indices=True)
-            lane_place = tl.where(top > lane_highest, start + depth * LANES + lane, lane_place)
+            lane_place = tl.where(top > lane_highest, first_word + start + depth * LANES + lane, lane_place)
         new_highest = tl.maximum(lane_highest, tl.max(z, 0))
         if ENTROPY:
             power = z - new_highest[None, :]
@@ -189,18 +193,47 @@ def reduce_words(
         lane_total = lane_total * relative_exp(lane_highest, new_highest)
         lane_total += tl.sum(relative_exp(z, new_highest[None, :]), 0)
         lane_highest = new_highest
+    return lane_highest, lane_total, lane_sum, lane_spread, lane_place
+
+
+@triton.jit
+def finish_words(lanes, prediction_ptr, first_word, ENTROPY: tl.constexpr):
+    """Reduce the lanes.
+
+    Returns: highest logit, sum of exponentials relative to it, (weighted) sum of logits, with ENTROPY the sum of
+    exponentials times their exponents, and the word with the highest logit.
+    """
+    lane_highest, lane_total, lane_sum, lane_spread, lane_place = lanes
     highest = tl.max(lane_highest)
     z_spread = 0.0
     if ENTROPY:
         lane_spread = moved_spread(lane_total, lane_spread, lane_highest, highest)
         z_spread = tl.sum(lane_spread * relative_exp(lane_highest, highest))
     total = tl.sum(lane_total * relative_exp(lane_highest, highest))
-    place = 0
+    place = first_word
     if prediction_ptr is not None:
-        place = tl.min(tl.where(lane_highest == highest, lane_place, words))
+        place = tl.min(tl.where(lane_highest == highest, lane_place, _NO_PLACE))
         # of a row of NaN no logit is the highest
-        place = tl.where(place < words, place, 0)
+        place = tl.where(place < _NO_PLACE, place, first_word)
     return highest, total, tl.sum(lane_sum), z_spread, place
+
+
+@triton.jit
+def reduce_words(
+    logits_ptr,
+    prediction_ptr,
+    span,
+    formula,
+    ENTROPY: tl.constexpr,
+    PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Reduce a row's words; returns what `finish_words` does."""
+    first_word, _, _ = span
+    lanes = no_words(LANES)
+    lanes = add_words(lanes, logits_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES)
+    return finish_words(lanes, prediction_ptr, first_word, ENTROPY)
 
 
 @triton.jit
@@ -228,6 +261,83 @@ def _gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap):
 
 
 @triton.jit
+def _softmax_factor(terms, z_weight, scale, norm, others):
+    """The factor of a row's softmax in its gradient."""
+    w_y, own, all_words, _ = terms
+    highest, log2_total = norm
+    lse_grad_ptr, _, token, chain, _ = others
+    lse = highest + log2_total * _LN_2
+    factor = scale * (own + all_words + 2.0 * w_y * tl.cast(z_weight, tl.float32) * lse)
+    if lse_grad_ptr is not None:
+        factor += tl.load(lse_grad_ptr + token).to(tl.float32) * chain
+    return factor
+
+
+@triton.jit
+def store_words_gradient(
+    logits_ptr,
+    grad_ptr,
+    span,
+    formula,
+    terms,
+    z_weight,
+    scale,
+    norm,
+    others,
+    PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Write the gradient of a row's words, times `scale`, as if none of them was the label."""
+    first_word, words, width = span
+    _, class_weight_ptr, _, softcap, smoothing = formula
+    block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    of_softmax = _softmax_factor(terms, z_weight, scale, norm, others)
+    _, entropy_grad_ptr, token, chain, entropy = others
+    of_entropy = None
+    if entropy_grad_ptr is not None:
+        of_entropy = tl.load(entropy_grad_ptr + token).to(tl.float32) * chain
+    _, _, _, each_word = terms
+    each_word *= scale
+    for start in range(0, width, DEPTH * LANES):
+        offsets = start + block
+        mask = offsets < words
+        inside = offsets < width
+        raw = tl.load(logits_ptr + offsets, mask=inside, other=float("-inf"), eviction_policy="evict_first")
+        z = in_formula(raw, first_word + offsets, mask, formula)
+        if PADDED:
+            z = tl.where(mask, z, float("-inf"))
+        of_target = None
+        if smoothing is not None:
+            of_target = each_word
+            if class_weight_ptr is not None:
+                of_target *= tl.load(class_weight_ptr + first_word + offsets, mask=mask, other=0.0).to(tl.float32)
+        grad = _gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap)
+        tl.store(grad_ptr + offsets, grad.to(grad_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+
+
+@triton.jit
+def store_label_gradient(grad_ptr, formula, terms, z_weight, scale, norm, z_y, in_block, others):
+    """Write the gradient of the label's logit; called after `store_words_gradient`.
+
+    To write one word twice is cheaper than to compare every word with the label.
+    """
+    _, _, _, softcap, smoothing = formula
+    tl.debug_barrier()
+    w_y, own, _, each_word = terms
+    of_softmax = _softmax_factor(terms, z_weight, scale, norm, others)
+    _, entropy_grad_ptr, token, chain, entropy = others
+    of_entropy = None
+    if entropy_grad_ptr is not None:
+        of_entropy = tl.load(entropy_grad_ptr + token).to(tl.float32) * chain
+    of_label = own * scale
+    if smoothing is not None:
+        of_label += each_word * scale * w_y
+    grad_y = _gradient(z_y, norm, of_softmax, of_label, of_entropy, entropy, softcap)
+    tl.store(grad_ptr, grad_y.to(grad_ptr.dtype.element_ty), mask=in_block)
+
+
+@triton.jit
 def store_gradient(
     logits_ptr,
     grad_ptr,
@@ -246,42 +356,10 @@ def store_gradient(
     LANES: tl.constexpr,
 ):
     """Write the gradient of a row's words, times `scale`. The label is the word at `place`, if it is `in_block`."""
-    first_word, words, width = span
-    _, class_weight_ptr, _, softcap, smoothing = formula
-    w_y, own, all_words, each_word = terms
-    block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    highest, log2_total = norm
-    lse = highest + log2_total * _LN_2
-    of_softmax = scale * (own + all_words + 2.0 * w_y * tl.cast(z_weight, tl.float32) * lse)
-    lse_grad_ptr, entropy_grad_ptr, token, chain, entropy = others
-    if lse_grad_ptr is not None:
-        of_softmax += tl.load(lse_grad_ptr + token).to(tl.float32) * chain
-    of_entropy = None
-    if entropy_grad_ptr is not None:
-        of_entropy = tl.load(entropy_grad_ptr + token).to(tl.float32) * chain
-    each_word *= scale
-    for start in range(0, width, DEPTH * LANES):
-        offsets = start + block
-        mask = offsets < words
-        inside = offsets < width
-        raw = tl.load(logits_ptr + offsets, mask=inside, other=float("-inf"), eviction_policy="evict_first")
-        z = in_formula(raw, first_word + offsets, mask, formula)
-        if PADDED:
-            z = tl.where(mask, z, float("-inf"))
-        of_target = None
-        if smoothing is not None:
-            of_target = each_word
-            if class_weight_ptr is not None:
-                of_target *= tl.load(class_weight_ptr + first_word + offsets, mask=mask, other=0.0).to(tl.float32)
-        grad = _gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap)
-        tl.store(grad_ptr + offsets, grad.to(grad_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
-    # the label's own word: writing one word twice is cheaper than comparing every word with the label
-    tl.debug_barrier()
-    of_label = own * scale
-    if smoothing is not None:
-        of_label += each_word * w_y
-    grad_y = _gradient(z_y, norm, of_softmax, of_label, of_entropy, entropy, softcap)
-    tl.store(grad_ptr + place, grad_y.to(grad_ptr.dtype.element_ty), mask=in_block)
+    store_words_gradient(
+        logits_ptr, grad_ptr, span, formula, terms, z_weight, scale, norm, others, PADDED, DEPTH, LANES
+    )
+    store_label_gradient(grad_ptr + place, formula, terms, z_weight, scale, norm, z_y, in_block, others)
 
 
 @triton.jit

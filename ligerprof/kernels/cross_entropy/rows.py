@@ -35,6 +35,7 @@ from ligerprof.kernels.device import on_device
 # launch config of whole rows: one program per row, which it reads twice. Programs that fill a multiprocessor keep few
 # rows in flight, so that the second reading hits the L2 cache; wide loads per thread keep the memory busy
 _MAX_LANES = 8192
+_SHORT_LANES = 2048
 _LANES_PER_WARP = 256
 _MIN_WARPS = 4
 # loaded per lane at a time: fewer where long formulas or many addresses take the registers
@@ -49,8 +50,12 @@ def _depth(args: Arguments) -> int:
     element_bytes = args["logits_ptr"].element_size()
     # rows that are not aligned are loaded element by element, each with its own address
     is_unaligned = args["logits_stride"] * element_bytes % _BYTES_PER_LANE != 0
-    lane_bytes = _FEWER_BYTES_PER_LANE if is_long or is_unaligned else _BYTES_PER_LANE
-    needed = triton.next_power_of_2(triton.cdiv(max(args["words"], 1), args["LANES"]))
+    return _elements_per_lane(args["words"], args["LANES"], element_bytes, narrow=is_long or is_unaligned)
+
+
+def _elements_per_lane(words: int, lanes: int, element_bytes: int, *, narrow: bool) -> int:
+    lane_bytes = _FEWER_BYTES_PER_LANE if narrow else _BYTES_PER_LANE
+    needed = triton.next_power_of_2(triton.cdiv(max(words, 1), lanes))
     return int(min(lane_bytes // element_bytes, needed))
 
 
@@ -62,6 +67,15 @@ def tile(max_lanes: int) -> Mapping[str, Callable[[Arguments], Any]]:
         "DEPTH": _depth,
         "num_warps": lambda args: max(args["LANES"] // _LANES_PER_WARP, _MIN_WARPS),
     }
+
+
+def tile_of_blocks(words: int, *, element_bytes: int, is_long: bool) -> dict[str, int]:
+    """The launch config of aligned rows in blocks of up to this many words."""
+    # a tile of few elements per thread keeps too little of one row in flight: several programs share a multiprocessor
+    most = _MAX_LANES if words > _MAX_LANES else _SHORT_LANES
+    lanes = min(most, triton.next_power_of_2(max(words, 1)))
+    depth = _elements_per_lane(words, lanes, element_bytes, narrow=is_long)
+    return {"LANES": lanes, "DEPTH": depth, "num_warps": max(lanes // _LANES_PER_WARP, _MIN_WARPS)}
 
 
 @triton.heuristics(tile(_MAX_LANES))

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
-from ligerprof.kernels.cross_entropy.blocks import count_words, gradient_of_words
+from ligerprof.kernels.cross_entropy.blocks import gradient_of_words
 from ligerprof.kernels.cross_entropy.parallel import loss_and_gradient_of_shard
 from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
+from ligerprof.kernels.cross_entropy.split_rows import loss_and_gradient_of_blocks
 from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, aligned, plan_chunks
 
@@ -157,14 +158,15 @@ class _Scratch:
           rows of block n-2  | logits of block n-1 [C, B]                    |
           rows of block n-1  | sum of the hidden states' gradient [C, D], fp32 |
 
-    1. For each block in order: compute its logits, and add them to the statistics while they are in the cache.
-    2. For each block in order: write the logits' gradient over the logits, and add its product to the hidden states'
-       sum, which is copied out after the last block.
+    1. For each block in order: compute its logits. Then one launch writes the losses, and the logits' gradient over
+       the logits.
+    2. For each block in order: add its gradient's product to the hidden states' sum, which is copied out after the
+       last block.
     3. For each block from the last to the first: write the head's gradient of its rows. This overwrites the next
        block's logits, which are no longer needed, and never those of an earlier block.
 
     If the plan recomputes, whole rows of later chunks' logits lie in the memory of the head's gradient before those of
-    the scratch tokens. After step 3 they are computed again, block by block in the workspace, for the head's gradient.
+    the scratch tokens, and only the statistics of these rows are kept. After step 3 they are computed again, block by block in the workspace, for the head's gradient.
     """
 
     def __init__(
@@ -174,8 +176,8 @@ class _Scratch:
         self._op, self._grads, self._arguments, self._plan, self._workspace = op, grads, arguments, plan, workspace
         self._weight_grad_VD = grads.weight_VD
         self._tokens = op.hidden_ND.shape[0]
+        count = statistics_per_token(entropy=arguments.computes_entropy) if plan.recomputed else 0
         after_block_0 = workspace[plan.block_elements :].view(torch.float32)
-        count = statistics_per_token(entropy=arguments.computes_entropy)
         self._statistics_SN = after_block_0[: count * self._tokens].view(count, self._tokens)
 
     def run(self) -> None:
@@ -185,7 +187,9 @@ class _Scratch:
                 self._run_whole_rows(chunk)
         chunk = slice(0, self._plan.scratch_tokens)
         blocks = self._lay_out(chunk)
-        self._count(chunk, blocks)
+        for block in blocks:
+            self._make_logits(chunk, *block)
+        self._run_rows(chunk, blocks)
         self._differentiate(chunk, blocks)
         for block in reversed(blocks):
             _add_to_head(self._grads, block, self._op.hidden_ND[chunk], accumulate=False)
@@ -218,12 +222,19 @@ class _Scratch:
             memory, start = self._weight_grad_VD[words].view(-1).view(self._workspace.dtype), words.stop
         return blocks
 
-    def _count(self, chunk: slice, blocks: list[_Block]) -> None:
-        """Step 1."""
-        for words, logits_CB in blocks:
-            self._make_logits(chunk, words, logits_CB)
-            statistics_SC = self._statistics_SN[:, chunk]
-            count_words(self._arguments, logits_CB, statistics_SC, first_row=chunk.start, first_word=words.start)
+    def _run_rows(self, chunk: slice, blocks: list[_Block]) -> None:
+        _, first_CB = blocks[0]
+        head = self._weight_grad_VD.view(-1).view(first_CB.dtype)
+        word_elements = head.numel() // self._weight_grad_VD.shape[0]
+        loss_and_gradient_of_blocks(
+            self._arguments,
+            first_CB,
+            head,
+            self._plan.blocks,
+            growth=self._plan.growth(word_elements),
+            word_elements=word_elements,
+            first_row=chunk.start,
+        )
 
     def _make_logits(self, chunk: slice, words: slice, logits_CB: Tensor) -> None:
         self._op.write_logits(chunk, words, logits_CB)
@@ -236,10 +247,8 @@ class _Scratch:
         """Step 2."""
         last_words, _ = blocks[-1]
         sum_CD = self._hidden_sum(chunk, last_words.start)
-        for words, logits_CB in blocks:
-            self._make_gradient(chunk, words, logits_CB)
-            if sum_CD is not None:
-                _product_into(sum_CD, logits_CB, self._op.weight_VD[words], accumulate=words.start > 0)
+        for words, logits_CB in blocks if sum_CD is not None else ():
+            _product_into(sum_CD, logits_CB, self._op.weight_VD[words], accumulate=words.start > 0)
         if self._grads.hidden_ND is not None and sum_CD is not None:
             self._grads.hidden_ND[chunk].copy_(sum_CD)
 

@@ -41,7 +41,7 @@ class ChunkPlan:
         chunk_tokens: tokens per chunk, the last chunk may hold fewer; 0 if the scratch takes all tokens.
         chunks: number of chunks of the other tokens.
         row_elements: stride between rows of a chunk's logits.
-        workspace_bytes: size of the buffer that holds a chunk's logits, or block 0 and all statistics.
+        workspace_bytes: size of the buffer that holds a chunk's logits, or block 0 and, if `recomputed`, all statistics.
     """
 
     scratch_tokens: int
@@ -56,6 +56,15 @@ class ChunkPlan:
     def block_elements(self) -> int:
         """Elements of the workspace that hold the logits of block 0, or of a block that is computed again."""
         return self.scratch_tokens * aligned(self.blocks[0]) if self.blocks else 0
+
+    def growth(self, row_tokens: int) -> tuple[int, int]:
+        """The factor between the sizes of two blocks, but for the last one, as a numerator and a denominator.
+
+        Args:
+            row_tokens: tokens whose logits for a block fit into the block's rows of the head's gradient.
+        """
+        equal = len(set(self.blocks[:-1])) <= 1
+        return (1, 1) if equal else (row_tokens, self.scratch_tokens)
 
     @property
     def recomputed_tokens(self) -> int:
@@ -111,7 +120,9 @@ def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
         largest = min(scratch_tokens, vocab * row_tokens // row_elements)
     chunk_tokens = _equal_chunks(others, largest)
     chunk_bytes = 0 if recomputed else chunk_tokens * row_bytes
-    scratch_bytes = aligned(blocks[0]) * scratch_tokens * element_bytes + all_statistics_bytes if blocks else 0
+    scratch_bytes = aligned(blocks[0]) * scratch_tokens * element_bytes if blocks else 0
+    if recomputed:
+        scratch_bytes += all_statistics_bytes
     return ChunkPlan(
         scratch_tokens=scratch_tokens,
         blocks=blocks,
