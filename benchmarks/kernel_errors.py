@@ -151,7 +151,7 @@ def errors(case: Case, module: Any, values: list[Any], truth: Mapping[str, Any])
     """Relative errors (Frobenius norm) of outputs and gradients."""
     found = results(case, module, values)
     return {
-        name: float((found[name].detach().double().cpu() - right).norm() / right.norm())
+        name: float((found[name].detach().double() - right).norm() / right.norm())
         for name, right in truth.items()
     }
 
@@ -193,8 +193,8 @@ def measure() -> tuple[str, list[dict[str, Any]]]:
         for title, name in DTYPES.items():
             values = [value.to(getattr(torch, name)) for value in wide]
             truth = {
-                key: value.detach().cpu()
-                for key, value in results(case, modules["torch"], [value.cpu().double() for value in values]).items()
+                key: value.detach()
+                for key, value in results(case, modules["torch"], [value.double() for value in values]).items()
             }
             for provider, module in modules.items():
                 found = errors(case, module, values, truth)

@@ -12,13 +12,14 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from step_turns import CANDIDATES, SETTINGS, Cell, candidate_recipe, kernels_in
 
+from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import TrainingRecipe
 
 # one of a step's kinds, by parts of kernels' names; the first match counts
@@ -26,7 +27,15 @@ KINDS = {
     "products": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas"),
     "attention": ("flash", "fmha", "sdpa", "cudnn"),
     "optimizer": ("multi_tensor", "adam", "foreach"),
-    "head": ("cross_entropy", "_block_", "_total_kernel", "_scale_kernel", "element_mul", "reciprocal_count"),
+    "head": (
+        "cross_entropy",
+        "_block_",
+        "_split_row",
+        "_total_kernel",
+        "_scale_kernel",
+        "element_mul",
+        "reciprocal_count",
+    ),
     "norms": ("norm", "rms"),
     "gate": ("glu", "silu", "gelu"),
     "rope": ("rope", "rotary"),
@@ -41,6 +50,7 @@ LOSSES = (
     (2048, 2048, 128256, "lean"),
 )
 STEPS = 3
+WHAT = ("losses", "steps")
 
 
 def kind_of(name: str) -> str:
@@ -91,10 +101,13 @@ def profile_steps(base: TrainingRecipe) -> Iterator[dict[str, Any]]:
         for name in CANDIDATES:
             if name.endswith("auto"):
                 continue
-            recipe = candidate_recipe(base, name)
-            with kernels_in(model, recipe):
-                cell.step()
-                found = profiled(cell.step, STEPS)
+            try:
+                with kernels_in(model, candidate_recipe(base, name)):
+                    cell.step()
+                    found = profiled(cell.step, STEPS)
+            except LigerprofError as error:  # the provider is not installed
+                print(f"{base.spec.name}, {name}: {error}", file=sys.stderr)
+                continue
             yield {"kind": "step", "recipe": base.to_json(), "candidate": name, **found}
 
 
@@ -114,7 +127,7 @@ def profile_loss(tokens: int, hidden: int, vocab: int, budget: str) -> dict[str,
     return {"kind": "loss", **sizes, **profiled(BoundCall(operation, provided, tensors).full, 10)}
 
 
-def measure(results: Path) -> None:
+def measure(results: Path, what: Sequence[str]) -> None:
     import torch
 
     from ligerprof.runs.versions import package_versions
@@ -127,10 +140,10 @@ def measure(results: Path) -> None:
     }
 
     def rows() -> Iterator[dict[str, Any]]:
-        for sizes in LOSSES:
+        for sizes in LOSSES if "losses" in what else ():
             yield profile_loss(*sizes)
         for setting in SETTINGS:
-            if setting.model in STEP_MODELS:
+            if "steps" in what and setting.model in STEP_MODELS:
                 yield from profile_steps(setting.recipe())
                 gc.collect()
                 torch.cuda.empty_cache()
@@ -170,9 +183,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "table"))
     parser.add_argument("results", type=Path)
+    parser.add_argument("--only", choices=WHAT, help="measure these alone")
     arguments = parser.parse_args()
     if arguments.what == "measure":
-        measure(arguments.results)
+        measure(arguments.results, WHAT if arguments.only is None else (arguments.only,))
     for row in table_rows(arguments.results):
         print(row)
 

@@ -166,7 +166,8 @@ class _Scratch:
        block's logits, which are no longer needed, and never those of an earlier block.
 
     If the plan recomputes, whole rows of later chunks' logits lie in the memory of the head's gradient before those of
-    the scratch tokens, and only the statistics of these rows are kept. After step 3 they are computed again, block by block in the workspace, for the head's gradient.
+    the scratch tokens, and the statistics of these rows are kept. After step 3 the logits are computed again, block by
+    block in the workspace, for the head's gradient.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class ChunkPlan:
         chunk_tokens: tokens per chunk, the last chunk may hold fewer; 0 if the scratch takes all tokens.
         chunks: number of chunks of the other tokens.
         row_elements: stride between rows of a chunk's logits.
-        workspace_bytes: size of the buffer that holds a chunk's logits, or block 0 and, if `recomputed`, all statistics.
+        workspace_bytes: size of the buffer that holds a chunk's logits, or block 0 and, if `recomputed`, statistics.
     """
 
     scratch_tokens: int
