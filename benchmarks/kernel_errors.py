@@ -150,10 +150,7 @@ def cases(sizes: Sizes, device: Any) -> Iterator[Case]:
 def errors(case: Case, module: Any, values: list[Any], truth: Mapping[str, Any]) -> dict[str, float]:
     """Relative errors (Frobenius norm) of outputs and gradients."""
     found = results(case, module, values)
-    return {
-        name: float((found[name].detach().double() - right).norm() / right.norm())
-        for name, right in truth.items()
-    }
+    return {name: float((found[name].detach().double() - right).norm() / right.norm()) for name, right in truth.items()}
 
 
 def results(case: Case, module: Any, values: list[Any]) -> dict[str, Any]:
