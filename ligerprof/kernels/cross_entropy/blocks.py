@@ -238,19 +238,16 @@ def count_words(
     *,
     first_row: int,
     first_word: int = 0,
-    is_last: bool | None = None,
-    is_padded: bool = True,
+    is_last: bool,
+    is_padded: bool,
 ) -> None:
     """Add a block of words to the rows' statistics; the last block writes the results.
 
     Blocks come in the order of the vocabulary: the first one initializes the statistics.
 
     Args:
-        is_last: None: the block with the last word is the last one.
         is_padded: whether the elements between the rows may be read.
     """
-    if is_last is None:
-        is_last = first_word + logits_NB.shape[1] == arguments.words
     _launch_block(
         _block_statistics_kernel,
         logits_NB,
@@ -293,7 +290,15 @@ def finish_rows(arguments: LossArguments, statistics_SN: Tensor, *, first_row: i
     """Write the results of rows whose statistics are complete."""
     no_words_N0 = statistics_SN.new_empty(statistics_SN.shape[1], 0)
     # a block of no words adds nothing
-    count_words(arguments, no_words_N0, statistics_SN, first_row=first_row, first_word=arguments.words, is_padded=False)
+    count_words(
+        arguments,
+        no_words_N0,
+        statistics_SN,
+        first_row=first_row,
+        first_word=arguments.words,
+        is_last=True,
+        is_padded=False,
+    )
 
 
 def _launch_block(kernel: Any, logits_NB: Tensor, statistics_SN: Tensor, *, is_padded: bool, **arguments: Any) -> None:

@@ -248,10 +248,11 @@ class _Scratch:
         """Step 2."""
         last_words, _ = blocks[-1]
         sum_CD = self._hidden_sum(chunk, last_words.start)
-        for words, logits_CB in blocks if sum_CD is not None else ():
+        if self._grads.hidden_ND is None or sum_CD is None:
+            return
+        for words, logits_CB in blocks:
             _product_into(sum_CD, logits_CB, self._op.weight_VD[words], accumulate=words.start > 0)
-        if self._grads.hidden_ND is not None and sum_CD is not None:
-            self._grads.hidden_ND[chunk].copy_(sum_CD)
+        self._grads.hidden_ND[chunk].copy_(sum_CD)
 
     def _hidden_sum(self, chunk: slice, last_word: int) -> Tensor | None:
         """The buffer that sums the hidden states' gradient over the blocks; None if it is not wanted."""
