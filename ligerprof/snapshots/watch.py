@@ -11,13 +11,15 @@ from types import FrameType
 from ligerprof.snapshots.pickles.allowance import LARGE_BYTES, MEMORY_PER_STORED_BYTE, LimitError, resident_bytes
 from ligerprof.units import MIB, format_bytes
 
-# recordings take a quarter of this memory, and a tenth to a third of this time on a machine of 2024
+# recordings take a quarter to a half of this memory, and a tenth to a third of this time on a machine of 2024
 _MEMORY_BYTES = 256 * MIB
 _MEMORY_PER_UNPACKED_BYTE = 3
+# a command stops before the limit, because memory grows between two checks
+_STOPPING_SHARE = 0.95
 _SECONDS = 10.0
-_SECONDS_PER_UNPACKED_BYTE = 20e-9
 _SECONDS_PER_STORED_BYTE = 300e-9
-_LARGE_UNPACKED_BYTES = 10 * LARGE_BYTES
+# such a byte unpacks to a hundred at most
+_SECONDS_PER_PACKED_BYTE = 2300e-9
 _SECONDS_BETWEEN_CHECKS = 0.02
 # what a command takes before it reads anything; a larger process does more than one command
 _OWN_BYTES = 64 * MIB
@@ -44,10 +46,14 @@ class Claim:
 
     @property
     def seconds(self) -> float:
-        """The processor time that the command may take for it."""
-        beyond_bytes = max(0, (self.unpacked_bytes or 0) - _LARGE_UNPACKED_BYTES)
-        stored_beyond_bytes = max(0, self.stored_bytes - LARGE_BYTES)
-        return _SECONDS + _SECONDS_PER_UNPACKED_BYTE * beyond_bytes + _SECONDS_PER_STORED_BYTE * stored_beyond_bytes
+        """The processor time that the command may take for it; 10 seconds for up to 10 MB, however far they unpack."""
+        per_byte = _SECONDS_PER_PACKED_BYTE if self.is_packed else _SECONDS_PER_STORED_BYTE
+        return _SECONDS + per_byte * max(0, self.stored_bytes - LARGE_BYTES)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is compressed."""
+        return (self.unpacked_bytes or 0) > self.stored_bytes
 
 
 class _Watch:
@@ -66,18 +72,20 @@ class _Watch:
             sum(each.memory_bytes for each in self.claims),
             sum(each.seconds for each in self.claims),
         )
-        if resident_bytes() - self.before_bytes > most_bytes:
-            self._stop(f"{format_bytes(most_bytes)} of memory")
+        if resident_bytes() - self.before_bytes > _STOPPING_SHARE * most_bytes:
+            self._stop(f"{format_bytes(most_bytes)} of memory", "")
         if time.process_time() - self.started > most_seconds:
-            self._stop(f"{most_seconds:.0f} seconds")
+            has_packed = any(each.is_packed for each in self.claims)
+            # a large recording that compresses very well may take as long
+            self._stop(f"{most_seconds:.0f} seconds", "decompress it (larger files may take longer), or " * has_packed)
 
-    def _stop(self, limit: str) -> None:
+    def _stop(self, limit: str, remedy: str) -> None:
         last = self.claims[-1]
         self.claims.clear()
         raise AnalysisLimitError(
-            f"{last.source}: the analysis of {format_bytes(last.unpacked_bytes or 0)} takes more than {limit}, which no"
-            " recording of this size needs. Was the file crafted? If you trust it, use ligerprof.explain() in Python,"
-            " which has no such limit."
+            f"{last.source}: the analysis of {format_bytes(last.unpacked_bytes or 0)} takes more than {limit}, which"
+            f" hardly any recording of this size needs. Was the file crafted? If you trust it, {remedy}use"
+            " ligerprof.explain() in Python, which has no such limit."
         )
 
 

@@ -71,10 +71,22 @@ def test_several_files_may_take_what_each_may_take() -> None:
         claims = [claim("a.pickle", 10**6), claim("b.pickle", 2 * 10**7)]
         for each in claims:
             each.unpacked_bytes = 10**8
-        larger = claim("c.pickle", 10**6)
-        larger.unpacked_bytes = 10**9
+        # however far 10 MB unpack, they may take 10 seconds
+        unpacking_far = claim("c.pickle.xz", 10**7)
+        unpacking_far.unpacked_bytes = 10**9
+        plain = claim("d.pickle", 2 * 10**7)
+        plain.unpacked_bytes = 2 * 10**7
     assert claims[1].memory_bytes > claims[0].memory_bytes > 3 * 10**8
-    assert claims[0].seconds == watch._SECONDS < min(claims[1].seconds, larger.seconds)
+    assert claims[0].seconds == unpacking_far.seconds == watch._SECONDS < plain.seconds < claims[1].seconds
+
+
+def test_the_error_about_a_compressed_file_says_that_larger_files_may_take_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "_SECONDS", 0.01)
+
+    with pytest.raises(LimitError, match="If you trust it, decompress it "):
+        run(2**20)
 
 
 def test_other_threads_are_not_watched() -> None:

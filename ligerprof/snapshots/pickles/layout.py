@@ -78,9 +78,8 @@ class Layout:
         """Whether MEMOIZE memoizes the dict and all of its values are read."""
         return self.body == 2 and not any(value.kind is ValueKind.KEPT for value in self.values)
 
-    def gaps(self) -> Iterator[tuple[int, int]]:
-        """Start and end of each part to cut out, which leaves only kept values."""
-        start = self.body
+    def gaps(self, start: int) -> Iterator[tuple[int, int]]:
+        """Start and end of each part from `start` on to cut out, which leaves only kept values."""
         for value in self.values:
             if value.kind is ValueKind.KEPT:
                 yield start, value.start

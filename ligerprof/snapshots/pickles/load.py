@@ -15,12 +15,14 @@ from ligerprof.snapshots.pickles.table import FIRST_REFERENCE, KEPT, Cut, cut_al
 from ligerprof.snapshots.trace import Bytes, Column, DeviceTrace, EventTable, Int64s
 
 _TRACES = "device_traces"
-# the items of a list of events after the cut: None for the events that were read, whole events, and kept values
+# the items of a list of events after the cut: a number for the events that were read, whole events, and kept values
 _MARK, _EVENT, _LIST, _OTHER = range(4)
-_KIND_OF = {type(None): _MARK, dict: _EVENT, list: _LIST}
+_KIND_OF = {int: _MARK, dict: _EVENT, list: _LIST}
 # opcodes that append a list of memo entries to the snapshot and pair the two
 _OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
 _LOOKUP, _LOOKUP_BYTES = ord("j"), 5
+# of an object that two lists hold and nothing else; here, a single one does
+_COUNT_IN_TWO_LISTS = next(map(getrefcount, [[]])) + 1
 
 
 def load_snapshot_data(read: Callable[[], Bytes], *, stored_bytes: int | None = None, fast: bool = True) -> Any:
@@ -29,8 +31,7 @@ def load_snapshot_data(read: Callable[[], Bytes], *, stored_bytes: int | None = 
     Args:
         read: returns the pickle's bytes. The fast path overwrites them; if it gives up, they are read again.
         stored_bytes: size of the file if it is compressed; loading a small file may take less time and memory.
-        fast: read lists of events as DeviceTraces where possible. A reference to a whole event from
-            elsewhere, which torch never writes, may become None.
+        fast: read lists of events as DeviceTraces where possible.
 
     Raises:
         SnapshotFormatError: the pickle holds anything else, or is damaged.
@@ -56,9 +57,8 @@ def _load_tables(read: Callable[[], Bytes], stored_bytes: int | None) -> Any:
 def _joined(cut: Cut, allowance: Allowance) -> Any:
     """Load the rest of the pickle and insert the tables; None if the two do not match."""
     cells = [_Cells(column) for column in cut.columns if column.min() < 0]
-    references = _references(cells, cut.pickled_bytes)
-    loaded = None if references is None else _load(cut, references, allowance)
-    if references is None or loaded is None:
+    loaded = _load(cut, allowance)
+    if loaded is None:
         return None
     values, keys, objects = loaded
     traces: Any = values.get(_TRACES)
@@ -70,20 +70,26 @@ def _joined(cut: Cut, allowance: Allowance) -> Any:
         item for items, kind in zip(traces, kinds, strict=True) for item in compress(items, (kind >= _LIST).tolist())
     ]
     are_lists = np.concatenate([kind[kind >= _LIST] for kind in kinds] or [np.empty(0, np.int8)]) == _LIST
-    if sum(int(np.count_nonzero(kind == _MARK)) for kind in kinds) != len(cut.counts):
+    marks = [
+        mark for items, kind in zip(traces, kinds, strict=True) for mark in compress(items, (kind == _MARK).tolist())
+    ]
+    # something else refers to an event of which nothing is left
+    is_missed = max(map(getrefcount, marks), default=0) > _COUNT_IN_TWO_LISTS
+    if len(marks) != len(cut.counts) or is_missed:
         return None
-    if not _encode(cells, references, len(kept)) or not _fill_copies(cut, len(references), kept, are_lists):
+    del marks
+    if not _encode(cells, cut.references, len(kept)) or not _fill_copies(cut, len(cut.references), kept, are_lists):
         return None
     table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=[*objects, *kept])
     values[_TRACES] = list(_traces(traces, kinds, table, cut))
     return values
 
 
-def _load(cut: Cut, references: Int64s, allowance: Allowance) -> tuple[dict[Any, Any], list[Any], list[Any]] | None:
+def _load(cut: Cut, allowance: Allowance) -> tuple[dict[Any, Any], list[Any], list[Any]] | None:
     """The rest of the pickle, the table's keys, and the objects its cells refer to; None if it is not a snapshot."""
-    lookups = np.zeros((len(cut.keys) + len(references), _LOOKUP_BYTES), dtype=np.uint8)
+    lookups = np.zeros((len(cut.keys) + len(cut.references), _LOOKUP_BYTES), dtype=np.uint8)
     lookups[:, 0] = _LOOKUP
-    lookups[:, 1:] = np.concatenate([cut.keys, references]).astype("<u4").view(np.uint8).reshape(-1, 4)
+    lookups[:, 1:] = np.concatenate([cut.keys, cut.references]).astype("<u4").view(np.uint8).reshape(-1, 4)
     rest = np.frombuffer(bytearray(cut.rest), dtype=np.uint8)
     try:
         loaded = load_plain_data(rest, allowance, extra=_OPEN_LIST + lookups.tobytes() + _CLOSE_LIST_AND_PAIR)
@@ -106,17 +112,6 @@ class _Cells:
         self.referring = np.flatnonzero(column <= FIRST_REFERENCE)
         self.kept = np.flatnonzero(column == KEPT)
         self.memo_indices = FIRST_REFERENCE - column[self.referring]
-
-
-def _references(cells: Sequence[_Cells], memo_limit: int) -> Int64s | None:
-    """The memo indices that columns refer to, ascending; None if one is larger than the memo can be."""
-    highest = max((int(each.memo_indices.max(initial=-1)) for each in cells), default=-1)
-    if highest > memo_limit:
-        return None
-    seen = np.zeros(highest + 1, dtype=bool)
-    for each in cells:
-        seen[each.memo_indices] = True
-    return np.flatnonzero(seen).astype(np.int64)
 
 
 def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> bool:
@@ -145,10 +140,9 @@ def _fill_copies(cut: Cut, reference_count: int, kept: Sequence[Any], are_lists:
     copies, originals = (-1 - column[places] - reference_count for places in (cut.copies, cut.originals))
     if not are_lists[copies].all() or not are_lists[originals].all():
         return False
-    # the trace and `kept` hold each list; here, a single list holds the counted one
-    alone = next(map(getrefcount, [[]])) + 1
+    # the trace and `kept` hold each list
     counts = map(getrefcount, map(kept.__getitem__, copies.tolist()))
-    for place in [place for place, count in enumerate(counts) if count > alone]:
+    for place in [place for place, count in enumerate(counts) if count > _COUNT_IN_TWO_LISTS]:
         kept[copies[place]].extend(kept[originals[place]])
     column[cut.copies] = column[cut.originals]
     return True
@@ -157,7 +151,7 @@ def _fill_copies(cut: Cut, reference_count: int, kept: Sequence[Any], are_lists:
 def _traces(
     traces: Sequence[Sequence[Any]], kinds: Sequence[npt.NDArray[np.int8]], table: EventTable, cut: Cut
 ) -> Iterator[DeviceTrace]:
-    """The events of each device; each None is replaced by the number of table rows that `counts` states."""
+    """The events of each device; each number is replaced by the number of table rows that `counts` states."""
     first_places = np.append(0, np.cumsum(cut.counts))
     marks = 0
     for items, kind in zip(traces, kinds, strict=True):

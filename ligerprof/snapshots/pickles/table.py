@@ -1,6 +1,5 @@
 """Read the dicts of a pickle that share a layout as columns, from their bytes, and cut them out of the pickle."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,13 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.snapshots.pickles.layout import WORD_BYTES, Layout, ValueKind, read_layout
+from ligerprof.snapshots.pickles.lists import equal_lists
 from ligerprof.snapshots.trace import Bytes, Column, Int64s
 
 # what a column holds instead of a number: KEPT for a value that stays in the rest, or -2 - memo index
 KEPT = -1
 FIRST_REFERENCE = -2
 
-_DICT, _MARK, _NONE, _SET_ITEMS = ord("}"), ord("("), ord("N"), ord("u")
+_DICT, _MARK, _SET_ITEMS, _POP = ord("}"), ord("("), ord("u"), ord("0")
+# what replaces a dict: a number that Python does not share, so that other references to it can be counted
+_NUMBER = b"M\xff\xff"
+# bytes that its head, which is the opcode of the dict, grows by
+_GROWTH = len(_NUMBER) - 1
 _MEMOIZE = 0x94
 # size of the memoizing instruction, by opcode: MEMOIZE, BINPUT, LONG_BINPUT, or none
 _PUT_BYTES = np.zeros(256, dtype=np.int64)
@@ -40,9 +44,6 @@ _NARROW_BYTES, _MOST_NARROW = 4, 2**31 - 2
 _SHORTEST_EVENT_BYTES = 24
 _MOST_KEYS = 32
 _MOST_FAILED_BYTES = 2**22
-# the contents of a list that holds only references: several between MARK and APPENDS, or one and APPEND
-_REFERENCES = re.compile(rb"(?s)\((?:j.{4}|h.)+e|(?:j.{4}|h.)a")
-_ODD_NUMBER = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,22 +51,22 @@ class Cut:
     """A pickle without the dicts that were read from its bytes.
 
     Attributes:
-        rest: the pickle with None instead of the dicts that were read, each followed by its kept values.
-        pickled_bytes: of the whole pickle.
-        counts: number of dicts that each None replaces; if more than one, none of them keeps a value.
+        rest: the pickle with a number in place of each dict or run of dicts that was read, followed by the kept values.
+        counts: number of dicts that each number replaces; if more than one, none of them keeps a value.
         keys: memo indices of the keys.
         columns: one row per key, of numbers, memo indices and kept values.
         places: indices of the dicts in the columns, in order; the other cells are 0.
+        references: the memo indices that columns refer to, ascending. The rest looks each up where it is first used.
         copies: places of dicts whose last value is a list equal to another's, and was cut empty.
         originals: places of those others.
     """
 
     rest: bytes
-    pickled_bytes: int
     counts: Int64s
     keys: tuple[int, ...]
     columns: list[Column]
     places: Int64s
+    references: Int64s
     copies: Int64s
     originals: Int64s
 
@@ -143,6 +144,8 @@ class _Cutter:
         self.is_gone = np.zeros(len(starts), dtype=bool)
         self.gap_starts: list[Int64s] = []
         self.gap_ends: list[Int64s] = []
+        self.layouts: list[Layout] = []
+        self.layout_of = np.zeros(len(starts), dtype=np.int32)
         self.failed_bytes = 0
         self.copies: list[Int64s] = [starts[:0]]
         self.originals: list[Int64s] = [starts[:0]]
@@ -203,6 +206,8 @@ class _Cutter:
                 self._fill(rows[piece], words, layout)
         self._leave_out(rows[alike], layout)
         self.was_read[rows[alike]] = True
+        self.layout_of[rows[alike]] = len(self.layouts)
+        self.layouts.append(layout)
         return alike
 
     def _fill(self, rows: Int64s, words: npt.NDArray[np.uint64], layout: Layout) -> None:
@@ -226,7 +231,7 @@ class _Cutter:
         if layout.is_memoized_alone:
             self.is_gone[rows] = self.ends[rows] - starts == layout.size
             starts = starts[~self.is_gone[rows]]
-        for start, end in layout.gaps():
+        for start, end in layout.gaps(layout.body + _GROWTH):
             self.gap_starts.append(starts + start)
             self.gap_ends.append(starts + end)
         if layout.is_open:
@@ -245,7 +250,7 @@ class _Cutter:
         likely = np.flatnonzero((tails - contents == size) & (contents + size + WORD_BYTES <= len(self.data)))
         if size <= 0 or len(likely) < _LEAST_ALIKE:
             return tails
-        alike, first_alike = _equal_lists(self.data, contents[likely], size)
+        alike, first_alike = equal_lists(self.data, contents[likely], size)
         copies, originals = likely[alike], likely[first_alike]
         self.copies.append(rows[copies])
         self.originals.append(rows[originals])
@@ -260,37 +265,113 @@ class _Cutter:
         return np.where(at_once, ends - 1, np.where(batch, ends - 3, -1))
 
     def cut(self) -> Cut | None:
-        """Read the dicts and cut them out; None if none of them has a known layout."""
+        """Read the dicts and cut them out; None if none has a known layout, or a memo index is impossible."""
         self._read_all()
         if not self.keys:
             return None
-        self.data[self.starts[self.was_read]] = _NONE
-        self._leave_out_runs()
-        rest = b"".join(self._rest())
         others = np.flatnonzero(~self.was_read)
         for column in self.columns:
             column[others] = 0
+        first_uses = self._first_uses()
+        if first_uses is None:
+            return None
+        references = np.flatnonzero(first_uses < len(self.starts)).astype(np.int64)
+        self._keep_lookups(first_uses)
+        self._write_numbers()
+        self._leave_out_runs()
+        rest = b"".join(self._rest())
         follows = self.is_gone & np.append(False, self.is_gone[:-1])
         marks = np.flatnonzero((self.was_read & ~follows)[self.was_read])
         places = np.flatnonzero(self.was_read)
         return Cut(
             rest=rest,
-            pickled_bytes=len(self.data),
             counts=np.diff(marks, append=len(places)),
             keys=self.keys,
             columns=self.columns,
             places=places,
+            references=references,
             copies=np.concatenate(self.copies),
             originals=np.concatenate(self.originals),
         )
 
+    def _first_uses(self) -> npt.NDArray[np.int32] | None:
+        """The first dict that refers to each memo index, or the number of dicts; None if an index is too large."""
+        highest = max((FIRST_REFERENCE - int(column.min()) for column in self.columns), default=-1)
+        # each object takes at least a byte
+        if highest > len(self.data):
+            return None
+        found = np.full(max(0, highest + 1), len(self.starts), dtype=np.int32)
+        for column in self.columns:
+            if column.min() <= FIRST_REFERENCE:
+                rows = np.flatnonzero(column <= FIRST_REFERENCE)
+                uses = np.full_like(found, len(self.starts))
+                # of several rows with the same index, the last one that is assigned stays
+                uses[FIRST_REFERENCE - column[rows[::-1]]] = rows[::-1]
+                np.minimum(found, uses, out=found)
+        return found
+
+    def _keep_lookups(self, first_uses: npt.NDArray[np.int32]) -> None:
+        """Leave each reference in the rest where a dict first uses it, so that one to a later object fails there."""
+        starts = np.array([[value.start for value in layout.values] for layout in self.layouts])
+        ends = np.array([[value.start + value.size for value in layout.values] for layout in self.layouts])
+        rows, begins, stops = [], [], []
+        for place, column in enumerate(self.columns):
+            using = np.flatnonzero(column <= FIRST_REFERENCE)
+            using = using[first_uses[FIRST_REFERENCE - column[using]] == using]
+            rows.append(using)
+            # the opcode is before the argument
+            begins.append(self.starts[using] + starts[self.layout_of[using], place] - 1)
+            stops.append(self.starts[using] + ends[self.layout_of[using], place])
+        self._divide_runs(np.concatenate(rows), np.concatenate(begins))
+        self.gap_ends += begins
+        for stop in stops:
+            # another key or the end of the dict follows, and is cut out
+            self.data[stop] = _POP
+            self.gap_starts.append(stop + 1)
+
+    def _divide_runs(self, rows: Int64s, begins: Int64s) -> None:
+        """Take the dicts with a lookup out of runs whose MEMOIZE opcodes would overwrite one.
+
+        Args:
+            rows: the dicts.
+            begins: where their lookups begin.
+        """
+        edges = self._runs()
+        begins, rows = begins[self.is_gone[rows]], rows[self.is_gone[rows]]
+        runs = np.searchsorted(edges[:, 0], rows, side="right") - 1
+        memoized = self.starts[edges[runs, 0]] + len(_NUMBER) + edges[runs, 1] - edges[runs, 0]
+        is_hit = np.zeros(len(edges), dtype=bool)
+        is_hit[runs[begins < memoized]] = True
+        rows = np.unique(rows[is_hit[runs]])
+        self.is_gone[rows] = False
+        self.gap_starts.append(self.starts[rows] + 2 + _GROWTH)
+        self.gap_ends.append(self.ends[rows])
+
+    def _write_numbers(self) -> None:
+        """Replace the opcode of each dict that keeps a place in the rest by a number; what memoizes it moves back."""
+        follows = self.is_gone & np.append(False, self.is_gone[:-1])
+        stays = np.flatnonzero(self.was_read & ~follows)
+        put_bytes = np.array([layout.body - 1 for layout in self.layouts])[self.layout_of[stays]]
+        for size in np.unique(put_bytes).tolist():
+            width = len(_NUMBER) + size
+            windows = np.ndarray((len(self.data) - width + 1,), f"V{width}", self.data, strides=(1,))
+            starts = self.starts[stays[put_bytes == size]]
+            heads = windows[starts].view(np.uint8).reshape(-1, width)
+            heads[:, len(_NUMBER) :] = heads[:, 1 : 1 + size].copy()
+            heads[:, : len(_NUMBER)] = np.frombuffer(_NUMBER, dtype=np.uint8)
+            windows[starts] = heads.view(windows.dtype)[:, 0]
+
+    def _runs(self) -> Int64s:
+        """First and end of each run of adjacent dicts that leave nothing in the rest."""
+        return np.flatnonzero(np.diff(self.is_gone, prepend=False, append=False)).reshape(-1, 2)
+
     def _leave_out_runs(self) -> None:
-        """Replace each run of adjacent dicts by one None and as many MEMOIZE opcodes, which keeps memo indices."""
-        edges = np.flatnonzero(np.diff(self.is_gone, prepend=False, append=False)).reshape(-1, 2)
+        """Replace each run of adjacent dicts by a number and as many MEMOIZE opcodes, which keeps memo indices."""
+        edges = self._runs()
         starts, counts = self.starts[edges[:, 0]], edges[:, 1] - edges[:, 0]
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-            self.data[start + 1 : start + 1 + count] = _MEMOIZE
-        self.gap_starts.append(starts + 1 + counts)
+            self.data[start + len(_NUMBER) : start + len(_NUMBER) + count] = _MEMOIZE
+        self.gap_starts.append(starts + len(_NUMBER) + counts)
         self.gap_ends.append(self.ends[edges[:, 1] - 1])
 
     def _rest(self) -> Iterator[bytes]:
@@ -315,29 +396,3 @@ class _Cutter:
 def _low_bytes(size: int) -> np.int64:
     """A mask of the first bytes of a word; with all eight, the number is known to be non-negative."""
     return np.int64(2 ** (8 * size) - 1 if size < WORD_BYTES else -1)
-
-
-def _equal_lists(data: Bytes, contents: Int64s, size: int) -> tuple[Int64s, Int64s]:
-    """Find lists of references whose bytes equal an earlier list's.
-
-    Args:
-        contents: offsets of the lists' contents; the data goes on for a word after each list.
-        size: bytes of each list.
-
-    Returns:
-        Indices of the copies and of each one's original; no list is both.
-    """
-    width = -(-size // WORD_BYTES)
-    windows = np.ndarray((len(data) - width * WORD_BYTES + 1,), f"V{width * WORD_BYTES}", data, strides=(1,))
-    words = windows[contents].view(np.uint64).reshape(-1, width)
-    words[:, -1] &= np.uint64(2 ** (8 * (size - (width - 1) * WORD_BYTES)) - 1)
-    # the sums of different lists rarely collide; the lists themselves are compared below
-    sums = words @ np.cumprod(np.full(width, _ODD_NUMBER, dtype=np.uint64))
-    _, firsts, group = np.unique(sums, return_index=True, return_inverse=True)
-    texts = (data[start : start + size].tobytes() for start in contents[firsts].tolist())
-    refers = np.array([_REFERENCES.fullmatch(text) is not None for text in texts], dtype=bool)
-    first = firsts[group]
-    alike = refers[group] & (words == words[first]).all(axis=1)
-    alike[firsts] = False
-    copies = np.flatnonzero(alike)
-    return copies, first[copies]
