@@ -190,7 +190,9 @@ def _draw_with_hf_loss(random: Random, family: str | None) -> TrainingRecipe:
         optimizer=random.choice(OPTIMIZERS),
         fp32_embedding_states=random.random() < 0.5,
         # transformers refuses sdpa for capped scores
-        attention="eager" if spec.attention_softcap is not None else random.choice(("sdpa", "sdpa", "eager")),
+        attention="eager"
+        if spec.attention_softcap is not None or spec.architecture.attention.sinks
+        else random.choice(("sdpa", "sdpa", "eager")),
         **_draw_adapter(random, spec),
         gpu=random.choice(SIMULATED_GPUS),
         # these segments split every block, so that no peak depends on which one served it before

@@ -12,9 +12,9 @@ from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, So
 from ligerprof.models.mixtures import Experts
 from ligerprof.words import Word
 
-# query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the intermediate size of one;
+# heads: their number; query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the intermediate size of one;
 # shared: that of the expert that all tokens go through
-Width = Literal["hidden", "intermediate", "query", "key", "head", "experts", "expert", "shared", "one"]
+Width = Literal["hidden", "intermediate", "query", "key", "head", "heads", "experts", "expert", "shared", "one"]
 
 
 class Feature(Word):
@@ -145,6 +145,7 @@ class Rotary:
         layers: the layers that rotate; None: all of them.
         only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
         tables_by_kind: whether layers with a window have tables of their own.
+        halves: whether tables are half as wide as a head, and both halves of a head are rotated and concatenated.
     """
 
     fp32_tables: bool = False
@@ -156,6 +157,7 @@ class Rotary:
     layers: LayerChoice | None = None
     only_with_window: Literal["never", "unless off"] | None = None
     tables_by_kind: bool = False
+    halves: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,6 +190,7 @@ class Attention:
         dropout: applied to the attention probabilities.
         output_dropout: applied to the output projection's result, within the attention module.
         softcap: applied to the scores.
+        sinks: whether each head has a learned score more, which only eager attention knows.
     """
 
     name: str = "self_attn"
@@ -206,6 +209,7 @@ class Attention:
     dropout: Dropout = _ATTENTION_DROPOUT
     output_dropout: Dropout | None = None
     softcap: Softcap | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -149,6 +149,7 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         "query": spec.heads * spec.head_dim,
         "key": spec.kv_heads * spec.head_dim,
         "head": spec.head_dim,
+        "heads": spec.heads,
         "experts": spec.experts,
         "expert": spec.expert_size,
         "shared": spec.shared_size,

@@ -48,9 +48,12 @@ class Experts:
         width: the config key of an expert's intermediate size.
         router: the module that has the router's weight.
         widens_router: whether the router casts its input to fp32.
+        widens_chosen: whether the logits of the chosen experts are softened in fp32.
         casts_logits: whether the router casts its logits to fp32 before the softmax.
         normalizes: whether the scores of a token's experts are divided by their sum, or the config key that decides.
         narrows_scores: whether the scores are cast to the dtype of the logits.
+        clamped: whether gate and up lie interleaved in the experts' weights and are clamped, and the weights are stored
+            as (in, out) with biases.
         shared: an expert that every token goes through, or None.
         adapted_by_name: whether peft adapts the experts' parameters where an MLP's layers are named, and leaves the
             linear layers of these names alone.
@@ -64,9 +67,11 @@ class Experts:
     router: str = "gate"
     scoring: Scoring = Scoring.SOFTMAX
     widens_router: bool = False
+    widens_chosen: bool = True
     casts_logits: bool = False
     normalizes: bool | str = "norm_topk_prob"
     narrows_scores: bool = True
+    clamped: bool = False
     shared: SharedExpert | None = None
     adapted_by_name: bool = False
     layers: SparseLayers | None = None

@@ -56,6 +56,7 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("flex_olmo", "mixtral", "olmoe", "qwen3_moe"), _FEW_EXPERTS),
     "granitemoe": {**_FEW_EXPERTS, "residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "qwen2_moe": {**_FEW_EXPERTS, "shared_expert_intermediate_size": 40},
+    "gpt_oss": {**_FEW_EXPERTS, "sliding_window": 8, "num_hidden_layers": 3},
     **dict.fromkeys(("ernie4_5_moe", "hunyuan_v1_moe"), _FEW_EXPERTS),
     "glm4_moe": {**_FEW_EXPERTS, "first_k_dense_replace": 1},
     "gpt_neox": {"num_key_value_heads": 3},

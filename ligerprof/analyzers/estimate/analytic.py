@@ -137,6 +137,11 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."
         )
+    if recipe.spec.architecture.attention.sinks and not is_eager(recipe):
+        raise UnsupportedError(
+            f"estimate: {recipe.spec.name} has attention sinks, which transformers computes with eager attention only."
+            " Add --attention eager."
+        )
     if recipe.spec.activation not in ACTIVATIONS:
         raise UnsupportedError(
             f"estimate: {recipe.spec.name} has the activation function {printable(recipe.spec.activation)}, which is"

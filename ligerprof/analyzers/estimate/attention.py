@@ -14,7 +14,7 @@ from ligerprof.analyzers.estimate.scaled_dot_product import (
     weighted_sum,
 )
 from ligerprof.analyzers.estimate.tensors import Value
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 
 def attend(context: Context, query: Value, key: Value, value: Value) -> tuple[Value, Value | None]:
@@ -40,9 +40,12 @@ def _eager(context: Context, query: Value, key: Value, value: Value) -> tuple[Va
     scores = _softcap_scores(context, scores)
     masked = _add_mask(context, scores)
     tape.release(scores)
-    sharp = soften(context, masked, _softmax_width(context, masked))
-    probabilities = cast_scores(context, sharp, query.width)
-    tape.release(sharp, masked)
+    if context.spec.architecture.attention.sinks:
+        probabilities = _soften_with_sinks(context, masked, value.width)
+    else:
+        sharp = soften(context, masked, _softmax_width(context, masked))
+        probabilities = cast_scores(context, sharp, query.width)
+        tape.release(sharp, masked)
     drop = context.spec.dropout_rate(context.spec.architecture.attention.dropout)
     dropped = dropout(context, probabilities, drop)
     tape.release(probabilities)
@@ -51,6 +54,55 @@ def _eager(context: Context, query: Value, key: Value, value: Value) -> tuple[Va
     output = in_order_of_tokens(context, summed) if context.spec.heads > 1 else tape.name(summed)
     tape.release(read, read_values, summed, keys, values)
     return output, dropped
+
+
+def _soften_with_sinks(context: Context, scores: Value, width: int) -> Value:
+    """GPT-OSS: joins each head's learned score, subtracts the highest, softmax, and cuts off the learned column."""
+    tape, row = context.tape, context.spec.architecture
+    rows = context.tokens * context.spec.heads
+    sinks = context.weights[f"{row.layers}.{context.layer}.{row.attention.name}.sinks"]
+    joint_width = max(scores.width, sinks.width)
+    wide = scores.width != joint_width
+    joined = tape.run(
+        Operation(
+            elements=scores.elements + rows,
+            width=joint_width,
+            inputs=(scores,) if wide else (),
+            passes=() if wide else (scores,),
+            role=SCORES,
+            gradient_role=SCORES,
+        )
+    )
+    highest = tape.run(
+        Operation(elements=rows, width=joint_width, inputs=(joined,), extra_saved_bytes=rows * INDEX_BYTES, role=SCORES)
+    )
+    lowered = tape.run(
+        Operation(
+            elements=joined.elements,
+            width=joint_width,
+            inputs=(highest,),
+            passes=(joined,),
+            # the negated gradient, before it is summed over the columns
+            reduction_scratch_bytes=joined.size_bytes,
+            role=SCORES,
+            gradient_role=SCORES,
+        )
+    )
+    tape.release(highest, joined)
+    sharp = soften(context, lowered, joint_width)
+    kept = tape.run(
+        Operation(
+            elements=scores.elements,
+            width=joint_width,
+            inputs=(sharp,),
+            view_of=sharp,
+            role=SCORES,
+            gradient_role=SCORES,
+        )
+    )
+    probabilities = cast_scores(context, kept, width)
+    tape.release(kept, sharp, lowered, scores)
+    return probabilities
 
 
 def _softmax_width(context: Context, scores: Value) -> int:

@@ -16,7 +16,8 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 def run_experts(context: Context, value: Value, name: str, row: Experts) -> tuple[Value, tuple[Value, ...]]:
     """The experts' outputs of each token, weighted by the router and added up, and the variables of the MLP."""
     logits, scores, choices = _route(context, value, f"{name}.{row.router}", row)
-    return _grouped(context, value, scores, f"{name}.{row.name}"), (logits, scores, choices)
+    experts = _grouped(context, value, scores, f"{name}.{row.name}", clamped=row.clamped)
+    return experts, (logits, scores, choices)
 
 
 def _route(context: Context, value: Value, name: str, row: Experts) -> tuple[Value, Value, Value]:
@@ -25,11 +26,11 @@ def _route(context: Context, value: Value, name: str, row: Experts) -> tuple[Val
     if row.widens_router:
         logits = _wide_logits(context, value, name, autocasts=row.scoring is not Scoring.BIASED_SOFTMAX)
     else:
-        logits = linear(context, value, context.weights[f"{name}.weight"])
+        logits = linear(context, value, context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias"))
     if row.scoring is Scoring.BIASED_SOFTMAX:
         return _soften_and_divide(context, logits, value.width)
     if row.scoring is Scoring.SOFTMAX_OF_CHOSEN:
-        return _soften_chosen(context, logits)
+        return _soften_chosen(context, logits) if row.widens_chosen else _soften_narrow(context, logits)
     if row.scoring is Scoring.SIGMOID:
         return _squash(context, logits)
     probabilities = _soften(context, logits, casts=row.casts_logits)
@@ -131,6 +132,16 @@ def _soften_chosen(context: Context, logits: Value) -> tuple[Value, Value, Value
     return wide, scores, choices
 
 
+def _soften_narrow(context: Context, logits: Value) -> tuple[Value, Value, Value]:
+    """The logits, the softmax of those of the chosen experts in their own dtype, and their indices."""
+    tape, chosen = context.tape, context.tokens * context.spec.chosen_experts
+    choices = tape.run(Operation(elements=chosen, width=INDEX_BYTES))
+    best = tape.run(Operation(elements=chosen, width=logits.width, inputs=(logits,), saves=(choices,)))
+    scores = tape.run(Operation(elements=chosen, width=logits.width, inputs=(best,), saves_output=True))
+    tape.release(best)
+    return logits, scores, choices
+
+
 def add_shared_expert(context: Context, output: Value, shared: Value, gate: Value | None) -> Value:
     """`output + shared`, or `output + sigmoid(gate) * shared` with one number per token in the gate."""
     tape = context.tape
@@ -153,7 +164,7 @@ def _soften(context: Context, logits: Value, *, casts: bool) -> Value:
     return soft
 
 
-def _grouped(context: Context, value: Value, scores: Value, name: str) -> Value:
+def _grouped(context: Context, value: Value, scores: Value, name: str, *, clamped: bool) -> Value:
     """`grouped_mm_experts_forward` of transformers/integrations/moe.py; its variables live until it returns."""
     tape, pairs, hidden = context.tape, scores.elements, context.spec.hidden_size
     order = [tape.run(Operation(elements=pairs, width=INDEX_BYTES)) for _ in ("expert of each pair", "pair")]
@@ -161,13 +172,17 @@ def _grouped(context: Context, value: Value, scores: Value, name: str) -> Value:
     selected = tape.run(Operation(elements=pairs * hidden, width=value.width, inputs=(value,), saves=(token,)))
     tape.release(token)
     sorted_scores = tape.run(Operation(elements=pairs, width=scores.width, inputs=(scores,), saves=(order[1],)))
-    joint = _grouped_product(context, selected, context.weights[f"{name}.gate_up_proj"])
-    gate, up = tape.split(joint, 2)
-    activated = activate(context, gate, context.spec.activation)
-    product = multiply(context, activated, up)
-    tape.release(activated, gate, up)
+    joint, biases = _grouped_linear(context, selected, f"{name}.gate_up_proj", order[0])
+    if clamped:
+        product = _clamped_product(context, joint)
+    else:
+        gate, up = tape.split(joint, 2)
+        activated = activate(context, gate, context.spec.activation)
+        product = multiply(context, activated, up)
+        tape.release(activated, gate, up)
     product = renamed(context, joint, product)
-    output = renamed(context, product, _grouped_product(context, product, context.weights[f"{name}.down_proj"]))
+    output, more_biases = _grouped_linear(context, product, f"{name}.down_proj", order[0], biases)
+    output = renamed(context, product, output)
     weighted = _weigh(context, output, sorted_scores)
     inverse = tape.run(Operation(elements=pairs, width=INDEX_BYTES, forward_scratch_bytes=pairs * INDEX_BYTES))
     restored = tape.run(
@@ -177,13 +192,59 @@ def _grouped(context: Context, value: Value, scores: Value, name: str) -> Value:
     # the gradient of a sum is expanded
     total = tape.run(Operation(elements=context.tokens * hidden, width=weighted.width, passes=(weighted,)))
     result = context.cast(total, value.width)
-    tape.release(total, weighted, inverse, output, sorted_scores, selected, *order)
+    tape.release(total, weighted, inverse, output, sorted_scores, selected, *order, *more_biases)
     return result
+
+
+def _clamped_product(context: Context, joint: Value) -> Value:
+    """GptOssExperts._apply_gate: `(up + 1) * gate * sigmoid(alpha * gate)` of clamped, interleaved gate and up."""
+    tape, half = context.tape, joint.elements // 2
+    raw = tape.slice(joint, half), tape.slice(joint, half)
+    gate = renamed(context, raw[0], unary(context, raw[0]))
+    up = renamed(context, raw[1], unary(context, raw[1]))
+    scaled = scale(context, gate)
+    factor = renamed(context, scaled, unary(context, scaled, saves_output=True))
+    gated = multiply(context, gate, factor)
+    tape.release(factor)
+    shifted = tape.run(Operation(elements=half, width=up.width, passes=(up,)))
+    product = multiply(context, shifted, gated)
+    tape.release(shifted, gated, gate, up)
+    return product
+
+
+def _grouped_linear(
+    context: Context, value: Value, name: str, experts: Value, variables: tuple[Value, ...] = ()
+) -> tuple[Value, tuple[Value, ...]]:
+    """The product, to which the biases of each pair's expert are added in place; a variable holds the biases.
+
+    Args:
+        experts: the expert of each pair.
+        variables: what that variable held before.
+    """
+    tape, bias = context.tape, context.weights.get(f"{name}_bias")
+    if bias is None:
+        return _grouped_product(context, value, context.weights[name]), ()
+    rows = experts.elements
+    biases = tape.run(
+        Operation(
+            elements=rows * bias.shape[1],
+            width=bias.width,
+            inputs=(bias,),
+            saves=(experts,),
+            # the indices are sorted
+            backward_scratch_bytes=4 * rows * INDEX_BYTES,
+        )
+    )
+    tape.release(*variables)
+    product = _grouped_product(context, value, context.weights[name])
+    added = Operation(elements=product.elements, width=product.width, passes=(product, biases), view_of=product)
+    return renamed(context, product, tape.run(added)), (biases,)
 
 
 def _grouped_product(context: Context, value: Value, weight: Weight) -> Value:
     """`grouped_mm(x.to(weight.dtype), weight.transpose(-2, -1))`: saves both; autocast leaves it alone."""
-    _, outputs, inputs = weight.shape
+    inputs = value.elements // (context.tokens * context.spec.chosen_experts)
+    outputs = weight.elements // (weight.shape[0] * inputs)
     read = context.cast(value, weight.width)
     saves = ((read,) if weight.trainable else ()) + ((weight,) if value.needs_gradient else ())
     product = context.tape.run(

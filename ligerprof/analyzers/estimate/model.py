@@ -71,7 +71,7 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
     if rotary is None:
         return ()
     width = FP32_BYTES if rotary.fp32_tables else stream.width
-    size_bytes = recipe.row_tokens * recipe.spec.rotary_dim * width
+    size_bytes = recipe.row_tokens * recipe.spec.rotary_dim * width // (2 if rotary.halves else 1)
     kinds = len(set(recipe.spec.layer_kinds.windowed)) if rotary.tables_by_kind else 1
     return (size_bytes, size_bytes) * kinds
 

@@ -67,7 +67,9 @@ def _rotate(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
     row = context.spec.architecture.attention.rotary
     assert row is not None
     tape, tables = context.tape, _make_tables(context, row)
-    if row.share is not None:
+    if row.halves:
+        turned = [_turn_halves(context, item, tables) for item in (query, key)]
+    elif row.share is not None:
         turned = _rotate_parts(context, row, query, key, tables)
     else:
         read = [context.cast(item, FP32_BYTES) if row.upcasts == "first" else tape.name(item) for item in (query, key)]
@@ -142,6 +144,21 @@ def _turn(
     output = add(context, upright, sideways)
     tape.release(upright, sideways)
     return output
+
+
+def _turn_halves(context: Context, value: Value, tables: _Tables) -> Value:
+    """GPT-OSS's _apply_rotary_emb: both halves times both tables, and the two sums concatenated."""
+    tape = context.tape
+    halves = tape.split(value, 2)
+    turned = []
+    for first, second in (halves, halves[::-1]):
+        upright = _times_table(context, first, tables, 0, upcasts=False)
+        sideways = _times_table(context, second, tables, 1, upcasts=False)
+        turned.append(add(context, upright, sideways))
+        tape.release(upright, sideways)
+    joined = tape.run(Operation(elements=value.elements, width=turned[0].width, passes=(turned[0], turned[1])))
+    tape.release(*turned, *halves)
+    return joined
 
 
 def _times_table(context: Context, value: Value, tables: _Tables, which: int, *, upcasts: bool) -> Value:

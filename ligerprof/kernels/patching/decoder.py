@@ -54,6 +54,9 @@ def layer_forward(original: Forward, row: Architecture) -> Forward:
             hidden_states = hidden_states * getattr(self, scales)
         hidden_states, residual = getattr(self, before_mlp)(hidden_states, residual)
         hidden_states = getattr(self, mlp)(hidden_states)
+        if isinstance(hidden_states, tuple):
+            # with the router's scores
+            hidden_states = hidden_states[0]
         for name in after_mlp:
             hidden_states = getattr(self, name)(hidden_states)
         if scales is not None:

@@ -25,6 +25,7 @@ from ligerprof.models.rows.parts import (
     gated_tensors,
     head_norms,
     norm_tensors,
+    periodic_window,
 )
 
 _ROUTER = RawWeight(name="mlp.gate", parameter="weight", shape=(("experts",), ("hidden",)))
@@ -248,6 +249,47 @@ ROWS = (
                 adapted_by_name=True,
             )
         ),
+        output_class=_MOE_OUTPUT,
+    ),
+    Architecture(
+        model_type="gpt_oss",
+        peft_targets=(),
+        class_prefix="GptOss",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "attention_bias": True,
+        },
+        aliases={"num_experts": "num_local_experts"},
+        tensors=(
+            RawWeight(name="self_attn", parameter="sinks", shape=(("heads",),)),
+            *CONFIGURED_ATTENTION,
+            RawWeight(name="mlp.router", parameter="weight", shape=_ROUTER.shape),
+            RawWeight(name="mlp.router", parameter="bias", shape=(("experts",),)),
+            RawWeight(name="mlp.experts", parameter="gate_up_proj", shape=(("experts",), ("hidden",), ("expert",) * 2)),
+            RawWeight(name="mlp.experts", parameter="gate_up_proj_bias", shape=(("experts",), ("expert",) * 2)),
+            RawWeight(name="mlp.experts", parameter="down_proj", shape=(("experts",), ("expert",), ("hidden",))),
+            RawWeight(name="mlp.experts", parameter="down_proj_bias", shape=(("experts",), ("hidden",))),
+            *TWO_NORMS,
+        ),
+        not_estimated=(_AUXILIARY,),
+        norm=Norm(casts_last=True),
+        attention=Attention(
+            rotary=Rotary(halves=True), window=periodic_window(2, default=128), fp32_softmax=False, sinks=True
+        ),
+        mlp=Mlp(
+            gate=None,
+            experts=Experts(
+                count="num_local_experts",
+                router="router",
+                scoring=Scoring.SOFTMAX_OF_CHOSEN,
+                widens_chosen=False,
+                clamped=True,
+            ),
+        ),
+        auxiliary_loss=_AUXILIARY,
         output_class=_MOE_OUTPUT,
     ),
     Architecture(
