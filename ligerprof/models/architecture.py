@@ -12,7 +12,8 @@ from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, So
 from ligerprof.models.mixtures import Experts
 from ligerprof.words import Word
 
-# heads: their number; query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the intermediate size of one;
+# heads: their number; query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the
+# intermediate size of one;
 # shared: that of the expert that all tokens go through
 Width = Literal["hidden", "intermediate", "query", "key", "head", "heads", "experts", "expert", "shared", "one"]
 
@@ -145,6 +146,7 @@ class Rotary:
         layers: the layers that rotate; None: all of them.
         only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
         tables_by_kind: whether layers with a window have tables of their own.
+        multimodal: whether positions have several dimensions, by which no kernel rotates.
         halves: whether tables are half as wide as a head, and both halves of a head are rotated and concatenated.
     """
 
@@ -157,7 +159,13 @@ class Rotary:
     layers: LayerChoice | None = None
     only_with_window: Literal["never", "unless off"] | None = None
     tables_by_kind: bool = False
+    multimodal: bool = False
     halves: bool = False
+
+    @property
+    def turns_halves(self) -> bool:
+        """Whether halves of a head rotate by tables as wide as a head, which a kernel can do."""
+        return not (self.interleaved or self.multimodal or self.halves)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +288,8 @@ class Architecture:
 
     Attributes:
         class_prefix: prefix of the classes in its modeling module, such as `Llama` in `LlamaRMSNorm`.
+        classes: the names of classes that do not begin with the prefix, by what follows it; versions of transformers
+            differ.
         modeling: the folder of its modeling module in transformers; None: the one named as the model type.
         defaults: values that transformers assumes for keys that the config lacks, where they are not general.
         aliases: other names of config keys.
@@ -304,6 +314,7 @@ class Architecture:
 
     model_type: str
     class_prefix: str
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     modeling: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ligerprof.models.architecture import Architecture, Attention
+from ligerprof.models.composites import TEXT_MODELS
 from ligerprof.models.config_keys import Softcap
 from ligerprof.models.rows import experts, gemma_like, llama_like, others
 
@@ -21,7 +22,12 @@ _UNLISTED = replace(
 
 def find_architecture(model_type: str) -> Architecture:
     """The row of a `model_type`; one without a row gets Llama's, and can be simulated and measured only."""
-    return ARCHITECTURES.get(model_type) or replace(_UNLISTED, model_type=model_type)
+    return ARCHITECTURES.get(model_type) or TEXT_MODELS.get(model_type) or replace(_UNLISTED, model_type=model_type)
+
+
+def can_patch(model_type: str) -> bool:
+    """Whether a row says where kernels go in the architecture."""
+    return model_type in ARCHITECTURES or model_type in TEXT_MODELS
 
 
 def has_row(model_type: str) -> bool:

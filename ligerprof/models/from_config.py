@@ -13,6 +13,7 @@ from ligerprof.models.architecture import (
     Width,
 )
 from ligerprof.models.architectures import find_architecture, has_row
+from ligerprof.models.composites import text_config
 from ligerprof.models.config_keys import Softcap
 from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.mixtures import SharedExpert
@@ -42,6 +43,12 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
         raise UnknownModelError(f"{name}: the config has no 'model_type'. Give a transformers config.json.")
+    if (text := text_config(config)) is not None:
+        raise UnknownModelError(
+            f"{name}: {short_repr(model_type)} joins a vision tower, which is not covered, and a text model of type"
+            f" {short_repr(text.get('model_type'))}. Save the config's 'text_config' as config.json and give that, if"
+            " the text model alone is trained."
+        )
     row = find_architecture(model_type)
     config_json, config = canonical_json(config), _with_defaults(row, config)
     hidden = _size(config, name, "hidden_size", "n_embd", "d_model")

@@ -98,9 +98,7 @@ class ModelSpec:
         found, rotary = self.architecture.features, self.architecture.attention.rotary
         if self.experts and all(self.layer_kinds.sparse) and not self.shared_size:
             found -= {Feature.SWIGLU, Feature.GEGLU}
-        rotates_halves = (
-            rotary is not None and not (rotary.interleaved or rotary.halves) and self.rotary_dim == self.head_dim
-        )
+        rotates_halves = rotary is not None and rotary.turns_halves and self.rotary_dim == self.head_dim
         return found if rotates_halves else found - {Feature.ROTARY}
 
     @property

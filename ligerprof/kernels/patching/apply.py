@@ -15,8 +15,9 @@ from ligerprof.kernels.providers.liger.spec import PROVIDER as LIGER
 from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.kernels.selection import select_providers
 from ligerprof.kernels.spec import load_entry
-from ligerprof.models import ARCHITECTURES, spec_from_config
-from ligerprof.models.architectures import has_row
+from ligerprof.models import spec_from_config
+from ligerprof.models.architectures import can_patch, find_architecture
+from ligerprof.models.composites import COMPOSITES
 
 __all__ = ["Patch", "apply", "require_available"]
 
@@ -32,7 +33,8 @@ def apply(
     """Put kernels into a model, or into every future instance of a class.
 
     Args:
-        model: a causal language model of transformers, wrapped or not (peft, DDP), or its class.
+        model: a causal language model of transformers, with or without a vision tower, wrapped or not (peft, DDP), or
+            its class.
         kernels: as `--liger` takes it: `all`, `no-flce`, or names joined by `+` or `,`, such as `rms:liger+flce`.
         provider: whose kernels, for the names without a provider of their own.
         flce_budget: workspace of the fused loss: `lean`, `balanced`, bytes, or `auto`: as much as fits below the
@@ -84,11 +86,15 @@ def _apply_to_class(
 
 
 def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str) -> Request:
-    if not has_row(config.model_type):
+    text = config.get_text_config() if config.model_type in COMPOSITES else config
+    if not can_patch(text.model_type):
+        inner = "" if text is config else f" with a text model of type {text.model_type!r}"
         raise KernelUnavailableError(
-            f"models of type {config.model_type!r} cannot be patched; docs/models.md lists those that can."
+            f"models of type {config.model_type!r}{inner} cannot be patched; docs/models.md lists those that can."
         )
-    providers = select_providers(kernels, provider, spec_from_config(config.to_dict(), name=config.model_type))
+    providers = select_providers(kernels, provider, spec_from_config(text.to_dict(), name=config.model_type))
+    if text is not config and LIGER in providers.values():
+        raise KernelUnavailableError(f"{LIGER} is not supported in models with a vision tower. Use another provider.")
     specs = find_kernel_set(providers)
     for spec in specs.values():
         require_available(spec, device_kind)
@@ -100,7 +106,8 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
             " Give lean, balanced or bytes."
         )
     return Request(
-        row=ARCHITECTURES[config.model_type],
+        row=find_architecture(text.model_type),
+        text_only=text is config,
         providers=providers,
         entries={name: load_entry(spec.entry) for name, spec in specs.items() if spec.provider != LIGER},
         options=LossOptions(budget="lean" if measured else flce_budget, in_place=True),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,9 @@ _LOSS_ARGUMENTS = (
 LossRunner = Callable[[nn.Module, Tensor, LossRequest], Tensor]
 
 
-def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunner, options: LossOptions) -> Forward:
+def fused_loss_forward(
+    original: Forward, row: Architecture, run_loss: LossRunner, options: LossOptions, *, text_only: bool = True
+) -> Forward:
     """A forward that returns the loss without logits if it receives labels in training.
 
     Without labels, and in evaluation unless `skip_logits=True` is passed, it calls the original forward: evaluation
@@ -40,10 +43,11 @@ def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunne
         original: the unbound forward of the model's class.
         run_loss: computes the loss from the last hidden states.
         options: options of the loss; ignore_index, shift, softcap and logit_scale are replaced.
+        text_only: whether the model has no vision tower, whose inputs the decoder does not take.
     """
     # without Signature.bind, because torch.compile traces this
     positional = tuple(inspect.signature(original).parameters)[1:]
-    make_output = _output_maker(row)
+    make_output = _output_maker(row, None if text_only else original.__module__)
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,9 +60,13 @@ def fused_loss_forward(original: Forward, row: Architecture, run_loss: LossRunne
             return original(self, **inputs, **passed_on)
         if row.auxiliary_loss is not None:
             _refuse_auxiliary_loss(row.auxiliary_loss, inputs, self.config)
-        outputs = self.get_decoder()(**inputs)
+        body = self.get_decoder() if text_only else self.base_model
+        if not text_only and "labels" in inspect.signature(body.forward).parameters:
+            inputs["labels"] = given["labels"]
+        outputs = body(**inputs)
+        text = self.config if text_only else self.config.get_text_config()
         hidden = _kept_positions(outputs.last_hidden_state, given["logits_to_keep"])
-        loss = run_loss(self, hidden, _loss_request(given, hidden, _with_row(options, row, self.config)))
+        loss = run_loss(self, hidden, _loss_request(given, hidden, _with_row(options, row, text)))
         output = make_output(outputs, loss)
         as_dict = self.config.return_dict if given["return_dict"] is None else given["return_dict"]
         return output if as_dict else output.to_tuple()
@@ -116,11 +124,18 @@ def _kept_positions(hidden: Tensor, keep: int | Tensor | None) -> Tensor:
     return hidden[keep] if keep.ndim == 2 else hidden[:, keep, :]
 
 
-def _output_maker(row: Architecture) -> Callable[[Any, Tensor], Any]:
-    """A function that turns the decoder's outputs and the loss into the causal model's output, without logits."""
+def _output_maker(row: Architecture, modeling: str | None) -> Callable[[Any, Tensor], Any]:
+    """A function that turns the decoder's outputs and the loss into the causal model's output, without logits.
+
+    Args:
+        modeling: the module of a model with a vision tower, which may have a class for its outputs.
+    """
     from transformers import modeling_outputs
 
     output_class = getattr(modeling_outputs, row.output_class)
+    for name, value in vars(importlib.import_module(modeling)).items() if modeling is not None else ():
+        if name.endswith("CausalLMOutputWithPast") and value.__module__ == modeling:
+            output_class = value
     names = [field.name for field in dataclasses.fields(output_class) if field.name not in ("loss", "logits")]
 
     def make(outputs: Any, loss: Tensor) -> Any:

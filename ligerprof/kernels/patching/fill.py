@@ -93,7 +93,11 @@ def fill_flce(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
 def _fuse_loss(patcher: Patcher, slot: Slot, run_loss: Any) -> None:
     options = patcher.request.options
     patcher.swap(
-        patcher.model, slot.name, lambda original: fused_loss_forward(original, patcher.row, run_loss, options)
+        patcher.model,
+        slot.name,
+        lambda original: fused_loss_forward(
+            original, patcher.row, run_loss, options, text_only=patcher.request.text_only
+        ),
     )
 
 

@@ -21,6 +21,7 @@ class Request:
     Attributes:
         providers: the provider of each slot.
         entries: functions by kernel name, without those of liger-kernel, which patches models itself.
+        text_only: whether the model has no vision tower.
         measured: the fused loss if its budget is `auto`, else None.
     """
 
@@ -28,6 +29,7 @@ class Request:
     providers: Mapping[str, str]
     entries: dict[str, Callable[..., Any]]
     options: LossOptions
+    text_only: bool
     measured: KernelSpec | None
 
 
@@ -53,5 +55,6 @@ class Patcher:
 
     def modules(self, kind: str) -> list[Any]:
         """The model's modules of one of its architecture's classes: `RMSNorm` is `LlamaRMSNorm`, for example."""
-        wanted = getattr(self._modeling, f"{self.row.class_prefix}{kind}")
+        names = self.row.classes.get(kind, (f"{self.row.class_prefix}{kind}",))
+        wanted = tuple(getattr(self._modeling, name) for name in names if hasattr(self._modeling, name))
         return [module for module in self.model.modules() if isinstance(module, wanted)]
