@@ -44,6 +44,24 @@ MORE: dict[str, dict[str, Any]] = {
     # values drawn at random in a dropout would differ between a run with kernels and one without
     "seed_oss": {"residual_dropout": 0.0, "attention_dropout": 0.0},
     **{name: _FEW_EXPERTS for name, row in ARCHITECTURES.items() if row.mlp.experts is not None},
+    "falcon_h1": {"mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 64},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "hidden_size_per_layer_input": 64,
+        "vocab_size_per_layer_input": 32000,
+        "laurel_rank": 16,
+        "activation_sparsity_pattern": None,
+    },
+    "llama4_text": {**_FEW_EXPERTS, "intermediate_size_mlp": 1408, "interleave_moe_layer_step": 2},
+    "qwen3_next": {
+        **_FEW_EXPERTS,
+        "shared_expert_intermediate_size": 512,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    },
 }
 _DROPOUTS = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
 OPTIONS = {"precision": "bf16", "batch": 4, "seq": 1024, "gpu": "h200"}
@@ -68,10 +86,12 @@ def config_of(model_type: str) -> dict[str, Any]:
 
 
 def options_of(model_type: str) -> dict[str, Any]:
-    # transformers has no other attention for scores with a cap
+    # transformers has no other attention for scores with a cap or with sinks
     row = ARCHITECTURES.get(model_type)
-    capped = row is not None and row.attention.softcap is not None and row.attention.softcap.default is not None
-    return {**OPTIONS, "attention": "eager"} if capped else OPTIONS
+    if row is None:
+        return OPTIONS
+    capped = row.attention.softcap is not None and row.attention.softcap.default is not None
+    return {**OPTIONS, "attention": "eager"} if capped or row.attention.sinks else OPTIONS
 
 
 def estimated_bytes(model_type: str) -> int | None:

@@ -146,7 +146,8 @@ class Rotary:
         layers: the layers that rotate; None: all of them.
         only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
         tables_by_kind: whether layers with a window have tables of their own.
-        multimodal: whether positions have several dimensions, by which no kernel rotates.
+        other: whether heads rotate in another way, of which no kernel knows: by positions of several dimensions, as
+            complex numbers, or query and key in a call each.
         halves: whether tables are half as wide as a head, and both halves of a head are rotated and concatenated.
     """
 
@@ -159,13 +160,13 @@ class Rotary:
     layers: LayerChoice | None = None
     only_with_window: Literal["never", "unless off"] | None = None
     tables_by_kind: bool = False
-    multimodal: bool = False
+    other: bool = False
     halves: bool = False
 
     @property
     def turns_halves(self) -> bool:
         """Whether halves of a head rotate by tables as wide as a head, which a kernel can do."""
-        return not (self.interleaved or self.multimodal or self.halves)
+        return not (self.interleaved or self.other or self.halves)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,6 +266,7 @@ class LayerNorms:
         parallel: how the layer adds up if its MLP reads the layer's input: `stream` (stream + attention, + MLP), `mlp`
             (MLP + attention, + stream) or `attention`. None: the MLP reads the sum of input and attention.
         parallel_when: the config key that turns `parallel` on; None if it is always on.
+        own_forward: whether the layer has steps that these fields do not name, so that its code stays as it is.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -275,11 +277,17 @@ class LayerNorms:
     scales_sublayers: str | None = None
     parallel: Literal["stream", "mlp", "attention"] | None = None
     parallel_when: str | None = None
+    own_forward: bool = False
 
     @property
     def adds_before_norm(self) -> bool:
         """Whether a norm follows the first addition, so that one kernel can do both."""
-        return self.before_attention is not None and self.before_mlp is not None and self.parallel is None
+        return (
+            not self.own_forward
+            and self.before_attention is not None
+            and self.before_mlp is not None
+            and self.parallel is None
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,6 +302,7 @@ class Architecture:
         defaults: values that transformers assumes for keys that the config lacks, where they are not general.
         aliases: other names of config keys.
         tensors: the weights of one decoder layer, in the order of transformers' `named_parameters()`.
+        no_estimate: why the estimate does not cover the architecture, or None.
         not_estimated: config keys that turn on what the other fields cannot express.
         only_one: config keys that do so with any value but 1.
         auxiliary_loss: the config key that adds another loss to that of the logits.
@@ -319,6 +328,7 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     tensors: tuple[Linear | NormWeight | RawWeight, ...]
+    no_estimate: str | None = None
     not_estimated: tuple[str, ...] = ()
     only_one: tuple[str, ...] = ()
     auxiliary_loss: str | None = None

@@ -29,7 +29,7 @@ _QWEN2_VL = Architecture(
     class_prefix="Qwen2VL",
     classes={"MLP": ("Qwen2MLP",), "RMSNorm": ("Qwen2VLRMSNorm", "Qwen2RMSNorm")},
     tensors=(*attention_tensors(qkv_bias=True), *PLAIN_GATED, *TWO_NORMS),
-    attention=Attention(splits_hidden=True, rotary=Rotary(multimodal=True)),
+    attention=Attention(splits_hidden=True, rotary=Rotary(other=True)),
     layers="model.language_model.layers",
 )
 
@@ -63,6 +63,11 @@ TEXT_MODELS: dict[str, Architecture] = {
         ),
     )
 }
+
+
+def is_composite(model_type: str) -> bool:
+    """Whether models of this type join a vision tower and a text model."""
+    return model_type in COMPOSITES
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

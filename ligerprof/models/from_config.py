@@ -50,7 +50,8 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
             " the text model alone is trained."
         )
     row = find_architecture(model_type)
-    config_json, config = canonical_json(config), _with_defaults(row, config)
+    config_json = canonical_json(config)
+    config = _with_equal_entries(_with_defaults(row, config), "intermediate_size")
     hidden = _size(config, name, "hidden_size", "n_embd", "d_model")
     heads = _size(config, name, "num_attention_heads", "n_head")
     if heads > hidden:
@@ -84,6 +85,10 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     for key in (*row.not_estimated, *row.only_one):
         if config.get(key) and not (key in row.only_one and config[key] == 1):
             return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} with {key!r}")
+    if row.no_estimate is not None:
+        return replace(
+            spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r}: {row.no_estimate}"
+        )
     if has_row(model_type):
         return replace(spec, parameters=tuple(_parameters(row, spec, config)))
     gap = f"no analytic estimate for model_type {model_type!r} (docs/models.md lists those that have one)"

@@ -17,7 +17,7 @@ from ligerprof.kernels.selection import select_providers
 from ligerprof.kernels.spec import load_entry
 from ligerprof.models import spec_from_config
 from ligerprof.models.architectures import can_patch, find_architecture
-from ligerprof.models.composites import COMPOSITES
+from ligerprof.models.composites import is_composite
 
 __all__ = ["Patch", "apply", "require_available"]
 
@@ -86,7 +86,7 @@ def _apply_to_class(
 
 
 def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str) -> Request:
-    text = config.get_text_config() if config.model_type in COMPOSITES else config
+    text = config.get_text_config() if is_composite(config.model_type) else config
     if not can_patch(text.model_type):
         inner = "" if text is config else f" with a text model of type {text.model_type!r}"
         raise KernelUnavailableError(

@@ -61,6 +61,9 @@ def fused_loss_forward(
         if row.auxiliary_loss is not None:
             _refuse_auxiliary_loss(row.auxiliary_loss, inputs, self.config)
         body = self.get_decoder() if text_only else self.base_model
+        if body is self:
+            # Llama 4's text model does not know its decoder
+            body = self.get_submodule(row.final_norm.rpartition(".")[0])
         if not text_only and "labels" in inspect.signature(body.forward).parameters:
             inputs["labels"] = given["labels"]
         outputs = body(**inputs)

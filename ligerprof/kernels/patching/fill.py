@@ -32,6 +32,8 @@ def fill_rms(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     add_kernel = patcher.variant(slot.with_residual_add)
     forward = decoder.rms_forward(patcher.row, kernel, add_kernel)
     for module in patcher.modules("RMSNorm"):
+        if "weight" not in module._parameters:
+            continue
         patcher.swap(module, slot.name, lambda _original: forward)
     if add_kernel is not None and patcher.row.layer_norms.adds_before_norm:
         for module in patcher.modules("DecoderLayer"):

@@ -1,0 +1,106 @@
+"""Decoders that kernels can patch but the estimate does not cover: mixers other than attention, and unusual layers.
+
+`tensors` lists only the linear layers that LoRA adapts.
+"""
+
+from ligerprof.models.architecture import (
+    Architecture,
+    Attention,
+    LayerNorms,
+    Linear,
+    Mlp,
+    Norm,
+    Rotary,
+)
+from ligerprof.models.config_keys import Softcap, SparseLayers
+from ligerprof.models.mixtures import Experts, SharedExpert
+from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, PLAIN_GATED, attention_tensors
+
+_OTHER_ROTATION = Rotary(other=True)
+
+ROWS = (
+    Architecture(
+        model_type="qwen3_next",
+        peft_targets=(),
+        class_prefix="Qwen3Next",
+        no_estimate="the memory of its gated delta rule depends on the packages that are installed",
+        defaults={
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "partial_rotary_factor": 0.25,
+        },
+        aliases={"num_local_experts": "num_experts"},
+        tensors=(
+            *CONFIGURED_ATTENTION,
+            Linear(name="linear_attn.in_proj_qkvz", inputs="hidden", outputs=("query",)),
+            Linear(name="linear_attn.in_proj_ba", inputs="hidden", outputs=("heads",)),
+            Linear(name="linear_attn.out_proj", inputs="query", outputs=("hidden",)),
+        ),
+        norm=Norm(eps="eps", offset=1.0, casts_last=True),
+        attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor")),
+        mlp=Mlp(
+            experts=Experts(
+                width="moe_intermediate_size",
+                shared=SharedExpert(),
+                adapted_by_name=True,
+                layers=SparseLayers(every=("decoder_sparse_step", 1), dense="mlp_only_layers"),
+            )
+        ),
+        layer_norms=LayerNorms(own_forward=True),
+        auxiliary_loss="output_router_logits",
+        output_class="MoeCausalLMOutputWithPast",
+    ),
+    Architecture(
+        model_type="llama4_text",
+        modeling="llama4",
+        peft_targets=(),
+        class_prefix="Llama4Text",
+        no_estimate="its experts multiply all tokens",
+        defaults={"num_local_experts": 16, "num_experts_per_tok": 1, "num_key_value_heads": 8, "head_dim": 128},
+        tensors=CONFIGURED_ATTENTION,
+        norm=Norm(eps="eps"),
+        attention=Attention(rotary=_OTHER_ROTATION),
+        mlp=Mlp(
+            name="feed_forward",
+            activation="activation_fn",
+            experts=Experts(
+                count="num_local_experts",
+                router="router",
+                shared=SharedExpert(width="intermediate_size", gate=None),
+                layers=SparseLayers(every=("interleave_moe_layer_step", 1)),
+            ),
+        ),
+        layer_norms=LayerNorms(own_forward=True),
+    ),
+    Architecture(
+        model_type="gemma3n_text",
+        modeling="gemma3n",
+        peft_targets=(),
+        class_prefix="Gemma3n",
+        no_estimate="its layers predict and correct several residual streams",
+        defaults={"num_key_value_heads": 2, "head_dim": 256, "num_hidden_layers": 35},
+        tensors=attention_tensors(),
+        norm=Norm(eps="eps", casts_last=True),
+        attention=Attention(rotary=_OTHER_ROTATION),
+        # most gates are thinned out before the product
+        mlp=Mlp(gate=None, function=("hidden_activation", "gelu_pytorch_tanh")),
+        layer_norms=LayerNorms(own_forward=True),
+        scales_embedding=True,
+        tied_by_default=True,
+        final_softcap=Softcap(key="final_logit_softcapping", default=30.0),
+    ),
+    Architecture(
+        model_type="falcon_h1",
+        peft_targets=(),
+        class_prefix="FalconH1",
+        no_estimate="the memory of its state space model depends on the packages that are installed",
+        defaults={"num_key_value_heads": 8},
+        tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED),
+        # multipliers stand between the projections and the activation
+        mlp=Mlp(gate=None),
+        layer_norms=LayerNorms(own_forward=True),
+        logit_scale="lm_head_multiplier",
+    ),
+)
