@@ -65,6 +65,8 @@ MORE: dict[str, dict[str, Any]] = {
 }
 _DROPOUTS = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
 OPTIONS = {"precision": "bf16", "batch": 4, "seq": 1024, "gpu": "h200"}
+# the smallest factor that changes fp32 weights
+PERTURBATION = 2.0**-23
 STEPS, FIRST_STEPS, LOSS_ROWS, LOSS_TOKENS = 20, 8, 2, 256
 PROCESSES = 6
 HEADING = """# Small models of every architecture
@@ -102,7 +104,7 @@ def estimated_bytes(model_type: str) -> int | None:
         return None
 
 
-def run_steps(device: str, names: list[str], rows: dict[str, dict[str, Any]]) -> None:
+def run_steps(device: str, names: list[str], rows: dict[str, dict[str, Any]], save: Callable[[], None]) -> None:
     def run(model_type: str) -> dict[str, Any]:
         options = options_of(model_type)
         if device == "cuda":
@@ -113,10 +115,11 @@ def run_steps(device: str, names: list[str], rows: dict[str, dict[str, Any]]) ->
         for model_type, row in zip(names, pool.map(run, names), strict=True):
             rows.setdefault(model_type, {})[device] = row
             print(model_type, row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr, flush=True)
+            save()
 
 
-def losses_of(model_type: str, device: str, kernels: str | None, dtype: str) -> list[float]:
-    """The losses of STEPS steps from the same weights on the same tokens."""
+def losses_of(model_type: str, device: str, kernels: str | None, dtype: str, *, perturbed: bool = False) -> list[float]:
+    """The losses of STEPS steps from the same weights, or from weights that differ by 1e-7, on the same tokens."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -131,6 +134,10 @@ def losses_of(model_type: str, device: str, kernels: str | None, dtype: str) -> 
     if kernels is not None:
         apply(model, kernels, provider="torch" if device == "cpu" else "ligerprof")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    if perturbed:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + PERTURBATION)
     tokens = torch.randint(1, SIZES["vocab_size"], (LOSS_ROWS, LOSS_TOKENS), device=device)
     found = []
     for _ in range(STEPS):
@@ -149,6 +156,9 @@ def run_losses(device: str, names: list[str], rows: dict[str, dict[str, Any]], s
             try:
                 plain, patched = (losses_of(model_type, device, kernels, dtype) for kernels in (None, "all"))
                 found[dtype] = {"plain": plain, "patched": patched}
+                if dtype == "float32":
+                    # how far training itself carries the smallest difference
+                    found[dtype]["perturbed"] = losses_of(model_type, device, None, dtype, perturbed=True)
                 error = largest_difference(found[dtype])
                 print(f"{model_type} {dtype}: losses differ by at most {error:.1e}", file=sys.stderr, flush=True)
             except Exception as error:
@@ -212,7 +222,7 @@ def main() -> None:
         results.write_text(json.dumps(rows, indent=1) + "\n")
 
     if arguments.what == "steps":
-        run_steps(arguments.device, names, rows)
+        run_steps(arguments.device, names, rows, save)
     elif arguments.what == "losses":
         run_losses(arguments.device, names, rows, save)
     save()

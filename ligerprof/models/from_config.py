@@ -5,17 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import (
-    Architecture,
-    Linear,
-    NormWeight,
-    RawWeight,
-    Width,
-)
+from ligerprof.models.architecture import Architecture
 from ligerprof.models.architectures import find_architecture, has_row
 from ligerprof.models.composites import text_config
 from ligerprof.models.config_keys import Softcap
 from ligerprof.models.layer_kinds import layer_kinds
+from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
 from ligerprof.models.mixtures import SharedExpert
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 from ligerprof.text import short_repr

@@ -6,14 +6,12 @@ from ligerprof.models.architecture import (
     Architecture,
     Attention,
     LayerNorms,
-    Linear,
     Mlp,
     Norm,
-    NormWeight,
-    RawWeight,
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, SlidingWindow, SparseLayers
+from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.mixtures import Experts, Scoring, SharedExpert
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,

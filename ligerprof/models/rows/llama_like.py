@@ -6,14 +6,13 @@ from ligerprof.models.architecture import (
     Architecture,
     Attention,
     LayerNorms,
-    Linear,
     Mlp,
     Norm,
-    NormWeight,
     ResidualDropout,
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow
+from ligerprof.models.layer_tensors import Linear, NormWeight
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,

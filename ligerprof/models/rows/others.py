@@ -6,15 +6,14 @@ from ligerprof.models.architecture import (
     Architecture,
     Attention,
     LayerNorms,
-    Linear,
     Mlp,
     Norm,
     NormForm,
-    NormWeight,
     ResidualDropout,
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, SlidingWindow
+from ligerprof.models.layer_tensors import Linear, NormWeight
 from ligerprof.models.rows.parts import (
     CONFIGURED_ATTENTION,
     PLAIN_GATED,

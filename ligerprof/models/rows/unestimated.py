@@ -7,12 +7,12 @@ from ligerprof.models.architecture import (
     Architecture,
     Attention,
     LayerNorms,
-    Linear,
     Mlp,
     Norm,
     Rotary,
 )
 from ligerprof.models.config_keys import Softcap, SparseLayers
+from ligerprof.models.layer_tensors import Linear
 from ligerprof.models.mixtures import Experts, SharedExpert
 from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, PLAIN_GATED, attention_tensors
 

@@ -1,0 +1,68 @@
+"""Describe the parameters of a decoder layer by their widths: linear layers, norms, and single tensors."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# heads: their number; query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the
+# intermediate size of one;
+# shared: that of the expert that all tokens go through
+Width = Literal["hidden", "intermediate", "query", "key", "head", "heads", "experts", "expert", "shared", "one"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """A linear layer of a decoder layer; its dotted name is relative to the decoder layer.
+
+    Attributes:
+        outputs: the output's width; several widths are projections joined in one matrix.
+        bias: whether it has a bias, or the config key that decides (absent means no bias).
+        transposed: whether the weight is stored as (in, out), as in transformers' Conv1D.
+        sparse: whether only layers with experts have it (True), or only layers without (False).
+        fp32: whether it is in fp32, whatever the model's dtype.
+    """
+
+    name: str
+    inputs: Width
+    outputs: tuple[Width, ...]
+    bias: bool | str = False
+    transposed: bool = False
+    sparse: bool | None = None
+    fp32: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawWeight:
+    """A parameter of a module that is neither a linear layer nor a norm.
+
+    Attributes:
+        name: the module, relative to the decoder layer.
+        parameter: the parameter's name in the module.
+        shape: the sizes of its dimensions, each a sum of widths.
+        sparse: whether only layers with experts have it.
+        fp32: whether it is in fp32, whatever the model's dtype.
+        trained: whether it is trained.
+    """
+
+    name: str
+    parameter: str
+    shape: tuple[tuple[Width, ...], ...]
+    sparse: bool | None = None
+    fp32: bool = False
+    trained: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormWeight:
+    """The weight of a norm in a decoder layer; LayerNorms have a bias as well.
+
+    Attributes:
+        when: the config key that turns the norm on; None if it is always there.
+        unless: the config key that turns it off.
+        by_head: whether the weight is a matrix with a row per head.
+    """
+
+    name: str
+    width: Width = "hidden"
+    when: str | None = None
+    unless: str | None = None
+    by_head: bool = False
