@@ -1,11 +1,12 @@
 """`ligerprof explain`: what the memory at the peak of a snapshot belongs to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ligerprof.cli.ahead import imported_meanwhile
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import (
     INPUT,
@@ -28,7 +29,10 @@ from ligerprof.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ligerprof.analyzers.attribution.user_rules import UserRule
+    from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
     from ligerprof.analyzers.explain.peak import PeakReport
+    from ligerprof.recipe.training import TrainingRecipe
 
 _MANY_GROUPS = 10_000
 
@@ -79,11 +83,8 @@ def command(  # noqa: PLR0913 - one argument per option
     wrote. FOLDER has one snapshot or run directory per rank of a distributed run: the ranks are
     listed, the worst first, with what differs between them; --ranks does so for RUN. No code in the file is run.
     """
-    from ligerprof.analyzers.attribution.user_rules import read_rules
-    from ligerprof.analyzers.explain.analysis import analyze
-
     keep_freed_memory()
-    rules = () if rules_path is None else read_rules(rules_path)
+    rules = _rules(rules_path)
     sources = _ranks(snapshot, of_run=all_ranks)
     if sources:
         if html_path is not None or stacks or as_markdown or by is not View.ROLE:
@@ -97,7 +98,7 @@ def command(  # noqa: PLR0913 - one argument per option
         return
     if html_path is not None:
         require_absent([html_path], force=force)
-    analysis = analyze(snapshot, device_index=device_index, rules=rules, stacks=stacks)
+    analysis = _analysis(snapshot, device_index=device_index, rules=rules, stacks=stacks)
     if html_path is not None:
         from ligerprof.reports.page.peak import render_peak_page
 
@@ -114,6 +115,42 @@ def command(  # noqa: PLR0913 - one argument per option
     else:
         show(report.to_json, lambda: _text(report, by, top), as_json=as_json)
     _check_peak(report.peak_bytes, max_peak_bytes)
+
+
+def _rules(path: str | None) -> Sequence["UserRule"]:
+    if path is None:
+        return ()
+    from ligerprof.analyzers.attribution.user_rules import read_rules
+
+    return read_rules(path)
+
+
+def _analysis(
+    source: Path, *, device_index: int | None, rules: Sequence["UserRule"], stacks: bool
+) -> "SnapshotAnalysis":
+    from ligerprof.snapshots.reader import read_snapshot
+
+    with imported_meanwhile("ligerprof.analyzers.explain.analysis"):
+        snapshot = read_snapshot(source)
+    from ligerprof.analyzers.explain.analysis import analyze
+
+    return analyze(
+        snapshot,
+        device_index=device_index,
+        rules=rules,
+        stacks=stacks,
+        recipe=_recipe(source),
+        consume=True,
+    )
+
+
+def _recipe(source: Path) -> "TrainingRecipe | None":
+    """The recipe of a run directory."""
+    if not source.is_dir():
+        return None
+    from ligerprof.recipe.saved import read_run_recipe
+
+    return read_run_recipe(source)
 
 
 def _ranks(source: Path, *, of_run: bool) -> Mapping[int, Path]:

@@ -253,6 +253,7 @@ def analyze(
     rules: Sequence[UserRule] = (),
     stacks: bool = False,
     recipe: "TrainingRecipe | None" = None,
+    consume: bool = False,
 ) -> SnapshotAnalysis:
     """Replay and attribute one device of a snapshot.
 
@@ -263,12 +264,13 @@ def analyze(
         rules: take precedence over the built-in rules for roles; `read_rules` reads them from a file.
         stacks: group blocks by stack too, and keep each group's stack.
         recipe: of the recorded step, for commands in suggestions; by default, that of a run directory.
+        consume: the caller does not need the snapshot any more, so that its memory can be used again.
 
     Raises:
         SnapshotFormatError: not a snapshot, or it lacks the device or the step.
     """
     with collector_paused():
-        is_ours = not isinstance(source, Snapshot)
+        is_ours = consume or not isinstance(source, Snapshot)
         snapshot = source if isinstance(source, Snapshot) else read_snapshot(source)
         if recipe is None and not isinstance(source, Snapshot) and Path(source).is_dir():
             from ligerprof.recipe.saved import read_run_recipe
