@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from ligerprof.analyzers.attribution.blocks import Owner
@@ -83,7 +84,7 @@ def _group(members: Sequence[Owner], sites: Sequence[CallSite]) -> BlockGroup:
     one = members[0]
     return BlockGroup(
         role=one.role,
-        size_bytes=sum(owner.requested_bytes for owner in members),
+        size_bytes=sum(map(attrgetter("requested_bytes"), members)),
         count=len(members),
         module=one.module,
         frame=one.frame,

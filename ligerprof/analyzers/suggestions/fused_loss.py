@@ -1,6 +1,7 @@
 """The peak with a fused linear cross-entropy: no logits, but the kernel's workspace and gradients in forward."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,6 +58,7 @@ def without_logits(case: Case, provider: str) -> Edit | None:
     """Remove logits and the loss's temporary tensors; add what the provider's kernel allocates."""
     edit = case.without(*LOSS_ROLES)
     backwards = case.backwards
+    starts_of_backward = [start for start, _ in backwards]
     known: dict[int, LossShape | None] = {}
     tensors = []
     for head, end in _heads(case):
@@ -66,7 +68,8 @@ def without_logits(case: Case, provider: str) -> Edit | None:
         shape = known[size_bytes]
         if shape is None:
             return None
-        backward = next((span for span in backwards if span[0] >= end), None)
+        following = bisect_left(starts_of_backward, end)
+        backward = backwards[following] if following < len(backwards) else None
         event = int(case.replayed.allocated_by[head])
         tensors.append(case.once(_kernel_tensors, shape, provider, event, backward))
         if shape.product_bytes != shape.parameter_bytes:
@@ -92,12 +95,13 @@ def loss_shapes(case: Case) -> Iterator[LossShape]:
 def _heads(case: Case) -> Iterator[tuple[int, int]]:
     """The logits of each forward phase, and the end of that phase."""
     logits = case.in_training(Role.LOGITS, Role.CE_TEMPORARIES)
-    for start, end in case.spans_of_phase(Phase.FORWARD):
-        made = case.allocated_within(logits, start, end)
-        if not len(made):
-            continue
-        sizes = case.sizes(made)
-        yield int(made[np.argmax(4 * sizes >= sizes.max())]), end
+    spans = case.spans_of_phase(Phase.FORWARD)
+    bounds = np.searchsorted(logits, np.searchsorted(case.replayed.allocated_by, np.array(spans).reshape(-1, 2)))
+    all_sizes = case.sizes(logits)
+    for (first, last), (_, end) in zip(bounds.tolist(), spans, strict=True):
+        if first < last:
+            sizes = all_sizes[first:last]
+            yield int(logits[first + np.argmax(4 * sizes >= sizes.max())]), end
 
 
 def find_loss_shape(case: Case, logits: int) -> LossShape | None:

@@ -20,6 +20,8 @@ _MARK, _EVENT, _LIST, _OTHER = range(4)
 _KIND_OF = {int: _MARK, dict: _EVENT, list: _LIST}
 # opcodes that append a list of memo entries to the snapshot and pair the two
 _OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
+# a column with at least this share of other cells is encoded cell by cell
+_OTHERS_SHARE = 8
 _LOOKUP, _LOOKUP_BYTES = ord("j"), 5
 # of an object that two lists hold and nothing else; here, a single one does
 _COUNT_IN_TWO_LISTS = next(map(getrefcount, [[]])) + 1
@@ -105,13 +107,25 @@ def _load(cut: Cut, allowance: Allowance) -> tuple[dict[Any, Any], list[Any], li
 
 
 class _Cells:
-    """The places of a column that do not hold numbers."""
+    """The places of a column that do not hold numbers; it has at least one reference or kept value."""
 
     def __init__(self, column: Column) -> None:
         self.column = column
-        self.referring = np.flatnonzero(column <= FIRST_REFERENCE)
         self.kept = np.flatnonzero(column == KEPT)
+        # of most columns, nearly every cell is a reference: whole columns take less time than chosen cells
+        self.others = np.flatnonzero(column > FIRST_REFERENCE)
+        self.referring: Int64s | slice = slice(None)
+        if len(self.others) > len(column) // _OTHERS_SHARE:
+            self.referring, self.others = np.flatnonzero(column <= FIRST_REFERENCE), self.others[:0]
         self.memo_indices = FIRST_REFERENCE - column[self.referring]
+        # any reference that occurs
+        self.memo_indices[self.others] = FIRST_REFERENCE - column.min()
+
+    def encode(self, index_of: Int64s) -> None:
+        """Replace each reference by -1 - the index of its memo index."""
+        others = self.column[self.others]
+        self.column[self.referring] = -1 - index_of[self.memo_indices]
+        self.column[self.others] = others
 
 
 def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> bool:
@@ -125,7 +139,7 @@ def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> boo
         kept_before[each.kept] += 1
     kept_before = np.cumsum(kept_before) - kept_before + len(references)
     for each in cells:
-        each.column[each.referring] = -1 - index_of[each.memo_indices]
+        each.encode(index_of)
         each.column[each.kept] = -1 - kept_before[each.kept]
         kept_before[each.kept] += 1
     return True
