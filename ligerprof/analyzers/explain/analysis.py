@@ -245,7 +245,7 @@ class SnapshotAnalysis:
         return notes
 
 
-def analyze(
+def analyze(  # noqa: PLR0913 - one argument per option
     source: str | Path | Snapshot,
     *,
     device_index: int | None = None,
