@@ -29,10 +29,13 @@ def render_estimate(
     ]
     if simulated is not None:
         columns.append(simulated)
+    peak = summary(estimate)
+    if recipe.compile:
+        peak = f"Without torch.compile, {peak[0].lower()}{peak[1:]}"
     terms = [(term.name, term.formula, format_bytes(term.size_bytes)) for term in estimate.terms]
     return Group(
         Text(recipe.summary, style="bold"),
-        Text(summary(estimate)),
+        Text(peak),
         listing_table("term", "formula", "size", right=("size",), folded=("formula",), rows=terms),
         phases_table(columns, reference=len(columns) - 1),
         roles_table(columns, reference=len(columns) - 1),

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import nn
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ligerprof.runs.recording.patches import Patches
 
@@ -46,11 +46,16 @@ _IS_TORCHS = getattr(_module, "_wrapped_call_impl", None) is _ORIGINAL_CALL and 
 
 def _call_module(module: nn.Module, *arguments: Any, **named: Any) -> Any:
     """What replaces nn.Module.__call__; torch.compile follows only its first line, and guards nothing that changes."""
-    if torch.compiler.is_compiling():
+    if is_dynamo_compiling():
         return _ORIGINAL_CALL(module, *arguments, **named)
     observer, run = calls.observer, calls.run
     if observer is None:
-        return direct_call(module)(*arguments, **named) if run is None else run(module, arguments, named)
+        # in steps without stamps on modules, each module passes here: two calls more than without a recording
+        if run is None or is_compiling():
+            return calls.original(module, *arguments, **named)
+        return run(module, arguments, named)
+    if is_compiling():
+        return calls.original(module, *arguments, **named)
     # as `observed_call`, with one Python call less around the module
     running = observer.begin(module, arguments, named)
     try:
