@@ -171,10 +171,6 @@ class Trainer(Training):
             self.scaler.step(optimizer)
             self.scaler.update()
 
-    def notes(self) -> tuple[str, ...]:
-        """What the estimate next to a compiled step is."""
-        return () if self.compiled is None else ("the estimate is that of the step without torch.compile",)
-
     def drop_gradients(self) -> None:
         """Set the gradients to None."""
         (self.optimizer or self.model).zero_grad(set_to_none=True)

@@ -273,6 +273,8 @@ class _Session:
         if counted is None:
             raise LigerprofError("the step ended before it was counted.")
         notes = list(self._trainer.notes())
+        if self._recipe.compile:
+            notes.append("the estimate is that of the step without torch.compile")
         if recorded.peak_bytes != counted.peak_bytes:
             difference_bytes = recorded.peak_bytes - counted.peak_bytes
             notes.append(f"the recorded step's peak is {difference_bytes:+d} bytes off the reported, unrecorded one")
