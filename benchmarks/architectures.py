@@ -36,6 +36,19 @@ SIZES = {
     "sliding_window": 512,
 }
 _FEW_EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+_LATENT = {
+    **_FEW_EXPERTS,
+    "num_key_value_heads": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "head_dim": 32,
+    "v_head_dim": 64,
+}
 # model_type: values that its config requires in addition to the sizes; some that have no row are there, too
 MORE: dict[str, dict[str, Any]] = {
     "falcon": {"new_decoder_architecture": False, "head_dim": None},
@@ -44,6 +57,8 @@ MORE: dict[str, dict[str, Any]] = {
     # values drawn at random in a dropout would differ between a run with kernels and one without
     "seed_oss": {"residual_dropout": 0.0, "attention_dropout": 0.0},
     **{name: _FEW_EXPERTS for name, row in ARCHITECTURES.items() if row.mlp.experts is not None},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
     "falcon_h1": {"mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 64},
     "gemma3n_text": {
         "num_kv_shared_layers": 1,

@@ -11,7 +11,7 @@ from ligerprof.models.composites import text_config
 from ligerprof.models.config_keys import Softcap
 from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
-from ligerprof.models.mixtures import SharedExpert
+from ligerprof.models.mixtures import GROUPED, SharedExpert
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 from ligerprof.text import short_repr
 
@@ -80,6 +80,8 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     for key in (*row.not_estimated, *row.only_one):
         if config.get(key) and not (key in row.only_one and config[key] == 1):
             return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} with {key!r}")
+    if (experts := _other_experts(row, config)) is not None:
+        return replace(spec, no_estimate_reason=f"no analytic estimate for {experts}")
     if row.no_estimate is not None:
         return replace(
             spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r}: {row.no_estimate}"
@@ -99,6 +101,15 @@ def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, in
     if chosen > count:
         raise UnknownModelError(f"{name}: {chosen} experts per token are more than {count} experts. Fix the config.")
     return count, chosen, _size(config, name, experts.width), _shared_size(experts.shared, config, name)
+
+
+def _other_experts(row: Architecture, config: Config) -> str | None:
+    """The implementation of experts that a config asks for, if the estimate does not cover it."""
+    given = config.get("experts_implementation", config.get("_experts_implementation"))
+    if row.mlp.experts is None or given in (None, GROUPED):
+        return None
+    why = ", in which sizes depend on the routing" if given == "eager" else ""
+    return f"experts_implementation {short_repr(given)}{why}"
 
 
 def _with_equal_entries(config: Config, key: str) -> Config:

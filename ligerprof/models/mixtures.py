@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from ligerprof.models.config_keys import SparseLayers
 from ligerprof.words import Word
 
+# transformers' default implementation of experts, which the estimate follows
+GROUPED = "grouped_mm"
+
 
 class Scoring(Word):
     """How a router turns logits into the scores of each token's experts."""

@@ -47,6 +47,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 # what the configs of the other architectures need in addition; the rows of the listed ones are varied above
 _FEW_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LATENT = {
+    **_FEW_EXPERTS,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 3,
+    "n_group": 2,
+    "topk_group": 1,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,
+    "v_head_dim": 8,
+}
 OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "cwm": {"bos_token_id": 1, "num_hidden_layers": 5, "sliding_window": 8},
     "cohere2": {"num_hidden_layers": 5, "sliding_window": 8},
@@ -58,6 +71,8 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_FEW_EXPERTS, "shared_expert_intermediate_size": 40},
     "gpt_oss": {**_FEW_EXPERTS, "sliding_window": 8, "num_hidden_layers": 3},
     **dict.fromkeys(("ernie4_5_moe", "hunyuan_v1_moe"), _FEW_EXPERTS),
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
     "glm4_moe": {**_FEW_EXPERTS, "first_k_dense_replace": 1},
     "gpt_neox": {"num_key_value_heads": 3},
     "falcon_h1": {

@@ -56,7 +56,7 @@ _WIDE_NORMS = (
     NormWeight(name="self_attn.k_norm", width="key"),
 )
 
-_SIGMOID_EXPERTS = Experts(
+SIGMOID_EXPERTS = Experts(
     count="n_routed_experts",
     width="moe_intermediate_size",
     scoring=Scoring.SIGMOID,
@@ -161,7 +161,7 @@ ROWS = (
         attention=Attention(
             qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor", joins_last=True)
         ),
-        mlp=Mlp(experts=_SIGMOID_EXPERTS),
+        mlp=Mlp(experts=SIGMOID_EXPERTS),
         output_class=_MOE_OUTPUT,
     ),
     Architecture(
