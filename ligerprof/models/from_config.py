@@ -39,10 +39,11 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     if not isinstance(model_type, str):
         raise UnknownModelError(f"{name}: the config has no 'model_type'. Give a transformers config.json.")
     if (text := text_config(config)) is not None:
+        inner = text.get("model_type")
+        hint = " To train the text model alone, give its 'text_config' as a config.json."
         raise UnknownModelError(
             f"{name}: {short_repr(model_type)} joins a vision tower, which is not covered, and a text model of type"
-            f" {short_repr(text.get('model_type'))}. Save the config's 'text_config' as config.json and give that, if"
-            " the text model alone is trained."
+            f" {short_repr(inner)}.{hint if isinstance(inner, str) and has_row(inner) else ''}"
         )
     row = find_architecture(model_type)
     config_json = canonical_json(config)

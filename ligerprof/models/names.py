@@ -8,6 +8,7 @@ from ligerprof.errors import UnknownModelError
 from ligerprof.files import FileKind, read_json
 from ligerprof.models.architectures import has_row
 from ligerprof.models.catalog import hub_names, models_without_config, short_names
+from ligerprof.models.composites import is_composite
 from ligerprof.models.from_config import spec_from_config
 from ligerprof.models.hub_cache import cached_ids, find_cached_config
 from ligerprof.models.spec import ModelSpec
@@ -94,6 +95,8 @@ def _without_row(hub_id: str, model_type: str, config: str) -> UnknownModelError
     if has_row(model_type):
         return UnknownModelError(f"{hub_id}: the catalog has no figures of this {model_type} model. Give {config}.")
     shown = short_repr(model_type)
+    if is_composite(model_type):
+        return UnknownModelError(f"{hub_id}: model_type {shown} has a vision tower, which is not covered.")
     return UnknownModelError(
         f"{hub_id}: model_type {shown} is not supported; docs/models.md lists those that are. Give the path of {config}"
         " to simulate it."
