@@ -81,8 +81,8 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     for key in (*row.not_estimated, *row.only_one):
         if config.get(key) and not (key in row.only_one and config[key] == 1):
             return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} with {key!r}")
-    if (experts := _other_experts(row, config)) is not None:
-        return replace(spec, no_estimate_reason=f"no analytic estimate for {experts}")
+    if (implementation := _other_experts(row, config)) is not None:
+        return replace(spec, no_estimate_reason=f"no analytic estimate for {implementation}")
     if row.no_estimate is not None:
         return replace(
             spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r}: {row.no_estimate}"
