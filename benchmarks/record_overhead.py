@@ -3,14 +3,17 @@
     python benchmarks/record_overhead.py benchmarks/results/record-overhead-h200.jsonl
 
 The modes take turns in one process, so that a drifting clock affects all alike. `history-*` is torch's own history
-without ligerprof; `oom` is what LIGERPROF=oom switches on, and `outside` what runs between the first and the chosen
-steps. `hooks` and `stamps` are the recorder's hooks without a history: stamps go nowhere or to torch. `all-nodes` has a
+without ligerprof; `oom` is what LIGERPROF=oom switches on, `outside` what runs between the first and the chosen steps,
+and `after` what runs after these. `off-again` is a second `off`: how far it is off is what the benchmark cannot tell.
+`hooks` and `stamps` are the recorder's hooks without a history: stamps go nowhere or to torch. `all-nodes` has a
 hook at each autograd node, as `stacks="python"` has. `record-*` is `ligerprof.record`. The detailed steps, the first
-two, are not among the steps that are counted. One JSON line is appended.
+two, are not among the steps that are counted. `over_off` is the median of the rounds, each mode's median step over that
+of both `off` in the same round, with the lowest and the highest; so is `oom_over_history`. One JSON line is appended.
 """
 
 import argparse
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -27,9 +30,10 @@ import ligerprof
 from ligerprof import TrainingRecipe
 from ligerprof.runs.recording.out_of_memory import OutOfMemoryWatch
 from ligerprof.runs.recording.phases import LoopPhases
+from ligerprof.runs.recording.process import ProcessRecording
 from ligerprof.runs.recording.record import CudaHistory, Recorder, running
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
-from ligerprof.runs.recording.settings import Mode, Settings
+from ligerprof.runs.recording.settings import Mode, Settings, Steps
 from ligerprof.runs.training import built_model, make_batch, make_optimizer
 
 MAX_ENTRIES = 1_000_000
@@ -72,6 +76,18 @@ def outside(_model: nn.Module, folder: str) -> Iterator[None]:
 
 
 @contextmanager
+def after(_model: nn.Module, folder: str) -> Iterator[None]:
+    """Steps after the chosen one of `run`: the first is recorded, the second writes the recording."""
+    output = Path(tempfile.mkdtemp(dir=folder))
+    recording = ProcessRecording(Settings(mode=Mode.RUN, output=output, steps=Steps(first=1, last=1)))
+    recording.start()
+    try:
+        yield
+    finally:
+        recording.finish()
+
+
+@contextmanager
 def oom(_model: nn.Module, _folder: str) -> Iterator[None]:
     """What LIGERPROF=oom switches on."""
     history = CudaHistory()
@@ -89,11 +105,13 @@ def record(model: nn.Module, folder: str, *, stacks: Any) -> AbstractContextMana
 
 MODES: Mapping[str, Way] = {
     "off": lambda _model, _folder: nullcontext(),
+    "off-again": lambda _model, _folder: nullcontext(),
     "history-python": partial(history, stacks="python", context="alloc"),
     "history-all": partial(history, stacks="all", context="alloc"),
     "history-default": partial(history, stacks="all", context="all"),
     "oom": oom,
     "outside": outside,
+    "after": after,
     "hooks": partial(hooks, stamps=False),
     "stamps": partial(hooks, stamps=True),
     "all-nodes": partial(hooks, stamps=True, names_all_nodes=True),
@@ -130,22 +148,28 @@ def measure(recipe: TrainingRecipe, modes: list[str], *, rounds: int, steps: int
     second: dict[str, list[float]] = {mode: [] for mode in modes}
     later: dict[str, list[float]] = {mode: [] for mode in modes}
     closing: dict[str, list[float]] = {mode: [] for mode in modes}
+    rounds_of: dict[str, list[float]] = {mode: [] for mode in modes}
+    order = random.Random(0)
     with built_model(recipe, device) as model, tempfile.TemporaryDirectory() as folder:
         optimizer, batch = make_optimizer(recipe, model), make_batch(recipe, device)
         for _ in range(3):
             train(model, optimizer, batch)
         for _ in range(rounds):
-            for mode in modes:
+            for mode in order.sample(modes, len(modes)):
                 with MODES[mode](model, folder):
                     second_step, *others = timed(lambda: train(model, optimizer, batch), steps + 1)
                     second[mode].append(second_step)
                     later[mode] += others
+                    rounds_of[mode].append(statistics.median(others))
                     ended = time.perf_counter()
                 closing[mode].append(time.perf_counter() - ended)
         modules = sum(1 for _ in model.modules())
     off = statistics.median(later["off"])
+    base = [statistics.mean(pair) for pair in zip(rounds_of["off"], rounds_of["off-again"], strict=True)]
+    over_off = {mode: spread(values, base) for mode, values in rounds_of.items()}
+    both = "oom" in modes and "history-python" in modes
     return {
-        "schema": 3,
+        "schema": 4,
         "kind": "record_overhead",
         "gpu": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
@@ -157,7 +181,18 @@ def measure(recipe: TrainingRecipe, modes: list[str], *, rounds: int, steps: int
         "second_step_seconds": {mode: statistics.median(second[mode]) for mode in modes},
         "fastest_seconds": {mode: min(later[mode]) for mode in modes},
         "overhead_ratio": {mode: round(statistics.median(later[mode]) / off - 1, 4) for mode in modes},
+        "over_off": over_off,
+        "oom_over_history": spread(rounds_of["oom"], rounds_of["history-python"]) if both else None,
         "closing_seconds": {mode: statistics.median(closing[mode]) for mode in modes},
+    }
+
+
+def spread(values: list[float], base: list[float]) -> dict[str, float]:
+    """Ratios less 1, round by round: their median, lowest and highest."""
+    ratios = [value / each - 1 for value, each in zip(values, base, strict=True)]
+    return {
+        name: round(function(ratios), 4)
+        for name, function in (("median", statistics.median), ("lowest", min), ("highest", max))
     }
 
 
@@ -171,10 +206,12 @@ def main() -> None:
     parser.add_argument("--liger", default="none")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="Timed steps of a mode and round, after the second step.")
-    parser.add_argument("--modes", nargs="+", choices=[mode for mode in MODES if mode != "off"], help="Default: all.")
+    parser.add_argument(
+        "--modes", nargs="+", choices=[mode for mode in MODES if "off" not in mode], help="Default: all."
+    )
     options = parser.parse_args()
     recipe = TrainingRecipe(model=options.model, batch=options.batch, seq=options.seq, liger=options.liger)
-    modes = ["off", *(options.modes or [mode for mode in MODES if mode != "off"])]
+    modes = ["off", "off-again", *(options.modes or [mode for mode in MODES if "off" not in mode])]
     result = measure(recipe, modes, rounds=options.rounds, steps=options.steps)
     options.results.parent.mkdir(parents=True, exist_ok=True)
     with options.results.open("a", encoding="utf-8") as lines:

@@ -6,7 +6,7 @@ Each process is forked from one that has imported torch but not used the device,
 times its own steps, each between two synchronizations. The ways to run it:
 
 - `alone`, twice in each turn: their difference is what the benchmark cannot tell;
-- `run`: as `ligerprof run --steps 60:79` records a process. Steps before, inside and after these are reported apart;
+- `run`: as `ligerprof run --steps 40:54` records a process. Steps before, inside and after these are reported apart;
 - `oom`: with LIGERPROF=oom;
 - `history`: with torch's own history with Python stacks, nothing of ours.
 
@@ -32,7 +32,7 @@ from torch import nn
 from ligerprof.runs.recording.door import open_door
 from ligerprof.runs.recording.settings import Mode, Settings, Steps
 
-STEPS, WARM_UP, FIRST, LAST = 140, 20, 60, 79
+STEPS, WARM_UP, FIRST, LAST = 90, 15, 40, 54
 WAYS = ("alone", "again", "run", "oom", "history")
 MAX_ENTRIES = 300_000
 
@@ -137,6 +137,7 @@ def main() -> None:
         for way in order.sample(WAYS, len(WAYS)):
             with tempfile.TemporaryDirectory() as folder:
                 found.update(medians(way, in_process(way, Path(folder), options.steps, options.device)))
+                print(json.dumps(found), flush=True)
         turns.append(found)
     names = sorted(turns[0])
     ratios = {
