@@ -81,15 +81,16 @@ def draw_spec(random: Random, family: str | None = None) -> ModelSpec:
         "head_dim": head_dim,
         "max_position_embeddings": 4096,
     }
-    more = _draw_window(random, family) if family in DRAWN_FAMILIES else _draw_more(random, sizes)
+    more = _draw_window(random, family) if family in DRAWN_FAMILIES else _draw_more(random, family, sizes)
     return spec_from_config({**config, **sizes, **more}, name=f"drawn-{family}")
 
 
-def _draw_more(random: Random, sizes: dict[str, Any]) -> dict[str, Any]:
+def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """Options of some of the other architectures: windows, biases, norms, and as many layers as their patterns need."""
     window = random.choice((100, 512, 4096))
     names = ("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "use_qk_norm", "use_post_norm")
     together = random.random() < 0.5
+    latent = has_row(family) and find_architecture(family).attention.latent
     return {
         **dict.fromkeys(names, together),
         "use_parallel_residual": random.random() < 0.5,
@@ -104,12 +105,29 @@ def _draw_more(random: Random, sizes: dict[str, Any]) -> dict[str, Any]:
         "first_k_dense_replace": random.choice((0, 1, 2)),
         "moe_num_shared_experts": random.choice((0, 1, 2)),
         "moe_layer_interval": random.choice((1, 2)),
+        **(_draw_latents(random, sizes) if latent else {}),
         "decoder_sparse_step": random.choice((1, 1, 2)),
         "hidden_size": sizes["num_attention_heads"] * sizes["head_dim"],
         "residual_dropout": random.choice((0.0, 0.1)),
         "embedding_dropout": random.choice((0.0, 0.1)),
         "resid_pdrop": random.choice((0.0, 0.1)),
         "hidden_dropout": random.choice((0.0, 0.1)),
+    }
+
+
+def _draw_latents(random: Random, sizes: dict[str, Any]) -> dict[str, Any]:
+    rotated = random.choice((16, 32, 64))
+    return {
+        "num_key_value_heads": sizes["num_attention_heads"],
+        "head_dim": rotated,
+        "q_lora_rank": random.choice((None, 96, 256)),
+        "kv_lora_rank": random.choice((64, 128)),
+        "qk_nope_head_dim": random.choice((32, 64, 128)),
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": random.choice((32, 64, 128)),
+        "n_group": 2,
+        "topk_group": 1,
+        "rope_interleave": random.random() < 0.7,
     }
 
 

@@ -85,6 +85,7 @@ class Rotary:
         tables_by_kind: whether layers with a window have tables of their own.
         other: whether heads rotate in another way, of which no kernel knows: by positions of several dimensions, as
             complex numbers, or query and key in a call each.
+        pairs_when: the config key that pairs neighbors, whose first and second elements are then rotated apart.
         halves: whether tables are half as wide as a head, and both halves of a head are rotated and concatenated.
     """
 
@@ -97,13 +98,14 @@ class Rotary:
     layers: LayerChoice | None = None
     only_with_window: Literal["never", "unless off"] | None = None
     tables_by_kind: bool = False
+    pairs_when: str | None = None
     other: bool = False
     halves: bool = False
 
     @property
     def turns_halves(self) -> bool:
         """Whether halves of a head rotate by tables as wide as a head, which a kernel can do."""
-        return not (self.interleaved or self.other or self.halves)
+        return not (self.interleaved or self.pairs_when or self.other or self.halves)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +138,7 @@ class Attention:
         dropout: applied to the attention probabilities.
         output_dropout: applied to the output projection's result, within the attention module.
         softcap: applied to the scores.
+        latent: whether query, key and value go through latents (`models/latent.py`).
         sinks: whether each head has a learned score more, which only eager attention knows.
     """
 
@@ -155,6 +158,7 @@ class Attention:
     dropout: Dropout = _ATTENTION_DROPOUT
     output_dropout: Dropout | None = None
     softcap: Softcap | None = None
+    latent: bool = False
     sinks: bool = False
 
 

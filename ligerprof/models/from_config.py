@@ -9,6 +9,7 @@ from ligerprof.models.architecture import Architecture
 from ligerprof.models.architectures import find_architecture, has_row
 from ligerprof.models.composites import text_config
 from ligerprof.models.config_keys import Softcap
+from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
 from ligerprof.models.mixtures import GROUPED, SharedExpert
@@ -53,7 +54,9 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     if heads > hidden:
         raise UnknownModelError(f"{name}: {heads} attention heads are more than {hidden} hidden units. Fix the config.")
     experts, chosen_experts, expert_size, shared_size = _expert_sizes(row, config, name)
+    latent = _latent_sizes(config, name) if row.attention.latent else None
     spec = ModelSpec(
+        latent=latent,
         experts=experts,
         chosen_experts=chosen_experts,
         expert_size=expert_size,
@@ -67,7 +70,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         layers=_size(config, name, *_LAYER_KEYS),
         heads=heads,
         kv_heads=_size(config, name, "num_key_value_heads", default=heads) if row.attention.grouped else heads,
-        head_dim=_head_dim(row, config, name, hidden // heads),
+        head_dim=latent.plain_dim + latent.rotated_dim if latent else _head_dim(row, config, name, hidden // heads),
         vocab_size=_size(config, name, "vocab_size"),
         max_positions=_size(config, name, "max_position_embeddings", "n_positions", default=2048),
         tied_embeddings=bool(config.get("tie_word_embeddings", row.tied_by_default)),
@@ -123,6 +126,29 @@ def _with_equal_entries(config: Config, key: str) -> Config:
     )
 
 
+def _latent_sizes(config: Config, name: str) -> LatentSizes:
+    return LatentSizes(
+        query_rank=_size(config, name, "q_lora_rank") if config.get("q_lora_rank") else 0,
+        key_rank=_size(config, name, "kv_lora_rank"),
+        plain_dim=_size(config, name, "qk_nope_head_dim"),
+        rotated_dim=_size(config, name, "qk_rope_head_dim"),
+        value_dim=_size(config, name, "v_head_dim"),
+    )
+
+
+def _latent_widths(heads: int, sizes: LatentSizes) -> dict[Width, int]:
+    query = heads * (sizes.plain_dim + sizes.rotated_dim)
+    return {
+        "latent query": query if sizes.query_rank else 0,
+        "direct query": 0 if sizes.query_rank else query,
+        "query rank": sizes.query_rank,
+        "key rank": sizes.key_rank,
+        "key rank rotated": sizes.key_rank + sizes.rotated_dim,
+        "key and value": heads * (sizes.plain_dim + sizes.value_dim),
+        "attended": heads * sizes.value_dim,
+    }
+
+
 def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:
     if shared is None or (shared.times is not None and not config.get(shared.times)):
         return 0
@@ -173,6 +199,7 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         "expert": spec.expert_size,
         "shared": spec.shared_size,
         "one": 1,
+        **({} if spec.latent is None else _latent_widths(spec.heads, spec.latent)),
     }
     yield ParameterShape(name=f"{row.embedding}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.positions is not None:
@@ -221,7 +248,7 @@ def _norm_shape(item: NormWeight, spec: ModelSpec, widths: Mapping[Width, int]) 
 
 
 def _norm_parameters(row: Architecture, name: str, shape: tuple[int, ...]) -> Iterator[ParameterShape]:
-    if row.norm.form.has_weight:
+    if row.norm.form.has_weight and shape != (0,):
         yield ParameterShape(name=f"{name}.weight", shape=shape)
     if row.norm.form.has_bias:
         yield ParameterShape(name=f"{name}.bias", shape=shape)

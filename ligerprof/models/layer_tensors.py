@@ -6,7 +6,26 @@ from typing import Literal
 # heads: their number; query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the
 # intermediate size of one;
 # shared: that of the expert that all tokens go through
-Width = Literal["hidden", "intermediate", "query", "key", "head", "heads", "experts", "expert", "shared", "one"]
+# the others are sizes of latent attention
+Width = Literal[
+    "latent query",
+    "direct query",
+    "query rank",
+    "key rank",
+    "key rank rotated",
+    "key and value",
+    "attended",
+    "hidden",
+    "intermediate",
+    "query",
+    "key",
+    "head",
+    "heads",
+    "experts",
+    "expert",
+    "shared",
+    "one",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

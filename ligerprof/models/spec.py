@@ -11,6 +11,7 @@ from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Feature
 from ligerprof.models.architectures import find_architecture
 from ligerprof.models.config_keys import Dropout
+from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 
 
@@ -43,6 +44,7 @@ class ModelSpec:
         model_type: transformers' name of the architecture.
         config_json: the whole transformers config as canonical JSON; the real model is built from it.
         weights_path: a folder that holds weights to load, or None for random ones.
+        latent: sizes of latent attention, or None.
         experts: number of experts of a layer, 0 without any.
         chosen_experts: number of experts that a token goes through.
         expert_size: an expert's intermediate size.
@@ -68,6 +70,7 @@ class ModelSpec:
     tied_embeddings: bool
     final_softcap: float | None = None
     attention_softcap: float | None = None
+    latent: LatentSizes | None = None
     experts: int = 0
     chosen_experts: int = 0
     expert_size: int = 0
@@ -113,11 +116,18 @@ class ModelSpec:
     @property
     def rotary_dim(self) -> int:
         """Elements of each head that are rotated."""
+        if self.latent is not None:
+            return self.latent.rotated_dim
         rotary = self.architecture.attention.rotary
         if rotary is None or rotary.share is None:
             return self.head_dim
         settings = self.setting("rope_parameters") or self.setting("rope_scaling") or {}
         return int(self.head_dim * settings.get(rotary.share, self.setting(rotary.share, 1.0)))
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of each head of the value."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
 
     @property
     def sliding_window(self) -> int | None:

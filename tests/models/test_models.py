@@ -78,6 +78,11 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
         "moe_layer_start_index": draw(st.integers(0, 2)),
         "moe_layer_end_index": draw(st.sampled_from([-1, 1])),
         "moe_layer_interval": draw(st.integers(1, 2)),
+        "q_lora_rank": draw(st.sampled_from([None, 7])),
+        "kv_lora_rank": draw(st.integers(1, 9)),
+        "qk_nope_head_dim": draw(st.integers(1, 9)),
+        "qk_rope_head_dim": 4,
+        "v_head_dim": draw(st.integers(1, 9)),
     }
     return {**common, **sizes, **tied, **biases, **experts}
 

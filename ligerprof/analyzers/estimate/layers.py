@@ -7,6 +7,7 @@ from ligerprof.analyzers.estimate.dora import add_dora
 from ligerprof.analyzers.estimate.experts import add_shared_expert, run_experts
 from ligerprof.analyzers.estimate.fused import add_and_norm, adds_in_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
+from ligerprof.analyzers.estimate.latent import latent_query_key_value
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear_4bit, multiply, renamed, scale
@@ -123,6 +124,12 @@ def project(context: Context, value: Value, name: str) -> Value:
 
 def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value | None]:
     tape, row = context.tape, context.spec.architecture.attention
+    if context.spec.latent is not None:
+        query, key, values, *held = latent_query_key_value(context, value, name, context.spec.latent, project)
+        attended, probabilities = attend(context, query, key, values)
+        output = project(context, attended, f"{name}.{row.out}")
+        tape.release(attended, query, key, values, *held)
+        return output, probabilities
     query, key, values, *joined = _query_key_value(context, value, name)
     if not row.norms_rotated:
         query, key = _norm_heads(context, query, key, name)

@@ -46,6 +46,19 @@ def _rotate_by_reference(context: Context, query: Value, key: Value) -> tuple[Va
     return rotate(query), rotate(key)
 
 
+def rotate_latents(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
+    """The rotated parts of query and key, of which the key has one for all heads."""
+    row = context.spec.architecture.attention.rotary
+    assert row is not None
+    tables, tape = _Tables(_table_bytes(context)), context.tape
+    if row.pairs_when is None or not context.spec.setting(row.pairs_when):
+        return _turn(context, query, tables), _turn(context, key, tables)
+    parts = [(tape.slice(item, item.elements // 2), tape.slice(item, item.elements // 2)) for item in (query, key)]
+    turned = [_turn_parts(context, *part, tables) for part in parts]
+    tape.release(*parts[0], *parts[1])
+    return turned[0], turned[1]
+
+
 class _Tables:
     """The tables cos and sin that a layer reads.
 
@@ -148,16 +161,24 @@ def _turn(
 
 def _turn_halves(context: Context, value: Value, tables: _Tables) -> Value:
     """GPT-OSS's _apply_rotary_emb: both halves times both tables, and the two sums concatenated."""
-    tape = context.tape
-    halves = tape.split(value, 2)
-    turned = []
-    for first, second in (halves, halves[::-1]):
+    first, second = context.tape.split(value, 2)
+    joined = _turn_parts(context, first, second, tables)
+    context.tape.release(first, second)
+    return joined
+
+
+def _turn_parts(context: Context, one: Value, other: Value, tables: _Tables) -> Value:
+    """`cat((one * cos - other * sin, other * cos + one * sin))`."""
+    tape, turned = context.tape, []
+    for first, second in ((one, other), (other, one)):
         upright = _times_table(context, first, tables, 0, upcasts=False)
         sideways = _times_table(context, second, tables, 1, upcasts=False)
         turned.append(add(context, upright, sideways))
         tape.release(upright, sideways)
-    joined = tape.run(Operation(elements=value.elements, width=turned[0].width, passes=(turned[0], turned[1])))
-    tape.release(*turned, *halves)
+    joined = tape.run(
+        Operation(elements=one.elements + other.elements, width=turned[0].width, passes=(turned[0], turned[1]))
+    )
+    tape.release(*turned)
     return joined
 
 

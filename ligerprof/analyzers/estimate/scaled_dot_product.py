@@ -36,7 +36,7 @@ def attention_problem(recipe: TrainingRecipe, layer: int) -> AttentionProblem:
         queries=recipe.row_tokens,
         keys=recipe.row_tokens,
         head_dim=spec.head_dim,
-        value_dim=spec.head_dim,
+        value_dim=spec.value_dim,
         masked=masked,
         causal=not masked and recipe.row_tokens > 1,
         dropout=spec.dropout_rate(spec.architecture.attention.dropout),
@@ -122,7 +122,7 @@ def weighted_sum(context: Context, probabilities: Value, value: Value) -> Value:
     tape, copied = context.tape, _repeated_apart(context, value)
     product = tape.run(
         Operation(
-            elements=context.tokens * context.spec.heads * context.spec.head_dim,
+            elements=context.tokens * context.spec.heads * context.spec.value_dim,
             width=value.width,
             inputs=(copied, probabilities),
             saves=saved_factors(copied, probabilities),
@@ -185,6 +185,8 @@ def _has_heads_apart(context: Context) -> bool:
     it writes what it reads as rows.
     """
     row = context.spec.architecture.attention
+    if row.latent:
+        return True
     joins = row.rotary is not None and row.rotary.share is not None and context.rotates
     if joins and find_slot(Feature.ROTARY).name not in context.kernels:
         return True
@@ -242,7 +244,7 @@ class _Operations:
         statistics_bytes = fused.log_sum_exp_bytes(kernel, problem)
         return self._tape.run(
             Operation(
-                elements=query.elements,
+                elements=inputs[2].elements if self._context.spec.latent is not None else query.elements,
                 width=query.width,
                 inputs=inputs,
                 saves=inputs if mask is None else (*inputs, mask),

@@ -82,11 +82,14 @@ class Tape:
             self._offload(node)
         return output
 
-    def split(self, value: Value, parts: int) -> tuple[Value, ...]:
-        """`value.split(...)`: views; one copy concatenates their gradients."""
-        outputs = tuple(
-            Value(value.elements // parts, value.width, value.needs_gradient, value.block) for _ in range(parts)
-        )
+    def split(self, value: Value, parts: int | tuple[int, ...]) -> tuple[Value, ...]:
+        """`value.split(...)`: views; one copy concatenates their gradients.
+
+        Args:
+            parts: the number of equal parts, or the elements of each part.
+        """
+        sizes = (value.elements // parts,) * parts if isinstance(parts, int) else parts
+        outputs = tuple(Value(size, value.width, value.needs_gradient, value.block) for size in sizes)
         for output in outputs:
             self.name(output)
         if value.needs_gradient:

@@ -56,6 +56,17 @@ _WIDE_NORMS = (
     NormWeight(name="self_attn.k_norm", width="key"),
 )
 
+_LATENT_ATTENTION = (
+    Linear(name="self_attn.q_proj", inputs="hidden", outputs=("direct query",)),
+    Linear(name="self_attn.q_a_proj", inputs="hidden", outputs=("query rank",), bias="attention_bias"),
+    NormWeight(name="self_attn.q_a_layernorm", width="query rank"),
+    Linear(name="self_attn.q_b_proj", inputs="query rank", outputs=("latent query",)),
+    Linear(name="self_attn.kv_a_proj_with_mqa", inputs="hidden", outputs=("key rank rotated",), bias="attention_bias"),
+    NormWeight(name="self_attn.kv_a_layernorm", width="key rank"),
+    Linear(name="self_attn.kv_b_proj", inputs="key rank", outputs=("key and value",)),
+    Linear(name="self_attn.o_proj", inputs="attended", outputs=("hidden",), bias="attention_bias"),
+)
+
 SIGMOID_EXPERTS = Experts(
     count="n_routed_experts",
     width="moe_intermediate_size",
@@ -162,6 +173,35 @@ ROWS = (
             qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor", joins_last=True)
         ),
         mlp=Mlp(experts=SIGMOID_EXPERTS),
+        output_class=_MOE_OUTPUT,
+    ),
+    Architecture(
+        model_type="deepseek_v3",
+        peft_targets=(),
+        class_prefix="DeepseekV3",
+        defaults={
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "norm_topk_prob": True,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "rope_interleave": True,
+        },
+        aliases={"num_local_experts": "n_routed_experts"},
+        tensors=(
+            *_LATENT_ATTENTION,
+            *gated_tensors(sparse=False),
+            *_only_sparse(_GATES, _DOWN, _ROUTER, *_shared_expert("shared_experts")),
+            *TWO_NORMS,
+        ),
+        not_estimated=(_AUXILIARY,),
+        attention=Attention(grouped=False, latent=True, rotary=Rotary(pairs_when="rope_interleave")),
+        mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 3)))),
         output_class=_MOE_OUTPUT,
     ),
     Architecture(

@@ -26,38 +26,22 @@ _LATENT_ATTENTION = tuple(
     for name in ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 )
 
-_DEEPSEEK_V3 = Architecture(
-    model_type="deepseek_v3",
-    peft_targets=(),
-    class_prefix="DeepseekV3",
-    no_estimate="its latent attention is not covered",
-    defaults={
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-    },
-    aliases={"num_local_experts": "n_routed_experts"},
-    tensors=_LATENT_ATTENTION,
-    attention=Attention(rotary=_OTHER_ROTATION),
-    mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 3)))),
-    output_class="MoeCausalLMOutputWithPast",
-)
-
 ROWS = (
-    _DEEPSEEK_V3,
-    replace(
-        _DEEPSEEK_V3,
+    Architecture(
         model_type="deepseek_v2",
+        peft_targets=(),
         class_prefix="DeepseekV2",
+        no_estimate="its routers choose by groups in another way than those of deepseek_v3",
         defaults={
             "n_routed_experts": 64,
             "n_shared_experts": 2,
             "num_experts_per_tok": 6,
             "moe_intermediate_size": 1407,
         },
+        aliases={"num_local_experts": "n_routed_experts"},
+        tensors=_LATENT_ATTENTION,
+        attention=Attention(rotary=_OTHER_ROTATION),
         mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 0)))),
-        output_class="CausalLMOutputWithPast",
     ),
     Architecture(
         model_type="qwen3_next",
