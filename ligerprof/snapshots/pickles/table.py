@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.pickles.layout import WORD_BYTES, Layout, ValueKind, read_layout
 from ligerprof.snapshots.pickles.lists import equal_lists
 from ligerprof.snapshots.trace import Bytes, Column, Int64s
@@ -300,24 +301,25 @@ class _Cutter:
         # each object takes at least a byte
         if highest > len(self.data):
             return None
-        found = np.full(max(0, highest + 1), len(self.starts), dtype=np.int32)
+        # the last entry is of the cells that are not references
+        found = np.full(max(0, highest + 1) + 1, len(self.starts), dtype=np.int32)
         for column in self.columns:
             if column.min() <= FIRST_REFERENCE:
-                rows = np.flatnonzero(column <= FIRST_REFERENCE)
                 uses = np.full_like(found, len(self.starts))
                 # of several rows with the same index, the last one that is assigned stays
-                uses[FIRST_REFERENCE - column[rows[::-1]]] = rows[::-1]
+                uses[FIRST_REFERENCE - np.minimum(column, KEPT)[::-1]] = np.arange(len(column))[::-1]
                 np.minimum(found, uses, out=found)
-        return found
+        return found[:-1]
 
     def _keep_lookups(self, first_uses: npt.NDArray[np.int32]) -> None:
         """Leave each reference in the rest where a dict first uses it, so that one to a later object fails there."""
         starts = np.array([[value.start for value in layout.values] for layout in self.layouts])
         ends = np.array([[value.start + value.size for value in layout.values] for layout in self.layouts])
         rows, begins, stops = [], [], []
+        memo_indices = np.flatnonzero(first_uses < len(self.starts))
+        first_rows = first_uses[memo_indices]
         for place, column in enumerate(self.columns):
-            using = np.flatnonzero(column <= FIRST_REFERENCE)
-            using = using[first_uses[FIRST_REFERENCE - column[using]] == using]
+            using = np.sort(first_rows[column[first_rows] == FIRST_REFERENCE - memo_indices]).astype(np.int64)
             rows.append(using)
             # the opcode is before the argument
             begins.append(self.starts[using] + starts[self.layout_of[using], place] - 1)
@@ -342,7 +344,7 @@ class _Cutter:
         memoized = self.starts[edges[runs, 0]] + len(_NUMBER) + edges[runs, 1] - edges[runs, 0]
         is_hit = np.zeros(len(edges), dtype=bool)
         is_hit[runs[begins < memoized]] = True
-        rows = np.unique(rows[is_hit[runs]])
+        rows = distinct(rows[is_hit[runs]])
         self.is_gone[rows] = False
         self.gap_starts.append(self.starts[rows] + 2 + _GROWTH)
         self.gap_ends.append(self.ends[rows])
@@ -352,7 +354,7 @@ class _Cutter:
         follows = self.is_gone & np.append(False, self.is_gone[:-1])
         stays = np.flatnonzero(self.was_read & ~follows)
         put_bytes = np.array([layout.body - 1 for layout in self.layouts])[self.layout_of[stays]]
-        for size in np.unique(put_bytes).tolist():
+        for size in distinct(put_bytes).tolist():
             width = len(_NUMBER) + size
             windows = np.ndarray((len(self.data) - width + 1,), f"V{width}", self.data, strides=(1,))
             starts = self.starts[stays[put_bytes == size]]
