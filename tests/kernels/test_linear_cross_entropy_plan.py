@@ -121,7 +121,7 @@ def test_more_bytes_never_mean_more_chunks(
         (4224, 2048, 2048 * 128256 * 2, 1408, 3),
         (1000, 2048, "balanced", 1000, 1),
         # two chunks of 1040 rather than three of 768
-        (2080, 2048, "balanced", 1040, 2),
+        (2080, 2048, 256 * MIB, 1040, 2),
     ],
 )
 def test_chunks_of_known_shapes(tokens: int, hidden: int, budget: str | int, chunk: int, chunks: int) -> None:

@@ -7,8 +7,9 @@ from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.units import MIB, format_bytes
 
-# slightly more than one chunk of 1024 tokens of a 128256-word vocabulary in 16 bit
-BALANCED_BYTES = 256 * MIB
+# 256 MiB beyond the gradients, less what the allocator does not split of the blocks of workspace and gradients (up to 1
+# MiB each) and the losses; slightly more than one chunk of 1024 tokens of a 128256-word vocabulary in 16 bit
+BALANCED_BYTES = 254 * MIB
 
 # tiles of cuBLAS products: part of the last tile is idle unless a chunk is a multiple
 _TILE_TOKENS = 128
@@ -91,7 +92,7 @@ def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
     Args:
         tokens: rows of the hidden states.
         element_bytes: bytes per stored logit (2 or 4).
-        budget: `lean` (no more than liger-kernel's chunk), `balanced` (256 MiB), or bytes.
+        budget: `lean` (no more than liger-kernel's chunk), `balanced` (`BALANCED_BYTES`), or bytes.
         gradient_bytes: bytes per element of the head's gradient; 0 if it is not wanted.
         entropy: whether entropies are computed, for which tokens in the scratch have one more statistic.
 
