@@ -35,7 +35,8 @@ from ligerprof.kernels.device import on_device
 # launch config of whole rows: one program per row, which it reads twice. Programs that fill a multiprocessor keep few
 # rows in flight, so that the second reading hits the L2 cache; wide loads per thread keep the memory busy
 _MAX_LANES = 8192
-_SHORT_LANES = 2048
+_SHORT_LANES = 1024
+_SHORT_WORDS = 16384
 _LANES_PER_WARP = 256
 _MIN_WARPS = 4
 # loaded per lane at a time: fewer where long formulas or many addresses take the registers
@@ -71,10 +72,11 @@ def tile(max_lanes: int) -> Mapping[str, Callable[[Arguments], Any]]:
 
 def tile_of_blocks(words: int, *, element_bytes: int, is_long: bool) -> dict[str, int]:
     """The launch config of aligned rows in blocks of up to this many words."""
-    # a tile of few elements per thread keeps too little of one row in flight: several programs share a multiprocessor
-    most = _MAX_LANES if words > _MAX_LANES else _SHORT_LANES
-    lanes = min(most, triton.next_power_of_2(max(words, 1)))
-    depth = _elements_per_lane(words, lanes, element_bytes, narrow=is_long)
+    # a tile of few elements per thread keeps too little of one row in flight, and the end of each block leaves half a
+    # tile idle: rows of short blocks are read by many small programs
+    is_short = words <= _SHORT_WORDS
+    lanes = min(_SHORT_LANES if is_short else _MAX_LANES, triton.next_power_of_2(max(words, 1)))
+    depth = _elements_per_lane(words, lanes, element_bytes, narrow=is_long or is_short)
     return {"LANES": lanes, "DEPTH": depth, "num_warps": max(lanes // _LANES_PER_WARP, _MIN_WARPS)}
 
 
