@@ -36,8 +36,9 @@ KINDS = {
         "element_mul",
         "reciprocal_count",
     ),
-    "norms": ("norm", "rms"),
-    "gate": ("glu", "silu", "gelu"),
+    "norms": ("norm", "rms", "_column_sums"),
+    "gate": ("glu", "silu", "gelu", "_gated"),
+    "additions": ("cudafunctor_add",),
     "rope": ("rope", "rotary"),
     "copies": ("memcpy", "memset", "copy", "cat"),
 }
@@ -84,7 +85,7 @@ def profiled(run: Callable[[], object], runs: int) -> dict[str, Any]:
             entry[0] += event.time_range.elapsed_us() / 1e3 / runs
             entry[1] += 1 / runs
     rows = [
-        {"kernel": name, "kind": kind_of(name), "ms": ms, "launches": launches}
+        {"kernel": name, "ms": ms, "launches": launches}
         for name, (ms, launches) in sorted(kernels.items(), key=lambda item: -item[1][0])
     ]
     return {"wall_ms": wall_ms, "kernels": rows}
@@ -172,7 +173,7 @@ def table_rows(results: Path) -> Iterator[str]:
         row = json.loads(line)
         of_kind = dict.fromkeys(kinds, 0.0)
         for kernel in row["kernels"]:
-            of_kind[kernel["kind"]] += kernel["ms"]
+            of_kind[kind_of(kernel["kernel"])] += kernel["ms"]
         launches = sum(kernel["launches"] for kernel in row["kernels"])
         cells = " | ".join(f"{ms:.2f}" for ms in of_kind.values())
         total = sum(of_kind.values())
