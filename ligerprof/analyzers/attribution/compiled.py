@@ -95,7 +95,9 @@ class CompiledPasses:
         for blocks in list(_by_span(self._forward, self._spans))[:_PASSES_TO_SEARCH]:
             head = passes[int(self._spans[blocks[0]])]
             backward = self._next_backward(int(self._spans[head]))
-            found = shapes_of(int(self._sizes[head]), self._tables, self._sizes[blocks], padding=_PADDED_NUMBERS)
+            found = shapes_of(
+                int(self._sizes[head]), self._tables, self._sizes[blocks], padding=_PADDED_NUMBERS, casts=True
+            )
             for shape in found:
                 if self._is_head(shape, head, backward):
                     return shape

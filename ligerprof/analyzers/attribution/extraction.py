@@ -34,6 +34,7 @@ _LEAST_INPUTS = 64
 _LARGEST_BIAS = 2**17
 # blocks at either end of a call that `_call` distinguishes
 _ENDS_OF_CALL = 2
+_NORM = re.compile(r"^\w*NormBackward")
 _EAGER_CALL = "eager_attention_forward"
 _SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{_EAGER_CALL}$", re.MULTILINE)
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
@@ -260,6 +261,7 @@ class FeatureExtractor:
         yield Feature.FIRST_OF_CALL, index == 0 and count > 1
         yield Feature.LAST_OF_CALL, index == count - 1 and count > 1
         yield Feature.ONLY_OF_CALL, count == 1
+        yield Feature.INPUT_GRADIENT_OF_NORM, index == 0 and _NORM.search(site.node) is not None
         # the input is the first argument of linear, and the second of the three of Conv1D's addmm
         cast_input = 1 if "pytorch_utils.py:forward" in site.stack.text else count - 2
         follows_bias = bool(self._follows_bias[block]) and index > 0

@@ -47,6 +47,7 @@ class Feature(Enum):
     CASTS_GRADIENTS = auto()
     CAST_OF_GRADIENT = auto()
     CAST_OF_OTHER_GRADIENT = auto()
+    INPUT_GRADIENT_OF_NORM = auto()
     APPLIED = auto()
     ONLY_OF_CALL = auto()
     CAST_ARGUMENT = auto()

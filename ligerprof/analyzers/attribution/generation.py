@@ -46,6 +46,8 @@ def find_cached(replayed: Replay, call_sites: CallSites, phases: EventPhases) ->
         generates = call_sites.matching(GENERATE)
         in_place = call_sites.matching(_STATIC_CACHE)
         cached |= in_library & inferred & (generates | (in_place & kept))
+        # beam search reorders it between passes
+        cached |= in_library & generates & (codes == phase_code(Phase.OUTSIDE))
     for group in _growing(replayed, call_sites, inferred & ~cached):
         cached[group] = True
     if not (phases.codes == phase_code(Phase.BACKWARD)).any():

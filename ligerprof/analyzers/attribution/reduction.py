@@ -197,7 +197,9 @@ class Reductions:
         freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
         blocks = np.flatnonzero(self._by_autograd & (freed >= 0))
         latest = np.searchsorted(self._replayed.allocated_by, freed[blocks]) - 1
-        candidates = (latest > blocks) & results[latest]
+        # a variable that the next pass replaces lives longer
+        spans = self._phases.spans_of(self._replayed.allocated_by)
+        candidates = (latest > blocks) & results[latest] & (spans[latest] == spans[blocks])
         blocks, latest = blocks[candidates], latest[candidates]
         total = np.bincount(latest, sizes[blocks], len(sizes))[latest]
         joined = (total <= sizes[latest]) & (total * _PADDING_SHARE > sizes[latest] * (_PADDING_SHARE - 1))

@@ -23,11 +23,13 @@ _NLL_CHUNK = r"\A\S*(?:sft_trainer|chunked_nll)\.py:_chunk$"
 # autograd's threads have no Python calls: in a forward pass, they run the backward of a part of the loss
 _NO_CALLS = r"\A\Z"
 _LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
+_LOG_SOFTMAX = r"at::_ops::(?:_?log_softmax|logsumexp)"
 _LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
 # nodes that compute gradients of activations; of weights they compute sums, which are small
 _NOT_ELEMENTWISE = (
-    r"^(?!(?:Mul|Div|Pow|Neg|Rsqrt|Silu|Gelu|Relu|Sigmoid|Tanh|Softmax|LogSoftmax|MaskedFill|Where|ScaledDotProduct"
-    r"|NativeDropout|FusedDropout)\w*Backward)"
+    r"^(?!(?:Mul|Div|Pow|Neg|Exp|Log|Sqrt|Rsqrt|Abs|Clamp|Mean|Silu|Gelu|Relu|LeakyRelu|Elu|Softplus|Mish|Hardtanh"
+    r"|Hardswish|Threshold|Sigmoid|Tanh|Softmax|LogSoftmax|MaskedFill|Where|ScaledDotProduct|NativeDropout|FusedDropout"
+    r"|MaxPool|AvgPool|AdaptiveAvgPool|Upsample)\w*Backward)"
 )
 # inductor and Triton measure kernels on tensors of their own
 _MEASURES = (
@@ -35,6 +37,8 @@ _MEASURES = (
     r"|triton/(?:testing|runtime/autotuner)\.py:"
 )
 _CONVOLUTION = r"nn/modules/conv\.py:_conv_forward$"
+# where there are C++ frames, they show the cast
+_AUTOCAST = r"\A\Z|at::autocast::\w*cast\("
 _COPIES = r"at::_ops::(?:clone|_to_copy)::"
 # a reference model or a moving average made with `copy.deepcopy`: weights, and buffers in modules of modules
 _DEEP_COPY = (
@@ -76,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Role.UNATTRIBUTED,
         _OPTIMIZER,
-        stack=r"\A(?!\S*torch/(?:optim/(?!sgd)|nn/utils|amp/))",
+        stack=r"\A(?!\S*torch/(?:optim/(?!sgd|lbfgs)|nn/utils|amp/))",
         has=(Feature.UNFINISHED,),
         lacks=(Feature.DROPPED_BEFORE,),
     ),
@@ -103,6 +107,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.PARAMETERS, _BUILD),
     # outside the model: what a script computes from its output, and what it feeds to the next pass
     Rule(Role.CE_TEMPORARIES, _OUTSIDE, stack=_LOSS, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED)),
+    Rule(Role.CE_TEMPORARIES, _OUTSIDE, native=_LOG_SOFTMAX, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED)),
     Rule(Role.LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED), lacks=(Feature.WEIGHT_SIZED,)),
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS,), lacks=(Feature.FEEDS_PASS,)),
     Rule(Role.PARAMETERS, _OUTSIDE, inner=_DEEP_COPY),
@@ -110,6 +115,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.PARAMETERS, _OUTSIDE, native=_COPIES, has=(Feature.COPIES_WEIGHTS, Feature.FEEDS_PASS)),
     Rule(Role.OPTIMIZER_STATES, _OUTSIDE, native=_COPIES, has=(Feature.MASTER_OF_WEIGHTS, Feature.FEEDS_PASS)),
     Rule(Role.UNATTRIBUTED, _OUTSIDE, has=(Feature.LIKE_WEIGHTS,)),
+    # a list of copies that the recording does not see completed
+    Rule(Role.UNATTRIBUTED, _OUTSIDE, has=(Feature.WEIGHT_SIZED, Feature.UNFINISHED), lacks=(Feature.SMALL,)),
     Rule(Role.INPUTS, _OUTSIDE),
     # losses in checkpointed chunks, whose head has no module call: the product is the last block of its line
     Rule(Role.WEIGHT_CASTS, _PASSES, stack=_NLL_CHUNK, has=(Feature.HALF_WEIGHT_SIZED,), lacks=(Feature.LAST_OF_CALL,)),
@@ -136,8 +143,10 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.ACTIVATIONS, _FORWARD, stack=_FUSED_LOSS),
     Rule(Role.CE_TEMPORARIES, _FORWARD, stack=r"liger_kernel/ops/cross_entropy\.py|ligerprof/kernels/cross_entropy/"),
     # autocast's copies of weights and biases
-    Rule(Role.WEIGHT_CASTS, stack=_LINEAR, has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT)),
-    Rule(Role.WEIGHT_CASTS, stack=_CONVOLUTION, has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT)),
+    *(
+        Rule(Role.WEIGHT_CASTS, stack=stack, native=_AUTOCAST, has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT))
+        for stack in (_LINEAR, _CONVOLUTION)
+    ),
     # the same, by a kernel that includes a linear layer
     Rule(
         Role.WEIGHT_CASTS,
@@ -149,7 +158,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Role.CE_TEMPORARIES,
         _FORWARD,
-        native=r"at::_ops::(?:_?log_softmax|logsumexp)",
+        native=_LOG_SOFTMAX,
         has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED),
     ),
     Rule(
@@ -204,13 +213,19 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.OUTLIVES_PHASE,), lacks=(Feature.UNLIKE_WEIGHTS,)),
     Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding|AccumulateGrad", has=(Feature.WEIGHT_SIZED,)),
     # a recording can end within backward
-    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE,)),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE,), lacks=(Feature.UNLIKE_WEIGHTS,)),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE, Feature.HALF_WEIGHT_SIZED)),
     Rule(
         Role.GRADIENTS,
         _BACKWARD,
         node=_NOT_ELEMENTWISE,
         has=(Feature.WEIGHT_SIZED, Feature.KEPT_SO_FAR),
-        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE, Feature.CAST_OF_OTHER_GRADIENT),
+        lacks=(
+            Feature.RECOMPUTED,
+            Feature.DROPPED_BEFORE,
+            Feature.CAST_OF_OTHER_GRADIENT,
+            Feature.INPUT_GRADIENT_OF_NORM,
+        ),
     ),
     # attention, forward, recomputed and backward
     Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),

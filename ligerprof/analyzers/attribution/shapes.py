@@ -23,7 +23,9 @@ class Shape(NamedTuple):
     hidden_bytes: int
 
 
-def shapes_of(output_bytes: int, tables: Int64s, looked_up: Int64s, *, padding: int = 1) -> list[Shape]:
+def shapes_of(
+    output_bytes: int, tables: Int64s, looked_up: Int64s, *, padding: int = 1, casts: bool = False
+) -> list[Shape]:
     """Every shape for which a table, looked-up tokens and the output fit together; of many sizes, the largest count.
 
     Sizes of layers are products of small numbers, and many of them fit by chance. A vocabulary has more words than a
@@ -31,16 +33,18 @@ def shapes_of(output_bytes: int, tables: Int64s, looked_up: Int64s, *, padding: 
 
     Args:
         padding: rows of the output may be padded to a multiple of this many numbers.
+        casts: whether looked-up tokens may have another dtype than the table.
     """
     tables, looked_up = (distinct(sizes)[-_MOST_SIZES:, None] for sizes in (tables, looked_up))
-    table, found = tables[:, None] // _WIDTHS[:, 0], looked_up[None] // _WIDTHS[:, 1]
-    scores = np.maximum(output_bytes // _WIDTHS[:, 2], 1)
+    widths = _WIDTHS if casts else _WIDTHS[_WIDTHS[:, 0] == _WIDTHS[:, 1]]
+    table, found = tables[:, None] // widths[:, 0], looked_up[None] // widths[:, 1]
+    scores = np.maximum(output_bytes // widths[:, 2], 1)
     hidden = np.rint(np.sqrt(table / scores * found)).astype(np.int64)
     is_wide = (hidden >= _LEAST_HIDDEN_SIZE) & (hidden < table // np.maximum(hidden, 1))
     hidden = np.maximum(hidden, 1)
     words, tokens = table // hidden, found // hidden
-    fits = is_wide & (words * hidden == table) & (tokens * hidden == found) & (output_bytes % _WIDTHS[:, 2] == 0)
+    fits = is_wide & (words * hidden == table) & (tokens * hidden == found) & (output_bytes % widths[:, 2] == 0)
     fits &= (tokens * words == scores) | (tokens * -(-words // padding) * padding == scores)
     places = np.nonzero(fits)
-    columns = (tokens[fits], words[fits], hidden[fits] * _WIDTHS[places[2], 0])
+    columns = (tokens[fits], words[fits], hidden[fits] * widths[places[2], 0])
     return list(map(Shape, *(column.tolist() for column in columns)))

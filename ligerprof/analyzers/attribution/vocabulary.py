@@ -10,6 +10,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.compiled import CompiledPasses
 from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
+from ligerprof.analyzers.attribution.reduction import BUCKET
 from ligerprof.analyzers.attribution.shapes import shapes_of
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.models.module_names import is_head, is_token_embedding
@@ -40,12 +41,16 @@ _LINEAR = re.compile(r"nn/functional\.py:linear$|zero/linear\.py:", re.MULTILINE
 _EINSUM = re.compile(r"torch/functional\.py:einsum$", re.MULTILINE)
 _PRODUCTS = frozenset({"matmul", "mm", "addmm", "einsum"})
 _LOSS_MODULE = "loss"
+_BUCKET = re.compile(BUCKET, re.MULTILINE)
+_WORKSPACE = re.compile(r"CUDABlas\w*Workspace|cublas\w*[wW]orkspace|setWorkspaceForHandle")
 # of GRU and LSTM
 _GATES = (3, 4)
 # of a model and its reference model: the embedding and the head; weights of layers are more
 _MOST_TABLES = 4
 # all passes of a training loop have the same calls, and the first ones show them
 _PASSES_TO_SEARCH = 16
+# a vector of D numbers, and a step counter of an optimizer
+_LARGEST_VECTOR_BYTES, _LARGEST_COUNTER_BYTES = 2**17, 8
 _SIZES_TO_SEARCH = 64
 _NO_BLOCKS = np.empty(0, dtype=np.int64)
 
@@ -76,10 +81,11 @@ class Vocabulary:
         self._sites = call_sites.sites
         self._site_of = call_sites.site_of
         self._sizes = replayed.requested_bytes
+        self._kept = replayed.freed_by < 0
         self._codes = phases.codes_of(replayed.allocated_by)
         self._spans = phases.spans_of(replayed.allocated_by)
         self._calls = np.cumsum(call_sites.index_in_call == 0)
-        self._is_last = call_sites.index_in_call == call_sites.blocks_in_call - 1
+        self._is_last = _last_of_calls(call_sites)
         self._generates = generates
         library_loss = call_sites.matching(_LIBRARY_LOSS)
         self._has_library_loss = bool(library_loss.any())
@@ -110,7 +116,7 @@ class Vocabulary:
         Layers that run after the head of another model in the same pass are called from further inside.
         """
         head = self._last_head
-        depths = np.array([len(site.stack.model_calls) for site in self._sites], dtype=np.int64)[self._site_of]
+        depths = self._depths
         follows: Mask = (head >= 0) & (self._spans[head] == self._spans) & (depths <= depths[head])
         return follows
 
@@ -141,7 +147,8 @@ class Vocabulary:
         # evidence of one kind less needs a table that is as large as tables are
         large = self._table_sizes[2 * self._table_sizes >= self._table_sizes.max(initial=0)]
         outputs = self._outputs(_is_linear)
-        heads = self._heads_by_sizes(outputs, losses, self._table_sizes if has_loss else large)
+        tables = self._table_sizes if has_loss and len(self._known_tables) else large
+        heads = self._heads_by_sizes(outputs, losses, tables)
         if heads is None:
             in_library = np.flatnonzero(library_loss & (self._codes == phase_code(Phase.FORWARD)))
             heads = self._heads_by_library(outputs, in_library)
@@ -174,10 +181,14 @@ class Vocabulary:
         looked_up = self._outputs(_is_look_up)
         loss_sizes = distinct(self._sizes[losses])
         for span in islice(dict.fromkeys(self._spans[looked_up].tolist()), _PASSES_TO_SEARCH):
-            tokens = self._sizes[looked_up[self._spans[looked_up] == span]]
+            look_ups = looked_up[self._spans[looked_up] == span]
+            tokens = self._sizes[look_ups]
             in_span = outputs[self._spans[outputs] == span]
+            if not len(losses):
+                # a head is called from about as far outside as the table, layers from further inside
+                in_span = in_span[self._depths[in_span] <= self._depths[look_ups].max() + 1]
             for size in distinct(self._sizes[in_span])[::-1][:_SIZES_TO_SEARCH].tolist():
-                found = shapes_of(size, tables, tokens)
+                found = shapes_of(size, tables, tokens, casts=len(losses) > 0)
                 rows = [2 * shape.words for shape in found if self._is_weight(shape.hidden_bytes, gates)]
                 rows = [row for row in rows if not len(losses) or (loss_sizes[loss_sizes >= row] % row == 0).any()]
                 if rows:
@@ -187,10 +198,15 @@ class Vocabulary:
 
     def _outermost(self, outputs: Int64s) -> Int64s:
         """Those of the outputs that were called from furthest outside: layers can be as wide as the vocabulary."""
-        depths = np.array([len(site.stack.model_calls) for site in self._sites], dtype=np.int64)
-        depths = depths[self._site_of[outputs]]
+        depths = self._depths[outputs]
         outermost: Int64s = outputs[depths == depths.min()]
         return outermost
+
+    @cached_property
+    def _depths(self) -> Int64s:
+        """The number of the model's own forward methods around each block."""
+        depths: Int64s = np.array([len(site.stack.model_calls) for site in self._sites], dtype=np.int64)[self._site_of]
+        return depths
 
     def _heads_by_library(self, outputs: Int64s, losses: Int64s) -> Int64s:
         """The output before each loss that is as large as the loss's largest tensor, or half of it in 16 bit."""
@@ -205,27 +221,40 @@ class Vocabulary:
         return np.array(heads, dtype=np.int64)
 
     @cached_property
-    def _table_sizes(self) -> Int64s:
-        """Sizes that an embedding's table may have: of known tables, else of all weights and older blocks."""
+    def _known_tables(self) -> Int64s:
+        """Sizes of embeddings' tables: by their constructors and their gradients."""
         constructed = self._sizes[self._blocks(lambda site: _TABLE.search(site.stack.text) is not None, Phase.BUILD)]
         backward = self._blocks(lambda site: site.node.startswith("Embedding"), Phase.BACKWARD)
         if len(backward):
             # the table's gradient is larger than the sorted tokens
             calls = np.flatnonzero(np.diff(self._calls[backward], prepend=-1))
             constructed = np.append(constructed, np.maximum.reduceat(self._sizes[backward], calls))
-        if len(constructed):
-            return distinct(constructed)
+        return distinct(constructed)
+
+    @cached_property
+    def _table_sizes(self) -> Int64s:
+        """Sizes that an embedding's table may have: of known tables, else of all weights and older blocks."""
+        if len(self._known_tables):
+            return self._known_tables
         sizes, counts = np.unique(self._weights, return_counts=True)
         return sizes[counts <= _MOST_TABLES]
 
     @cached_property
     def _weights(self) -> Int64s:
-        """Sizes of weights, and of blocks older than the recording, which may be weights."""
-        weights: Int64s = self._sizes[are_codes_of(self._codes, Phase.BUILD, None)]
+        """Sizes of weights, and of kept blocks older than the recording, which may be weights."""
+        chosen = are_codes_of(self._codes, Phase.BUILD) | (are_codes_of(self._codes, None) & self._kept)
+        chosen &= ~self._call_sites.matching_inner(_BUCKET)
+        weights: Int64s = self._sizes[chosen]
         return weights
 
     def _is_weight(self, size: int, factors: Sequence[int]) -> bool:
-        return not len(self._weights) or any(bool((self._weights == size * factor).any()) for factor in factors)
+        """Whether some weights have a size, times a factor; without known tables, half as many as of any vector."""
+        if not len(self._weights):
+            return True
+        vectors = (self._weights > _LARGEST_COUNTER_BYTES) & (self._weights <= _LARGEST_VECTOR_BYTES)
+        commonest = int(np.unique(self._weights[vectors], return_counts=True)[1].max(initial=0))
+        needed = 1 if len(self._known_tables) else max(commonest // 2, 1)
+        return any(int((self._weights == size * factor).sum()) >= needed for factor in factors)
 
     def _outputs(self, chosen: Callable[[CallSite], bool], phase: Phase = Phase.FORWARD) -> Int64s:
         """The last block of each call from the chosen sites."""
@@ -239,6 +268,15 @@ class Vocabulary:
         if not is_chosen.any():
             return _NO_BLOCKS
         return np.flatnonzero(is_chosen[self._site_of] & are_codes_of(self._codes, *phases)).astype(np.int64)
+
+
+def _last_of_calls(call_sites: CallSites) -> Mask:
+    """Whether each block is its call's last, apart from a workspace that cuBLAS allocates for the first product."""
+    own = np.flatnonzero(~call_sites.at(lambda site: _WORKSPACE.search(site.stack.native_text) is not None))
+    calls = np.cumsum(call_sites.index_in_call == 0)[own]
+    last = np.zeros(len(call_sites.index_in_call), dtype=bool)
+    last[own[np.diff(calls, append=-1) != 0]] = True
+    return last
 
 
 def _is_loss(site: CallSite) -> bool:

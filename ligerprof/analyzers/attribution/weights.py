@@ -46,11 +46,10 @@ class Weights:
 
     @cached_property
     def _possible(self) -> frozenset[int]:
-        """Sizes of weights, of optimizer states and of all weights at once, in either precision."""
+        """Sizes of weights, of optimizer states and of all weights at once."""
         states = frozenset(self._sizes[self._call_sites.matching(STATE)].tolist())
         total_bytes = sum(size * count for size, count in self.live_sizes.items())
-        known = self.sizes | states | {total_bytes}
-        return known | {2 * size for size in known} | {size // 2 for size in known}
+        return self.sizes | states | {total_bytes}
 
     @cached_property
     def live_sizes(self) -> Counter[int]:

@@ -21,7 +21,17 @@ ALLOWED = {
 
 VOCABULARY_ROLES = {Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES}
 # classifiers of images, regression, a contrastive text encoder, generation: a cross-entropy or a head at most
-WITHOUT_VOCABULARY_LOSS = {"double-head", "graphed-mlp", "oom-generate", "own-cache", "static-cache", "unet", "vit"}
+WITHOUT_VOCABULARY_LOSS = {
+    "double-head",
+    "gan",
+    "gradient-penalty",
+    "graphed-mlp",
+    "oom-generate",
+    "own-cache",
+    "static-cache",
+    "unet",
+    "vit",
+}
 TRAINING_ROLES = {Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES, Role.CHECKPOINTS}
 GENERATIONS = {"oom-generate", "own-cache", "static-cache"}
 
@@ -35,6 +45,9 @@ AT_PEAK = {
     "static-cache": {Role.KV_CACHE: 8 * 2 * 8 * 4 * 279 * 64 * 2},
     "vit": {Role.WEIGHT_CASTS: 8 * 12 * 768 * 768 * 2 + 768 * 3 * 16 * 16 * 2},
 }
+# programs without autocast, whose layers' outputs can be half as large as a weight
+for name in ("distillation", "gan", "gradient-penalty", "optimizer-in-backward", "recurrent"):
+    AT_PEAK[name] = {Role.WEIGHT_CASTS: 0}
 # biases, norms, indices
 SMALL_CHANGE = 512 * 1024
 
