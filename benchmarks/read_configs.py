@@ -1,11 +1,18 @@
 """Read every example configuration of frameworks' repositories and write down what became of it.
 
-    python benchmarks/read_configs.py CHECKOUTS [-o index.json]
+    python benchmarks/read_configs.py CHECKOUTS [-o index.json] [--report docs/results/configurations.md]
 
 CHECKOUTS is a folder with one checkout per repository, named OWNER+NAME. The table says of each file whose it is,
-how many of its keys are unknown, and whether it becomes a recipe or what it is refused for. A file without a model, or
-with one that is not in the catalog, is read a second time with a small model in its place. torchtitan's configurations
-are functions of its modules: they are read where torchtitan can be imported.
+how many of its keys are unknown, and what becomes of it:
+
+- `recipe`;
+- `lacks`: refused by the name of an architecture, engine or method that ligerprof does not have;
+- `refused`: ligerprof has each of them, and still makes no recipe;
+- `not read`: no configuration of a training run, or it needs a package or a GPU to be read.
+
+The share of recipes is that of `recipe` among `recipe` and `refused`. A file without a model is read with a small one;
+one whose model is not in the catalog with a model of the same architecture, if there is one. torchtitan's
+configurations are functions of its modules: they are read where torchtitan can be imported.
 """
 
 import argparse
@@ -19,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import LigerprofError, UnknownModelError
+from ligerprof.models import CONFIGS
 from ligerprof.recipe.configs.load import load_recipe
 from ligerprof.recipe.configs.sources import read_sources
 
@@ -32,17 +40,88 @@ PLACES = {
     "pytorch+torchtitan": ("torchtitan/**/*.toml",),
 }
 SUBSTITUTE = "llama3.2-1b"
+# the `model_type` of models that files name and the catalog lacks, by the start of their names
+MODEL_TYPES = {
+    "01-ai/Yi-34B": "llama",
+    "canopylabs/orpheus": "llama",
+    "casperhansen/llama": "llama",
+    "deepcogito/cogito-v1-preview-llama": "llama",
+    "hugging-quants/Meta-Llama": "llama",
+    "ISTA-DASLab/Meta-Llama": "llama",
+    "llama3-debugmodel": "llama",
+    "TechxGenus/Meta-Llama": "llama",
+    "agentica-org/DeepCoder": "qwen2",
+    "deepcogito/cogito-v1-preview-qwen": "qwen2",
+    "katanemo/Plano": "qwen3",
+    "mhenrichsen/gemma": "gemma",
+    "mistral-community/Mixtral": "mixtral",
+    "mistralai/Devstral-Small-2507": "mistral",
+    "mistralai/Magistral": "mistral",
+    "mistralai/Ministral-8B": "mistral",
+    "togethercomputer/RedPajama": "gpt_neox",
+    "CohereForAI/c4ai-command-r7b": "cohere2",
+    "THUDM/GLM-4-32B-0414": "glm4",
+    "allenai/Olmo-3": "olmo3",
+    "arcee-ai/AFM": "arcee",
+    "nvidia/Nemotron-Mini": "nemotron",
+    "swiss-ai/Apertus": "apertus",
+    "tencent/Hunyuan-0.5B": "hunyuan_v1_dense",
+    "LiquidAI/LFM2-350M": "lfm2",
+    "LiquidAI/LFM2-8B-A1B": "lfm2_moe",
+    "LnL-AI/dbrx": "dbrx",
+    "OpenMOSS-Team/MOSS-VL": "moss_vl",
+    "Qwen/Qwen-7B": "qwen",
+    "Qwen/Qwen3.5": "qwen3_5",
+    "XiaomiMiMo/MiMo": "mimo",
+    "ai21labs/AI21-Jamba": "jamba",
+    "arcee-ai/Trinity": "afmoe",
+    "axolotl-ai-co/gpt-oss": "gpt_oss",
+    "gpt_oss": "gpt_oss",
+    "axolotl-quants/DeepSeek-V2": "deepseek_v2",
+    "cerebras/btlm": "btlm",
+    "google/gemma-3n": "gemma3n",
+    "ibm-granite/granite-4.0": "granitemoehybrid",
+    "mistralai/Ministral-3": "mistral3",
+    "mistralai/Voxtral": "voxtral",
+    "moonshotai/Kimi-Linear": "kimi_linear",
+    "replit/replit-code": "mpt",
+    "state-spaces/mamba": "mamba",
+    "tiiuae/Falcon-H1": "falcon_h1",
+}
+# refusals of combinations whose parts ligerprof has; every other one names a part that it lacks
+COMBINATIONS = (
+    "8-bit weights without LoRA",
+    "--",
+    "DeepSpeed in fp32",
+    "DoRA over",
+    "LoRA on ",
+    "LoRA over",
+    "QLoRA under",
+    "a changed configuration of bitsandbytes",
+    "a preset of TRL",
+    "a sequence length of null",
+    "an offload of the optimizer",
+    "communication in another dtype",
+    "fp16 under",
+    "full training of",
+    "gradients accumulated in another dtype",
+    "packing without",
+    "weights in ",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--report", type=Path, help="Markdown table of the verdicts.")
     arguments = parser.parse_args()
-    output = arguments.output and arguments.output.resolve()
+    output, report = (path and path.resolve() for path in (arguments.output, arguments.report))
     rows = [row for repository in PLACES for row in read_repository(arguments.checkouts.resolve() / repository)]
     if output is not None:
         write_index(rows, output)
+    if report is not None:
+        report.write_text(report_of(rows), encoding="utf-8")
     print_summary(rows)
 
 
@@ -100,22 +179,86 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def verdict(path: str) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for _ in range(2):
+    given, note = dict[str, Any](), dict[str, Any]()
+    while True:
         try:
             recipe, _ = load_recipe([path], given)
         except UnknownModelError as error:
-            given = {"model": SUBSTITUTE}
-            unknown_model = str(error).partition("unknown model ")[2].partition(":")[0]
+            named = str(error).partition("unknown model ")[2].partition(":")[0]
+            if not named:
+                # a model of the catalog whose architecture is known by name alone
+                model_type = str(error).partition("model_type ")[2].partition(" is ")[0].strip("'")
+                return {"verdict": "lacks", "reason": f"the architecture {model_type}"}
+            note = {"unknown_model": named}
+            model_type = model_type_of(named.strip("'"))
+            model = model_of(model_type)
+            if model is None or given:
+                return {"verdict": "lacks", "reason": f"the architecture {model_type}", **note}
+            given = {"model": model}
         except LigerprofError as error:
-            return {"verdict": "refused", "reason": str(error), **model_note(given, locals())}
+            reason = str(error)
+            return {"verdict": "refused" if is_combination(reason) else "lacks", "reason": reason, **note}
         else:
-            return {"verdict": "recipe", "summary": recipe.summary, **model_note(given, locals())}
-    raise AssertionError(path)
+            return {"verdict": "recipe", "summary": recipe.summary, **note}
 
 
-def model_note(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    return {"unknown_model": values["unknown_model"]} if given else {}
+def model_type_of(name: str) -> str:
+    """The `model_type` of a model that the catalog lacks; `unlisted` if `MODEL_TYPES` lacks it, too."""
+    return next((kind for start, kind in MODEL_TYPES.items() if name.startswith(start)), "unlisted")
+
+
+def model_of(model_type: str) -> str | None:
+    """A model of that architecture, the usual one for Llamas; None if ligerprof lacks the architecture."""
+    if model_type == CONFIGS[SUBSTITUTE]["model_type"]:
+        return SUBSTITUTE
+    return next((name for name, config in CONFIGS.items() if config["model_type"] == model_type), None)
+
+
+def is_combination(reason: str) -> bool:
+    """Whether ligerprof has all parts of what a file is refused for."""
+    lacking = feature_of(reason)
+    needs_engine = " under FSDP version 2" in lacking and not lacking.startswith("FSDP")
+    return lacking.startswith(COMBINATIONS) or needs_engine or " is not supported yet" not in reason
+
+
+def feature_of(reason: str) -> str:
+    """What a refusal names, without file and key."""
+    return reason.rpartition(" is not supported yet")[0].rpartition(": ")[2] or reason
+
+
+def report_of(rows: list[dict[str, Any]]) -> str:
+    """The verdicts as a page of the documentation."""
+    lines = [
+        "# Example configurations of other frameworks",
+        "",
+        "What becomes of the example configurations in the repositories of six frameworks, as written by",
+        "`benchmarks/read_configs.py`; `tests/data/configs/index.json` has the verdict on each file. Files are read as",
+        "they are, with a model given to those that name none. Of the files whose architecture, engine and method",
+        f"ligerprof has: **{share(rows)}**.",
+        "",
+        "| repository, commit | files | recipe | lacks a part | refused | not read | unknown keys |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for repository, group in grouped(rows, "repository"):
+        counts = collections.Counter(row["verdict"] for row in group)
+        numbers = (len(group), *(counts[word] for word in ("recipe", "lacks", "refused", "not read")))
+        unknown = sum(bool(row.get("unknown")) for row in group)
+        cells = " | ".join(map(str, (*numbers, unknown)))
+        lines.append(f"| {repository}, {group[0]['commit'][:10]} | {cells} |")
+    lines += [
+        "",
+        "The files that are not read do not configure a training run, have placeholders for values, or are functions",
+        "of torchtitan that need another package or a GPU to be called.",
+        "",
+        "## Refused, with all parts there",
+        "",
+    ]
+    refused = [row for row in rows if row["verdict"] == "refused"]
+    lines += [f"- `{row['repository']}/{row['path']}`: {feature_of(row['reason'])}" for row in refused]
+    lines += ["", "## What the others lack", "", "| files | lacking |", "|---|---|"]
+    lacking = collections.Counter(feature_of(row["reason"]) for row in rows if row["verdict"] == "lacks")
+    lines += [f"| {number} | {reason.replace('|', chr(92) + '|')} |" for reason, number in lacking.most_common()]
+    return "\n".join(lines) + "\n"
 
 
 def print_summary(rows: list[dict[str, Any]]) -> None:
@@ -126,14 +269,18 @@ def print_summary(rows: list[dict[str, Any]]) -> None:
         verdicts = collections.Counter(row["verdict"] for row in group)
         unknown = sum(bool(row["unknown"]) for row in group)
         print(f"{repository}: {dict(verdicts)}, {unknown} with unknown keys")
-    reasons = collections.Counter(reason_of(row) for row in rows if row["verdict"] == "refused")
-    for reason, number in reasons.most_common():
-        print(f"{number:5} {reason}")
+    for verdict_ in ("refused", "lacks"):
+        reasons = collections.Counter(feature_of(row["reason"]) for row in rows if row["verdict"] == verdict_)
+        print(f"{verdict_}:")
+        for reason, number in reasons.most_common():
+            print(f"{number:5} {reason}")
+    print(share(rows))
 
 
-def reason_of(row: dict[str, Any]) -> str:
-    """The reason of a refusal without its file and key."""
-    return str(row["reason"]).rpartition(" is not supported yet")[0].rpartition(": ")[2] or str(row["reason"])
+def share(rows: list[dict[str, Any]]) -> str:
+    """The share of recipes among files whose architecture, engine and method ligerprof has."""
+    recipes, refused = (sum(row["verdict"] == verdict_ for row in rows) for verdict_ in ("recipe", "refused"))
+    return f"{recipes} recipes of {recipes + refused} files: {recipes / max(1, recipes + refused):.1%}"
 
 
 def grouped(rows: list[dict[str, Any]], key: str) -> list[tuple[str, list[dict[str, Any]]]]:

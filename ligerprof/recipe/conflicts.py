@@ -40,7 +40,10 @@ def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         mixed and not options.engine.has_mixed,
         f"precision {precision} needs {_DEEPSPEED} or {_FSDP2}. Add one, or choose amp.",
     )
-    yield deepspeed and not mixed, f"engine deepspeed trains in mixed or mixed-fp16, not {precision}."
+    yield (
+        deepspeed and not mixed and precision is not Precision.FP32,
+        f"engine deepspeed trains in mixed, mixed-fp16 or fp32, not {precision}.",
+    )
     yield options.zero != 0 and not deepspeed, f"{typed('zero', options.zero)} needs {_DEEPSPEED}."
     yield (
         options.gpus > 1 and not options.engine.trains_on_several,

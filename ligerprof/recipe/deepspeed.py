@@ -6,7 +6,7 @@ from typing import Any
 
 from ligerprof.errors import RecipeError
 from ligerprof.files import FileKind, parse_object, read_json
-from ligerprof.recipe.categories import Offload, Optimizer
+from ligerprof.recipe.categories import Offload, Optimizer, Precision
 from ligerprof.recipe.training_options import TrainingOptions
 from ligerprof.text import short_repr
 
@@ -84,14 +84,13 @@ def zero_settings(recipe: TrainingOptions) -> Config:
 
 
 def _own_config(recipe: TrainingOptions) -> dict[str, Any]:
-    uses_float16 = recipe.precision.uses_float16
     return {
         "train_micro_batch_size_per_gpu": recipe.batch,
         "gradient_accumulation_steps": recipe.grad_accum,
         "train_batch_size": recipe.batch * recipe.grad_accum * recipe.gpus,
         "gradient_clipping": recipe.clip or 0.0,
-        "fp16": {"enabled": uses_float16, "initial_scale_power": _INITIAL_SCALE_POWER},
-        "bf16": {"enabled": not uses_float16},
+        "fp16": {"enabled": recipe.precision is Precision.MIXED_FP16, "initial_scale_power": _INITIAL_SCALE_POWER},
+        "bf16": {"enabled": recipe.precision is Precision.MIXED},
         "zero_optimization": {"stage": recipe.zero, **ZERO_SETTINGS, **_offload_sections(recipe)},
         # sgd and torch's own AdamW are as good as DeepSpeed's for what a step holds
         "zero_allow_untested_optimizer": True,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ligerprof.analyzers.estimate.partition import weight_width
 from ligerprof.models import ParameterShape
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.deepspeed import zero_settings
@@ -10,7 +11,7 @@ from ligerprof.recipe.training import TrainingRecipe
 
 # stage3.py, _constant_buffered_norm2: elements per norm computation, in fp64
 _NORM_ELEMENTS = 250_000_000
-_DOUBLES = 4
+_DOUBLE_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,7 @@ def bucket_flushes(recipe: TrainingRecipe) -> Iterator[BucketFlush]:
 
 
 def scattered_elements(recipe: TrainingRecipe, flush: BucketFlush) -> int:
-    """What stage 3 holds for a flush besides the bucket, in 16-bit elements.
+    """What stage 3 holds for a flush besides the bucket, in elements of the gradients.
 
     A gradient that is larger than the bucket stays where it is (stage3.py, __add_grad_to_ipg_bucket).
     Gradients are copied once more in rank order, except a single gradient that needs no padding
@@ -57,4 +58,5 @@ def scattered_elements(recipe: TrainingRecipe, flush: BucketFlush) -> int:
     copied = 0 if alone else flush.elements
     partition = -(-largest // recipe.gpus) if recipe.offload is not Offload.NONE else 0
     outside = largest if largest > zero_settings(recipe)["reduce_bucket_size"] else 0
-    return outside + copied + partition + _DOUBLES * min(partition, _NORM_ELEMENTS)
+    doubles = _DOUBLE_BYTES // weight_width(recipe)
+    return outside + copied + partition + doubles * min(partition, _NORM_ELEMENTS)

@@ -6,13 +6,13 @@ Not included: Python, libraries and the kernels that they load, the CUDA context
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.partition import Elements, count_elements, part
+from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
 from ligerprof.analyzers.estimate.placement import state_sizes, stored_sizes, trained_tensors
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.optimizers import moment_count
 from ligerprof.torch_memory.pinned import pinned_bytes
 
@@ -77,14 +77,14 @@ def _stage_1_or_2(
     yield from (_Buffer(FP32_BYTES * trained, locked),) * 2
     yield from _moments(recipe, trained)
     # param_buffer_of_bit16_for_cpu_offload_groups: updated weights on their way to the GPU
-    yield _Buffer(HALF_BYTES * trained, locked)
+    yield _Buffer(weight_width(recipe) * trained, locked)
     # temp_grad_buffer_for_cpu_offload
-    yield _Buffer(HALF_BYTES * elements.largest, locked)
+    yield _Buffer(weight_width(recipe) * elements.largest, locked)
     if recipe.grad_accum > 1:
         # accumulated_grads_in_cpu, a buffer for each parameter of this rank (async_accumulate_grad_in_cpu_via_gpu)
         for weight in weights:
             if weight.trainable:
-                yield _Buffer(HALF_BYTES * part(recipe, weight.elements), locked)
+                yield _Buffer(weight_width(recipe) * part(recipe, weight.elements), locked)
 
 
 def _stage_3(
@@ -98,10 +98,10 @@ def _stage_3(
         yield _Buffer(FP32_BYTES * group, locked)
         yield from _moments(recipe, group)
     # grad_partitions_flat_buffer
-    yield _Buffer(HALF_BYTES * elements.trained_share, locked)
+    yield _Buffer(weight_width(recipe) * elements.trained_share, locked)
     if recipe.offload is Offload.ALL:
         # param_groups_fp16_flat_cpu_memory
-        yield _Buffer(HALF_BYTES * elements.trained_share, locked=True)
+        yield _Buffer(weight_width(recipe) * elements.trained_share, locked=True)
         yield from _partitions(recipe, settings["offload_param"]["pin_memory"], weights)
 
 
@@ -112,21 +112,21 @@ def _partitions(recipe: TrainingRecipe, locked: bool, weights: Collection[Weight
     """
     for weight in weights:
         if locked or not weight.trainable:
-            yield _Buffer(HALF_BYTES * part(recipe, weight.elements), locked)
+            yield _Buffer(weight_width(recipe) * part(recipe, weight.elements), locked)
 
 
 def _stage_3_on_disk(recipe: TrainingRecipe, elements: Elements, settings: Config) -> Iterator[_Buffer]:
     """Main memory with NVMe offload; DeepSpeed page-locks its I/O buffers itself, without rounding."""
     optimizer, weights = settings["offload_optimizer"], settings["offload_param"]
-    yield _Buffer(HALF_BYTES * elements.trained_share, optimizer["pin_memory"])
+    yield _Buffer(weight_width(recipe) * elements.trained_share, optimizer["pin_memory"])
     # param_groups_fp16_flat_cpu_memory
     most = weights.get("max_in_cpu", _MOST_IN_MEMORY)
-    yield _Buffer(HALF_BYTES * min(elements.trained_share, most), locked=True)
+    yield _Buffer(weight_width(recipe) * min(elements.trained_share, most), locked=True)
     if elements.trained_share > most:
         # reserve_partitioned_swap_space
-        yield _Buffer(HALF_BYTES * recipe.gpus * max(elements.groups))
+        yield _Buffer(weight_width(recipe) * recipe.gpus * max(elements.groups))
     # swap_tensor/partitioned_param_swapper.py
-    yield _Buffer(HALF_BYTES * weights["buffer_count"] * weights["buffer_size"])
+    yield _Buffer(weight_width(recipe) * weights["buffer_count"] * weights["buffer_size"])
     # swap_tensor/utils.py, SwapBufferManager
     yield _Buffer(FP32_BYTES * optimizer.get("buffer_count", _OPTIMIZER_BUFFERS) * max(elements.groups))
 

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES
+
+# engine.py, MEMORY_OPT_ALLREDUCE_SIZE
+_REDUCED_ELEMENTS = 500_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +22,7 @@ class Elements:
         trained: trainable parameters.
         trained_share: this GPU's share of the trainable parameters.
         largest: the largest trainable tensor.
+        most_reduced: the most trainable parameters whose gradients stage 0 in fp32 reduces at a time.
         groups: this GPU's share of the trainable parameters, in the groups that stage 3's optimizer steps in turn.
     """
 
@@ -26,6 +31,7 @@ class Elements:
     trained: int
     trained_share: int
     largest: int
+    most_reduced: int
     groups: tuple[int, ...]
 
 
@@ -40,8 +46,25 @@ def count_elements(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Element
         trained=sum(trained),
         trained_share=part(recipe, sum(trained)),
         largest=max(trained),
+        most_reduced=max(_reduced(trained)),
         groups=tuple(_groups(recipe, trained)),
     )
+
+
+def weight_width(recipe: TrainingRecipe) -> int:
+    """Bytes per element of weights and of gradients."""
+    return DTYPE_BYTES[recipe.weight_dtype]
+
+
+def _reduced(trained: Iterable[int]) -> Iterator[int]:
+    """Fill buckets in parameter order until one exceeds 5e8 elements (engine.py, allreduce_no_retain)."""
+    filled = 0
+    for elements in trained:
+        filled += elements
+        if filled > _REDUCED_ELEMENTS:
+            yield filled
+            filled = 0
+    yield filled
 
 
 def part(recipe: TrainingRecipe, elements: int) -> int:

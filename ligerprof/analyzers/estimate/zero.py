@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elements
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand, NothingGathered
-from ligerprof.analyzers.estimate.partition import Elements, count_elements
+from ligerprof.analyzers.estimate.partition import Elements, count_elements, weight_width
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.places import counts_each_layer, explicit_layers
 from ligerprof.analyzers.estimate.tensors import Weight
@@ -17,7 +17,7 @@ from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
 AnyGathered = Gathered | GatheredOnDemand | NothingGathered
@@ -32,7 +32,7 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: 
     _require_known(recipe)
     elements = count_elements(recipe, weights)
     if recipe.zero == 0:
-        return _stage_0(recipe, elements)
+        return _stage_0(recipe, elements) if recipe.precision.is_mixed else _stage_0_in_fp32(recipe, elements, first)
     place = _stage_3 if recipe.zero == 3 else _stage_1_or_2
     return place(recipe, elements, first=first)
 
@@ -55,11 +55,26 @@ def _stage_0(recipe: TrainingRecipe, elements: Elements) -> Placement:
     """
     return Placement(
         resident={
-            Role.PARAMETERS: HALF_BYTES * elements.whole,
+            Role.PARAMETERS: weight_width(recipe) * elements.whole,
             Role.OPTIMIZER_STATES: FP32_BYTES * elements.trained + _state_bytes(recipe, elements.trained),
         },
         states={},
         updates=(_stepping(recipe, elements.trained),),
+    )
+
+
+def _stage_0_in_fp32(recipe: TrainingRecipe, elements: Elements, first: bool) -> Placement:
+    """No ZeRO and no copies: the optimizer steps on the weights (engine.py, _do_optimizer_sanity_check).
+
+    After backward, gradients are reduced in flat copies (engine.py, allreduce_no_retain).
+    """
+    states = {Role.OPTIMIZER_STATES: _state_bytes(recipe, elements.trained)}
+    temporaries = {Role.OPTIMIZER_TEMPORARIES: FP32_BYTES * step_copies(recipe.optimizer) * elements.trained}
+    return Placement(
+        resident={Role.PARAMETERS: FP32_BYTES * elements.whole},
+        states=states,
+        last_reduction={Role.COMMUNICATION: FP32_BYTES * elements.most_reduced},
+        updates=(Counter(states) + Counter(temporaries) if first else temporaries,),
     )
 
 
@@ -68,10 +83,10 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: Elements, *, first: bool) ->
     offloaded, trained = recipe.offload is not Offload.NONE, elements.trained_share
     kept_share = 1 / recipe.gpus if recipe.zero == 2 else 1.0
     resident = {
-        Role.PARAMETERS: HALF_BYTES * elements.whole,
+        Role.PARAMETERS: weight_width(recipe) * elements.whole,
         Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
         # temp_grad_buffer_for_gpu_offload: gradients are copied through it to main memory
-        Role.COMMUNICATION: HALF_BYTES * elements.largest if offloaded else 0,
+        Role.COMMUNICATION: weight_width(recipe) * elements.largest if offloaded else 0,
     }
     # double buffers where reduction overlaps with backward (setup_buckets)
     buckets = 2 if zero_settings(recipe)["overlap_comm"] else 1
@@ -96,14 +111,14 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         gathered: AnyGathered = NothingGathered(recipe)
     else:
         gathered = GatheredOnDemand(recipe) if first else Gathered(recipe)
-    at_loss_bytes, in_layers_bytes = HALF_BYTES * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
-    shard_bytes = HALF_BYTES * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
+    at_loss_bytes, in_layers_bytes = weight_width(recipe) * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
+    shard_bytes = weight_width(recipe) * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
     return Placement(
         resident={
-            Role.PARAMETERS: 0 if moved else HALF_BYTES * elements.share,
+            Role.PARAMETERS: 0 if moved else weight_width(recipe) * elements.share,
             Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
             # partitioned gradients and the bucket have flat buffers from the start
-            Role.GRADIENTS: 0 if offloaded else HALF_BYTES * trained,
+            Role.GRADIENTS: 0 if offloaded else weight_width(recipe) * trained,
             Role.COMMUNICATION: _bucket_bytes(recipe),
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
@@ -115,13 +130,13 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         reductions={} if recipe.lora is not None else _reductions(recipe, gathered),
         last_reduction={} if recipe.lora is not None else _last_scattering(recipe, gathered),
         gradient_share=0.0,
-        gathered={gathered.head_name: HALF_BYTES * gathered.in_head()},
+        gathered={gathered.head_name: weight_width(recipe) * gathered.in_head()},
         updates=() if offloaded else tuple(_updates(recipe, elements.groups, first=first)),
     )
 
 
 def _bucket_bytes(recipe: TrainingRecipe) -> int:
-    bucket_bytes: int = HALF_BYTES * zero_settings(recipe)["reduce_bucket_size"]
+    bucket_bytes: int = weight_width(recipe) * zero_settings(recipe)["reduce_bucket_size"]
     return bucket_bytes
 
 
@@ -159,7 +174,7 @@ def _bucket_copies(recipe: TrainingRecipe, copy_bytes: int) -> Bytes:
 
 def _flat_copy(recipe: TrainingRecipe, elements: int) -> int:
     """With several ranks, the bucket is flattened once more (stage_1_and_2.py, allreduce_bucket)."""
-    return HALF_BYTES * elements if recipe.gpus > 1 else 0
+    return weight_width(recipe) * elements if recipe.gpus > 1 else 0
 
 
 def _last_reduction(recipe: TrainingRecipe, elements: Elements, bucket_bytes: int) -> Bytes:
@@ -169,7 +184,7 @@ def _last_reduction(recipe: TrainingRecipe, elements: Elements, bucket_bytes: in
     (set_norm_for_param_grad_in_gpu, async_inplace_copy_grad_to_fp32_buffer_from_gpu).
     """
     fills = _fills(recipe)
-    waiting_bytes, copy_bytes = HALF_BYTES * fills.waiting, _flat_copy(recipe, fills.last)
+    waiting_bytes, copy_bytes = weight_width(recipe) * fills.waiting, _flat_copy(recipe, fills.last)
     widened_bytes = (
         2 * FP32_BYTES * min(elements.largest, elements.trained_share) if recipe.offload is not Offload.NONE else 0
     )
@@ -181,14 +196,14 @@ def _last_reduction(recipe: TrainingRecipe, elements: Elements, bucket_bytes: in
 def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: AnyGathered) -> int:
     """Gathered weights during backward of the layers, where they most exceed what earlier layers have freed."""
     return max(
-        HALF_BYTES * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
+        weight_width(recipe) * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
         for passed in range(recipe.spec.layers if recipe.checkpointing else 1)
     )
 
 
 def _freed_bytes(recipe: TrainingRecipe, layers: int) -> int:
     """Checkpoints of layers that have run backward."""
-    return layers * recipe.tokens * recipe.spec.hidden_size * HALF_BYTES
+    return layers * recipe.tokens * recipe.spec.hidden_size * weight_width(recipe)
 
 
 def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]:
@@ -207,8 +222,8 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
         if freed and not recipe.checkpointing:
             # those layers have freed more than this
             continue
-        held_bytes = HALF_BYTES * (scattered_elements(recipe, flush) + gathered.in_layers(passed))
-        counted_bytes = in_layers_bytes if name in order else HALF_BYTES * gathered.at_loss()
+        held_bytes = weight_width(recipe) * (scattered_elements(recipe, flush) + gathered.in_layers(passed))
+        counted_bytes = in_layers_bytes if name in order else weight_width(recipe) * gathered.at_loss()
         most[name] = max(most.get(name, 0), held_bytes - counted_bytes - _freed_bytes(recipe, freed))
     return most
 
@@ -239,7 +254,7 @@ def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
     """The last flush in stage 3, with the embedding still gathered."""
     *_, last = bucket_flushes(recipe)
     elements = scattered_elements(recipe, last) + gathered.in_layers(recipe.spec.layers)
-    return {Role.COMMUNICATION: HALF_BYTES * elements}
+    return {Role.COMMUNICATION: weight_width(recipe) * elements}
 
 
 def _layer_elements(recipe: TrainingRecipe) -> int:
@@ -252,15 +267,16 @@ def _state_bytes(recipe: TrainingRecipe, share: int) -> int:
 
 
 def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool) -> Iterator[Bytes]:
-    """Per group, gradients are flattened and cast to fp32, then the optimizer steps.
+    """Per group, gradients are flattened and, if they are not in fp32, cast to it; then the optimizer steps.
 
-    In between, stages 1 and 2 free the 16-bit gradients, and all stages the flat copy (step and
+    In between, stages 1 and 2 free the gradients, and all stages the flat copy of 16 bits (step and
     _prepare_fp32_grad_for_sub_group). The first step creates a group's moments only then.
     """
     made: Bytes = {}
-    kept_bytes = HALF_BYTES if recipe.zero < 3 else 0
+    kept_bytes = weight_width(recipe) if recipe.zero < 3 else 0
+    flat_width = weight_width(recipe) if recipe.precision.is_mixed else 0
     for elements in groups:
-        flat_bytes = (HALF_BYTES + FP32_BYTES) * elements
+        flat_bytes = (flat_width + FP32_BYTES) * elements
         yield Counter(made) + Counter({Role.GRADIENTS: kept_bytes * elements, Role.OPTIMIZER_TEMPORARIES: flat_bytes})
         if first:
             made = Counter(made) + Counter({Role.OPTIMIZER_STATES: _state_bytes(recipe, elements)})
@@ -277,7 +293,7 @@ def zero_copies(recipe: TrainingRecipe) -> tuple[tuple[int, bool], ...]:
     """(bytes per parameter, whether not sharded) of weights, optimizer states and gradients."""
     on_gpu = recipe.offload is Offload.NONE
     return (
-        (0 if recipe.offload.moves_parameters else HALF_BYTES, recipe.zero < 3),
+        (0 if recipe.offload.moves_parameters else weight_width(recipe), recipe.zero < 3),
         (FP32_BYTES * (1 + moment_count(recipe.optimizer)) if on_gpu else 0, recipe.zero == 0),
-        (HALF_BYTES if on_gpu else 0, recipe.zero < 2),
+        (weight_width(recipe) if on_gpu else 0, recipe.zero < 2),
     )

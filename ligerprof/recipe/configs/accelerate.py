@@ -38,7 +38,7 @@ _DEEPSPEED = {
         Reason.LAUNCH,
         "deepspeed_multinode_launcher deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter",
     ),
-    **lacking("sequence parallelism", "seq_parallel_communication_data_type"),
+    **ignored(Reason.OTHER_METHOD, "seq_parallel_communication_data_type"),
 }
 _PARALLELISM = {
     "dp_replicate_size": count(Setting.REPLICATE),

@@ -162,9 +162,9 @@ DEEPSPEED_ROWS: Mapping[str, Row] = {
     ),
     "tensor_parallel": section(lacking("tensor parallelism", "autotp_size tp_size tp", harmless=(1,))),
     **lacking("sequence parallelism", "sequence_parallel_size", harmless=(1,)),
-    **lacking(
-        "communication in another dtype", "communication_data_type seq_parallel_communication_data_type fp32_allreduce"
-    ),
+    **lacking("communication in another dtype", "communication_data_type fp32_allreduce"),
+    # read with sequence parallelism only, which has its own key
+    **ignored(Reason.OTHER_METHOD, "seq_parallel_communication_data_type"),
     **lacking("sparse gradients", "sparse_gradients"),
     **lacking("sparse attention", "sparse_attention"),
     **lacking("compressed training", "compression_training quantize_training"),

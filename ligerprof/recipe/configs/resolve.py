@@ -14,6 +14,7 @@ from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Found, Lacking, Pack
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.recipe.training_options import ALL_LINEAR
+from ligerprof.text import printable
 from ligerprof.words import Word
 
 S = Setting
@@ -211,9 +212,7 @@ class Resolver:
             if autocast == "auto":
                 self.assumed.append("no file sets the precision that DeepSpeed's file leaves open: mixed")
                 return {"precision": "mixed"}
-            if autocast not in MIXED_PRECISIONS:
-                raise self._refuse("DeepSpeed in fp32", S.AUTOCAST, S.ENGINE)
-            return {"precision": MIXED_PRECISIONS[autocast]}
+            return {"precision": MIXED_PRECISIONS.get(autocast) or self._fp32_under_deepspeed()}
         if S.WEIGHTS not in self._settings and S.AUTOCAST not in self._settings:
             return {}
         weights = self._value(S.WEIGHTS) or "float32"
@@ -225,6 +224,15 @@ class Resolver:
         if word not in RECIPE_OPTIONS["precision"].choices:
             raise self._refuse(f"weights in {weights} under autocast to {autocast}", S.WEIGHTS, S.AUTOCAST)
         return {"precision": word}
+
+    def _fp32_under_deepspeed(self) -> str:
+        """DeepSpeed checks then that all weights are in fp32 (engine.py, _configure_distributed_model)."""
+        weights = self._value(S.WEIGHTS) or "float32"
+        if weights not in ("float32", "checkpoint"):
+            raise self._refuse(f"weights in {weights} under DeepSpeed without bf16 or fp16", S.WEIGHTS)
+        if weights == "checkpoint":
+            self.assumed.append("weights are loaded in fp32: DeepSpeed without bf16 and fp16 takes no others")
+        return "fp32"
 
     def _is_mixed_under_fsdp(self, weights: str, autocast: str) -> bool:
         """Whether FSDP gathers fp32 weights in bf16."""
@@ -288,11 +296,13 @@ class Resolver:
         if targets in (None, ALL_LINEAR):
             return {}
         names = dict.fromkeys(name.rpartition(".")[2] for name in targets)
-        if names.keys() == set(spec.architecture.lora_targets):
-            return {}
-        if not names or not names.keys() <= set(known):
+        there = [name for name in names if name in known]
+        if not there or not names.keys() & set(spec.module_names) <= set(known):
             raise self._refuse(f"LoRA on {', '.join(targets)[:80] or PEFT_DEFAULT}", S.LORA_TARGETS)
-        return {"lora_targets": "+".join(names)}
+        if len(there) < len(names):
+            absent = ", ".join(name for name in names if name not in known)[:80]
+            self.assumed.append(f"peft finds no layer of {spec.name} named {printable(absent)}, and skips the name")
+        return {} if set(there) == set(spec.architecture.lora_targets) else {"lora_targets": "+".join(there)}
 
     def _optimizer(self, engine: str) -> dict[str, Any]:
         word = self._value(S.OPTIMIZER)

@@ -24,6 +24,7 @@ SAMPLE: list[dict[str, Any]] = json.loads((DATA / "configs" / "sample.json").rea
 INDEX: dict[str, Any] = json.loads((DATA / "configs" / "index.json").read_text(encoding="utf-8"))
 # shares that the documentation quotes
 KNOWN_KEYS = 0.95
+RECIPES = 0.95
 
 
 def path_of(row: dict[str, Any]) -> Path:
@@ -77,10 +78,18 @@ def test_the_examples_of_all_repositories_are_read_without_unknown_keys() -> Non
     assert len(read) > 400
 
 
+def test_files_become_recipes_where_no_part_is_lacking() -> None:
+    counts = Counter(row["verdict"] for row in INDEX["files"])
+    assert set(counts) <= {"recipe", "lacks", "refused", "not read"}
+    assert counts["recipe"] >= RECIPES * (counts["recipe"] + counts["refused"])
+    assert counts["recipe"] > 100
+
+
 @pytest.mark.parametrize(
     ("targets", "means"),
     [
         (None, "q_proj+v_proj"),
+        (["in_proj", "q_proj", "Wqkv"], "q_proj"),
         ("all-linear", "all-linear"),
         (["o_proj", "model.layers.0.mlp.up_proj"], "o_proj+up_proj"),
         (["v_proj", "embed_tokens"], "v_proj+embed_tokens"),
@@ -94,6 +103,15 @@ def test_adapted_layers(targets: list[str] | str | None, means: str, tmp_path: P
         {"model_name_or_path": "tiny", "max_length": 128, "use_peft": True, "lora_r": 4, "loss_type": "nll", **keys},
     )
     assert (recipe.lora, recipe.lora_targets) == (4, means)
+
+
+def test_names_without_a_layer_are_skipped_with_a_note(tmp_path: Path) -> None:
+    keys = {"model_name_or_path": "tiny", "max_length": 128, "use_peft": True, "lora_r": 4}
+    _, report = read(tmp_path, {**keys, "lora_target_modules": ["q_proj", "in_proj"]})
+    assert "peft finds no layer of tiny named in_proj, and skips the name" in report.assumed
+    for unknown in (["in_proj"], ["q_proj", "input_layernorm"]):
+        with pytest.raises(UnsupportedError, match="LoRA on "):
+            read(tmp_path, {**keys, "lora_target_modules": unknown})
 
 
 @pytest.mark.parametrize(

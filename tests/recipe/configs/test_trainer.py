@@ -100,6 +100,7 @@ def test_defaults_are_those_of_the_installed_transformers(tmp_path: Path) -> Non
             {"kernels": ("rope", "rms", "swiglu", "ce")},
         ),
         ({"bf16": True, "deepspeed": AUTO}, {"precision": "mixed", "engine": "deepspeed", "zero": 3, "clip": 1.0}),
+        ({"deepspeed": AUTO}, {"precision": "fp32", "engine": "deepspeed", "zero": 3}),
     ],
     ids=str,
 )
@@ -129,7 +130,7 @@ def test_keys_become_options(keys: dict[str, Any], means: dict[str, Any], tmp_pa
             {"bf16": True, "deepspeed": {**AUTO, "activation_checkpointing": {"cpu_checkpointing": True}}},
             "by DeepSpeed",
         ),
-        ({"deepspeed": AUTO}, "DeepSpeed in fp32"),
+        ({"deepspeed": AUTO, "dtype": "bfloat16"}, "weights in bfloat16 under DeepSpeed without bf16 or fp16"),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -20,6 +21,8 @@ PEAK_TOLERANCE, RESERVED_TOLERANCE = 0.0001, 0.001
 # of a rank below the highest, with ZeRO-2 and fused kernels on four GPUs; not explained
 OTHER_RANK_TOLERANCE = 0.001
 FUSED_PEAK_TOLERANCE, FUSED_RESERVED_TOLERANCE = 0.004, 0.065
+# docs/estimator-deepspeed.md quotes it
+FP32_TOLERANCE = 0.02
 ROWS = [
     row
     for row in map(json.loads, (RESULTS / "zero-h200.jsonl").read_text(encoding="utf-8").splitlines())
@@ -62,8 +65,9 @@ def test_a_simulated_rank_takes_what_was_measured(row: dict[str, Any]) -> None:
         {"zero": 2, "gpus": 4, "liger": "all"},
         {"zero": 3, "precision": "mixed-fp16"},
         {"zero": 3, "gpus": 1},
+        {"zero": 3, "precision": "fp32"},
     ],
-    ids=["1", "2", "3", "3-alone"],
+    ids=["1", "2", "3", "3-alone", "3-fp32"],
 )
 def test_roles_of_a_rank_add_up_and_nothing_is_left_behind(options: dict[str, Any]) -> None:
     pytest.importorskip("deepspeed")
@@ -80,6 +84,17 @@ def test_roles_of_a_rank_add_up_and_nothing_is_left_behind(options: dict[str, An
     assert sorted(outcome.ranks) == ([0, recipe.gpus - 1] if recipe.zero < 3 and recipe.gpus > 1 else [0])
     assert (functional.linear, sys.excepthook, dict(os.environ)) == (linear, hook, environment)
     assert not distributed.is_initialized()
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_the_estimate_in_fp32(zero: int, gpus: int) -> None:
+    """ZeRO keeps a copy of fp32 weights as well; its own code is what a GPU would run."""
+    pytest.importorskip("deepspeed")
+    recipe = tiny(zero=zero, gpus=gpus, precision="fp32", grad_accum=2)
+    simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
+    assert estimated.peak_bytes == pytest.approx(simulated.peak_bytes, rel=FP32_TOLERANCE)
+    assert estimated.first_step_peak_bytes == pytest.approx(simulated.first_step_peak_bytes, rel=FP32_TOLERANCE)
 
 
 @pytest.mark.parametrize(
