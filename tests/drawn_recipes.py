@@ -143,7 +143,7 @@ def _draw_window(random: Random, family: str) -> dict[str, Any]:
     return {}
 
 
-def _draw_adapter(random: Random, spec: ModelSpec) -> dict[str, Any]:
+def _draw_adapter(random: Random, spec: ModelSpec, precision: str) -> dict[str, Any]:
     rank = random.choice((None, None, None, 8)) if spec.rotary else None
     if rank is None:
         return {}
@@ -153,7 +153,10 @@ def _draw_adapter(random: Random, spec: ModelSpec) -> dict[str, Any]:
     saved = random.choice((None, None, "lm_head", "embed_tokens+norm"))
     named = spec.architecture.final_norm.endswith(".norm") and spec.architecture.norm.form.has_weight
     names = {"modules_to_save": saved} if named else {}
-    return {"lora": rank, "lora_targets": "+".join(layers), "dora": random.random() < 0.3, **names}
+    dora = random.random() < 0.3
+    plain = dora or precision.endswith("fp16")
+    dtype = "float32" if plain else random.choice(("float32", "float32", "bfloat16"))
+    return {"lora": rank, "lora_targets": "+".join(layers), "dora": dora, "adapter_dtype": dtype, **names}
 
 
 def _draw_checkpointing(random: Random) -> dict[str, Any]:
@@ -194,6 +197,7 @@ def _draw_with_hf_loss(random: Random, family: str | None) -> TrainingRecipe:
     spec = draw_spec(random, family)
     checkpointing = random.random() < 0.5
     applying = [name for name in KERNEL_NAMES if inapplicable_reason(name, spec) is None]
+    precision = random.choice(PRECISIONS)
     recipe = TrainingRecipe(
         model=spec,
         batch=random.randint(1, 4),
@@ -202,7 +206,7 @@ def _draw_with_hf_loss(random: Random, family: str | None) -> TrainingRecipe:
         padding=random.choice((0.0, 0.0, 0.2)),
         liger=random.choice(("none", "none", "all", "no-flce", *applying)),
         provider=random.choice(("ligerprof", "ligerprof", "torch")),
-        precision=random.choice(PRECISIONS),
+        precision=precision,
         checkpointing=checkpointing,
         **(_draw_checkpointing(random) if checkpointing else {}),
         optimizer=random.choice(OPTIMIZERS),
@@ -211,7 +215,7 @@ def _draw_with_hf_loss(random: Random, family: str | None) -> TrainingRecipe:
         attention="eager"
         if spec.attention_softcap is not None or spec.architecture.attention.sinks
         else random.choice(("sdpa", "sdpa", "eager")),
-        **_draw_adapter(random, spec),
+        **_draw_adapter(random, spec, precision),
         gpu=random.choice(SIMULATED_GPUS),
         # these segments split every block, so that no peak depends on which one served it before
         alloc_conf=random.choice((None, *("expandable_segments:True",) * 3)),

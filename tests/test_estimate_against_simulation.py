@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ligerprof import roles
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate
+from ligerprof.analyzers.estimate.activations import ACTIVATIONS
 from ligerprof.errors import LigerprofError
 from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
 from ligerprof.recipe.categories import Optimizer
@@ -224,6 +225,16 @@ def test_an_evaluation_with_the_reference_loss(name: str, precision: str) -> Non
     model = spec_from_config({**CONFIGS[name], **sizes, **heads, "pad_token_id": None}, name=f"small-{name}")
     options: dict[str, Any] = {"batch": 2, "eval_batch": 2, "attention": "eager", "liger": "flce", "provider": "torch"}
     check(TrainingRecipe(model=model, precision=precision, alloc_conf="expandable_segments:True", **options))
+
+
+@pytest.mark.parametrize(("precision", "checkpointing"), [("amp", True), ("bf16", False), ("fp32", False)])
+@pytest.mark.parametrize("function", sorted(ACTIVATIONS))
+def test_functions_between_the_layers_of_an_mlp(function: str, precision: str, checkpointing: bool) -> None:
+    """GPT-2 has no gate: the MLP's peak is what its activation function keeps and computes on the way."""
+    sizes = {"n_embd": 512, "n_head": 8, "n_layer": 2, "n_inner": 4096, "vocab_size": 1000}
+    model = spec_from_config({**CONFIGS["gpt2-xl"], **sizes, "activation_function": function}, name=function)
+    options: dict[str, Any] = {"batch": 2, "seq": 1024, "precision": precision, "checkpointing": checkpointing}
+    check(TrainingRecipe(model=model, optimizer="sgd", alloc_conf=EXPANDABLE, **options))
 
 
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointed", "whole"])

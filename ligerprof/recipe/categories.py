@@ -180,6 +180,13 @@ class ReduceDtype(Word):
     BFLOAT16 = "bfloat16"
 
 
+class AdapterDtype(Word):
+    """The dtype of adapters, their gradients and their moments, as torch names it."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class Step(Word):
     """The steps of a run that differ in memory: the first has no optimizer states, DDP's second rebuilds buckets."""
 

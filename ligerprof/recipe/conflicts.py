@@ -7,7 +7,17 @@ from typing import Any
 
 from ligerprof.errors import MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.gpus import Vendor
-from ligerprof.recipe.categories import Attention, Engine, GradSync, Loss, Offload, Optimizer, Precision, Wrap
+from ligerprof.recipe.categories import (
+    AdapterDtype,
+    Attention,
+    Engine,
+    GradSync,
+    Loss,
+    Offload,
+    Optimizer,
+    Precision,
+    Wrap,
+)
 from ligerprof.recipe.options import options_of
 from ligerprof.recipe.training_options import ALL_LINEAR, TrainingOptions
 from ligerprof.text import short_repr
@@ -233,6 +243,27 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['modules_to_save']} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
     )
     yield options.dora and options.lora is None, f"{_FLAGS['dora']} needs {_FLAGS['lora']}."
+    yield (
+        not options.nested_quant and options.qlora is None,
+        f"{typed('nested_quant', options.nested_quant)} needs {_FLAGS['qlora']}.",
+    )
+    narrow = options.adapter_dtype is not AdapterDtype.FLOAT32
+    yield (
+        narrow and options.lora is None and options.qlora is None,
+        f"{typed('adapter_dtype', options.adapter_dtype)} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
+    )
+    yield (
+        narrow and options.dora,
+        f"{typed('adapter_dtype', options.adapter_dtype)} is not supported with {_FLAGS['dora']} yet.",
+    )
+    yield (
+        narrow and options.precision.uses_float16,
+        f"{typed('adapter_dtype', options.adapter_dtype)} does not go with {options.precision}, whose loss is scaled.",
+    )
+    yield (
+        narrow and options.engine not in (Engine.TORCH, Engine.DDP),
+        f"{typed('adapter_dtype', options.adapter_dtype)} needs {typed('engine', Engine.TORCH)} or ddp.",
+    )
     yield from _outer_adapter_conflicts(options)
     inner = options.spec.architecture.lora_targets
     known = tuple(name for name in options.spec.module_names if name not in inner)

@@ -8,6 +8,7 @@ from ligerprof.gpus import DEFAULT_GPU, GpuSpec, find_gpu
 from ligerprof.kernels.selection import select_providers
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import (
+    AdapterDtype,
     Attention,
     Engine,
     FlceBudget,
@@ -163,6 +164,10 @@ class TrainingOptions(Options):
     dora: bool = option(
         Group.TRAINING, "Train a magnitude per output next to LoRA's matrices (DoRA of peft).", default=False
     )
+    adapter_dtype: AdapterDtype = option(
+        Group.TRAINING, "Dtype of adapters: peft's float32, or bfloat16.", default=AdapterDtype.FLOAT32
+    )
+    nested_quant: bool = option(Group.TRAINING, "QLoRA: quantize the scales of 4-bit weights, too.", default=True)
     modules_to_save: str | None = option(
         Group.TRAINING,
         "Modules trained in full next to adapters: names joined by '+', such as embed_tokens+lm_head (peft).",

@@ -49,7 +49,7 @@ def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.dev
             continue
         if is_quantized(recipe.spec, f"{name}.weight"):
             parent, _, own_name = name.rpartition(".")
-            setattr(model.get_submodule(parent), own_name, _four_bit(module, dtype, device))
+            setattr(model.get_submodule(parent), own_name, _four_bit(module, dtype, device, nested=recipe.nested_quant))
             continue
         for own_name, parameter in list(module.named_parameters()):
             if parameter.device.type == "meta":
@@ -58,18 +58,25 @@ def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.dev
     model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
-def _four_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def _four_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device, *, nested: bool) -> nn.Module:
     weight = _materialized(linear.weight, dtype, device)
     bias = None if linear.bias is None else _materialized(linear.bias, dtype, device)
     if device.type != "cuda":
         from ligerprof.runs.simulated.low_bit import FourBitLinear
 
-        return FourBitLinear(weight, bias)
+        return FourBitLinear(weight, bias, nested=nested)
     layer: nn.Module = _require("bitsandbytes", "--qlora").nn.Linear4bit(
-        linear.in_features, linear.out_features, bias is not None, compute_dtype=dtype, quant_type="nf4", device="meta"
+        linear.in_features,
+        linear.out_features,
+        bias is not None,
+        compute_dtype=dtype,
+        compress_statistics=nested,
+        quant_type="nf4",
+        device="meta",
     )
     four_bit: Any = type(layer.weight)
-    layer.weight = four_bit(weight, requires_grad=False, quant_type="nf4", module=layer).to(device)
+    settings = {"requires_grad": False, "quant_type": "nf4", "compress_statistics": nested}
+    layer.weight = four_bit(weight, module=layer, **settings).to(device)
     if bias is not None:
         layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer

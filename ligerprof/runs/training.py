@@ -24,6 +24,8 @@ from ligerprof.runs.low_bit import linears_on_meta, low_bit_optimizer, quantize_
 from ligerprof.runs.muon import MuonWithAdamW
 
 LEARNING_RATE = 1e-5
+# in the names of adapters' parameters
+_ADAPTERS = "lora_"
 # the class in torch.optim, and what selects the implementation
 _TORCH_OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, float]]] = {
     Optimizer.ADAMW_FUSED: ("AdamW", {"fused": True}),
@@ -326,6 +328,9 @@ def _with_lora(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
         use_dora=recipe.dora,
     )
     adapted = get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if _ADAPTERS in name:
+            parameter.data = parameter.data.to(getattr(torch, recipe.adapter_dtype))
     if recipe.checkpointing:
         adapted.enable_input_require_grads()
     return adapted

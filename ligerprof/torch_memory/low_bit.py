@@ -18,19 +18,22 @@ _EIGHT_BIT_BLOCK, _EIGHT_BIT_SMALLEST = 256, 4096
 EIGHT_BIT_TABLE_SIZES = (256 * FP32_BYTES, 256 * FP32_BYTES)
 
 
-def nf4_sizes(elements: int) -> tuple[int, ...]:
-    """Bytes of each tensor of a weight in NF4 with double quantization, QLoRA's defaults.
+def nf4_sizes(elements: int, *, nested: bool) -> tuple[int, ...]:
+    """Bytes of each tensor of a weight in NF4: packed weights, scales, the table of NF4, and what nested scales need.
 
-    Packed weights, 8-bit scales, their fp32 scales, the table and the offset of the scales, the table of NF4.
+    Args:
+        nested: whether the scales have 8 bits, with fp32 scales, a table and an offset of their own; else fp32.
     """
     scales = -(-elements // _NF4_BLOCK)
+    if not nested:
+        return -(-elements // 2), scales * FP32_BYTES, _NF4_CODE_BYTES
     scales_of_scales = -(-scales // _SCALE_BLOCK) * FP32_BYTES
-    return -(-elements // 2), scales, scales_of_scales, _SCALE_CODE_BYTES, FP32_BYTES, _NF4_CODE_BYTES
+    return -(-elements // 2), scales, _NF4_CODE_BYTES, scales_of_scales, _SCALE_CODE_BYTES, FP32_BYTES
 
 
-def nf4_scale_bytes(elements: int) -> int:
-    """Bytes of the scales of a weight's blocks once they are fp32 again."""
-    return -(-elements // _NF4_BLOCK) * FP32_BYTES
+def nf4_scale_bytes(elements: int, *, nested: bool) -> int:
+    """Bytes that nested scales of a weight's blocks take once they are fp32 again; 0 for scales that always are."""
+    return 0 if not nested else -(-elements // _NF4_BLOCK) * FP32_BYTES
 
 
 def has_eight_bit_moments(elements: int) -> bool:

@@ -27,6 +27,10 @@ CASES: list[dict[str, Any]] = [
     {"qlora": 8, "precision": "bf16", "checkpointing": False, "liger": "all"},
     {"qlora": 4, "precision": "fp16", "optimizer": "adamw-8bit"},
     {"qlora": 4, "precision": "amp-fp16", "attention": "eager"},
+    {"qlora": 8, "nested_quant": False},
+    {"qlora": 8, "precision": "bf16-amp", "adapter_dtype": "bfloat16", "nested_quant": False},
+    {"qlora": 8, "precision": "bf16", "adapter_dtype": "bfloat16", "checkpointing": False},
+    {"lora": 32, "precision": "bf16-amp", "adapter_dtype": "bfloat16", "lora_targets": "q_proj+lm_head+embed_tokens"},
 ]
 
 
@@ -52,12 +56,18 @@ def test_galore_update_takes_the_estimated_memory(precision: str) -> None:
     assert estimated.phases[Phase.OPTIMIZER] == pytest.approx(outcome.phases[Phase.OPTIMIZER], abs=SMALL_BYTES)
 
 
-def test_a_4_bit_layer_is_as_large_as_its_sizes_say() -> None:
-    layer = FourBitLinear(torch.zeros(96, 64, dtype=torch.bfloat16), None)
-    held = [layer.weight, layer._scales, *layer._tables, layer.offset]
-    assert sorted(tensor.numel() * tensor.element_size() for tensor in held) == sorted(nf4_sizes(96 * 64))
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_4_bit_layer_is_as_large_as_its_sizes_say(nested: bool) -> None:
+    layer = FourBitLinear(torch.zeros(96, 64, dtype=torch.bfloat16), None, nested=nested)
+    held = [layer.weight, layer._scales, *layer._tables]
+    assert sorted(tensor.nbytes for tensor in held) == sorted(nf4_sizes(96 * 64, nested=nested))
+
+
+def test_bytes_of_4_bit_weights() -> None:
     # half a byte per weight, one byte per 64 weights, and 1.1 KB
-    assert sum(nf4_sizes(2**20)) == 2**20 // 2 + 2**20 // 64 + 2**20 // 64 // 256 * 4 + 1024 + 4 + 64
+    assert sum(nf4_sizes(2**20, nested=True)) == 2**20 // 2 + 2**20 // 64 + 2**20 // 64 // 256 * 4 + 1024 + 4 + 64
+    # half a byte per weight, four bytes per 64 weights, and the table
+    assert sum(nf4_sizes(2**20, nested=False)) == 2**20 // 2 + 4 * 2**20 // 64 + 64
 
 
 @pytest.mark.parametrize("name", ["adamw-8bit", "paged-adamw-8bit", "paged-adamw", "lion"])

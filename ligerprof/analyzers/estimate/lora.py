@@ -1,4 +1,4 @@
-"""LoRA as in peft: two thin fp32 matrices for each adapted linear layer, for the head and for the embedding."""
+"""LoRA as in peft: two thin matrices for each adapted linear layer, for the head and for the embedding."""
 
 from collections.abc import Iterator
 from math import prod
@@ -13,7 +13,7 @@ from ligerprof.models.module_names import is_in_layer
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 from ligerprof.torch_memory.embedding import embedding_gradient
 
 # peft's name for the module that a trained copy replaces
@@ -21,7 +21,7 @@ ORIGINAL = "original_module"
 
 
 def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
-    """Names and weights of the adapters, which peft creates in fp32 for any dtype of the model.
+    """Names and weights of the adapters, which peft creates in fp32 for any dtype of the model, unless told otherwise.
 
     Raises:
         RecipeError: the model has no layers that LoRA adapts.
@@ -31,7 +31,7 @@ def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
         return
     # DeepSpeed casts the whole model to its 16-bit dtype, and FSDP2's mixed precision what it gathers
     casts = recipe.engine is Engine.DEEPSPEED or recipe.casts_gathered
-    width = DTYPE_BYTES[recipe.gathered_dtype] if casts else FP32_BYTES
+    width = DTYPE_BYTES[recipe.gathered_dtype if casts else recipe.adapter_dtype]
     targets = list(_adapted_weights(recipe))
     if not targets:
         raise RecipeError(f"LoRA adapts the linear layers of decoder layers: {recipe.spec.name} has none.")
@@ -153,7 +153,7 @@ def add_adapter_to_quantized(context: Context, value: Value, result: Value, name
     tape, converts = context.tape, context.half_bytes is None
     cloned = tape.run(Operation(elements=result.elements, width=result.width, passes=(result,)))
     tape.release(result)
-    read = context.cast(value, FP32_BYTES) if converts else tape.name(value)
+    read = context.cast(value, context.weights[f"{name}.lora_A"].width) if converts else tape.name(value)
     scaled = _scaled_product(context, read, name, Role.ACTIVATIONS, Role.ACTIVATIONS)
     if converts:
         scaled = renamed(context, scaled, context.cast(scaled, result.width))

@@ -64,12 +64,13 @@ def column_sum_bytes(context: Context, elements: int, columns: int, width: int) 
 def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | None) -> Value:
     """Linear4bit of bitsandbytes: computes in 16 bits, saves only the packed weight, and unpacks it in both passes.
 
-    Unpacking makes the whole weight, and its scales in fp32: twice in forward (`_dequant_linear_fallback`,
-    which runs above some 1536 tokens; fewer may go without), once in backward (`MatMul4Bit.backward`).
+    Unpacking makes the whole weight, and nested scales in fp32: twice in forward (`_dequant_linear_fallback`, which
+    runs above some 1536 tokens; fewer may go without), once in backward (`MatMul4Bit.backward`).
     """
     tape, width = context.tape, context.compute_bytes
     read = context.cast(value, width)
-    unpacked_bytes, scale_bytes = weight.elements * width, nf4_scale_bytes(weight.elements)
+    unpacked_bytes = weight.elements * width
+    scale_bytes = nf4_scale_bytes(weight.elements, nested=context.recipe.nested_quant)
     product = tape.run(
         Operation(
             elements=context.tokens * (weight.elements // (value.elements // context.tokens)),

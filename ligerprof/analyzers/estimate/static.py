@@ -27,7 +27,7 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
             shape=item.shape,
             in_layer=is_in_layer(item.name),
             in_embedding=is_embedding_weight(item.name),
-            packed_sizes=nf4_sizes(item.elements) if is_packed(item.name) else (),
+            packed_sizes=nf4_sizes(item.elements, nested=recipe.nested_quant) if is_packed(item.name) else (),
         )
         for item in recipe.spec.parameters
     }

@@ -129,13 +129,22 @@ _ROWS: Mapping[str, Row] = {
     **lacking("layers chosen for LoRA", "peft_layers_to_transform peft_layers_pattern peft_layer_replication"),
     **lacking("ranks per layer", "lora_rank_pattern"),
     **lacking("trained tokens of the embedding", "peft_trainable_token_indices"),
-    **lacking("adapters in another dtype", "peft_autocast_adapter_dtype", harmless=(True,)),
+    **part_of("adapter", "peft_autocast_adapter_dtype"),
     **lacking("ReLoRA", "relora"),
     **lacking("MoRA", "mora"),
     **lacking("adapters in main memory", "lora_on_cpu"),
     **lacking("quantization-aware training", "qat use_onebitllms"),
     **lacking("quantized checkpoints (GPTQ, AWQ, MXFP4, …)", "gptq model_quantization_config llmcompressor"),
-    **lacking("a changed configuration of bitsandbytes", "bnb_config_kwargs"),
+    "bnb_config_kwargs": section(
+        {
+            "bnb_4bit_use_double_quant": switch(Setting.NESTED_QUANT),
+            **ignored(Reason.NUMBER, "bnb_4bit_quant_type"),
+            **lacking("another storage dtype of 4-bit weights", "bnb_4bit_quant_storage", harmless=("uint8",)),
+            **lacking("products in another dtype", "bnb_4bit_compute_dtype"),
+            **lacking("another configuration of 8-bit weights", "llm_int8_has_fp16_weight llm_int8_threshold"),
+            **lacking("another configuration of 8-bit weights", "llm_int8_skip_modules"),
+        }
+    ),
     **lacking(
         "a changed configuration of the model", "overrides_of_model_config overrides_of_model_kwargs rope_scaling"
     ),
@@ -230,6 +239,8 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
         if not is_off(values.get(f"load_in_{bits}bit")):
             reading.set(f"load_in_{bits}bit", {Setting.BITS: bits})
     reading.set("lora_r", {Setting.RANK: whole_number_at(reading, "lora_r", values.get("lora_r") or 8)})
+    if values.get("peft_autocast_adapter_dtype") is False and reading.value(Setting.WEIGHTS) == "bfloat16":
+        reading.set("peft_autocast_adapter_dtype", {Setting.ADAPTER_DTYPE: "bfloat16"})
     if values.get("lora_model_dir"):
         reading.assumed.append("the adapter that lora_model_dir holds has the layers and rank of this file")
     if not is_off(values.get("lora_target_linear")):

@@ -50,6 +50,7 @@ _ROWS: Mapping[str, Row] = {
     "lora_dropout": DROPOUT_ROW,
     "additional_target": modules(Setting.MODULES_TO_SAVE),
     "use_dora": switch(Setting.DORA),
+    "double_quantization": switch(Setting.NESTED_QUANT),
     "use_galore": turned_on({Setting.OPTIMIZER: "galore"}),
     "use_muon": turned_on({Setting.OPTIMIZER: "muon"}),
     "use_adam_mini": turned_on({Setting.OPTIMIZER: "adam-mini"}),
@@ -97,7 +98,7 @@ _ROWS: Mapping[str, Row] = {
     **ignored(
         Reason.NUMBER,
         "lora_alpha loraplus_lr_ratio loraplus_lr_embedding use_rslora galore_scale galore_update_interval"
-        " galore_proj_type moe_aux_loss_coef init_special_tokens double_quantization quantization_type",
+        " galore_proj_type moe_aux_loss_coef init_special_tokens quantization_type",
     ),
     **ignored(
         Reason.LOADING,

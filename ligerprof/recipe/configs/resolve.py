@@ -26,7 +26,7 @@ _DIRECT = (
     *(S.LENGTH_ORDER, S.PAD_TO_MULTIPLE_OF),
 )
 _DDP, _FSDP = "ddp", "fsdp2"
-_ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA)
+_ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.ADAPTER_DTYPE, S.NESTED_QUANT)
 # the setting's option on the command line, where it has another name
 _OPTIONS: Mapping[Setting, str] = {
     S.WEIGHTS: "precision",
@@ -85,7 +85,7 @@ class Resolver:
             **engine,
             **precision,
             **self._sharding(engine["engine"], spec, precision),
-            **self._adapter(spec),
+            **self._adapter(engine["engine"], spec, precision),
             **self._kernels(spec),
             **self._evaluation(engine["engine"]),
             **self._optimizer(engine["engine"]),
@@ -266,7 +266,7 @@ class Resolver:
         names = sorted(name for name in wanted - {"glu"} if inapplicable_reason(name.partition(":")[0], spec) is None)
         return {"liger": "+".join(names) or "none", "provider": provider}
 
-    def _adapter(self, spec: ModelSpec) -> dict[str, Any]:
+    def _adapter(self, engine: str, spec: ModelSpec, precision: Mapping[str, Any]) -> dict[str, Any]:
         rank, bits = self._value(S.RANK), self._value(S.BITS)
         if bits not in (None, 4) or (bits and rank is None):
             raise self._refuse(f"{bits}-bit weights" + (" without LoRA" if rank is None else ""), S.BITS)
@@ -275,7 +275,12 @@ class Resolver:
         if bits and self._value(S.DORA):
             raise self._refuse("DoRA over 4-bit weights", S.DORA)
         dora = {"dora": True} if self._value(S.DORA) else {}
-        return {"qlora" if bits else "lora": rank, **dora, **self._targets(spec), **self._saved(spec)}
+        nested = {"nested_quant": self._value(S.NESTED_QUANT)} if bits else {}
+        # DeepSpeed casts adapters itself, and bf16 gradients cannot be scaled as those of fp16 are
+        scales = "fp16" in str({**precision, **self._given}.get("precision"))
+        dtype = {"adapter_dtype": self._value(S.ADAPTER_DTYPE)} if engine in ("torch", _DDP) and not scales else {}
+        names = {**self._targets(spec), **self._saved(spec)}
+        return {"qlora" if bits else "lora": rank, **dora, **nested, **dtype, **names}
 
     def _saved(self, spec: ModelSpec) -> dict[str, Any]:
         """Modules that are trained in full next to adapters."""

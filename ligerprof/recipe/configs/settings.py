@@ -40,6 +40,8 @@ class Setting(Word):
     ACTIVATION_OFFLOAD = "activation_offload"
     DORA = "dora"
     LORA_TARGETS = "lora_targets"
+    ADAPTER_DTYPE = "adapter_dtype"
+    NESTED_QUANT = "nested_quant"
     MODULES_TO_SAVE = "modules_to_save"
     RESHARD = "reshard"
     REPLICATE = "replicate"

@@ -73,7 +73,8 @@ _COMMON: Mapping[str, Row] = {
     "lora_modules_to_save": modules(Setting.MODULES_TO_SAVE),
     "use_dora": switch(Setting.DORA),
     **quantization_rows(),
-    **ignored(Reason.NUMBER, "lora_alpha use_rslora use_bnb_nested_quant router_aux_loss_coef"),
+    "use_bnb_nested_quant": switch(Setting.NESTED_QUANT),
+    **ignored(Reason.NUMBER, "lora_alpha use_rslora router_aux_loss_coef"),
     **ignored(Reason.LOADING, "trust_remote_code model_revision lora_task_type"),
     **lacking("LoRA on parameters of experts", "lora_target_parameters"),
     # the script's arguments
@@ -131,13 +132,15 @@ def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
     if is_off(values.get("bf16", True)) or not is_off(values.get("fp16")):
         reading.defaults[Setting.AUTOCAST] = "no"
     if is_off(values.get("use_peft")):
-        for setting in (Setting.DORA, Setting.MODULES_TO_SAVE):
+        for setting in (Setting.DORA, Setting.MODULES_TO_SAVE, Setting.NESTED_QUANT):
             reading.settings.pop(setting, None)
         return
     rank = whole_number_at(reading, "lora_r", values.get("lora_r") or 16)
     reading.set("lora_r" if "lora_r" in values else "use_peft", {Setting.RANK: rank})
     if reading.value(Setting.BITS) is not None:
-        reading.assumed.append("adapters are in fp32; TRL casts those over 4-bit weights to bf16, which takes less")
+        # TRL 0.26 and later cast adapters over 4-bit weights to bf16 (sft_trainer.py), earlier versions under bf16
+        reading.defaults[Setting.ADAPTER_DTYPE] = "bfloat16"
+        reading.defaults[Setting.NESTED_QUANT] = False
     targets = values.get("lora_target_modules")
     named = (
         targets

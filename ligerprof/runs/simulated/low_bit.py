@@ -15,22 +15,22 @@ from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizedTensor
 
 
 class FourBitLinear(nn.Linear):
-    """bitsandbytes.nn.Linear4bit with NF4 and double quantization.
+    """bitsandbytes.nn.Linear4bit with NF4.
 
     Args:
         weight: the weight to quantize; products are computed in its dtype.
+        nested: whether the scales are quantized, too (double quantization).
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, nested: bool = True) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
         self._dtype, self._device = weight.dtype, weight.device
-        packed, scales, scales_of_scales, table, offset, code = nf4_sizes(weight.numel())
+        packed, scales, *tables = nf4_sizes(weight.numel(), nested=nested)
         self.weight = nn.Parameter(self._bytes(packed), requires_grad=False)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
-        self._scales = self._bytes(scales)
-        self._offset = self._bytes(offset).view(torch.float32)
-        self._tables = [self._bytes(size) for size in (scales_of_scales, table, code)]
+        self._scales, self._nested = self._bytes(scales), nested
+        self._tables = [self._bytes(size) for size in tables]
 
     def _bytes(self, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
@@ -40,19 +40,17 @@ class FourBitLinear(nn.Linear):
         product: Tensor = _FourBitProduct.apply(value.to(self._dtype), self)  # type: ignore[no-untyped-call]
         return product.to(value.dtype)
 
-    def unpack(self, scales: Tensor) -> Tensor:
-        """The whole weight, computed from `scales` in fp32."""
-        del scales
-        return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device=self._device)
+    def unpack(self, *, in_place: bool) -> Tensor:
+        """The whole weight.
 
-    def scales(self) -> Tensor:
-        """The scales of the blocks in fp32, without their offset."""
-        return torch.empty_like(self._scales, dtype=torch.float32)
-
-    @property
-    def offset(self) -> Tensor:
-        """The mean that was subtracted from the scales."""
-        return self._offset
+        Args:
+            in_place: whether the offset of nested scales is added to them in place.
+        """
+        centred = torch.empty_like(self._scales, dtype=torch.float32) if self._nested else self._scales
+        scales = centred if in_place or not self._nested else torch.empty_like(centred)
+        weight = torch.empty(self.out_features, self.in_features, dtype=self._dtype, device=self._device)
+        del centred, scales
+        return weight
 
 
 class _FourBitProduct(torch.autograd.Function):
@@ -61,19 +59,12 @@ class _FourBitProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, layer: FourBitLinear) -> Tensor:
         ctx.layer = layer
-        centred = layer.scales()
-        scales = centred + layer.offset
-        weight = layer.unpack(scales)
-        return nn.functional.linear(value, weight, layer.bias)
+        return nn.functional.linear(value, layer.unpack(in_place=False), layer.bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         layer: FourBitLinear = ctx.layer
-        scales = layer.scales()
-        scales += layer.offset
-        weight = layer.unpack(scales)
-        del scales
-        return torch.matmul(gradients[0], weight), None
+        return torch.matmul(gradients[0], layer.unpack(in_place=True)), None
 
 
 class _AdaptedFourBitLinear(AdaptedLinear):
@@ -85,8 +76,7 @@ class _AdaptedFourBitLinear(AdaptedLinear):
         result = result.clone()
         converts = not torch.is_autocast_enabled()
         if converts:
-            # peft creates adapters in fp32 for any dtype of the model
-            x = self._cast_input_dtype(x, torch.float32)
+            x = self._cast_input_dtype(x, self.lora_A[name].weight.dtype)
         output: Tensor = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x))) * self.scaling[name]
         if converts:
             output = output.to(result.dtype)

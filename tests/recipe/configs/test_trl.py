@@ -45,10 +45,20 @@ def test_padding_to_a_multiple_chosen_by_trl(tmp_path: Path) -> None:
     assert not report.unknown
 
 
-def test_adapters_over_4_bit_weights_are_said_to_be_wider_than_trls(tmp_path: Path) -> None:
-    values = {**BASE, "use_peft": True}
-    said = [read(tmp_path, {**values, "load_in_4bit": in_4_bit})[1].assumed for in_4_bit in (False, True)]
-    assert ["casts those over 4-bit weights to bf16" in " ".join(lines) for lines in said] == [False, True]
+@pytest.mark.parametrize(
+    ("keys", "means"),
+    [
+        ({}, ("float32", True)),
+        # TRL casts adapters over 4-bit weights to bf16, and quantizes scales only if asked
+        ({"load_in_4bit": True}, ("bfloat16", False)),
+        ({"load_in_4bit": True, "use_bnb_nested_quant": True}, ("bfloat16", True)),
+        ({"load_in_4bit": True, "bf16": False, "fp16": True}, ("float32", False)),
+    ],
+    ids=str,
+)
+def test_adapters_over_4_bit_weights(keys: dict[str, Any], means: tuple[str, bool], tmp_path: Path) -> None:
+    recipe, _ = read(tmp_path, {**BASE, "use_peft": True, **keys})
+    assert (recipe.adapter_dtype, recipe.nested_quant) == means
 
 
 @pytest.mark.parametrize(("stage", "adapts", "reentrant"), [(3, True, True), (2, True, False), (3, False, False)])
