@@ -120,6 +120,24 @@ def test_a_rank_with_a_tied_head_in_a_group_of_its_own(liger: str, reshard: bool
     check(TrainingRecipe(model=model, batch=1, liger=liger, reshard=reshard, alloc_conf=EXPANDABLE, **options))
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("loss", ["trl-tiled", "chunked-nll", "torch-linear"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"engine": "ddp", "precision": "bf16-amp", "grad_accum": 2},
+        {"engine": "fsdp2", "precision": "mixed", "wrap": "accelerate"},
+        {"engine": "fsdp2", "precision": "mixed", "wrap": "layers", "reshard": False},
+    ],
+    ids=["ddp", "fsdp2", "fsdp2-keep"],
+)
+def test_losses_in_chunks_on_several_gpus(engine: dict[str, Any], loss: str, tied: bool) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 20_000}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": tied}
+    model = spec_from_config({**CONFIGS["llama3.2-1b"], **sizes, **heads}, name="small")
+    check(TrainingRecipe(model=model, batch=2, seq=512, gpus=2, loss=loss, alloc_conf=EXPANDABLE, **engine))
+
+
 def gpt2_xl_of_4_layers() -> ModelSpec:
     return spec_from_config({**CONFIGS["gpt2-xl"], "n_layer": 4}, name="gpt2-xl-4")
 

@@ -9,6 +9,7 @@ class Precision(Word):
     AMP = "amp"
     AMP_FP16 = "amp-fp16"
     BF16_AMP = "bf16-amp"
+    FP16_AMP = "fp16-amp"
     MIXED = "mixed"
     MIXED_FP16 = "mixed-fp16"
     BF16 = "bf16"
@@ -18,7 +19,9 @@ class Precision(Word):
     @property
     def autocast(self) -> str | None:
         """The dtype that autocast computes in, as torch names it, or None without autocast."""
-        return {Precision.AMP: "bfloat16", Precision.BF16_AMP: "bfloat16", Precision.AMP_FP16: "float16"}.get(self)
+        if self in (Precision.AMP_FP16, Precision.FP16_AMP):
+            return "float16"
+        return "bfloat16" if self in (Precision.AMP, Precision.BF16_AMP) else None
 
     @property
     def weight_dtype(self) -> str:
@@ -40,7 +43,7 @@ class Precision(Word):
     @property
     def uses_float16(self) -> bool:
         """Whether the 16-bit dtype is float16; its losses are scaled."""
-        return self in (Precision.AMP_FP16, Precision.MIXED_FP16, Precision.FP16)
+        return self in (Precision.AMP_FP16, Precision.FP16_AMP, Precision.MIXED_FP16, Precision.FP16)
 
 
 class Optimizer(Word):

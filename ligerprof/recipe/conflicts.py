@@ -124,7 +124,7 @@ def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['lora']} adds fp32 adapters, and FSDP2 shards weights of one dtype. Choose mixed, amp or fp32.",
     )
     yield (
-        fsdp2 and options.precision in (Precision.AMP_FP16, Precision.MIXED_FP16),
+        fsdp2 and (options.precision.autocast == "float16" or options.precision is Precision.MIXED_FP16),
         f"engine fsdp2 does not scale the loss, which {options.precision} needs. Choose mixed or amp.",
     )
 
@@ -207,18 +207,18 @@ def _loss_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         options.loss is not Loss.HF and unknown,
         f"{chosen} knows no scale of logits and no bias of the head, as {options.spec.name} has. Choose hf.",
     )
+    titan = options.loss is Loss.TITAN_CHUNKED
     yield (
-        options.loss.is_chunked and options.engine is not Engine.TORCH,
+        titan and options.engine is not Engine.TORCH,
         f"{chosen} is covered with {typed('engine', Engine.TORCH)} only. Choose another {_FLAGS['loss']}.",
     )
-    titan = options.loss is Loss.TITAN_CHUNKED
     yield (
         titan and options.tokens % TITAN_CHUNKS != 0,
         f"{chosen} splits {options.tokens} tokens into {TITAN_CHUNKS} equal chunks. Choose another batch or seq.",
     )
     yield (
-        titan and options.precision is Precision.AMP_FP16,
-        f"{chosen} computes gradients before the loss is scaled, which {Precision.AMP_FP16} needs. Choose amp.",
+        titan and options.precision.autocast == "float16",
+        f"{chosen} computes gradients before the loss is scaled, which {options.precision} needs. Choose amp.",
     )
 
 
@@ -255,6 +255,11 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     yield (
         narrow and options.dora,
         f"{typed('adapter_dtype', options.adapter_dtype)} is not supported with {_FLAGS['dora']} yet.",
+    )
+    others = (options.lora is None and options.qlora is None) or bool(options.saved_modules)
+    yield (
+        others and options.precision is Precision.FP16_AMP,
+        f"precision {options.precision} trains adapters only: GradScaler refuses gradients in fp16. Choose amp.",
     )
     yield (
         narrow and options.precision.uses_float16,

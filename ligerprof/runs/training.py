@@ -92,7 +92,7 @@ class Trainer(Training):
 
     Attributes:
         device_type: the device type of autocast (`cpu` under the simulator).
-        scaler: loss scaling for amp-fp16, else None.
+        scaler: loss scaling for amp-fp16 and fp16-amp, else None.
         offload: moves what autograd saves in a micro-batch to main memory, or None.
         compiled: the model as torch.compile returns it, or None.
     """
@@ -211,7 +211,7 @@ def make_trainer(recipe: TrainingRecipe, model: nn.Module, device_type: str) -> 
 
 
 def make_scaler(recipe: TrainingRecipe, device_type: str) -> torch.amp.GradScaler | None:
-    """The loss scaler of amp-fp16, else None."""
+    """The loss scaler of autocast in fp16, else None."""
     return torch.amp.GradScaler(device_type) if recipe.autocast == "float16" else None
 
 

@@ -75,7 +75,7 @@ def test_recipe_survives_json(model: str) -> None:
         ({"reentrant": True, "checkpointing": False}, "--reentrant"),
         ({"loss": "hf-4.45", "liger": "flce"}, "same loss"),
         ({"loss": "chunked-nll", "liger": "flce"}, "same loss"),
-        ({"loss": "chunked-nll", "engine": "ddp", "gpus": 2}, "covered with --engine torch only"),
+        ({"loss": "titan-chunked", "engine": "ddp", "gpus": 2}, "covered with --engine torch only"),
         ({"loss": "torch-linear", "model": "gemma2-2b"}, "gemma2-2b caps its logits"),
         ({"loss": "titan-chunked", "batch": 1, "seq": 100}, "splits 100 tokens into 8 equal chunks"),
         ({"loss": "titan-chunked", "precision": "amp-fp16"}, "before the loss is scaled"),

@@ -27,6 +27,8 @@ CASES: list[dict[str, Any]] = [
     {"qlora": 8, "precision": "bf16", "checkpointing": False, "liger": "all"},
     {"qlora": 4, "precision": "fp16", "optimizer": "adamw-8bit"},
     {"qlora": 4, "precision": "amp-fp16", "attention": "eager"},
+    {"lora": 8, "precision": "fp16-amp", "grad_accum": 2, "clip": 1.0},
+    {"qlora": 8, "precision": "fp16-amp", "attention": "eager", "checkpointing": False},
     {"qlora": 8, "nested_quant": False},
     {"qlora": 8, "precision": "bf16-amp", "adapter_dtype": "bfloat16", "nested_quant": False},
     {"qlora": 8, "precision": "bf16", "adapter_dtype": "bfloat16", "checkpointing": False},

@@ -134,7 +134,7 @@ _ROWS: Mapping[str, Row] = {
     **lacking("MoRA", "mora"),
     **lacking("adapters in main memory", "lora_on_cpu"),
     **lacking("quantization-aware training", "qat use_onebitllms"),
-    **lacking("quantized checkpoints (GPTQ, AWQ, MXFP4, …)", "gptq model_quantization_config llmcompressor"),
+    **lacking("quantized checkpoints (GPTQ, AWQ, MXFP4, …)", "gptq load_4bit model_quantization_config llmcompressor"),
     "bnb_config_kwargs": section(
         {
             "bnb_4bit_use_double_quant": switch(Setting.NESTED_QUANT),

@@ -26,6 +26,7 @@ from ligerprof.recipe.deepspeed import ZERO_SETTINGS
 HIDDEN_SIZE_KEYS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 # names of the sizes in older versions
 _FORMER_NAMES = {
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
     "max_live_parameters": "stage3_max_live_parameters",
     "max_reuse_distance": "stage3_max_reuse_distance",
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",

@@ -144,7 +144,8 @@ _ROWS: Mapping[str, Row] = {
         " ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit reward_model"
         " reward_model_adapters reward_model_quantization_bit reward_model_type ld_alpha asft_alpha eaft_alpha"
         " fp8_backend fp8_enable_fsdp_float8_all_gather kt_config kt_cpu_activation kt_weight_path"
-        " kt_non_expert_weight_path kt_expert_checkpoint_path kt_use_lora_experts kt_lora_expert_num"
+        " kt_optimize_rule cpu_infer chunk_size kt_non_expert_weight_path kt_expert_checkpoint_path"
+        " kt_use_lora_experts kt_lora_expert_num"
         " kt_lora_expert_intermediate_size megatron_bridge_args hyper_parallel_args hyper_parallel_cp_size"
         " apply_rope_fusion bias_activation_fusion moe_grouped_gemm moe_token_dispatcher_type overlap_grad_reduce"
         " overlap_param_gather mixed_precision use_packed_sequences",
@@ -223,7 +224,7 @@ _DISTRIBUTED = {
     ),
     **part_of("the engine", "config_file"),
     **ignored(Reason.SAVING, "dcp_path"),
-    **ignored(Reason.OTHER_METHOD, "ep_dispatcher"),
+    **ignored(Reason.OTHER_METHOD, "ep_dispatcher cp_mode"),
     **lacking("expert parallelism", "ep_size", harmless=(1,)),
     **lacking("tensor parallelism", "tp_size", harmless=(1,)),
     **lacking("context parallelism", "cp_size", harmless=(1,)),
@@ -250,6 +251,7 @@ _VERSION_1: Mapping[str, Row] = {
     ),
     **lacking("context parallelism", "cp_size", harmless=(1,)),
     **part_of("context parallelism", "cp_mode"),
+    "global_batch_size": count(Setting.TRAIN_BATCH),
     # kernels/interface.py: `auto` chooses kernels on NPUs only
     "kernel_config": section(
         {

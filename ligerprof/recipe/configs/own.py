@@ -16,6 +16,7 @@ PRECISIONS: Mapping[tuple[str, str], str] = {
     ("bfloat16", "no"): "bf16",
     ("float16", "no"): "fp16",
     ("bfloat16", "bf16"): "bf16-amp",
+    ("float16", "fp16"): "fp16-amp",
 }
 # under DeepSpeed, which keeps fp32 master copies of its own
 MIXED_PRECISIONS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed-fp16"}

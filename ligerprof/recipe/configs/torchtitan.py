@@ -61,7 +61,10 @@ _TRAINING = {
     "disable_cuda_graphs": Row(
         read=lambda value: LeftOut(what="the memory that CUDA graphs keep for themselves") if is_off(value) else _OFF
     ),
-    **ignored(Reason.SCHEDULE, "steps warmup_steps"),
+    **ignored(Reason.SCHEDULE, "steps warmup_steps warmup_pct"),
+    **lacking("float8 layers", "fp8_linear enable_fp8_linear"),
+    **lacking("tensor parallelism", "sequence_parallel_degree", harmless=(1, -1)),
+    **ignored(Reason.SAVING, "checkpoint_interval checkpoint_interval_type checkpoint_folder"),
     **ignored(Reason.DATA, "dataset dataset_path img_size classifier_free_guidance_prob"),
     **ignored(Reason.RANDOM, "seed deterministic"),
     **ignored(Reason.SPEED, "gc_freq gc_debug"),

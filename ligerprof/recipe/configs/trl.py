@@ -84,7 +84,11 @@ _COMMON: Mapping[str, Row] = {
         " test_split_size dataset_num_proc dataset_batch_size dataset_text_field dataset_kwargs shuffle_dataset"
         " eos_token pad_token chat_template_path truncation_mode",
     ),
-    # scripts on top of TRL: alignment-handbook, open-r1
+    # scripts on top of TRL: alignment-handbook, open-r1, philschmid's
+    "model_id": text(Setting.MODEL),
+    "max_seq_len": _LENGTH,
+    **lacking("training of chosen parameters", "spectrum_config_path"),
+    **ignored(Reason.DATA, "dataset_id_or_path dataset_path dataset_split train_dataset_path test_dataset_path"),
     **ignored(
         Reason.DATA,
         "dataset_mixer dataset_mixture dataset_splits dataset_configs dataset_columns dataset_prompt_column"
@@ -93,12 +97,15 @@ _COMMON: Mapping[str, Row] = {
     **ignored(Reason.LOADING, "tokenizer_name_or_path model_code_revision base_model_revision"),
     **ignored(
         Reason.OUTPUT,
-        "callbacks benchmarks hub_model_revision overwrite_hub_revision push_to_hub_revision num_completions_to_print"
-        " wandb_entity wandb_project wandb_run_group wandb_log_unique_prompts",
+        "callbacks benchmarks wandb_run_id wandb_tags merge_adapter hub_model_revision overwrite_hub_revision"
+        " push_to_hub_revision num_completions_to_print wandb_entity wandb_project wandb_run_group"
+        " wandb_log_unique_prompts",
     ),
     "use_flash_attention_2": turned_on({Setting.ATTENTION: "flash"}),
     "gradient_checkpointing_use_reentrant": switch(Setting.REENTRANT),
-    **ignored(Reason.LAUNCH, "env"),
+    # an argument of `accelerate launch`, which TRL's command line takes from the file
+    "num_processes": count(Setting.GPUS),
+    **ignored(Reason.LAUNCH, "env num_machines machine_rank main_process_ip main_process_port"),
     **ignored(Reason.CHECKS, "ignore_bias_buffers"),
 }
 _SFT: Mapping[str, Row] = {
@@ -256,5 +263,10 @@ TRL_RL = _other(
     " desirable_weight undesirable_weight precompute_ref_log_probs reward_model_path judge missing_eos_penalty"
     " use_bias_correction_kl off_policy_mask_threshold multi_objective_aggregation log_multimodal"
     " max_tool_calling_iterations pad_to_multiple_of num_ppo_epochs num_mini_batches kl_coef cliprange vf_coef"
-    " gamma lam teacher_model_name_or_path lmbda seq_kd",
+    " gamma lam teacher_model_name_or_path lmbda seq_kd"
+    # TRL 0.14 to 0.16, and open-r1's rewards
+    " vllm_device vllm_dtype vllm_max_model_len cosine_min_value_wrong cosine_max_value_wrong cosine_min_value_correct"
+    " cosine_max_value_correct cosine_max_len repetition_n_grams repetition_max_penalty code_language"
+    " code_eval_test_batch_size code_eval_scoring_mode parallel_code_exec_per_proc e2b_router_url morph_router_url"
+    " code_provider ioi_provider max_completion_len soft_punish_cache",
 )

@@ -76,7 +76,8 @@ class _AdaptedFourBitLinear(AdaptedLinear):
         result = result.clone()
         converts = not torch.is_autocast_enabled()
         if converts:
-            x = self._cast_input_dtype(x, self.lora_A[name].weight.dtype)
+            narrow: Tensor = self.lora_A[name].weight  # type: ignore[assignment]
+            x = self._cast_input_dtype(x, narrow.dtype)
         output: Tensor = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x))) * self.scaling[name]
         if converts:
             output = output.to(result.dtype)

@@ -45,6 +45,12 @@ def test_padding_to_a_multiple_chosen_by_trl(tmp_path: Path) -> None:
     assert not report.unknown
 
 
+def test_trl_reads_the_number_of_processes_from_its_file(tmp_path: Path) -> None:
+    recipe, report = read(tmp_path, {**BASE, "num_processes": 4})
+    assert (recipe.engine, recipe.gpus) == ("ddp", 4)
+    assert not report.unknown
+
+
 @pytest.mark.parametrize(
     ("keys", "means"),
     [

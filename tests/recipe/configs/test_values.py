@@ -59,6 +59,27 @@ def test_other_ranks_name_the_key(values: dict[str, Any], key: str, value: Any, 
         read(tmp_path, {**values, key: value})
 
 
+def test_fp16_with_adapters_over_fp16_weights(tmp_path: Path) -> None:
+    assert read(tmp_path, {**AXOLOTL, "fp16": True, "bf16": False})[0].precision == "fp16-amp"
+    assert read(tmp_path, {**FACTORY, "fp16": True})[0].precision == "fp16-amp"
+    full = {"base_model": "tiny", "micro_batch_size": 1, "fp16": True, "bf16": False}
+    with pytest.raises(RecipeError, match="GradScaler refuses gradients in fp16"):
+        read(tmp_path, full)
+
+
+@pytest.mark.parametrize(("value", "nested"), [(None, True), (True, True), (False, False)])
+def test_axolotls_configuration_of_bitsandbytes(value: bool | None, nested: bool, tmp_path: Path) -> None:
+    keys = {} if value is None else {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": value}}
+    recipe, report = read(tmp_path, {**AXOLOTL, **keys})
+    assert (recipe.nested_quant, report.unknown) == (nested, ())
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(None, "float32"), (True, "float32"), (False, "bfloat16")])
+def test_axolotls_adapters_in_the_dtype_of_the_model(value: bool | None, dtype: str, tmp_path: Path) -> None:
+    keys = {"load_in_4bit": False, "adapter": "lora", "bf16": True, "peft_autocast_adapter_dtype": value}
+    assert read(tmp_path, {**AXOLOTL, **keys})[0].adapter_dtype == dtype
+
+
 def test_axolotls_two_plugins_share_the_kernels(tmp_path: Path) -> None:
     plugins = [
         "axolotl.integrations.liger.LigerPlugin",
