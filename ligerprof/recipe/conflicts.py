@@ -256,9 +256,9 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         narrow and options.dora,
         f"{typed('adapter_dtype', options.adapter_dtype)} is not supported with {_FLAGS['dora']} yet.",
     )
-    others = (options.lora is None and options.qlora is None) or bool(options.saved_modules)
+    in_full = (options.lora is None and options.qlora is None) or bool(options.saved_modules)
     yield (
-        others and options.precision is Precision.FP16_AMP,
+        in_full and options.precision is Precision.FP16_AMP,
         f"precision {options.precision} trains adapters only: GradScaler refuses gradients in fp16. Choose amp.",
     )
     yield (

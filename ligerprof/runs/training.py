@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.analyzers.estimate import settle_flce_budget
-from ligerprof.errors import MissingDependencyError, RecipeError, UnknownModelError, UnsupportedError
+from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.device import is_simulated
 from ligerprof.kernels.selection import kernel_set_text
 from ligerprof.models import ModelSpec
@@ -18,14 +18,13 @@ from ligerprof.recipe.categories import Attention, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.activation_offload import ActivationOffload, CudaHostMemory, ShapesOnly
+from ligerprof.runs.adapters import with_adapters
 from ligerprof.runs.checkpointing import enable_checkpointing
 from ligerprof.runs.losses import install_loss
 from ligerprof.runs.low_bit import linears_on_meta, low_bit_optimizer, quantize_linears
 from ligerprof.runs.muon import MuonWithAdamW
 
 LEARNING_RATE = 1e-5
-# in the names of adapters' parameters
-_ADAPTERS = "lora_"
 # the class in torch.optim, and what selects the implementation
 _TORCH_OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, float]]] = {
     Optimizer.ADAMW_FUSED: ("AdamW", {"fused": True}),
@@ -283,7 +282,7 @@ def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
     install_loss(model, recipe)
     rank = recipe.lora or recipe.qlora
     if rank is not None:
-        model = _with_lora(model, rank, recipe)
+        model = with_adapters(model, rank, recipe)
     if recipe.qlora is not None:
         from ligerprof.runs.simulated.low_bit import adapt_as_over_bitsandbytes
 
@@ -313,27 +312,6 @@ def find_architecture(spec: ModelSpec) -> tuple[Any, Any]:
         ) from None
     config.use_cache = False
     return config, model_class
-
-
-def _with_lora(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise MissingDependencyError("--lora needs peft. Install it with: pip install 'ligerprof[peft]'.") from None
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=16,
-        target_modules=list(recipe.adapted_layers),
-        modules_to_save=list(recipe.saved_modules) or None,
-        use_dora=recipe.dora,
-    )
-    adapted = get_peft_model(model, config)
-    for name, parameter in adapted.named_parameters():
-        if _ADAPTERS in name:
-            parameter.data = parameter.data.to(getattr(torch, recipe.adapter_dtype))
-    if recipe.checkpointing:
-        adapted.enable_input_require_grads()
-    return adapted
 
 
 def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Optimizer | None:

@@ -1,0 +1,37 @@
+"""LoRA's adapters on a model that is trained: peft's, in the dtype that the recipe says."""
+
+from typing import Any
+
+import torch
+
+from ligerprof.errors import MissingDependencyError
+from ligerprof.recipe.training import TrainingRecipe
+
+# in the names of adapters' parameters
+_ADAPTERS = "lora_"
+
+
+def with_adapters(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
+    """The model with LoRA's adapters, and with the modules that are trained in full.
+
+    Raises:
+        MissingDependencyError: peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise MissingDependencyError("--lora needs peft. Install it with: pip install 'ligerprof[peft]'.") from None
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=16,
+        target_modules=list(recipe.adapted_layers),
+        modules_to_save=list(recipe.saved_modules) or None,
+        use_dora=recipe.dora,
+    )
+    adapted = get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if _ADAPTERS in name:
+            parameter.data = parameter.data.to(getattr(torch, recipe.adapter_dtype))
+    if recipe.checkpointing:
+        adapted.enable_input_require_grads()
+    return adapted
