@@ -3,6 +3,7 @@
 from bisect import bisect_right
 
 import numpy as np
+import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
@@ -36,10 +37,7 @@ _STEP = r"optim\w*/\w+\.py:step$"
 def without_old_outputs(case: Case) -> Edit | None:
     """Free what forward made when the backward phase after it ends, if it lives into the next forward phase."""
     blocks, lived = _left_behind(case)
-    places, freed = case.attribution.call_sites.size_at_place, case.replayed.freed_by
-    # what the last pass made is likely kept as long as what earlier ones made
-    kept = is_among(places[blocks], distinct(places[blocks[lived > 1]]))
-    blocks = blocks[(lived <= 1) & ((freed[blocks] >= 0) | ~kept)]
+    blocks = blocks[(lived <= 1) & ~is_among(blocks, _kept(case))]
     ends = np.array([end for _, end in case.backwards], dtype=np.int64)
     if not len(ends) or not len(blocks):
         return None
@@ -54,7 +52,7 @@ def without_kept_outputs(case: Case) -> Edit | None:
     """Free what forward made when the next forward phase begins, if the program keeps it in pass after pass."""
     blocks, lived = _left_behind(case)
     # the last pass has had no time to outlive a second one
-    kept = (lived > 1) | ((lived == 1) & (case.replayed.freed_by[blocks] < 0))
+    kept = (lived > 1) | ((lived == 1) & _outlive_backward(case, blocks))
     blocks, lived = blocks[kept], lived[kept]
     starts = np.array([start for start, _ in case.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
     place = np.searchsorted(starts, case.replayed.allocated_by[blocks], "right")
@@ -64,6 +62,24 @@ def without_kept_outputs(case: Case) -> Edit | None:
     edit = case.edit()
     edit.end(blocks, np.append(starts, case.replayed.last_moment)[place] + 1)
     return edit
+
+
+def _kept(case: Case) -> Int64s:
+    """Outputs and activations that outlive two forward passes, and the like of the last passes."""
+    blocks, lived = _left_behind(case)
+    places = case.attribution.call_sites.size_at_place
+    alike = is_among(places[blocks], distinct(places[blocks[lived > 1]]))
+    kept: Int64s = blocks[(lived > 1) | (alike & _outlive_backward(case, blocks))]
+    return kept
+
+
+def _outlive_backward(case: Case, blocks: Int64s) -> npt.NDArray[np.bool_]:
+    """Whether each block is alive after the last allocation of backward; a program may free it at its own end."""
+    freed, events = case.replayed.freed_by[blocks], case.replayed.allocated_by
+    end = case.backwards[-1][1] if case.backwards else case.replayed.last_moment
+    last = int(events[np.searchsorted(events, end) - 1])
+    outlive: npt.NDArray[np.bool_] = (freed < 0) | (freed > last)
+    return outlive
 
 
 def _left_behind(case: Case) -> tuple[Int64s, Int64s]:
@@ -124,7 +140,9 @@ def _last_before_forward(case: Case, steps: Int64s) -> Int64s:
 
 def with_half_the_batch(case: Case) -> Edit | None:
     """Halve what grows with the batch; gradients then live through the second micro-batch."""
-    replayed, edit = case.replayed, _with_halves(case, case.in_training(*BATCH_ROLES))
+    # what a program keeps of both halves is as large as before
+    halved = case.in_training(*BATCH_ROLES)
+    replayed, edit = case.replayed, _with_halves(case, halved[~is_among(halved, _kept(case))])
     if case.request is not None and case.request.role in BATCH_ROLES:
         edit.request_divisor = 2
     gradients = case.gradients

@@ -79,6 +79,32 @@ def test_after_a_failure_suggestions_lower_what_the_failed_allocation_needed(nam
     assert len(after) == len(analysis.replayed.allocated_bytes)
 
 
+def test_outputs_that_a_program_frees_at_its_end_are_kept_outputs_of_every_pass_and_stay_with_half_the_batch() -> None:
+    made, main = Recording(), ("train.py", 9, "<module>")
+    forward = [("torch/nn/modules/linear.py", 125, "forward"), ("model.py", 5, "forward"), main]
+    backward = [("??", 0, "GeluBackward0::apply"), ("??", 0, "torch::autograd::Engine::evaluate_function")]
+    optimizer = [("torch/optim/adamw.py", 1, "step"), ("train.py", 12, "<module>")]
+    kept = []
+    for _ in range(5):
+        kept.append(made.alloc(48 * MIB, forward))
+        saved = made.alloc(16 * MIB, [forward[0], ("model.py", 6, "forward"), main])
+        gradient = made.alloc(32 * MIB, backward)
+        made.free(saved)
+        made.free(gradient)
+        made.free(made.alloc(MIB, optimizer))
+    for block in kept:
+        made.free(block)
+
+    analysis = analyze(made.snapshot())
+    saved_bytes = {each.name: each.saves_bytes for each in analysis.peak.suggestions}
+
+    assert analysis.peak.peak_bytes == (5 * 48 + 16 + 32) * MIB
+    assert saved_bytes["kept-outputs"] == 4 * 48 * MIB
+    assert "del-outputs" not in saved_bytes
+    # both halves of the logits are kept
+    assert saved_bytes["half-batch"] == (16 + 32) * MIB // 2
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_outputs_that_two_passes_kept_until_memory_ran_out_are_kept_outputs(steps: int) -> None:
     made, main = Recording(), ("train.py", 9, "<module>")
