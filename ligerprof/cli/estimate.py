@@ -65,11 +65,11 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
 def _reason(verdict: "FitVerdict") -> str:
     from ligerprof.analyzers.estimate import Moment
 
-    limit = f"{verdict.limit_source} {format_bytes(verdict.limit_bytes)}"
+    limit = f"{format_bytes(verdict.limit_bytes)} ({verdict.limit_source})"
     if verdict.allocated_fits:
-        return f"the {format_bytes(verdict.expected_reserved_bytes)} expected to be reserved are over {limit}."
+        return f"{format_bytes(verdict.expected_reserved_bytes)} will probably be reserved, more than {limit}."
     moment = "" if verdict.decided_by is Moment.STEADY else f" for the {verdict.decided_by}"
-    return f"the estimate of {format_bytes(verdict.allocated_bytes)}{moment} is over {limit}."
+    return f"the estimate of {format_bytes(verdict.allocated_bytes)}{moment} is more than {limit}."
 
 
 def _with_config(estimated: "MemoryEstimate") -> "MemoryEstimate":

@@ -52,7 +52,7 @@ def test_over_the_limit_still_prints_and_ends_in_3(as_json: list[str]) -> None:
 
     assert code == 3
     assert "peak" in stdout
-    assert stderr == "Error: the estimate of 21.68 GiB is over --memory-limit 20.00 GiB.\n"
+    assert stderr == "Error: the estimate of 21.68 GiB is more than 20.00 GiB (--memory-limit).\n"
 
 
 def test_within_the_limit_ends_in_0() -> None:
@@ -69,7 +69,7 @@ def test_the_expected_reserved_bytes_are_judged_too() -> None:
     assert code == 3
     assert (verdict["fits"], verdict["allocated_fits"], verdict["limit_bytes"]) == (False, True, 22 * GIB)
     assert verdict["peak_bytes"] < 22 * GIB < verdict["expected_reserved_bytes"]
-    assert stderr == "Error: the 24.71 GiB expected to be reserved are over --memory-limit 22.00 GiB.\n"
+    assert stderr == "Error: 24.71 GiB will probably be reserved, more than 22.00 GiB (--memory-limit).\n"
     # expandable segments fragment less
     assert run("--memory-limit", "23GiB", "--alloc-conf", "expandable_segments:True")[0] == 0
 

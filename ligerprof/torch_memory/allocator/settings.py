@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ligerprof.errors import RecipeError, UnsupportedError
-from ligerprof.text import whole_number
+from ligerprof.text import short_repr, whole_number
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 from ligerprof.units import MIB
 
@@ -110,7 +110,9 @@ def _refuse_unknown(key: str, value: str) -> None:
 def _mib(key: str, value: str, *, above_mib: int) -> int:
     size_mib = whole_number(value)
     if size_mib is None or size_mib <= above_mib:
-        raise RecipeError(f"--alloc-conf: {key} is {value}. torch takes a whole number of MiB above {above_mib}.")
+        raise RecipeError(
+            f"--alloc-conf: {key} is {short_repr(value)}. torch takes a whole number of MiB above {above_mib}."
+        )
     return size_mib * MIB
 
 
@@ -120,13 +122,13 @@ def _share(key: str, value: str) -> float:
     except ValueError:
         share = -1.0
     if not 0.0 < share < 1.0:
-        raise RecipeError(f"--alloc-conf: {key} is {value}. torch takes a share above 0 and below 1.")
+        raise RecipeError(f"--alloc-conf: {key} is {short_repr(value)}. torch takes a share above 0 and below 1.")
     return share
 
 
 def _truth(key: str, value: str) -> bool:
     if value not in ("True", "False"):
-        raise RecipeError(f"--alloc-conf: {key} is {value}. torch takes True or False.")
+        raise RecipeError(f"--alloc-conf: {key} is {short_repr(value)}. torch takes True or False.")
     return value == "True"
 
 
