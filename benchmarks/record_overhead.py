@@ -163,6 +163,8 @@ def measure(recipe: TrainingRecipe, modes: list[str], *, rounds: int, steps: int
                     rounds_of[mode].append(statistics.median(others))
                     ended = time.perf_counter()
                 closing[mode].append(time.perf_counter() - ended)
+            # a run that is cut short keeps its rounds
+            print(json.dumps({mode: values[-1] for mode, values in rounds_of.items()}), flush=True)
         modules = sum(1 for _ in model.modules())
     off = statistics.median(later["off"])
     base = [statistics.mean(pair) for pair in zip(rounds_of["off"], rounds_of["off-again"], strict=True)]
