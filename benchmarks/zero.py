@@ -1,12 +1,13 @@
 """Measure ZeRO on several GPUs rank by rank, compare with the estimate, and make small recordings for tests.
 
     python benchmarks/zero.py measure benchmarks/results/zero-h200.jsonl
+    python benchmarks/zero.py measure build/zero.jsonl --gpus 2 --rows again,stage-0 --keep build/recordings
     python benchmarks/zero.py record build/recordings
     python benchmarks/zero.py table benchmarks/results/zero-h200.jsonl > docs/results/zero-h200.md
 
 `measure` and `record` require four GPUs (or `--gpus 1`, to try them); `--gpus 2` measures other models under each
-stage. `table` requires none. Rows run concurrently, which affects their time but not their memory, so rows do not
-contain times.
+stage, or the groups of `--rows`, one row after another within a group. `table` requires none. Rows run concurrently,
+which affects their time but not their memory, so rows do not contain times.
 """
 
 import argparse
@@ -34,6 +35,22 @@ OTHERS: tuple[Options, ...] = (
     ("--model", "qwen3-0.6b", "--batch", "4", "--no-checkpointing"),
     ("--model", "tinyllama-1.1b", "--seq", "2048", "--liger", "all"),
 )
+# on two GPUs, by `--rows`
+GROUPS: dict[str, tuple[Options, ...]] = {
+    **{f"others-{zero[1]}": tuple((*zero, *other) for other in OTHERS) for zero in PLAIN},
+    # measured twice, since simulated reserved bytes differ
+    "again": (("--zero", "3", "--liger", "all"), ("--zero", "3", *OTHERS[1])),
+    "stage-0": (("--zero", "0", *OTHERS[0]), ("--zero", "0", "--liger", "all")),
+    "lora": (("--zero", "2", "--lora", "16"), ("--zero", "3", "--lora", "16", "--liger", "all")),
+    "offload-few": (
+        ("--zero", "1", "--offload", "optimizer", *OTHERS[1]),
+        ("--zero", "2", "--offload", "optimizer", "--grad-accum", "2"),
+    ),
+    "offload-more": (
+        ("--zero", "3", "--offload", "optimizer", *OTHERS[0]),
+        ("--zero", "3", "--offload", "all", *OTHERS[1]),
+    ),
+}
 # a Llama of 29 million parameters: what it records is small enough to keep
 SMALL = {
     "model_type": "llama",
@@ -63,12 +80,12 @@ def step(options: Options, folder: Path, visible: str) -> dict[str, Any]:
     return result
 
 
-def lanes(gpus: int) -> list[tuple[str, list[Options]]]:
+def lanes(gpus: int, groups: Sequence[str]) -> list[tuple[str, list[Options]]]:
     """Rows that run one after the other, by the GPUs they run on."""
     if gpus == 1:
         return [("0", [("--gpus", "1", *zero) for zero in (*PLAIN, *OFFLOADED)])]
     if gpus == 2:
-        return [("0,1", [("--gpus", "2", *zero, *other) for other in OTHERS]) for zero in PLAIN]
+        return [("0,1", [("--gpus", "2", *row) for row in GROUPS[group]]) for group in groups]
     pairs = [(*zero, "--liger", kernels) for zero, kernels in itertools.product((*PLAIN, *OFFLOADED), KERNELS)]
     fours = [(*zero, "--liger", kernels) for zero, kernels in itertools.product((*PLAIN, OFFLOADED[1]), KERNELS)]
     return [
@@ -79,12 +96,16 @@ def lanes(gpus: int) -> list[tuple[str, list[Options]]]:
     ]
 
 
-def run_lane(visible: str, rows: Sequence[Options], results: Path) -> None:
+def run_lane(visible: str, rows: Sequence[Options], results: Path, keep: Path | None) -> None:
     for options in rows:
         started = time.monotonic()
         try:
             with tempfile.TemporaryDirectory() as folder:
                 row = step((*ROW, *options), Path(folder) / "run", visible)
+                if keep is not None:
+                    keep.mkdir(parents=True, exist_ok=True)
+                    name = "-".join(option.strip("-") for option in options)
+                    pack(Path(folder) / "run" / "snapshot.pickle", keep / f"{name}.pickle.xz", preset=3)
         except (RuntimeError, ValueError) as error:
             print(f"FAILED {' '.join(options)}: {error}", file=sys.stderr, flush=True)
             continue
@@ -95,10 +116,10 @@ def run_lane(visible: str, rows: Sequence[Options], results: Path) -> None:
         print(f"{' '.join(options)}: {row['peak_bytes']} bytes, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
-def measure(results: Path, gpus: int) -> None:
-    plan = lanes(gpus)
+def measure(results: Path, arguments: argparse.Namespace) -> None:
+    plan = lanes(arguments.gpus, arguments.rows)
     with ThreadPoolExecutor(len(plan)) as pool:
-        for done in [pool.submit(run_lane, visible, rows, results) for visible, rows in plan]:
+        for done in [pool.submit(run_lane, visible, rows, results, arguments.keep) for visible, rows in plan]:
             done.result()
 
 
@@ -119,8 +140,8 @@ def record(folder: Path, gpus: int) -> None:
     (folder / "peaks.json").write_text(json.dumps(peaks, indent=2))
 
 
-def pack(source: Path, target: Path) -> None:
-    target.write_bytes(lzma.compress(source.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+def pack(source: Path, target: Path, preset: int = 9 | lzma.PRESET_EXTREME) -> None:
+    target.write_bytes(lzma.compress(source.read_bytes(), preset=preset))
 
 
 def record_devices(config: Path, folder: Path, devices: int) -> list[dict[str, int]]:
@@ -224,11 +245,17 @@ def main() -> None:
     parser.add_argument("what", choices=("measure", "record", "table"))
     parser.add_argument("path", type=Path)
     parser.add_argument("--gpus", type=int, default=4, choices=(1, 2, 4))
+    parser.add_argument(
+        "--rows", type=lambda text: text.split(","), default=list(GROUPS)[:3], help=f"with 2 GPUs: {','.join(GROUPS)}"
+    )
+    parser.add_argument("--keep", type=Path, help="keep the recording of each row in this folder, too")
     arguments = parser.parse_args()
     if arguments.what == "table":
         table(arguments.path)
+    elif arguments.what == "measure":
+        measure(arguments.path, arguments)
     else:
-        {"measure": measure, "record": record}[arguments.what](arguments.path, arguments.gpus)
+        record(arguments.path, arguments.gpus)
 
 
 if __name__ == "__main__":
