@@ -204,6 +204,8 @@ def table_rows(results: Path) -> Iterator[str]:
         estimated = estimate(TrainingRecipe.from_json(recipe))
         first, first_estimated = row["first_step_peak_bytes"], estimated.first_step_peak_bytes
         tokens = f"{recipe['batch']} x {recipe['seq']}"
+        tokens += f", {recipe['grad_accum']} times" if recipe["grad_accum"] > 1 else ""
+        tokens += f", LoRA {recipe['lora']}" if recipe["lora"] else ""
         cells = [
             recipe["model"],
             tokens,

@@ -330,11 +330,9 @@ def _not_simulated(options: TrainingOptions) -> str | None:
     """What the simulator does not cover; None if it covers the options."""
     if options.compile:
         return f"{_FLAGS['compile']}, whose fused kernels it does not know"
-    if options.engine is not Engine.DEEPSPEED:
-        return None
-    if options.offload is not Offload.NONE:
+    if options.engine is Engine.DEEPSPEED and options.offload is Offload.NVME:
         return f"{typed('offload', options.offload)} with {_DEEPSPEED}"
-    return f"{typed('zero', 0)} with {_DEEPSPEED}" if options.zero == 0 else None
+    return None
 
 
 def require_packages(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:

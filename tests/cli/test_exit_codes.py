@@ -53,7 +53,7 @@ IMPOSSIBLE = (
     "estimate --liger rms --provider unknown",
     "estimate --simulate --gpu mi300x",
     "estimate --simulate --attention flash",
-    "step --model tiny --device simulated --engine deepspeed --precision mixed",
+    "step --model tiny --device simulated --engine deepspeed --precision mixed --zero 3 --offload nvme --nvme-path .",
     "step --model tiny --device simulated --attention flash",
 )
 

@@ -97,7 +97,8 @@ def _stage_1_or_2(recipe: TrainingRecipe, elements: Elements, *, first: bool) ->
         reduction={Role.COMMUNICATION: buckets * _bucket_bytes(recipe)},
         bucket_copies={} if recipe.zero == 1 else _bucket_copies(recipe, _flat_copy(recipe, _fills(recipe).within)),
         last_reduction={} if recipe.zero == 1 else _last_reduction(recipe, elements, buckets * _bucket_bytes(recipe)),
-        gradient_share=0.0 if offloaded else kept_share,
+        # stage 1 moves whole gradients when backward has ended
+        gradient_share=0.0 if offloaded and recipe.zero == 2 else kept_share,
         gradients_at_update=0,
         updates=() if offloaded else tuple(_updates(recipe, (trained,), first=first)),
     )

@@ -82,7 +82,7 @@ def deepspeed_trainer(
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     with built_model(recipe, device) as model:
         see_model(model)
-        optimizer, config = _optimizer(recipe, model), deepspeed_config(recipe)
+        optimizer, config = partitioned_optimizer(recipe, model), deepspeed_config(recipe)
         with _config_errors_in_a_line(recipe):
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         yield DeepSpeedTrainer(recipe=recipe, engine=engine)
@@ -119,7 +119,7 @@ def _require_no_stale_lock() -> None:
             raise LigerprofError(f"{lock}: left by a build of DeepSpeedCPUAdam that did not end. Remove it.")
 
 
-def _optimizer(recipe: TrainingRecipe, model: nn.Module) -> Any:
+def partitioned_optimizer(recipe: TrainingRecipe, model: nn.Module) -> Any:
     """The recipe's optimizer over the trainable parameters; DeepSpeed moves its states."""
     if recipe.optimizer is not Optimizer.DEEPSPEED_CPU_ADAM:
         return make_optimizer(recipe, model)

@@ -18,7 +18,7 @@ from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda
 from ligerprof.runs.simulated.ranks import one_rank, sharding_on
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.simulated.reducer import ddp_in_python
-from ligerprof.runs.simulated.zero import deepspeed_on, make_partitioned_trainer
+from ligerprof.runs.simulated.zero import deepspeed_on, make_partitioned_trainer, offloading
 from ligerprof.runs.training import Trainer, Training, built_model, make_trainer
 
 # fake CPU tensors in place of GPU tensors
@@ -50,7 +50,7 @@ def joined_group(
         yield None
         return
     if recipe.engine is Engine.DEEPSPEED:
-        with one_rank(rank, recipe.gpus), deepspeed_on(device, rank, recipe.gpus):
+        with one_rank(rank, recipe.gpus), deepspeed_on(device, recorder, recipe, rank):
             yield None
         return
     with one_rank(rank, recipe.gpus), sharding_on(device, recorder), ddp_in_python():
@@ -79,7 +79,8 @@ def built_trainer(
         elif recipe.engine is Engine.DDP:
             yield make_replicated_trainer(recipe, model, STAND_IN)
         elif recipe.engine is Engine.DEEPSPEED:
-            yield make_partitioned_trainer(recipe, model)
+            with offloading(recipe, recorder):
+                yield make_partitioned_trainer(recipe, model)
         else:
             yield make_trainer(recipe, model, STAND_IN.type)
 

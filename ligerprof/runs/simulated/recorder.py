@@ -47,7 +47,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._truth = False
         self._waiting: list[Block] | None = None
         self._held: dict[int, tuple[Block, weakref.ref[Any]]] = {}
-        self._paused = self._on_host = False
+        self._paused = self._on_host = self._follows_inputs = False
         self._host: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._host_bytes = self.highest_host_bytes = 0
 
@@ -68,6 +68,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {})) if self._paused else self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if self._follows_inputs and self._stays_on_host(func, args):
+            with self.at(on_host=True):
+                return self._run(func, args, kwargs)
         call = Call(self._device, func, args, kwargs, self._track)
         internal = INTERNALS.get(func)
         if internal is not None and not self._on_host:
@@ -100,11 +103,36 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def on_host(self) -> Iterator[None]:
         """Count the tensors that are made inside as main memory, which the stand-in device cannot tell apart."""
-        before, self._on_host = self._on_host, True
+        with self.at(on_host=True):
+            yield
+
+    @contextmanager
+    def at(self, *, on_host: bool) -> Iterator[None]:
+        """Count the tensors that are made inside as main memory, or as the GPU's, wherever the inputs are."""
+        before = self._on_host, self._follows_inputs
+        self._on_host, self._follows_inputs = on_host, False
         try:
             yield
         finally:
-            self._on_host = before
+            self._on_host, self._follows_inputs = before
+
+    @contextmanager
+    def following_inputs(self) -> Iterator[None]:
+        """Count results of operators on tensors in main memory as main memory, too."""
+        before, self._follows_inputs = self._follows_inputs, True
+        try:
+            yield
+        finally:
+            self._follows_inputs = before
+
+    def is_on_host(self, tensor: Tensor) -> bool:
+        """Whether a tensor was counted as main memory."""
+        return tensor.untyped_storage()._cdata in self._host
+
+    def _stays_on_host(self, func: Any, args: Any) -> bool:
+        places = [self.is_on_host(tensor) for tensor in _tensors(args)]
+        # a copy between the two casts in main memory (ATen/native/cuda/Copy.cu)
+        return any(places) if func is aten.copy_.default else bool(places) and all(places)
 
     @contextmanager
     def answering(self, *, truth: bool) -> Iterator[None]:

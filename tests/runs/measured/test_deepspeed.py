@@ -48,7 +48,11 @@ def test_all_memory_under_deepspeed_is_attributed(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "exit_code", "says"),
     [
-        (("--device", "simulated"), 1, "the simulator does not cover --zero 0"),
+        (
+            ("--device", "simulated", "--zero", "3", "--offload", "nvme", "--nvme-path", "/tmp"),
+            1,
+            "does not cover --offload nvme",
+        ),
         (("--device", "simulated", "--zero", "2"), 1, "pip install 'ligerprof[deepspeed]'"),
         (("--device", "cuda"), 1, "pip install 'ligerprof[deepspeed]'"),
         (("--device", "cuda", "--optimizer", "none"), 2, "needs an optimizer"),

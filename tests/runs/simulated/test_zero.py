@@ -9,6 +9,7 @@ import pytest
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import UnsupportedError
+from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.runs.simulated import simulate_step
@@ -17,17 +18,15 @@ from tests.runs.simulated.test_ranks import roles_of
 
 # docs/simulation.md quotes these
 PEAK_TOLERANCE, RESERVED_TOLERANCE = 0.0001, 0.001
-# ZeRO-3 with fused kernels; the cause of the difference is not known
 # of a rank below the highest, with ZeRO-2 and fused kernels on four GPUs; not explained
 OTHER_RANK_TOLERANCE = 0.001
-FUSED_PEAK_TOLERANCE, FUSED_RESERVED_TOLERANCE = 0.004, 0.065
+# ZeRO-3 with fused kernels; the cause of the difference is not known. Reserved bytes differ without ZeRO, too
+FUSED_PEAK_TOLERANCE, FUSED_RESERVED_TOLERANCE = 0.006, 0.11
+# ZeRO-3 with offloaded weights: NCCL lets go of a gathered share when its watchdog has seen the end, or earlier
+OFFLOADED_RESERVED_TOLERANCE = 0.13
 # docs/estimator-deepspeed.md quotes it
 FP32_TOLERANCE = 0.02
-ROWS = [
-    row
-    for row in map(json.loads, (RESULTS / "zero-h200.jsonl").read_text(encoding="utf-8").splitlines())
-    if row["recipe"]["offload"] == "none"
-]
+ROWS = [json.loads(line) for line in (RESULTS / "zero-h200.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def tiny(**options: Any) -> TrainingRecipe:
@@ -37,7 +36,7 @@ def tiny(**options: Any) -> TrainingRecipe:
 
 def name_of(row: dict[str, Any]) -> str:
     recipe = row["recipe"]
-    return f"{recipe['model']}-{recipe['gpus']}gpus-zero{recipe['zero']}-{recipe['liger']}"
+    return "-".join(str(recipe[key]) for key in ("model", "gpus", "zero", "offload", "liger", "lora"))
 
 
 @pytest.mark.slow
@@ -48,7 +47,9 @@ def test_a_simulated_rank_takes_what_was_measured(row: dict[str, Any]) -> None:
     found = simulate_step(recipe, record=False)
     differs = recipe.zero == 3 and bool(recipe.kernels)
     peak_tolerance = FUSED_PEAK_TOLERANCE if differs else PEAK_TOLERANCE
-    reserved_tolerance = FUSED_RESERVED_TOLERANCE if differs else RESERVED_TOLERANCE
+    reserved_tolerance = FUSED_RESERVED_TOLERANCE if differs or recipe.zero == 0 else RESERVED_TOLERANCE
+    if recipe.offload.moves_parameters:
+        reserved_tolerance = OFFLOADED_RESERVED_TOLERANCE
     assert found.peak_bytes == pytest.approx(row["peak_bytes"], rel=peak_tolerance)
     assert found.first_step_peak_bytes == pytest.approx(row["first_step_peak_bytes"], rel=PEAK_TOLERANCE)
     assert found.reserved_bytes == pytest.approx(row["reserved_bytes"], rel=reserved_tolerance)
@@ -98,9 +99,31 @@ def test_the_estimate_in_fp32(zero: int, gpus: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [({"zero": 0}, "--zero 0 with --engine deepspeed"), ({"zero": 2, "offload": "optimizer"}, "--offload optimizer")],
+    ("options", "on_gpu"),
+    [
+        ({"zero": 0}, {Role.PARAMETERS, Role.OPTIMIZER_STATES}),
+        ({"zero": 1, "offload": "optimizer"}, {Role.PARAMETERS}),
+        ({"zero": 2, "offload": "optimizer", "grad_accum": 2}, {Role.PARAMETERS}),
+        ({"zero": 3, "offload": "optimizer"}, {Role.PARAMETERS}),
+        ({"zero": 3, "offload": "all", "liger": "all"}, set()),
+        ({"zero": 3, "offload": "all", "gpus": 1}, set()),
+    ],
+    ids=["0", "1-optimizer", "2-optimizer", "3-optimizer", "3-all", "3-all-alone"],
 )
-def test_what_is_not_covered_is_said(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"the simulator does not cover {says}"):
-        simulate_step(tiny(**options))
+def test_what_is_offloaded_is_in_main_memory(options: dict[str, Any], on_gpu: set[Role]) -> None:
+    pytest.importorskip("deepspeed")
+    recipe = tiny(**options)
+    outcome = simulate_step(recipe, record=False)
+    estimated = estimate(recipe)
+    assert outcome.peak_bytes == pytest.approx(estimated.peak_bytes, rel=0.01)
+    assert outcome.first_step_peak_bytes == pytest.approx(estimated.first_step_peak_bytes, rel=0.01)
+    assert {role for role in (Role.PARAMETERS, Role.OPTIMIZER_STATES) if estimated.roles[role]} == on_gpu
+    if recipe.offload is Offload.NONE:
+        assert outcome.host_bytes is None
+    else:
+        assert outcome.host_bytes == pytest.approx(estimated.host_bytes, rel=0.1)
+
+
+def test_what_is_not_covered_is_said() -> None:
+    with pytest.raises(UnsupportedError, match="the simulator does not cover --offload nvme"):
+        simulate_step(tiny(zero=3, offload="nvme", nvme_path="/tmp"))
