@@ -1,9 +1,10 @@
 """Render `ligerprof estimate`: the peak, its terms, phases and roles, and the assumptions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate, Moment
+from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.listing import listing_table
 from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
@@ -41,6 +42,20 @@ def render_estimate(
         roles_table(columns, reference=len(columns) - 1),
         *(Text(f"assumed: {sentence}") for sentence in estimate.assumed),
         *(Text(f"left out: {sentence}") for sentence in estimate.left_out),
+        *(Text(f"compared: {sentence}") for sentence in _compared(recipe, estimate)),
+    )
+
+
+def _compared(recipe: TrainingRecipe, estimate: MemoryEstimate) -> Iterator[str]:
+    """How far the estimate was from measured steps of an engine for several GPUs."""
+    if recipe.engine is Engine.TORCH or (found := estimate.compared) is None:
+        return
+    steps = "one measured step" if found.steps == 1 else f"{found.steps} measured steps"
+    stage = f" at ZeRO stage {recipe.zero}" if recipe.engine is Engine.DEEPSPEED else ""
+    moved = "" if recipe.offload is Offload.NONE else f" with --offload {recipe.offload}"
+    yield (
+        f"{steps} under {recipe.engine}{stage}{moved}: the estimate was within {100 * found.worst_error_ratio:.2f} %"
+        f" (benchmarks/results/{found.source})"
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ligerprof.analyzers.estimate.activations import ACTIVATIONS
+from ligerprof.analyzers.estimate.compared import compared_with
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.evaluation import evaluation_peak
 from ligerprof.analyzers.estimate.fits import judged
@@ -78,6 +79,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
             *([] if headroom is None else [headroom]),
         ),
         left_out=tuple(_left_out(recipe)),
+        compared=compared_with(recipe),
     )
     return judged(recipe, estimated)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ligerprof.analyzers.estimate.compared import Comparison
 from ligerprof.analyzers.estimate.places import PlaceBytes
 from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.serialization import JsonKeys, document, select
@@ -96,6 +97,7 @@ class MemoryEstimate(JsonKeys):
         terms: the headline terms.
         assumed: assumptions behind the figures, one sentence each.
         left_out: memory that the figures do not include, one sentence each.
+        compared: measured steps under the same engine, and how far the estimate is from them; None without any.
         verdict: whether the step fits; None without a limit.
     """
 
@@ -117,6 +119,7 @@ class MemoryEstimate(JsonKeys):
     terms: tuple[Term, ...]
     assumed: tuple[str, ...]
     left_out: tuple[str, ...]
+    compared: Comparison | None = None
     verdict: FitVerdict | None = None
 
     @property
@@ -150,5 +153,5 @@ class MemoryEstimate(JsonKeys):
             select(self, "first_step_peak_bytes", "second_step_peak_bytes"),
             select(self, "evaluation_peak_bytes", "evaluation_roles", "host_bytes"),
             dict.fromkeys(_VERDICT_KEYS) if self.verdict is None else self.verdict.to_json(),
-            select(self, "terms", "assumed", "left_out"),
+            select(self, "terms", "assumed", "left_out", "compared"),
         )

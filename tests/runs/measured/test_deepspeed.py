@@ -18,7 +18,7 @@ from tests.paths import RESULTS
 DEEPSPEED = ("step", "--model", "tiny", "--batch", "2", "--seq", "64", "--engine", "deepspeed", "--precision", "mixed")
 ROWS = [json.loads(line) for line in (RESULTS / "zero-h200.jsonl").read_text().splitlines()]
 # docs/deepspeed.md quotes these
-WITH_KERNELS_TOLERANCE, PLAIN_TOLERANCE = 0.01, 0.004
+WITH_KERNELS_TOLERANCE, PLAIN_TOLERANCE = 0.0175, 0.0045
 
 
 def run(*arguments: str) -> Result:
@@ -27,7 +27,7 @@ def run(*arguments: str) -> Result:
 
 def name_of(row: dict[str, Any]) -> str:
     recipe = row["recipe"]
-    return f"{recipe['model']}-{recipe['gpus']}gpus-zero{recipe['zero']}-{recipe['offload']}-{recipe['liger']}"
+    return f"{recipe['model']}-{recipe['gpus']}gpus-zero{recipe['zero']}-{recipe['offload']}-{recipe['liger']}-{recipe['lora']}"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
