@@ -26,8 +26,7 @@ def run(*arguments: str) -> Result:
 
 
 def name_of(row: dict[str, Any]) -> str:
-    recipe = row["recipe"]
-    return f"{recipe['model']}-{recipe['gpus']}gpus-zero{recipe['zero']}-{recipe['offload']}-{recipe['liger']}-{recipe['lora']}"
+    return "-".join(str(row["recipe"][key]) for key in ("model", "gpus", "zero", "offload", "liger", "lora"))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
