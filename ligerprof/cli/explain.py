@@ -81,18 +81,27 @@ def command(  # noqa: PLR0913 - one argument per option
     SNAPSHOT is a file of torch.cuda.memory._dump_snapshot(), plain or compressed with gzip or
     xz, or - for standard input; RUN is a directory that `ligerprof step` or `ligerprof.record()`
     wrote. FOLDER has one snapshot or run directory per rank of a distributed run: the ranks are
-    listed, the worst first, with what differs between them; --ranks does so for RUN. No code in the file is run.
+    listed, the worst first, with what differs between them; --ranks does so for RUN. No code in the
+    file is run.
     """
     keep_freed_memory()
     rules = _rules(rules_path)
     sources = _ranks(snapshot, of_run=all_ranks)
     if sources:
-        if html_path is not None or stacks or as_markdown or by is not View.ROLE:
-            raise click.UsageError("--html, --stacks, --format and --by need one rank: give its file.")
+        if stacks or as_markdown or by is not View.ROLE:
+            raise click.UsageError("--stacks, --format and --by need one rank: give its file.")
         from ligerprof.analyzers.explain.ranks import explain_ranks
         from ligerprof.reports.ranks import render_ranks
 
+        if html_path is not None:
+            require_absent([html_path], force=force)
         ranks = explain_ranks(sources, device_index=device_index, rules=rules)
+        if html_path is not None:
+            from ligerprof.reports.page.ranks import render_ranks_page
+
+            worst = analyze(ranks.worst.source, device_index=device_index, rules=rules)
+            write_new_file(html_path, render_ranks_page(ranks, worst, source=snapshot.name), force=force)
+            say(f"wrote {html_path}")
         show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
         _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
         return

@@ -5,11 +5,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ligerprof.analyzers.explain.analysis import explain
+from ligerprof.analyzers.explain.analysis import analyze, explain
+from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 from ligerprof.cli.main import main
+from ligerprof.reports.page.ranks import render_ranks_page
+from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS
 from ligerprof.roles import Role
+from ligerprof.units import format_mib
 from tests.golden import assert_matches_golden
 from tests.paths import RECORDINGS
+from tests.reports.page.test_diff import Cells
+from tests.reports.page.test_html import ATTACKS, Elements, hostile_snapshot
+from tests.reports.page.unpacking import recordings_of
 
 GOLDEN = Path(__file__).parent / "golden"
 # in place of ranks: the same model, recorded with and without checkpointing
@@ -82,7 +89,39 @@ def test_the_highest_rank_is_judged_by_max_peak(folder: Path) -> None:
     assert "the peak of 1178.8 MiB is over --max-peak 1100.0 MiB" in result.stderr
 
 
-@pytest.mark.parametrize("options", [["--html", "page.html"], ["--stacks"], ["--by", "layer"]])
+def test_page_has_the_ranks_and_the_worst_ones_recording(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    result = run(folder, "--html", path, "--json")
+
+    page, ranks = path.read_text(encoding="utf-8"), json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert [data["marks"]["peak"]["bytes"] for data in recordings_of(page)] == [ranks["ranks"][0]["peak_bytes"]]
+    rows = Cells(page).rows
+    shown = [row[:2] for row in rows if len(row) == len(RANK_HEADS) and row[0].isdigit()]
+    assert shown == [[str(each["rank"]), format_mib(each["peak_bytes"])] for each in ranks["ranks"]]
+    for spread in ranks["differences"]:
+        sizes = [format_mib(spread[name]) for name in ("least_bytes", "most_bytes")]
+        visible = format_mib(spread["difference_bytes"]) != format_mib(0)
+        shown_sizes = [[*row[:2], row[3]] for row in rows if len(row) == len(SPREAD_HEADS)]
+        assert ([spread["role"], *sizes] in shown_sizes) is visible
+    changed = format_mib(abs(ranks["blocks"][0]["difference_bytes"]))
+    assert any(changed in row[1] for row in rows if len(row) == 4)
+    assert run(folder, "--html", path).exit_code == 1
+
+
+def test_names_of_files_and_what_they_hold_never_become_markup(tmp_path: Path) -> None:
+    worst = analyze(hostile_snapshot())
+    peaks = [RankPeak(rank=rank, source=Path(ATTACKS[0]), report=worst.peak) for rank in range(2)]
+
+    page = render_ranks_page(RanksReport(ranks=tuple(peaks)), worst, source=ATTACKS[0])
+
+    for tag, attributes in Elements(page).elements:
+        assert tag != "img"
+        assert not {"src", "href"} & set(attributes), tag
+        assert not any(name.startswith("on") for name in attributes)
+
+
+@pytest.mark.parametrize("options", [["--format", "markdown"], ["--stacks"], ["--by", "layer"]])
 def test_options_for_one_rank_are_a_usage_error(folder: Path, options: list[str]) -> None:
     result = run(folder, *options)
 

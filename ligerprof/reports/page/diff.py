@@ -22,12 +22,17 @@ def render_diff_page(before: SnapshotAnalysis, after: SnapshotAnalysis, *, sourc
             "<h2>Changes by role</h2>",
             html_table(["role", "before, MiB", "after, MiB", "change, MiB"], _role_rows(diff)),
             "<h2>Changes by call site</h2>",
-            html_table(["role", "change, MiB", "blocks", "allocated by"], _group_rows(diff)),
+            html_changes(diff),
             "<h2>Both recordings</h2>",
             html_pair((f"A: {sources[0]}", f"B: {sources[1]}")),
         ],
         [before, after],
     )
+
+
+def html_changes(diff: PeakDiff) -> str:
+    """The table of what grew and shrank, by call site."""
+    return html_table(["role", "change, MiB", "blocks", "allocated by"], _group_rows(diff))
 
 
 def _role_rows(diff: PeakDiff) -> Iterator[list[str]]:

@@ -13,25 +13,26 @@ from ligerprof.units import format_mib
 
 def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
     """The whole page as HTML text; `source` is the file's name, for the title."""
+    is_failure = analysis.peak.out_of_memory is not None
+    title = f"{source}: out of memory" if is_failure else f"{source}: memory at the peak"
+    return html_page(title, [*peak_parts(analysis, notes=analysis.peak.notes)], [analysis])
+
+
+def peak_parts(analysis: SnapshotAnalysis, *, notes: Iterable[str] = ()) -> Iterator[str]:
+    """What the page says and shows about the page's first recording."""
     report = analysis.peak
     oom = report.out_of_memory
     failure = [] if oom is None else failure_lines(oom)
     moments = [("peak", report.roles)] if oom is None else [("failure", oom.roles), ("peak", report.roles)]
-    return html_page(
-        f"{source}: memory at the peak" if oom is None else f"{source}: out of memory",
-        [
-            *(paragraph(line, "failure-line" if index == 0 else "") for index, line in enumerate(failure)),
-            *(paragraph(line) for line in (sentence(report), *phase_lines(report))),
-            *(paragraph(f"Note: {note}.") for note in report.notes),
-            "<h2>Memory over the recording</h2>",
-            html_recording(),
-            "<h2>Roles</h2>",
-            html_table(
-                ["role", *(head for name, _ in moments for head in (f"{name}, MiB", "share")), "meaning"],
-                _role_rows([roles for _, roles in moments]),
-            ),
-        ],
-        [analysis],
+    yield from (paragraph(line, "failure-line" if index == 0 else "") for index, line in enumerate(failure))
+    yield from (paragraph(line) for line in (sentence(report), *phase_lines(report)))
+    yield from (paragraph(f"Note: {note}.") for note in notes)
+    yield "<h2>Memory over the recording</h2>"
+    yield html_recording()
+    yield "<h2>Roles</h2>"
+    yield html_table(
+        ["role", *(head for name, _ in moments for head in (f"{name}, MiB", "share")), "meaning"],
+        _role_rows([roles for _, roles in moments]),
     )
 
 

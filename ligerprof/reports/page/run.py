@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ligerprof.reports.figures.roles import RolesBar, draw_roles
 from ligerprof.reports.figures.style import svg_text
 from ligerprof.reports.page.html import html_page, html_recording, html_table, paragraph
-from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS, rank_rows, ranks_sentence, spread_rows
+from ligerprof.reports.page.ranks import html_ranks
 from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict_lines
 from ligerprof.reports.terminal import FiguresColumn, percent_error
 from ligerprof.roles import Role, shown_phases
@@ -28,7 +28,7 @@ def render_page(report: StepReport) -> str:
             f'<div class="figure">{_svg(columns)}</div>',
             html_table(["role", *_figure_heads(columns), "meaning"], _role_rows(columns)),
             *_phases(report, columns),
-            *_ranks(report),
+            *([] if report.ranks is None else html_ranks(report.ranks)),
             "<h2>Memory over the recording</h2>",
             html_recording(),
             *(paragraph(line) for line in closing_lines(report)),
@@ -41,15 +41,6 @@ def _phases(report: StepReport, columns: Sequence[FiguresColumn]) -> Iterator[st
     if report.outcome.oom is None:
         yield "<h2>Phases</h2>"
         yield html_table(["phase", *_figure_heads(columns)], _phase_rows(columns))
-
-
-def _ranks(report: StepReport) -> Iterator[str]:
-    if report.ranks is not None:
-        yield "<h2>Ranks</h2>"
-        yield paragraph(ranks_sentence(report.ranks))
-        yield html_table(RANK_HEADS, rank_rows(report.ranks))
-        if spreads := list(spread_rows(report.ranks)):
-            yield html_table(SPREAD_HEADS, spreads)
 
 
 def _figure_heads(columns: Sequence[FiguresColumn]) -> list[str]:
