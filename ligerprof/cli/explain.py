@@ -99,7 +99,7 @@ def command(  # noqa: PLR0913 - one argument per option
         if html_path is not None:
             from ligerprof.reports.page.ranks import render_ranks_page
 
-            worst = analyze(ranks.worst.source, device_index=device_index, rules=rules)
+            worst = _analysis(ranks.worst.source, device_index=device_index, rules=rules, stacks=False)
             write_new_file(html_path, render_ranks_page(ranks, worst, source=snapshot.name), force=force)
             say(f"wrote {html_path}")
         show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)

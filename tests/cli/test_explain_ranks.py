@@ -6,8 +6,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ligerprof.analyzers.explain.analysis import analyze, explain
+from ligerprof.analyzers.explain.diff import diff_peaks
 from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 from ligerprof.cli.main import main
+from ligerprof.reports.diff import group_rows, signed_mib
 from ligerprof.reports.page.ranks import render_ranks_page
 from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS
 from ligerprof.roles import Role
@@ -104,8 +106,9 @@ def test_page_has_the_ranks_and_the_worst_ones_recording(folder: Path, tmp_path:
         visible = format_mib(spread["difference_bytes"]) != format_mib(0)
         shown_sizes = [[*row[:2], row[3]] for row in rows if len(row) == len(SPREAD_HEADS)]
         assert ([spread["role"], *sizes] in shown_sizes) is visible
-    changed = format_mib(abs(ranks["blocks"][0]["difference_bytes"]))
-    assert any(changed in row[1] for row in rows if len(row) == 4)
+    lowest, worst = (explain(folder / f"rank{rank}.pickle.xz") for rank in (0, 1))
+    changes = [[row.role, signed_mib(row.change_bytes), row.counts] for row in group_rows(diff_peaks(lowest, worst))]
+    assert [row[:3] for row in rows if len(row) == 4 and " > " in row[2]] == changes
     assert run(folder, "--html", path).exit_code == 1
 
 
