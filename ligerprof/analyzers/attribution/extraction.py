@@ -9,7 +9,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
-from ligerprof.analyzers.attribution.gradients import Gradients
+from ligerprof.analyzers.attribution.gradients import APPLIED, CAST, CAST_OF_OTHER, KEPT_SO_FAR, Gradients
 from ligerprof.analyzers.attribution.partitions import Partitions
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.precedents import Precedents
@@ -88,6 +88,7 @@ class FeatureExtractor:
         if self._without_calls.any():
             has_calls = call_sites.at(lambda site: site.has_calls)
             self._without_calls &= ~is_among(self._spans, distinct(self._spans[has_calls]))
+        self._ends_of_steps = np.sort([phases.last_between_steps, phases.last_optimizer_end])
         self._site_features: dict[int, frozenset[Feature]] = {}
         self._sets_of_features: dict[frozenset[Feature], frozenset[Feature]] = {}
 
@@ -133,8 +134,7 @@ class FeatureExtractor:
             self._codes[blocks],
             kept,
             np.sign(freed_span - spans),
-            allocated < self._phases.last_between_steps,
-            allocated < self._phases.last_optimizer_end,
+            np.searchsorted(self._ends_of_steps, allocated, side="right"),
             ~kept & (freed < self._call_sites.next_call[blocks]),
             # all that the place in the call contributes: a call can allocate every block of a recording
             np.minimum(index, _ENDS_OF_CALL),
@@ -146,10 +146,7 @@ class FeatureExtractor:
             self._reductions.gradients[blocks],
             self._reductions.inputs[blocks],
             self._partitions.gradients[blocks],
-            self._gradients.cast[blocks],
-            self._gradients.cast_of_others[blocks],
-            self._gradients.applied[blocks],
-            self._gradients.kept_so_far[blocks],
+            self._gradients.kinds[blocks],
             self._precedents.kept[blocks],
             self._precedents.dropped[blocks],
             self._partitions.flat_weights[blocks],
@@ -184,10 +181,11 @@ class FeatureExtractor:
         yield Feature.REDUCED, bool(self._reductions.gradients[block])
         yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
         yield Feature.GRADIENT_PARTITION, bool(self._partitions.gradients[block])
-        yield Feature.CAST_OF_GRADIENT, bool(self._gradients.cast[block])
-        yield Feature.CAST_OF_OTHER_GRADIENT, bool(self._gradients.cast_of_others[block])
-        yield Feature.KEPT_SO_FAR, bool(self._gradients.kept_so_far[block])
-        yield Feature.APPLIED, bool(self._gradients.applied[block])
+        kinds = int(self._gradients.kinds[block])
+        yield Feature.CAST_OF_GRADIENT, bool(kinds & CAST)
+        yield Feature.CAST_OF_OTHER_GRADIENT, bool(kinds & CAST_OF_OTHER)
+        yield Feature.APPLIED, bool(kinds & APPLIED)
+        yield Feature.KEPT_SO_FAR, bool(kinds & KEPT_SO_FAR)
         yield Feature.FLAT_WEIGHTS, bool(self._partitions.flat_weights[block])
         yield Feature.MASTER_COPY, bool(self._partitions.master_copies[block])
         yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients

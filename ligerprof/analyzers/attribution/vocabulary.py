@@ -1,6 +1,7 @@
 """Find the loss over a vocabulary: the sizes of its [T, V] tensors, for T tokens and V words, and the head's calls."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
@@ -249,12 +250,22 @@ class Vocabulary:
 
     def _is_weight(self, size: int, factors: Sequence[int]) -> bool:
         """Whether some weights have a size, times a factor; without known tables, half as many as of any vector."""
-        if not len(self._weights):
-            return True
-        vectors = (self._weights > _LARGEST_COUNTER_BYTES) & (self._weights <= _LARGEST_VECTOR_BYTES)
-        commonest = int(np.unique(self._weights[vectors], return_counts=True)[1].max(initial=0))
-        needed = 1 if len(self._known_tables) else max(commonest // 2, 1)
-        return any(int((self._weights == size * factor).sum()) >= needed for factor in factors)
+        needed = 1 if len(self._known_tables) else max(self._commonest_vectors // 2, 1)
+        return not len(self._weights) or any(self._counts[size * factor] >= needed for factor in factors)
+
+    @cached_property
+    def _counts(self) -> Counter[int]:
+        """How many weights have each size."""
+        sizes, counts = np.unique(self._weights, return_counts=True)
+        return Counter(dict(zip(sizes.tolist(), counts.tolist(), strict=True)))
+
+    @cached_property
+    def _commonest_vectors(self) -> int:
+        """The number of weights that have the commonest size of a vector."""
+        vectors = (
+            count for size, count in self._counts.items() if _LARGEST_COUNTER_BYTES < size <= _LARGEST_VECTOR_BYTES
+        )
+        return max(vectors, default=0)
 
     def _outputs(self, chosen: Callable[[CallSite], bool], phase: Phase = Phase.FORWARD) -> Int64s:
         """The last block of each call from the chosen sites."""
@@ -272,10 +283,11 @@ class Vocabulary:
 
 def _last_of_calls(call_sites: CallSites) -> Mask:
     """Whether each block is its call's last, apart from a workspace that cuBLAS allocates for the first product."""
-    own = np.flatnonzero(~call_sites.at(lambda site: _WORKSPACE.search(site.stack.native_text) is not None))
-    calls = np.cumsum(call_sites.index_in_call == 0)[own]
-    last = np.zeros(len(call_sites.index_in_call), dtype=bool)
-    last[own[np.diff(calls, append=-1) != 0]] = True
+    last: Mask = call_sites.index_in_call == call_sites.blocks_in_call - 1
+    workspaces = call_sites.at(lambda site: _WORKSPACE.search(site.stack.native_text) is not None)
+    for block in np.flatnonzero(workspaces & (call_sites.index_in_call > 0))[::-1].tolist():
+        if last[block]:
+            last[block - 1 : block + 1] = True, False
     return last
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.roles import Phase
+from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -47,7 +48,7 @@ class Weights:
     @cached_property
     def _possible(self) -> frozenset[int]:
         """Sizes of weights, of optimizer states and of all weights at once."""
-        states = frozenset(self._sizes[self._call_sites.matching(STATE)].tolist())
+        states = frozenset(distinct(self._sizes[self._call_sites.matching(STATE)]).tolist())
         total_bytes = sum(size * count for size, count in self.live_sizes.items())
         return self.sizes | states | {total_bytes}
 
