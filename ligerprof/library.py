@@ -104,11 +104,24 @@ def fit(
         return search.fit(recipe, judge, say, remaining)
 
 
-def advise(recipe: TrainingRecipe, *, simulate: bool = True, progress: Progress | None = None) -> "Advice":
-    """Find the cheapest changes that make a recipe fit; see `ligerprof advise`."""
+def advise(
+    recipe: TrainingRecipe,
+    *,
+    simulate: bool = True,
+    progress: Progress | None = None,
+    tried: Callable[[int, int], None] | None = None,
+) -> "Advice":
+    """Find the cheapest changes that make a recipe fit; see `ligerprof advise`.
+
+    Args:
+        recipe: what to train, how, and on which GPU.
+        simulate: whether to check answers by simulated steps.
+        progress: receives short messages.
+        tried: receives the number of the change that is tried next, and the most that will be tried.
+    """
     from ligerprof.analyzers.search import advise as search
 
-    return search.advise(recipe, make_judge(recipe, simulate=simulate, progress=progress or _silent))
+    return search.advise(recipe, make_judge(recipe, simulate=simulate, progress=progress or _silent), tried)
 
 
 def compare(*sources: "Source", reference: int = 0) -> Comparison:

@@ -50,7 +50,7 @@ def command(recipe: TrainingRecipe, simulate: bool, output: Path | None, force: 
         require_editable(source)
         require_absent([output], force=force)
     with stages() as progress:
-        advice = advise(recipe, simulate=simulate, progress=progress)
+        advice = advise(recipe, simulate=simulate, progress=progress, tried=progress.attempt)
     runnable, reason = _runnable(advice)
     next_command = command_line(runnable, advice.plan)
     remarks = [remark for remark in (reason, _main_memory_note(advice)) if remark]

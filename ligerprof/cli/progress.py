@@ -21,6 +21,9 @@ class Stages:
     def remaining(self, count: int) -> None:
         """About so many more stages of the longest kind will follow; shown as time on a terminal."""
 
+    def attempt(self, number: int, most: int) -> None:
+        """One of at most so many attempts starts, the last of which is unknown; shown on a terminal."""
+
 
 class _ShownStages(Stages):
     """Stages in a line of a terminal.
@@ -38,12 +41,12 @@ class _ShownStages(Stages):
         self._started = now()
         self._done, self._stage = -1, ""
         self._first_count: int | None = None
-        self._left = ""
+        self._attempt = self._left = ""
 
     def _start(self, stage: str) -> None:
         self._done, self._stage = self._done + 1, stage
         if self._first_count is None:
-            self._left = time_left(self._done, self._total, self._now() - self._started)
+            self._left = self._attempt or time_left(self._done, self._total, self._now() - self._started)
         self._update(self._stage, self._left)
 
     def remaining(self, count: int) -> None:
@@ -51,6 +54,9 @@ class _ShownStages(Stages):
         self._first_count = max(count, self._first_count or 0)
         self._left = about_left(self._first_count - count, count, self._now() - self._started)
         self._update(self._stage, self._left)
+
+    def attempt(self, number: int, most: int) -> None:
+        self._attempt = f"change {number} of at most {most}: "
 
 
 @contextmanager

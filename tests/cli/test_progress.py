@@ -53,3 +53,14 @@ def test_the_time_left_follows_from_the_number_that_remains(monkeypatch: pytest.
         progress.remaining(2)
         progress("second")
     assert "s left: second" in terminal.getvalue()
+
+
+def test_attempts_are_counted_where_the_last_one_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with stages() as progress:
+        progress("as given")
+        progress.attempt(3, 12)
+        progress("simulating")
+    assert "change 3 of at most 12: simulating" in terminal.getvalue()

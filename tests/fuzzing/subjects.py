@@ -61,21 +61,23 @@ class UnexpectedEndError(Exception):
 def by_command(*arguments: str, twice: bool = False) -> Read:
     """Run a command on the file: it must end in 0 with one JSON object or printable text, or in 1 or 2 with errors."""
 
-    def run(path: Path) -> bool:
-        result = CliRunner().invoke(main, [*arguments, *[str(path)] * (1 + twice)])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        if result.exit_code not in (0, 1, 2, 3):
-            raise UnexpectedEndError(f"exit code {result.exit_code}")
-        if not all(line.isprintable() for line in result.output.split("\n")):
-            raise UnexpectedEndError("unprintable output")
-        if result.exit_code == 1 and result.stderr.count("\n") != 1:
-            raise UnexpectedEndError(f"more than a line of error: {result.stderr[:500]}")
-        if result.exit_code == 0 and "--json" in arguments:
-            require_sums(json.loads(result.stdout))
-        return result.exit_code == 0
+    return lambda path: ran([*arguments, *[str(path)] * (1 + twice)])
 
-    return run
+
+def ran(arguments: list[str]) -> bool:
+    """Whether a command ends in 0; it may refuse, but not end in any other way."""
+    result = CliRunner().invoke(main, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    if result.exit_code not in (0, 1, 2, 3):
+        raise UnexpectedEndError(f"exit code {result.exit_code}")
+    if not all(line.isprintable() for line in result.output.split("\n")):
+        raise UnexpectedEndError("unprintable output")
+    if result.exit_code == 1 and result.stderr.count("\n") != 1:
+        raise UnexpectedEndError(f"more than a line of error: {result.stderr[:500]}")
+    if result.exit_code == 0 and "--json" in arguments:
+        require_sums(json.loads(result.stdout))
+    return result.exit_code == 0
 
 
 def require_sums(report: dict[str, Any]) -> None:
@@ -124,7 +126,35 @@ def _snapshots() -> list[Subject]:
         found.append(
             Subject(kind="packed snapshot", suffix=".xz", content=lzma.compress(whole, preset=1), read=next(reads))
         )
+    # the last one is a recording
+    found.append(Subject(kind="snapshot", suffix=".pickle", values=values, content=whole, read=among_ranks(whole)))
     return found
+
+
+def among_ranks(whole: bytes) -> Read:
+    """Read a folder in which the file is one of two ranks."""
+
+    def run(path: Path) -> object:
+        directory = path.with_suffix(".ranks")
+        directory.mkdir()
+        (directory / "rank0.pickle").write_bytes(whole)
+        (directory / "rank1.pickle").write_bytes(path.read_bytes())
+        try:
+            return by_command("explain")(directory)
+        finally:
+            shutil.rmtree(directory)
+
+    return run
+
+
+def as_text(*arguments: str) -> Read:
+    """Run a command with the file's text as its last argument, where it can be one."""
+
+    def run(path: Path) -> object:
+        text = path.read_bytes().decode(errors="surrogateescape").replace("\0", "")
+        return ran([*arguments, text])
+
+    return run
 
 
 def _json(kind: str, values: Any, read: Read) -> Subject:
@@ -207,6 +237,7 @@ def _configs() -> list[Subject]:
         _json("config", recipe, by_command("estimate", "--json", "--config")),
         _json("config", TRAINER, by_command("estimate", "--model", "tiny", "--json", "--config")),
         _json("config", deepspeed, by_command(*trained, "--deepspeed-config")),
+        _json("config", deepspeed, as_text(*trained, "--deepspeed-config")),
         _json("config", RULES, by_function(read_rules)),
         Subject(kind="config", suffix=".toml", content=study.read_bytes(), read=by_function(load_study)),
         Subject(

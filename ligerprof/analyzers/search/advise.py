@@ -1,6 +1,6 @@
 """Find the changes that bring a recipe below a limit: try the ladder rung by rung until the recipe fits."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.serialization import JsonKeys, document, select, to_json
 from ligerprof.words import Word
+
+
+# receives the number of the change that is tried next, and the most that will be tried
+Tried = Callable[[int, int], None]
 
 
 class State(Word):
@@ -97,16 +101,22 @@ class Advice(JsonKeys):
         )
 
 
-def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:
+def advise(recipe: TrainingRecipe, judge: Judge, tried: Tried | None = None) -> Advice:
     """Climb the ladder until the recipe fits the judge's limit, with room for fragmentation if the ladder reaches that.
+
+    Args:
+        recipe: what to train, how, and on which GPU.
+        judge: decides whether a recipe fits.
+        tried: receives the number of each change before it is tried, and the number of changes; each climb starts anew.
 
     Raises:
         UnsupportedError: the analytic estimate does not cover an option of the recipe.
         UnknownModelError: it does not cover the model's architecture.
     """
-    climb = _climb(recipe, judge.with_room())
+    tried = tried or (lambda _number, _most: None)
+    climb = _climb(recipe, judge.with_room(), tried)
     if judge.verdict(recipe).fits or not climb.verdict.fits:
-        climb = _climb(recipe, judge)
+        climb = _climb(recipe, judge, tried)
     return Advice(
         recipe=recipe,
         limit=judge.limit,
@@ -120,8 +130,8 @@ def advise(recipe: TrainingRecipe, judge: Judge) -> Advice:
     )
 
 
-def _climb(recipe: TrainingRecipe, judge: Judge) -> "_Climb":
-    return _cheapest(_Climb(recipe, judge, {change.name for change in LADDER}))
+def _climb(recipe: TrainingRecipe, judge: Judge, tried: Tried) -> "_Climb":
+    return _cheapest(_Climb(recipe, judge, {change.name for change in LADDER}, tried))
 
 
 def _cheapest(climb: "_Climb") -> "_Climb":
@@ -131,7 +141,7 @@ def _cheapest(climb: "_Climb") -> "_Climb":
         if not climb.verdict.fits:
             break
         names = {step.change.name for step in climb.steps if step.state is State.APPLIED}
-        fewer = _Climb(climb.recipe, climb.judge, names - {change.name})
+        fewer = _Climb(climb.recipe, climb.judge, names - {change.name}, climb.tried)
         climb = fewer if fewer.verdict.fits else climb
     return climb
 
@@ -139,14 +149,17 @@ def _cheapest(climb: "_Climb") -> "_Climb":
 class _Climb:
     """One climb using the rungs of the given names: the plan so far, its need, and whether it fits."""
 
-    def __init__(self, recipe: TrainingRecipe, judge: Judge, names: set[str]) -> None:
-        self.recipe, self.judge = recipe, judge
+    def __init__(self, recipe: TrainingRecipe, judge: Judge, names: set[str], tried: Tried) -> None:
+        self.recipe, self.judge, self.tried = recipe, judge, tried
         self.needed_bytes = needed_bytes(recipe)
         self.plan, self.verdict = self._settle(recipe)
         self.steps: list[Step] = []
-        for change in LADDER:
-            spare = Step(change=change, state=State.SPARE)
-            self.steps.append(spare if self.verdict.fits or change.name not in names else self._take(change))
+        for number, change in enumerate(LADDER, start=1):
+            if self.verdict.fits or change.name not in names:
+                self.steps.append(Step(change=change, state=State.SPARE))
+            else:
+                tried(number, len(LADDER))
+                self.steps.append(self._take(change))
             self._retry()
         self._unexpanded_bytes = self.needed_bytes
         self.needed_bytes = needed_bytes(self.plan)

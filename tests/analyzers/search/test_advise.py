@@ -62,9 +62,13 @@ recipes = st.builds(
 def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, share: float) -> None:
     judge = estimating(max(1, int(share * needed_bytes(recipe))))
 
-    advice = advise(recipe, judge)
+    tried: list[tuple[int, int]] = []
+
+    advice = advise(recipe, judge, lambda number, most: tried.append((number, most)))
 
     assert_adds_up(advice)
+    assert {most for _, most in tried} <= {len(LADDER)}
+    assert {number for number, _ in tried} <= set(range(1, len(LADDER) + 1))
     assert advice.plan_verdict == judge.verdict(advice.plan)
     sequences = advice.plan.batch * advice.plan.grad_accum
     assert (sequences, advice.plan.seq) == (recipe.batch * recipe.grad_accum, recipe.seq)
@@ -72,6 +76,7 @@ def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, sh
         assert advice.plan == recipe
     if not advice.plan_verdict.fits:
         assert "spare" not in states(advice).values(), "every rung that saves was tried"
+        assert len({number for number, _ in tried}) == len(LADDER)
 
 
 @settings(max_examples=6)
