@@ -92,6 +92,16 @@ def test_a_failed_write_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["file", "folder"]
 
 
+def test_a_pipe_is_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(OutputError, match=f"{name}: a pipe or device, not a file"):
+            write_new_file(tmp_path / name, "content", force=True)
+    assert stat.S_ISFIFO((tmp_path / "link").stat().st_mode)
+    assert names_in(tmp_path) == ["link", "pipe"]
+
+
 def test_a_full_disk_leaves_the_old_file_although_it_is_forced(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text("old", encoding="utf-8")

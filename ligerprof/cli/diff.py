@@ -10,7 +10,7 @@ import click
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
 from ligerprof.cli.output import say, show
-from ligerprof.errors import DoesNotFitError, ResultFormatError
+from ligerprof.errors import DoesNotFitError, RecipeError, ResultFormatError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.snapshots.watch import watched
 from ligerprof.units import parse_bytes
@@ -33,7 +33,10 @@ class _Growth(NamedTuple):
         """Read `2%`, `0%` or a size such as `100MiB`."""
         if (match := _PERCENT.fullmatch(text.strip())) is not None:
             return cls(text, percent=Fraction(match.group(1)))
-        return cls(text, size_bytes=parse_bytes(text))
+        try:
+            return cls(text, size_bytes=parse_bytes(text))
+        except RecipeError as error:
+            raise RecipeError(f"{error} A share of the first peak is written as 2%.") from None
 
     def is_exceeded(self, diff: "PeakDiff") -> bool:
         """Whether the peak grew by more."""

@@ -14,6 +14,9 @@ _PREFIX_BYTES = 2**18
 _RESULT, _CELLS, _MODEL = "result.json", "results.jsonl", "config.json"
 _MOST_ENTRIES = 1000
 _OWN_KIND = re.compile(rb'\s*\{\s*"schema"\s*:\s*1\s*,\s*"kind"\s*:\s*"([a-z-]{1,30})"')
+_PAGE = re.compile(rb"(?i)\s*<(?:!doctype|html|!--|head)")
+# of a file of safetensors
+_LONGEST_HEADER_BYTES = 100_000_000
 _RECIPES = frozenset({"step", "estimate", "fit", "advise", "sweep"})
 
 
@@ -122,11 +125,12 @@ def _kind_of_binary(start: bytes) -> Kind | None:
     if start.startswith(b"\x80"):
         return Kind.SNAPSHOT if b"segments" in start or b"device_traces" in start else None
     # the header of a safetensors file is JSON after eight bytes of its length
-    return Kind.WEIGHTS if start.startswith(b"PK\x03\x04") or start[8:9] == b"{" else None
+    is_header = start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER_BYTES
+    return Kind.WEIGHTS if start.startswith(b"PK\x03\x04") or is_header else None
 
 
 def _kind_of_text(start: bytes) -> Kind | None:
-    if start.lstrip()[:1] == b"<":
+    if _PAGE.match(start) is not None:
         return Kind.PAGE
     if (own := _OWN_KIND.match(start)) is not None:
         return _OWN.get(own[1].decode("ascii"), Kind.OUTPUT)

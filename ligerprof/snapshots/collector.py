@@ -1,6 +1,5 @@
 """Memory management for millions of events: pause Python's garbage collector, and keep what arrays free."""
 
-import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +26,9 @@ def keep_freed_memory() -> None:
 
     For processes that analyze one recording and end. Only glibc has this setting; others go on as before.
     """
+    # every command imports this module, and few call this function
+    import ctypes
+
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, _LARGEST_FROM_HEAP_BYTES)

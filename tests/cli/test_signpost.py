@@ -44,6 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model" / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
     (folder / "args.json").write_text('{"per_device_train_batch_size": 4}')
     (folder / "page.html").write_text("<!doctype html><title>peak</title>")
+    # these only start as a page and as weights do
+    (folder / "merge.yaml").write_text("<<: *base\n")
+    (folder / "anchor.yaml").write_text("k0: &z0 {}\n")
     (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0" + b'{"weight": 1}   ')
     (folder / "checkpoint.pt").write_bytes(b"PK\x03\x04 archive/data.pkl")
     (folder / "nothing").write_bytes(b"")
@@ -69,6 +72,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("model", Kind.MODEL),
         ("args.json", Kind.TRAINING),
         ("page.html", Kind.PAGE),
+        ("merge.yaml", None),
+        ("anchor.yaml", None),
         ("model.safetensors", Kind.WEIGHTS),
         ("checkpoint.pt", Kind.WEIGHTS),
         ("nothing", Kind.EMPTY),

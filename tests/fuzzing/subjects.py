@@ -60,7 +60,6 @@ class UnexpectedEndError(Exception):
 
 def by_command(*arguments: str, twice: bool = False) -> Read:
     """Run a command on the file: it must end in 0 with one JSON object or printable text, or in 1 or 2 with errors."""
-
     return lambda path: ran([*arguments, *[str(path)] * (1 + twice)])
 
 

@@ -13,7 +13,6 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.serialization import JsonKeys, document, select, to_json
 from ligerprof.words import Word
 
-
 # receives the number of the change that is tried next, and the most that will be tried
 Tried = Callable[[int, int], None]
 

@@ -4,11 +4,12 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.errors import LigerprofError
+from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.units import format_bytes
@@ -16,6 +17,8 @@ from ligerprof.units import format_bytes
 # at each size these vary fastest: steps that are compared with each other run one after the other
 KERNEL_OPTIONS = ("liger", "provider", "flce_budget")
 AXES = tuple(Axis)
+# weeks of training steps; looking at more takes minutes
+_MOST_COMBINATIONS = 100_000
 _ALWAYS_SHOWN = (*AXES, "liger", "provider")
 _DEFAULTS: dict[str, Any] = {name: declared.default for name, declared in RECIPE_OPTIONS.items()}
 
@@ -32,6 +35,11 @@ class Grid:
 
     options: Mapping[str, tuple[Any, ...]]
     variants: tuple[Mapping[str, Any], ...] = ({},)
+
+    @property
+    def size(self) -> int:
+        """Number of combinations."""
+        return math.prod(map(len, self.options.values())) * len(self.variants)
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """The values of each step: sizes ascending, and all kernels of a size before the next size."""
@@ -64,7 +72,13 @@ def expand(
 
     Args:
         inspect: raises a LigerprofError for a recipe that cannot run here.
+
+    Raises:
+        RecipeError: there are too many combinations.
     """
+    grids = tuple(grids)
+    if (count := sum(grid.size for grid in grids)) > _MOST_COMBINATIONS:
+        raise RecipeError(f"the grid has {count:,} combinations, more than {_MOST_COMBINATIONS:,}. Name fewer values.")
     recipes: dict[str, TrainingRecipe] = {}
     refusals = []
     for values in itertools.chain.from_iterable(grid.combinations() for grid in grids):

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,14 @@ def test_sizes_ascend_and_kernels_vary_fastest() -> None:
     assert order == [
         (precision, size, *kernel) for precision, size, kernel in itertools.product(("amp", "bf16"), sizes, kernels)
     ]
+
+
+def test_a_grid_of_too_many_combinations_is_refused_at_once() -> None:
+    sizes = tuple(range(1, 1001))
+    grid = Grid(options={**TINY, "batch": sizes, "seq": sizes}, variants=({}, {"liger": "all"}))
+    assert grid.size == 2_000_000
+    with pytest.raises(RecipeError, match="2,000,000 combinations, more than 100,000"):
+        expand([grid], anything_runs)
 
 
 def test_a_cell_that_does_not_use_an_option_runs_once() -> None:
