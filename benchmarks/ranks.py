@@ -2,7 +2,7 @@
 
     python benchmarks/ranks.py measure benchmarks/results/ranks-h200x2.jsonl
     python benchmarks/ranks.py measure /tmp/try.jsonl --first 3
-    python benchmarks/ranks.py measure build/ddp.jsonl --engine ddp --apart 3
+    python benchmarks/ranks.py measure benchmarks/results/ddp-alone-h200x2.jsonl --engine ddp --apart 1
     python benchmarks/ranks.py compare benchmarks/results/ranks-h200x2.jsonl --simulate
 
 `measure` requires two GPUs, or `--gpus N`. It starts one process per GPU. They join once, and then build and train each
