@@ -45,6 +45,7 @@ class GpuSpec:
         compute_capability: (major, minor); determines the attention backend.
         max_threads_per_sm: maximum resident threads per multiprocessor.
         measured: whether this project measured the figures; the others come from data sheets and public reports.
+        nominal: whether no public report of `memory_bytes` is known.
         aliases: other names, besides `name` and `title`.
     """
 
@@ -58,6 +59,7 @@ class GpuSpec:
     max_threads_per_sm: int
     vendor: Vendor = Vendor.NVIDIA
     measured: bool = False
+    nominal: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
@@ -103,26 +105,31 @@ def _gpu(
         max_threads_per_sm=_MAX_THREADS_PER_SM[capability],
         vendor=Vendor.AMD if title.startswith("AMD") else Vendor.NVIDIA,
         measured=name == "h200",
+        nominal=name in _NOMINAL,
         aliases=aliases,
     )
 
 
+# GPUs of which no public report of torch's `total_memory` is known
+_NOMINAL = frozenset({"gb200", "mi325x"})
 # memory as torch prints it: measured, in torch's environment reports and error messages, or in deviceQuery's output;
-# the smallest of several. A comment names the report if its place was kept; reports of one GPU differ by up to 0.5 %
-# with driver and error correction. Multiprocessors and compute units are those of data sheets
+# the smallest of several. A comment names the report, or says what `torch.cuda.get_device_properties` prints in public
+# logs; reports of one GPU differ by up to 4 % with driver, error correction and virtualization. Multiprocessors and
+# compute units are those of data sheets
 GPUS: dict[str, GpuSpec] = {
     gpu.name: gpu
     for gpu in (
         _gpu("h200", "NVIDIA H200", 143155.9375, 132, (9, 0)),
-        # 79.18 GiB in many messages of torch
+        # 79.18 GiB in many messages of torch; total_memory=81082MB, 81089MB, 81090MB
         _gpu("h100", "NVIDIA H100 80GB HBM3", 81082, 132, (9, 0), "h100-sxm", "h100-80g"),
+        # total_memory=81008MB
         _gpu("h100-pcie", "NVIDIA H100 PCIe", 81008, 114, (9, 0)),
-        # 95.00 GiB: github.com/modelscope/DiffSynth-Studio/issues/1238
+        # 95.00 GiB: github.com/modelscope/DiffSynth-Studio/issues/1238; total_memory=97285MB
         _gpu("h20", "NVIDIA H20", 97280, 78, (9, 0)),
         # 178.35 GiB: github.com/pytorch/ao/pull/4002
         _gpu("b200", "NVIDIA B200", 182630, 148, (10, 0)),
         _gpu("gb200", "NVIDIA GB200", 188733, 152, (10, 0)),
-        # 79.15 GiB in many messages of torch
+        # 79.15 GiB in many messages of torch; 79.14 GiB: github.com/lianqi1008/Control-GIC/issues/6
         _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 81049, 108, (8, 0), "a100-80"),
         # 42298834944 bytes in deviceQuery: github.com/bottlerocket-os/bottlerocket/pull/3873
         _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 40339, 108, (8, 0), "a100-40"),
@@ -134,32 +141,43 @@ GPUS: dict[str, GpuSpec] = {
         _gpu("l40", "NVIDIA L40", 45465, 142, (8, 9)),
         # 23612293120 bytes in deviceQuery
         _gpu("l4", "NVIDIA L4", 22518, 58, (8, 9)),
+        # total_memory=45416MB
         _gpu("a40", "NVIDIA A40", 45416, 84, (8, 6)),
         # 23609475072 bytes in deviceQuery
         _gpu("a10", "NVIDIA A10", 22515, 72, (8, 6)),
+        # total_memory=22587MB at most
         _gpu("a10g", "NVIDIA A10G", 22502, 80, (8, 6)),
+        # total_memory=14930MB to 15109MB
         _gpu("t4", "Tesla T4", 14913, 40, (7, 5)),
         # 31.74 GiB: github.com/liucongg/ChatGLM-Finetuning/issues/73
         _gpu("v100-32g", "Tesla V100-SXM2-32GB", 32501, 80, (7, 0), "v100-32"),
         # 15.75 GiB: github.com/Morizeyao/GPT2-Chinese/issues/215
         _gpu("v100-16g", "Tesla V100-SXM2-16GB", 16128, 80, (7, 0), "v100-16", "v100"),
+        # total_memory=97250MB
         _gpu("rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97249, 188, (12, 0)),
         # 47.38 GiB; 44.43 GiB with error correction, which is off by default: github.com/DINGYANB/MTVCrafter/issues/21
         _gpu("rtx-6000-ada", "NVIDIA RTX 6000 Ada Generation", 48517, 142, (8, 9), "6000-ada"),
+        # total_memory=48676MB at most
         _gpu("rtx-a6000", "NVIDIA RTX A6000", 48568, 84, (8, 6), "a6000"),
-        _gpu("rtx-a5000", "NVIDIA RTX A5000", 24136, 64, (8, 6), "a5000"),
+        # total_memory=24114MB, 24138MB
+        _gpu("rtx-a5000", "NVIDIA RTX A5000", 24114, 64, (8, 6), "a5000"),
         # 31.36 GiB: github.com/TrajectoryCrafter/TrajectoryCrafter/issues/20
         _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 32112, 170, (12, 0), "5090"),
+        # total_memory=16302MB at most
         _gpu("rtx5080", "NVIDIA GeForce RTX 5080", 15841, 84, (12, 0), "5080"),
         # 23.52 GiB: github.com/Soul-AILab/SoulX-FlashTalk/issues/5
         _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24084, 128, (8, 9), "4090"),
-        _gpu("rtx4080", "NVIDIA GeForce RTX 4080", 16076, 76, (8, 9), "4080"),
+        # total_memory=16049MB
+        _gpu("rtx4080", "NVIDIA GeForce RTX 4080", 16049, 76, (8, 9), "4080"),
+        # total_memory=24259MB, 24575MB at most
         _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24136, 82, (8, 6), "3090"),
+        # total_memory=10240MB at most
         _gpu("rtx3080", "NVIDIA GeForce RTX 3080", 10014, 68, (8, 6), "3080"),
         # 11931 MB in torch.cuda.get_device_properties
         _gpu("rtx3060", "NVIDIA GeForce RTX 3060", 11931, 28, (8, 6), "3060"),
         # 10.73 GiB: github.com/Morizeyao/GPT2-Chinese/issues/104
         _gpu("rtx2080ti", "NVIDIA GeForce RTX 2080 Ti", 10987, 68, (7, 5), "2080ti"),
+        # total_memory=196592MB at most
         _gpu("mi300x", "AMD Instinct MI300X", 196292, 304, (9, 4)),
         _gpu("mi325x", "AMD Instinct MI325X", 262123, 304, (9, 4)),
         # 287.98 GiB: github.com/ROCm/TheRock/issues/2118
@@ -223,4 +241,6 @@ def _own_gpu(text: str) -> GpuSpec:
         raise RecipeError(f"{short_repr(text)}: {format_bytes(size_bytes)} is too small. Is the unit missing?")
     largest = max((gpu for gpu in GPUS.values() if gpu.compute_capability == capability), key=lambda gpu: gpu.sm_count)
     name = f"{size_text(size_bytes)}:sm{capability[0]}{capability[1]}"
-    return replace(largest, name=name, title=f"a GPU {name}", memory_bytes=size_bytes, measured=False, aliases=())
+    return replace(
+        largest, name=name, title=f"a GPU {name}", memory_bytes=size_bytes, measured=False, nominal=False, aliases=()
+    )

@@ -1,7 +1,9 @@
 import pytest
 
+from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import RecipeError
 from ligerprof.gpus import GPUS, find_gpu
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import GIB, MIB
 
 
@@ -132,3 +134,12 @@ def test_max_threads_follow_the_compute_capability() -> None:
     assert threads["h200"] == threads["a100-40g"] == threads["mi300x"] == 2048
     assert threads["rtx3090"] == threads["rtx4090"] == threads["l40s"] == 1536
     assert threads["t4"] == 1024
+
+
+def test_a_capacity_without_a_report_is_said_to_be_nominal() -> None:
+    nominal = [name for name, gpu in GPUS.items() if gpu.nominal]
+    assert nominal == ["gb200", "mi325x"]
+    for name in ("gb200", "h100"):
+        assumed = estimate(TrainingRecipe(model="tiny", gpu=name)).assumed
+        assert any("is nominal" in line for line in assumed) == (name == "gb200")
+    assert not find_gpu("24GiB:sm100").nominal

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 PackageStatus = Literal["ok", "missing", "out of range"]
 _GPU_NOTE = (
-    "Figures that are not measured come from data sheets and public reports of torch's output.\n"
+    "Figures that are not measured come from data sheets and public reports of torch's output; of nominal ones no"
+    " report\nis known.\n"
     "--gpu 24GiB:sm89 is a GPU of that size and compute capability."
 )
 _STYLES: dict[PackageStatus, str] = {"ok": "green", "missing": "yellow", "out of range": "red"}
@@ -161,7 +162,11 @@ def environment_json(environment: Environment) -> dict[str, Any]:
         "env",
         {"ligerprof": __version__},
         select(environment, "python", "system", "cuda", "packages", "gpus", "no_gpu_reason"),
-        {"known_gpus": [select(gpu, *figures, "cublas_workspace_bytes", "measured") for gpu in GPUS.values()]},
+        {
+            "known_gpus": [
+                select(gpu, *figures, "cublas_workspace_bytes", "measured", "nominal") for gpu in GPUS.values()
+            ]
+        },
     )
 
 
@@ -217,7 +222,7 @@ def _known_gpus_table() -> "Table":
             format_bytes(gpu.memory_bytes),
             str(gpu.sm_count),
             "ROCm" if gpu.vendor is Vendor.AMD else "sm{}{}".format(*gpu.compute_capability),
-            "yes" if gpu.measured else "no",
+            "yes" if gpu.measured else "nominal" if gpu.nominal else "no",
         )
         for gpu in GPUS.values()
     ]

@@ -220,6 +220,8 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         yield "experts run as grouped products (grouped_mm), whose sizes do not depend on the routing"
     if not gpu.measured:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
+    if gpu.nominal:
+        yield f"{gpu.title}: the capacity of {format_bytes(gpu.memory_bytes)} is nominal; no report of torch's is known"
     yield from _assumed_of_packages(recipe)
     if keeps_products(recipe):
         yield "the layer after a gated activation has an adapter, so the activation's product is saved"
