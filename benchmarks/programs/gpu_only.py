@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from generative import STEPS, noted
 from gpt import Gpt, train_gpt
-from models import Tokens, llama
+from models import llama
 from torch import nn
-from truth import TRUTH, program, states_of
+from truth import TRUTH, program
 from wider import Policy, adamw, scores_of, tokens_of
 
 
@@ -69,28 +69,6 @@ def graphed_step():
         optimizer.step()
     for _ in range(2):
         graph.replay()
-
-
-@program()
-def seq2seq_trainer():
-    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
-
-    config = T5Config(vocab_size=32128, d_model=512, num_layers=3, decoder_start_token_id=0)
-    model = T5ForConditionalGeneration(config)
-    arguments = Seq2SeqTrainingArguments(
-        output_dir="/tmp/seq2seq",
-        label_smoothing_factor=0.1,
-        max_steps=2,
-        per_device_train_batch_size=8,
-        bf16=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    made = Seq2SeqTrainer(model=model, args=arguments, train_dataset=Tokens(vocab=32128, seq=256))
-    TRUTH.model(model)
-    TRUTH.live("optimizer_states", lambda: states_of(made.optimizer) if made.optimizer else [])
-    made.train()
 
 
 @program(vocabulary=False)
