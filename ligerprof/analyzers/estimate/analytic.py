@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.host import host_bytes
 from ligerprof.analyzers.estimate.placement import paged_bytes
-from ligerprof.analyzers.estimate.places import PlaceBytes, counts_each_layer, places
+from ligerprof.analyzers.estimate.places import PlaceBytes, places, traced_layers
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import make_weights
@@ -130,7 +130,7 @@ def _between(recipe: TrainingRecipe, peaks: StepPeaks) -> tuple[int, int]:
 
 def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iterator[PlaceBytes]:
     nothing = MemoryBreakdown(roles={})
-    for name, count in places(recipe.spec.layers, each=counts_each_layer(recipe)):
+    for name, count in places(traced_layers(recipe)):
         yield PlaceBytes(name=name, count=count, roles=held.get(name, nothing))
 
 

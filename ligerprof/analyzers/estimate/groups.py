@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.hooks import Module, Part
-from ligerprof.analyzers.estimate.places import WHOLE, counts_each_layer, explicit_layers, layer_place
+from ligerprof.analyzers.estimate.places import WHOLE, layer_place, traced_layers
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models.module_names import layer_index
 from ligerprof.recipe.categories import Wrap
@@ -34,12 +34,11 @@ class Group:
 
 def groups(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[Group]:
     """The groups of the traced layers and of the other modules, the root's first, as torch lists them."""
-    layers, each = recipe.spec.layers, counts_each_layer(recipe)
     named = {name: weight for name, weight in weights.items() if layer_index(name) is None}
     for modules, taken, reshards in _outer_groups(recipe, named):
         if taken:
             yield _group(recipe, modules, taken, reshards=reshards, place=WHOLE)
-    for index, times in explicit_layers(layers, each=each):
+    for index, times in traced_layers(recipe):
         inside = [weight for name, weight in weights.items() if layer_index(name) == index]
         yield _group(recipe, (index,), inside, reshards=recipe.reshard, place=layer_place(index, times))
 

@@ -39,14 +39,18 @@ def last_reader(recipe: TrainingRecipe, *, windowed: bool) -> int | None:
     return next(readers, None)
 
 
-def layers_differ(recipe: TrainingRecipe) -> bool:
-    """Whether decoder layers differ in memory, or a layer in the middle is the last to read a mask."""
-    kinds = recipe.spec.layer_kinds
+def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[bool, ...]]:
+    """What decides the memory of each decoder layer.
+
+    A layer in the middle that is the last in backward to read a mask has a kind of its own.
+    """
+    layers, kinds = recipe.spec.layers, recipe.spec.layer_kinds
     if len(kinds.examples) == 1:
-        return False
-    memory = {(has_mask(recipe, index), kinds.rotated[index], kinds.sparse[index]) for index in kinds.examples}
-    readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)}
-    return len(memory) > 1 or not readers <= {None, 0, 1, recipe.spec.layers - 1}
+        return [()] * layers
+    masked = {windowed: mask_elements(recipe, windowed=windowed) > 0 for windowed in set(kinds.windowed)}
+    readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)} - {0, 1, layers - 1}
+    each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, strict=True)
+    return [(masked[windowed], rotated, sparse, index in readers) for index, windowed, rotated, sparse in each_layer]
 
 
 def fills_window(recipe: TrainingRecipe) -> bool:

@@ -26,7 +26,7 @@ from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.placement import Placement
-from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, counts_each_layer, explicit_layers, layer_place
+from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, layer_place, traced_layers
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
 from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
@@ -84,7 +84,7 @@ class MicroBatch:
         self._policy = None if recipe.selective is None else find_policy(recipe.selective)
         # by whether the mask's layers have a window
         self._masks: dict[bool, Value] = {}
-        self._each = counts_each_layer(recipe)
+        self._traced = traced_layers(recipe)
         self.offloading = Offloading(meter) if recipe.activation_offload else None
         self._bottom = self._new_context(Tape(meter, offloading=self.offloading))
         self._top = self._new_context(TapeWithParts(meter, offloading=self.offloading))
@@ -105,7 +105,7 @@ class MicroBatch:
         self._meter.place = WHOLE
         self._make_tables(stream)
         held = self._bottom.tape.hand_over(stream)
-        for index, times in explicit_layers(self._recipe.spec.layers, each=self._each):
+        for index, times in self._traced:
             stream, held = self._layer_forward(index, times, stream, held)
         self._meter.place = HEAD
         self._hooks.enter(Part.NORM)

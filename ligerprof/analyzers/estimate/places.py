@@ -1,15 +1,19 @@
 """The parts of a model that bytes belong to: embedding, decoder layers, head and loss, or the whole model."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from ligerprof.analyzers.estimate.masks import layers_differ
+from ligerprof.analyzers.estimate.masks import layer_memory_kinds
 from ligerprof.models.module_names import is_embedding_weight, layer_index
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 
 EMBEDDING, HEAD, WHOLE = "embedding", "head and loss", "whole model"
+
+# (index, number of layers that it represents) of each decoder layer that the estimate runs
+TracedLayers = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,20 +36,24 @@ class PlaceBytes:
         return {"name": self.name, "count": self.count, "bytes": self.roles.total_bytes, "roles": roles}
 
 
-def counts_each_layer(recipe: TrainingRecipe) -> bool:
-    """Whether layers differ: in their code, or only some are checkpointed or still have activations on the GPU."""
-    return recipe.checkpoint_every > 1 or recipe.activation_offload or layers_differ(recipe)
+def traced_layers(recipe: TrainingRecipe) -> TracedLayers:
+    """The layers to run: of successive layers that are alike the first, one for all in the middle, and the last.
 
-
-def explicit_layers(layers: int, *, each: bool = False) -> tuple[tuple[int, int], ...]:
-    """(index, number of layers it represents) for each layer that is traced.
-
-    Args:
-        each: whether every layer represents only itself.
+    Every layer represents itself if only some are checkpointed or still have activations on the GPU.
     """
-    if layers <= 2 or each:
-        return tuple((index, 1) for index in range(layers))
-    return ((0, 1), (1, layers - 2), (layers - 1, 1))
+    layers = range(recipe.spec.layers)
+    if recipe.checkpoint_every > 1 or recipe.activation_offload:
+        return [(index, 1) for index in layers]
+    kinds = layer_memory_kinds(recipe)
+    traced: list[tuple[int, int]] = []
+    for _, run in groupby(layers, key=kinds.__getitem__):
+        first, *others = run
+        traced.append((first, 1))
+        if len(others) > 1:
+            traced.append((first + 1, len(others) - 1))
+        if others:
+            traced.append((others[-1], 1))
+    return traced
 
 
 def layer_place(index: int, times: int) -> str:
@@ -53,25 +61,23 @@ def layer_place(index: int, times: int) -> str:
     return f"layer {index}" if times == 1 else f"layers {index} to {index + times - 1}"
 
 
-def places(layers: int, *, each: bool) -> Iterator[tuple[str, int]]:
+def places(traced: TracedLayers) -> Iterator[tuple[str, int]]:
     """All parts of a model and their numbers of layers, in forward order."""
     yield EMBEDDING, 1
-    for index, times in explicit_layers(layers, each=each):
+    for index, times in traced:
         yield layer_place(index, times), times
     yield HEAD, 1
     yield WHOLE, 1
 
 
-def weight_place(name: str, layers: int, *, each: bool) -> str:
+def weight_place(name: str, traced: TracedLayers) -> str:
     """The part of the model that a parameter belongs to."""
     if is_embedding_weight(name):
         return EMBEDDING
     index = layer_index(name)
     if index is None:
         return HEAD
-    return next(
-        layer_place(first, times) for first, times in explicit_layers(layers, each=each) if index < first + times
-    )
+    return next(layer_place(first, times) for first, times in traced if index < first + times)
 
 
 def spread(size_bytes: int, parts: Mapping[str, int]) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Allocation, Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
-from ligerprof.analyzers.estimate.places import counts_each_layer, spread, sums, weight_place
+from ligerprof.analyzers.estimate.places import spread, sums, traced_layers, weight_place
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
 from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
@@ -176,8 +176,8 @@ class StaticMemory:
 
     def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement) -> None:
         self._recipe, self._weights, self._placement = recipe, weights, placement
-        layers, each = recipe.spec.layers, counts_each_layer(recipe)
-        placed = [(weight_place(name, layers, each=each), weight) for name, weight in weights.items()]
+        traced = traced_layers(recipe)
+        placed = [(weight_place(name, traced), weight) for name, weight in weights.items()]
         trained = sums((place, weight.elements) for place, weight in placed if weight.trainable)
         self._parts = {
             Role.PARAMETERS: sums((place, sum(weight.stored_sizes)) for place, weight in placed),

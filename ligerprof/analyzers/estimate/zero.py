@@ -1,14 +1,14 @@
 """Memory on one of N GPUs under DeepSpeed, with or without ZeRO: what stays, and the temporaries of a step."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elements
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand, NothingGathered
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, weight_width
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
-from ligerprof.analyzers.estimate.places import counts_each_layer, explicit_layers
+from ligerprof.analyzers.estimate.places import traced_layers
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.errors import UnsupportedError
 from ligerprof.models import ParameterShape
@@ -213,42 +213,44 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
     The maximum over all layers that a traced layer represents, less what those that have run have freed.
     """
     most: dict[str, int] = {}
-    inside = (item.name for item in recipe.spec.parameters if is_in_layer(item.name))
-    order = {name: index for index, name in enumerate(inside)}
+    inside: dict[int, list[str]] = {}
+    for item in recipe.spec.parameters:
+        if (layer := layer_index(item.name)) is not None:
+            inside.setdefault(layer, []).append(item.name)
     in_layers_bytes = _most_in_layers_bytes(recipe, gathered)
     for flush in bucket_flushes(recipe):
         if flush.waiting is None:
             continue
-        name, passed, freed = _arrival(recipe, order, flush.waiting)
+        name, passed, freed = _arrival(recipe, inside, flush.waiting)
         if freed and not recipe.checkpointing:
             # those layers have freed more than this
             continue
         held_bytes = weight_width(recipe) * (scattered_elements(recipe, flush) + gathered.in_layers(passed))
-        counted_bytes = in_layers_bytes if name in order else weight_width(recipe) * gathered.at_loss()
+        counted_bytes = in_layers_bytes if is_in_layer(name) else weight_width(recipe) * gathered.at_loss()
         most[name] = max(most.get(name, 0), held_bytes - counted_bytes - _freed_bytes(recipe, freed))
     return most
 
 
-def _arrival(recipe: TrainingRecipe, order: Mapping[str, int], waiting: ParameterShape) -> tuple[str, int, int]:
+def _arrival(
+    recipe: TrainingRecipe, inside: Mapping[int, Sequence[str]], waiting: ParameterShape
+) -> tuple[str, int, int]:
     """When a parameter's gradient arrives.
 
     Args:
-        order: the names of the layers' parameters, numbered.
+        inside: the names of each layer's parameters.
 
     Returns:
         The parameter's name in the traced layer that represents its own, the number of layers that have run backward,
         and how many of these the traced layer represents.
     """
-    spec = recipe.spec
-    if waiting.name not in order:
+    layers, layer = recipe.spec.layers, layer_index(waiting.name)
+    if layer is None:
         # the embedding is before the layers, so after them in backward; norm and head are the opposite
-        is_embedding = spec.parameters.index(waiting) <= len(order)
-        return waiting.name, spec.layers if is_embedding else 0, 0
-    in_each = len(order) // spec.layers
-    layer, place = divmod(order[waiting.name], in_each)
-    traced = explicit_layers(spec.layers, each=counts_each_layer(recipe))
-    first, times = next(item for item in reversed(traced) if item[0] <= layer)
-    return list(order)[first * in_each + place], spec.layers - 1 - layer, first + times - 1 - layer
+        is_embedding = recipe.spec.parameters.index(waiting) <= sum(map(len, inside.values()))
+        return waiting.name, layers if is_embedding else 0, 0
+    first, times = next(item for item in reversed(traced_layers(recipe)) if item[0] <= layer)
+    place = inside[layer].index(waiting.name)
+    return inside[first][place], layers - 1 - layer, first + times - 1 - layer
 
 
 def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
