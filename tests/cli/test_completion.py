@@ -31,7 +31,7 @@ def completed(*words: str) -> list[str]:
         (["sweep", "--gpu", "h200,l40"], ["h200,l40s", "h200,l40"]),
         (["estimate", "--liger", "rms+s"], ["rms+swiglu"]),
         (["estimate", "--liger", "no"], ["none", "no-flce"]),
-        (["sweep", "--precision", "amp,fp"], ["amp,fp16", "amp,fp32"]),
+        (["sweep", "--precision", "amp,fp"], ["amp,fp16-amp", "amp,fp16", "amp,fp32"]),
         (["step", "--provider", "ligerp"], ["ligerprof"]),
         (["bench", "sw"], ["swiglu"]),
         (["bench", "--providers", "torch,li"], ["torch,ligerprof", "torch,liger"]),

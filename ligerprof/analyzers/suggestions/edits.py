@@ -77,7 +77,8 @@ def _outlive_backward(case: Case, blocks: Int64s) -> npt.NDArray[np.bool_]:
     """Whether each block is alive after the last allocation of backward; a program may free it at its own end."""
     freed, events = case.replayed.freed_by[blocks], case.replayed.allocated_by
     end = case.backwards[-1][1] if case.backwards else case.replayed.last_moment
-    last = int(events[np.searchsorted(events, end) - 1])
+    before = int(np.searchsorted(events, end))
+    last = int(events[before - 1]) if before else -1
     outlive: npt.NDArray[np.bool_] = (freed < 0) | (freed > last)
     return outlive
 

@@ -25,8 +25,8 @@ _REFERENCE = rb"(?:j....|h.)"
 # the start of the dict of a block or an event, four or eight keys at once; a snapshot can have a million in a row
 _VALUE = rb"(?:j....|h.|\x8a\x07.{7}|\x8a\x06.{6}|K.|J....|M..)"
 _FOUR_KEYS = (_REFERENCE + _VALUE) * 4
-# a lookup that is dropped at once ends in 0, see below
-_DICT = rb"\}\x94\(" + _FOUR_KEYS + rb"(?:" + _FOUR_KEYS + rb")?(?!0)"
+# the last value is neither a lookup that is dropped at once, which ends in 0 (see below), nor a pair's first integer
+_DICT = rb"\}\x94\(" + _FOUR_KEYS + rb"(?:" + _FOUR_KEYS + rb")?(?![0KMJ])"
 # most texts are short; the lengths of the others are checked one by one
 _TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length for length in range(1, 64)) + rb")"
 _PAIR = _SMALL_INTEGER * 2 + rb"\x86"

@@ -266,9 +266,9 @@ class _Cutter:
         return np.where(at_once, ends - 1, np.where(batch, ends - 3, -1))
 
     def cut(self) -> Cut | None:
-        """Read the dicts and cut them out; None if none has a known layout, or a memo index is impossible."""
+        """Read the dicts and cut them out; None if none could be read, or a memo index is impossible."""
         self._read_all()
-        if not self.keys:
+        if not self.was_read.any():
             return None
         others = np.flatnonzero(~self.was_read)
         for column in self.columns:

@@ -41,7 +41,7 @@ def test_measured_processes_differ_by_what_training_takes() -> None:
     rests = [measured_bytes - estimated_bytes(recipe) for recipe, measured_bytes in rows]
     process_bytes = median(rests)
     assert int(process_bytes) in PROCESS_BYTES
-    assert len({(recipe.zero, recipe.gpus) for recipe, _ in rows}) == 4
+    assert len({(recipe.zero, recipe.gpus) for recipe, _ in rows}) == 5
     for (recipe, measured_bytes), rest_bytes in zip(rows, rests, strict=True):
         assert rest_bytes - process_bytes == pytest.approx(0, abs=TOLERANCE * measured_bytes), recipe
 
