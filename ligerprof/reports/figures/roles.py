@@ -61,7 +61,8 @@ def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float = 
     with drawing(height, *sentences, width_inches=width_inches, columns=columns) as figure:
         axes = figure.add_subplot()
         _stack(axes, bars, places)
-        axes.set_xlabel("allocated at the peak, GiB")
+        # long names of bars leave less width than a centered label may need
+        axes.set_xlabel("allocated at the peak, GiB", loc="right")
     return figure
 
 
