@@ -130,7 +130,11 @@ def test_the_report_of_a_failure_compares_only_what_was_reached(tmp_path: Path) 
         (("--device", "simulated", "--attention", "flash"), 1, "step: --attention flash is not supported yet"),
         (("--device", "simulated", "--liger", "rms", "--provider", "missing"), 1, "missing"),
         (("--device", "simulated", "--gpu", "mi300x"), 1, "step: --gpu mi300x"),
-        (("--engine=deepspeed", "--precision=mixed", "--zero=3", "--offload=nvme", "--nvme-path=."), 1, "step: the simulator does not cover"),
+        (
+            ("--engine=deepspeed", "--precision=mixed", "--zero=3", "--offload=nvme", "--nvme-path=."),
+            1,
+            "step: the simulator does not cover",
+        ),
         (("--compile",), 1, "step: the simulator does not cover --compile, whose fused kernels"),
         (("--liger", "gelu"), 2, "unknown kernel"),
         (("--model", "nowhere"), 2, "unknown model"),

@@ -149,7 +149,11 @@ def test_a_plan_has_estimates_and_shows_finished_cells(tmp_path: Path) -> None:
         (("--memory-limit", "lots"), 2, "not a size"),
         (("--liger", "none,flce", "--loss", "hf,hf-4.45"), 2, "1 of 4 combinations cannot be trained"),
         (("--liger", "flce", "--loss", "hf-4.45", "--skip-invalid"), 2, "1 of 1 combinations cannot be trained"),
-        (("--engine=deepspeed", "--precision=mixed", "--zero=3", "--offload=nvme", "--nvme-path=."), 2, "simulator does not cover"),
+        (
+            ("--engine=deepspeed", "--precision=mixed", "--zero=3", "--offload=nvme", "--nvme-path=."),
+            2,
+            "simulator does not cover",
+        ),
         (("--device", "cuda", "--jobs", "2"), 2, "--jobs 2"),
     ],
 )
