@@ -66,7 +66,7 @@ def _read_plain(file: IO[bytes]) -> Bytes:
             f"{format_bytes(size)}, more than the {format_bytes(memory_bytes())} of memory that this machine has."
             " Record fewer steps, or read it on a larger machine."
         )
-    # numpy allocates large pages, which halves the reading time
+    # unlike a bytearray, it is not cleared first
     content = np.empty(size, dtype=np.uint8)
     filled = 0
     while filled < size and (count := file.readinto(content.data[filled : filled + _BYTES_AT_ONCE])):  # type: ignore[attr-defined]
