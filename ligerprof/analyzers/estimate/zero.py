@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elemen
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand, NothingGathered
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, weight_width
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
-from ligerprof.analyzers.estimate.places import traced_layers
+from ligerprof.analyzers.estimate.places import TracedLayers, traced_layers
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.errors import UnsupportedError
 from ligerprof.models import ParameterShape
@@ -217,11 +217,12 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
     for item in recipe.spec.parameters:
         if (layer := layer_index(item.name)) is not None:
             inside.setdefault(layer, []).append(item.name)
+    traced = traced_layers(recipe)
     in_layers_bytes = _most_in_layers_bytes(recipe, gathered)
     for flush in bucket_flushes(recipe):
         if flush.waiting is None:
             continue
-        name, passed, freed = _arrival(recipe, inside, flush.waiting)
+        name, passed, freed = _arrival(recipe, inside, traced, flush.waiting)
         if freed and not recipe.checkpointing:
             # those layers have freed more than this
             continue
@@ -232,7 +233,7 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
 
 
 def _arrival(
-    recipe: TrainingRecipe, inside: Mapping[int, Sequence[str]], waiting: ParameterShape
+    recipe: TrainingRecipe, inside: Mapping[int, Sequence[str]], traced: TracedLayers, waiting: ParameterShape
 ) -> tuple[str, int, int]:
     """When a parameter's gradient arrives.
 
@@ -248,7 +249,7 @@ def _arrival(
         # the embedding is before the layers, so after them in backward; norm and head are the opposite
         is_embedding = recipe.spec.parameters.index(waiting) <= sum(map(len, inside.values()))
         return waiting.name, layers if is_embedding else 0, 0
-    first, times = next(item for item in reversed(traced_layers(recipe)) if item[0] <= layer)
+    first, times = next(item for item in reversed(traced) if item[0] <= layer)
     place = inside[layer].index(waiting.name)
     return inside[first][place], layers - 1 - layer, first + times - 1 - layer
 

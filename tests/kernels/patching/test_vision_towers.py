@@ -10,22 +10,10 @@ from ligerprof.errors import KernelUnavailableError, UnknownModelError
 from ligerprof.kernels.patching.apply import apply
 from ligerprof.models import spec_from_config
 from ligerprof.models.composites import COMPOSITES
-from tests.kernels.models import VOCAB
+from tests.kernels.models import FAMILIES, VOCAB
 from tests.kernels.patching.test_every_architecture import LOSS_BOUND, losses
 
-TEXT: dict[str, Any] = {
-    "hidden_size": 48,
-    "intermediate_size": 68,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+TEXT: dict[str, Any] = {**FAMILIES["mistral"], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 CLIP |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4}
 SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
