@@ -152,7 +152,7 @@ def _kind(value: Any) -> str:
 
 
 def _leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no object, by its dotted path."""
+    """Every scalar value, by its dotted path."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
