@@ -37,6 +37,10 @@ class KernelInputError(LigerprofError, ValueError):
     """Tensors that a kernel does not accept (mismatched shapes), or a layer that it cannot replace."""
 
 
+class LabelError(KernelInputError, IndexError, AssertionError):
+    """A label outside the vocabulary: an IndexError as in torch on a CPU, an AssertionError as in liger-kernel."""
+
+
 class SnapshotFormatError(LigerprofError):
     """A file that is not a snapshot of torch.cuda.memory, or that is unsafe to read."""
 

@@ -32,6 +32,8 @@ class LossOptions:
         token_scaling: multiply each token's loss by the probability of its label, as a constant.
         budget: workspace of the fused loss: `lean`, `balanced`, or bytes.
         accumulate_fp32: sum the head's gradient over chunks in fp32 (fused loss).
+        fp32_logits: where no gradient overwrites the logits (in evaluation, and in forward if the gradient waits for
+            that of a further result), compute them in fp32 from 16-bit operands, fewer tokens at a time (fused loss).
         in_place: write the gradient over the logits (loss on given logits).
         check_labels: raise an error for labels outside the vocabulary. True: in any case, which makes the host wait
             for a GPU; None: if the labels are on a CPU. A label that is not checked makes its own row NaN.
@@ -50,6 +52,7 @@ class LossOptions:
     token_scaling: bool = False
     budget: str | int = "balanced"
     accumulate_fp32: bool = False
+    fp32_logits: bool = False
     in_place: bool = False
     check_labels: bool | None = None
 
@@ -193,6 +196,7 @@ def pack_options(options: LossOptions) -> PackedOptions:
         int(options.token_scaling),
         int(options.accumulate_fp32),
         int(options.in_place),
+        int(options.fp32_logits),
         -1 if check_labels is None else int(check_labels),
         -1 if isinstance(budget, str) else budget,
     ]
@@ -202,7 +206,7 @@ def pack_options(options: LossOptions) -> PackedOptions:
 def unpack_options(packed: PackedOptions) -> LossOptions:
     """The inverse of `pack_options`."""
     (label_smoothing, z_loss, softcap, logit_scale), integers, text = packed
-    shift, ignore_index, token_scaling, accumulate_fp32, in_place, check_labels, budget = integers
+    shift, ignore_index, token_scaling, accumulate_fp32, in_place, fp32_logits, check_labels, budget = integers
     reduction, _, budget_word = text.partition(_SEPARATOR)
     return LossOptions(
         shift=shift,
@@ -215,6 +219,7 @@ def unpack_options(packed: PackedOptions) -> LossOptions:
         token_scaling=bool(token_scaling),
         budget=budget_word or budget,
         accumulate_fp32=bool(accumulate_fp32),
+        fp32_logits=bool(fp32_logits),
         in_place=bool(in_place),
         check_labels=None if check_labels < 0 else bool(check_labels),
     )

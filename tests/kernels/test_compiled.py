@@ -129,5 +129,6 @@ def test_a_patched_model_is_one_graph(kernel: str) -> None:
 
 
 def test_a_compiled_graph_carries_every_option() -> None:
-    for options in OPTIONS.values():
+    each = LossOptions(token_scaling=True, accumulate_fp32=True, fp32_logits=True, check_labels=True, budget=7)
+    for options in (*OPTIONS.values(), each):
         assert unpack_options(pack_options(options)) == options

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.options import LossOptions
-from tests.kernels.oracle import LOSS_ROUNDINGS, assert_matches_fp64, leaves
+from tests.kernels.oracle import LOSS_ROUNDINGS, assert_matches_fp64, leaves, relative_error
 
 VOCAB, HIDDEN, SHAPE = 150, 24, (2, 6)
 FP32 = 2 * LOSS_ROUNDINGS[torch.float32]
@@ -95,6 +95,61 @@ def test_log_sum_exps(softcap: float | None, device: torch.device) -> None:
         FP32,
         [torch.randn(SHAPE, device=device)],
     )
+
+
+@pytest.mark.parametrize("softcap", [None, 20.0])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_log_sum_exps_of_16_bit_operands_come_from_fp32_logits(
+    dtype: torch.dtype, with_bias: bool, softcap: float | None, device: torch.device
+) -> None:
+    """As exact as from fp32 operands, next to which logits of 16 bits are 1e-4 off."""
+    from ligerprof.kernels.linear_cross_entropy.scores import linear_log_sum_exp
+
+    options = LossOptions(softcap=softcap, budget=16 * 160 * 4)
+    states, weight, bias = (value.detach() for value in problem(device, dtype)[:3])
+    given = bias if with_bias else None
+    expected = torch.logsumexp(logits_of(states.double(), weight.double(), bias.double() * with_bias, options), -1)
+    found = linear_log_sum_exp(states.requires_grad_(), weight.requires_grad_(), options, given)
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() < 1e-5
+    grads = torch.autograd.grad(found.sum(), [states, weight])
+    wide = [value.detach().double().requires_grad_() for value in (states, weight)]
+    log_sums = torch.logsumexp(logits_of(*wide, bias.double() * with_bias, options), -1)
+    for grad, truth in zip(grads, torch.autograd.grad(log_sums.sum(), wide), strict=True):
+        assert grad.dtype == dtype
+        assert relative_error(grad, truth) < LOSS_ROUNDINGS[dtype]
+
+
+def test_losses_from_fp32_logits_where_nothing_overwrites_them(device: torch.device) -> None:
+    """In evaluation and for log-probabilities; the low-rank factors of an adapter are added in fp32, too."""
+    from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs
+    from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy
+
+    states, weight, bias, labels = (value.detach() for value in problem(device, torch.bfloat16))
+    thin, wide = torch.randn(*SHAPE, 3, device=device).bfloat16(), torch.randn(VOCAB, 3, device=device).bfloat16()
+    options = LossOptions(fp32_logits=True, reduction="none")
+    z = logits_of(states.double(), weight.double(), bias.double(), options)
+    found = fused_linear_cross_entropy(states, weight, labels, options, bias, low_rank=(thin, wide))
+    expected = functional.cross_entropy(
+        (z + thin.double() @ wide.double().t()).view(-1, VOCAB), labels.view(-1), reduction="none"
+    )
+    assert (found.view(-1) - expected).abs().max() < 1e-5
+    scored = linear_log_probs(states.requires_grad_(), weight, labels, options, bias).log_probs
+    truth = -functional.cross_entropy(z.view(-1, VOCAB), labels.view(-1), reduction="none")
+    assert (scored.view(-1) - truth).abs().max() < 1e-5
+
+
+def test_capped_label_logits_keep_the_digits_of_small_logits(device: torch.device) -> None:
+    from ligerprof.kernels.linear_cross_entropy.scores import linear_label_logits
+
+    options = LossOptions(softcap=20.0)
+    words = torch.linspace(-60, 60, 4001, device=device)
+    words = torch.cat((words, words * 1e-4))
+    labels = torch.arange(words.numel(), device=device)
+    found = linear_label_logits(torch.ones(words.numel(), 1, device=device), words[:, None], labels, options)
+    expected = 20 * torch.tanh(words.double() / 20)
+    assert ((found - expected) / expected.abs().clamp(min=1e-9)).abs().max() < 4e-7
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ligerprof.errors import KernelInputError
+from ligerprof.errors import KernelInputError, LabelError
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.factors import (
     loss_factor,
@@ -157,11 +157,24 @@ def _right_tokens(arguments: LossArguments, request: LossRequest) -> Tensor | No
 _IGNORED_PREDICTION = -1
 
 
+def check_label_shape(logits: Tensor, labels: Tensor) -> None:
+    """Raise an error unless there is one label per row.
+
+    Raises:
+        KernelInputError: see above.
+    """
+    if labels.shape != logits.shape[:-1]:
+        raise KernelInputError(
+            f"ce: labels of shape {tuple(labels.shape)} do not match logits of shape {tuple(logits.shape)}."
+            " Give one label per row."
+        )
+
+
 def _check_labels(request: LossRequest, vocab: int) -> None:
     """Raise an error for a label outside the vocabulary, if that is wanted or costs no transfer from a GPU.
 
     Raises:
-        KernelInputError: there is such a label.
+        LabelError: there is such a label.
     """
     labels, options = request.labels, request.options
     wanted = labels.device.type == "cpu" if options.check_labels is None else options.check_labels
@@ -170,8 +183,9 @@ def _check_labels(request: LossRequest, vocab: int) -> None:
     outside = ((labels < 0) | (labels >= vocab)) & (labels != options.ignore_index)
     if outside.any():
         first = labels[outside][0].item()
-        raise KernelInputError(
-            f"label {first} is outside a vocabulary of {vocab}, and not {options.ignore_index}, which is ignored."
+        raise LabelError(
+            f"label {first} is out of bounds for a vocabulary of {vocab}, and not {options.ignore_index}, which is"
+            " ignored."
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.compiled import compiled_loss
 from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor
-from ligerprof.kernels.cross_entropy.loss import loss_of_logits, waiting_gradient_of_logits
+from ligerprof.kernels.cross_entropy.loss import check_label_shape, loss_of_logits, waiting_gradient_of_logits
 from ligerprof.kernels.options import (
     PLAIN_LOSS,
     IncomingGradients,
@@ -125,11 +125,7 @@ def cross_entropy_outputs(
         KernelInputError: see `cross_entropy`; or a name in `returns` is unknown.
     """
     refuse_dtensors("ce", logits, labels, class_weight)
-    if labels.shape != logits.shape[:-1]:
-        raise KernelInputError(
-            f"ce: labels of shape {tuple(labels.shape)} do not match logits of shape {tuple(logits.shape)}."
-            " Give one label per row."
-        )
+    check_label_shape(logits, labels)
     check_predictions("ce", predictions, labels)
     request = LossRequest(
         labels=labels,

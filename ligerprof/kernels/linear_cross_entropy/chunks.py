@@ -37,11 +37,17 @@ class Operands:
     bias_V: Tensor | None = None
     thin_NR: Tensor | None = None
     wide_VR: Tensor | None = None
+    fp32_logits: bool = False
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """The dtype that logits are stored in."""
+        return torch.float32 if self.fp32_logits else self.hidden_ND.dtype
 
     @property
     def bias_in_product(self) -> bool:
         """Whether the product adds the bias, before it rounds; otherwise the row kernels do, in fp32."""
-        return self.bias_V is not None and self.bias_V.dtype == self.hidden_ND.dtype
+        return self.bias_V is not None and self.bias_V.dtype == self.hidden_ND.dtype == self.logits_dtype
 
     def write_logits(self, tokens: slice, words: slice, out: Tensor) -> None:
         """Write the logits of tokens for a block of words."""
@@ -49,9 +55,9 @@ class Operands:
         if self.bias_V is not None and self.bias_in_product:
             torch.addmm(self.bias_V[words], hidden_CD, weight_DB, out=out)
         else:
-            torch.mm(hidden_CD, weight_DB, out=out)
+            _product_into(out, hidden_CD, weight_DB, accumulate=False)
         if self.thin_NR is not None and self.wide_VR is not None:
-            torch.addmm(out, self.thin_NR[tokens], self.wide_VR[words].t(), out=out)
+            _product_into(out, self.thin_NR[tokens], self.wide_VR[words].t(), accumulate=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class Gradients:
 
 def run_chunks(op: Operands, grads: Gradients, arguments: LossArguments) -> None:
     """Write the losses, and the gradients times `arguments.scale`."""
-    (tokens, hidden), dtype = op.hidden_ND.shape, op.hidden_ND.dtype
+    (tokens, hidden), dtype = op.hidden_ND.shape, op.logits_dtype
     if tokens == 0:
         for grad in grads.sums:
             if grad is not None:

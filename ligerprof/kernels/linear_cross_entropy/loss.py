@@ -48,12 +48,15 @@ def _prepared(
     inputs: Inputs, dtype: torch.dtype, request: LossRequest, wanted: tuple[bool, ...]
 ) -> tuple[Operands, Gradients, Launch]:
     hidden, weight_VD, bias_V, thin, wide_VR = inputs
+    # the logits' gradient, which overwrites them, is an operand of the products
+    fp32_logits = request.options.fp32_logits and not any(wanted)
     op = Operands(
         hidden.reshape(-1, hidden.shape[-1]).to(dtype),
         weight_VD.to(dtype),
         None if bias_V is None else bias_V.contiguous(),
         None if thin is None else thin.reshape(-1, thin.shape[-1]).to(dtype),
         None if wide_VR is None else wide_VR.to(dtype),
+        fp32_logits,
     )
     grads = _empty_gradients(op, inputs, request, wanted)
     return op, grads, lambda arguments: run_chunks(op, grads, arguments)

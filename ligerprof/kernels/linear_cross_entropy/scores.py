@@ -88,7 +88,7 @@ def linear_log_sum_exp(
     *,
     shard: VocabularyShard | None = None,
 ) -> Tensor:
-    """Log-sum-exp over the words of `hidden @ weight.T + bias` [..., V], fp32, for each position.
+    """Log-sum-exp over the words of `hidden @ weight.T + bias` [..., V], for each position, from fp32 logits.
 
     Args:
         options: softcap, logit_scale, budget and accumulate_fp32 apply.
@@ -98,7 +98,7 @@ def linear_log_sum_exp(
         KernelInputError: shapes do not match, or an option has no meaning for a log-sum-exp.
     """
     no_labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
-    plain = dataclasses.replace(_per_token(options, 1.0), shift=False, ignore_index=IGNORE_INDEX)
+    plain = dataclasses.replace(_per_token(options, 1.0), shift=False, ignore_index=IGNORE_INDEX, fp32_logits=True)
     outputs = fused_linear_cross_entropy_outputs(hidden, weight, no_labels, plain, bias, returns=("lse",), shard=shard)
     assert outputs.lse is not None
     return outputs.lse

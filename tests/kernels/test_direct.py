@@ -1,0 +1,82 @@
+"""Loss, log-sum-exp and gradient from one launch, against plain torch in fp64."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ligerprof.errors import KernelInputError
+from ligerprof.kernels.options import LossOptions
+from tests.kernels.oracle import LOSS_ROUNDINGS, relative_error
+
+VOCAB, SHAPE = 203, (3, 7)
+
+
+def problem(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    logits = (2 * torch.randn(*SHAPE, VOCAB, device=device)).to(dtype)
+    labels = torch.randint(0, VOCAB, SHAPE, device=device)
+    labels.view(-1)[::4] = -100
+    return logits, labels, torch.rand(VOCAB, device=device)
+
+
+def truth(logits: Tensor, labels: Tensor, weight: Tensor, reduction: str, grads: Tensor) -> tuple[Tensor, Tensor]:
+    wide = logits.detach().cpu().double().requires_grad_()
+    loss = functional.cross_entropy(
+        wide.view(-1, VOCAB), labels.cpu().view(-1), weight.cpu().double(), reduction=reduction
+    )
+    (grad,) = torch.autograd.grad(loss, wide, grads.cpu().double().view(loss.shape))
+    return loss, grad
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_loss_and_gradient(reduction: str, dtype: torch.dtype, in_place: bool, device: torch.device) -> None:
+    from ligerprof.kernels.cross_entropy.direct import cross_entropy_and_gradient
+
+    logits, labels, weight = problem(device, dtype)
+    ones = torch.ones(SHAPE if reduction == "none" else ())
+    expected, expected_grad = truth(logits, labels, weight, reduction, ones)
+    lse = torch.logsumexp(logits.double(), -1) * (labels != -100)
+    version = logits._version
+    options = LossOptions(reduction=reduction, in_place=in_place)
+    found = cross_entropy_and_gradient(logits, labels, options, weight)
+    assert (found.gradient is logits) == in_place == (logits._version > version)
+    assert relative_error(found.loss.view(-1), expected.view(-1)) < LOSS_ROUNDINGS[torch.float32]
+    assert relative_error(found.lse, lse) < LOSS_ROUNDINGS[torch.float32]
+    assert found.gradient.dtype == dtype
+    assert relative_error(found.gradient, expected_grad) < LOSS_ROUNDINGS[dtype]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_gradient_from_the_losses_gradients(in_place: bool, device: torch.device) -> None:
+    from ligerprof.kernels.cross_entropy.direct import cross_entropy_gradient
+
+    for grads in (torch.randn(SHAPE, device=device), torch.ones((), device=device).expand(SHAPE)):
+        logits, labels, weight = problem(device, torch.float32)
+        _, expected = truth(logits, labels, weight, "none", grads)
+        found = cross_entropy_gradient(logits, labels, grads, LossOptions(in_place=in_place), weight)
+        assert (found is logits) == in_place
+        assert relative_error(found, expected) < LOSS_ROUNDINGS[torch.float32]
+
+
+def test_no_tokens_strides_and_wrong_shapes(device: torch.device) -> None:
+    from ligerprof.kernels.cross_entropy.direct import cross_entropy_and_gradient, cross_entropy_gradient
+
+    in_place = LossOptions(in_place=True, reduction="none")
+    logits, labels = torch.empty(0, VOCAB, device=device), torch.empty(0, dtype=torch.int64, device=device)
+    found = cross_entropy_and_gradient(logits, labels, in_place)
+    assert (found.loss.shape, found.lse.shape, found.gradient.shape) == ((0,), (0,), (0, VOCAB))
+    logits, labels, weight = problem(device, torch.float32)
+    # neither transposed nor expanded logits can be overwritten as rows
+    transposed = logits.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    for given in (transposed, logits[:1].expand_as(logits)):
+        before = given.clone()
+        _, expected = truth(given, labels, weight, "none", torch.ones(SHAPE))
+        found = cross_entropy_and_gradient(given, labels, in_place, weight)
+        assert torch.equal(given, before)
+        assert relative_error(found.gradient, expected) < LOSS_ROUNDINGS[torch.float32]
+    with pytest.raises(KernelInputError, match="one label per row"):
+        cross_entropy_and_gradient(logits, labels[:1])
+    with pytest.raises(KernelInputError, match="one gradient per label"):
+        cross_entropy_gradient(logits, labels, torch.ones((), device=device))
