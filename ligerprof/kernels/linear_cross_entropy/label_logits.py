@@ -24,7 +24,7 @@ _WARPS = 4
 
 @triton.jit
 def _tanh(u):
-    """tanh within 2e-7 of its value. The row kernels' formula loses the digits of small values, but takes less time."""
+    """Compute tanh to 2e-7 of its value; the row kernels' formula takes less time, but loses digits near zero."""
     square = u * u
     # the odd polynomial of Cephes's tanhf, for values up to .625
     series = ((-5.70498872745e-3 * square + 2.06390887954e-2) * square - 5.37397155531e-2) * square
