@@ -30,6 +30,11 @@ class Role(ExplainedWord):
     UNATTRIBUTED = "unattributed", "not identified"
 
 
+# columns of roles hold the index of each
+ROLES = tuple(Role)
+ROLE_CODES: Mapping[Role, int] = {role: code for code, role in enumerate(ROLES)}
+
+
 class Backend(Word):
     """How the figures of a training step were obtained."""
 

@@ -1,46 +1,24 @@
 """Attribute blocks: give each block that is live at a moment its role, module, frame, phase and layer."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.attribution.extraction import FeatureExtractor
-from ligerprof.analyzers.attribution.keepers import Keeper, Keepers
+from ligerprof.analyzers.attribution.keepers import Keepers
 from ligerprof.analyzers.attribution.layers import NO_LAYER, with_layers_of_weights
-from ligerprof.analyzers.attribution.phases import find_phases
+from ligerprof.analyzers.attribution.owners import Owners
+from ligerprof.analyzers.attribution.phases import find_phases, phase_code
 from ligerprof.analyzers.attribution.program import Program
 from ligerprof.analyzers.attribution.rules import role_of
 from ligerprof.analyzers.attribution.user_rules import UserRule
-from ligerprof.roles import MemoryBreakdown, Phase, Role
+from ligerprof.roles import ROLE_CODES, ROLES, MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.saved import SavedTensor
 from ligerprof.snapshots.trace import Int64s
-
-
-class Owner(NamedTuple):
-    """The role and origin of one block.
-
-    Attributes:
-        block: its index in the replay.
-        module: dotted module name, "" if unknown.
-        frame: the Python call or autograd node that allocated it, or "".
-        layer: index of the decoder layer, None outside the layers or if unknown.
-        site: index of its call site in `Attribution.call_sites.sites`.
-        operation: the torch operator, Python function or autograd node that allocated it, or "".
-        keeper: what keeps it alive.
-    """
-
-    block: int
-    requested_bytes: int
-    role: Role
-    module: str
-    frame: str
-    phase: Phase
-    layer: int | None
-    site: int
-    operation: str
-    keeper: Keeper
 
 
 class Attribution:
@@ -87,49 +65,45 @@ class Attribution:
         end = int(times[moment])
         return [note for note in self._annotations if not _is_after(note.get("time_us"), end)]
 
-    def owners_at(self, moment: int) -> list[Owner]:
+    def owners_at(self, moment: int) -> Owners:
         """The owners of the blocks that are live at a moment, oldest first."""
         return self.owners_of(self.replayed.live_at(moment), moment)
 
-    def owners_of(self, blocks: Int64s, moment: int) -> list[Owner]:
+    def owners_of(self, blocks: Int64s, moment: int) -> Owners:
         """The owners of some blocks, based on their features as seen from `moment`."""
         finder, sites = self._finder_at(moment), self.call_sites
-        roles = finder.roles(blocks)
-        layers = with_layers_of_weights(self.replayed, sites, blocks, roles, self.layers)
-        site_of = sites.site_of[blocks].tolist()
-        used = {site: sites.sites[site] for site in set(site_of)}
-        modules = {site: used[site].module for site in used}
-        frames = {site: used[site].description for site in used}
-        operations = {site: used[site].operation for site in used}
-        keepers = self._keepers.of(blocks, moment)
-        # in the order of the fields, column by column: there may be a million blocks
-        columns = (
-            blocks.tolist(),
-            self.replayed.requested_bytes[blocks].tolist(),
-            roles,
-            [modules[site] for site in site_of],
-            [frames[site] for site in site_of],
-            [phase or Phase.OUTSIDE for phase in finder.extractor.phases(blocks)],
-            map(_layer, layers[blocks].tolist(), roles),
-            site_of,
-            [keeper.operation or operations[site] for keeper, site in zip(keepers, site_of, strict=True)],
-            [
-                keeper.of_checkpoint() if role is Role.CHECKPOINTS else keeper
-                for keeper, role in zip(keepers, roles, strict=True)
-            ],
+        codes = finder.role_codes(blocks)
+        layers = with_layers_of_weights(self.replayed, sites, blocks, codes, self.layers)[blocks]
+        # a library keeps its workspace for all layers, not only for the one that first needed it
+        layers[codes == ROLE_CODES[Role.LIBRARY_WORKSPACE]] = NO_LAYER
+        phase_codes = finder.extractor.phase_codes(blocks)
+        phase_codes[phase_codes == phase_code(None)] = phase_code(Phase.OUTSIDE)
+        keeper_of, keepers = self._keepers.of(blocks, moment)
+        is_checkpoint = codes == ROLE_CODES[Role.CHECKPOINTS]
+        keeper_of[is_checkpoint] += len(keepers)
+        return Owners(
+            blocks=blocks,
+            requested_bytes=self.replayed.requested_bytes[blocks],
+            role_codes=codes,
+            phase_codes=phase_codes,
+            layers=layers,
+            site_of=sites.site_of[blocks],
+            keeper_of=keeper_of,
+            sites=sites.sites,
+            keepers=[*keepers, *(keeper.of_checkpoint() for keeper in keepers)],
         )
-        # `Owner._make` is a Python function, which takes three times as long
-        return list(map(partial(tuple.__new__, Owner), zip(*columns, strict=True)))
+
+    def role_codes_of(self, blocks: Int64s, moment: int) -> Int64s:
+        """Index in `ROLES` of each block's role, based on its features as seen from `moment`."""
+        return self._finder_at(moment).role_codes(blocks)
 
     def roles_of(self, blocks: Int64s, moment: int) -> list[Role]:
         """The role of each block, based on its features as seen from `moment`."""
-        return self._finder_at(moment).roles(blocks)
+        return [ROLES[code] for code in self.role_codes_of(blocks, moment).tolist()]
 
-    def breakdown(self, moment: int, owners: Sequence[Owner]) -> MemoryBreakdown:
+    def breakdown(self, moment: int, owners: Owners) -> MemoryBreakdown:
         """Requested bytes by role; the rest of the allocated bytes is the allocator's rounding."""
-        roles = dict.fromkeys(Role, 0)
-        for owner in owners:
-            roles[owner.role] += owner.requested_bytes
+        roles = {**dict.fromkeys(Role, 0), **owners.bytes_by_role()}
         roles[Role.ALLOCATOR_ROUNDING] = int(self.replayed.allocated_bytes[moment]) - sum(roles.values())
         return MemoryBreakdown(roles=roles)
 
@@ -159,10 +133,11 @@ class _RoleFinder:
         self._user_rules = user_rules
         self._known: dict[Hashable, Role] = {}
 
-    def roles(self, blocks: Int64s) -> list[Role]:
+    def role_codes(self, blocks: Int64s) -> Int64s:
+        """Index in `ROLES` of each block's role."""
         firsts, signatures, kinds = self.extractor.signatures(blocks)
-        found = [self._role(*kind) for kind in zip(firsts.tolist(), signatures, strict=True)]
-        return [found[kind] for kind in kinds]
+        found = [ROLE_CODES[self._role(*kind)] for kind in zip(firsts.tolist(), signatures, strict=True)]
+        return np.array(found, dtype=np.int64)[kinds]
 
     def _role(self, block: int, signature: Hashable) -> Role:
         role = self._known.get(signature)
@@ -175,8 +150,3 @@ class _RoleFinder:
 
 def _is_after(time_us: object, end_us: int) -> bool:
     return isinstance(time_us, int) and time_us > end_us
-
-
-def _layer(layer: int, role: Role) -> int | None:
-    # a library keeps its workspace for all layers, not only for the one that first needed it
-    return None if layer == NO_LAYER or role is Role.LIBRARY_WORKSPACE else layer

@@ -116,7 +116,7 @@ class FeatureExtractor:
             features=self._of_site(block, site) | self._of_size(int(self._sizes[block])) | features,
         )
 
-    def signatures(self, blocks: Int64s) -> tuple[Int64s, list[tuple[int, ...]], list[int]]:
+    def signatures(self, blocks: Int64s) -> tuple[Int64s, list[tuple[int, ...]], Int64s]:
         """Find blocks with equal features.
 
         Returns:
@@ -166,13 +166,11 @@ class FeatureExtractor:
         )
         first, kinds = distinct_rows(columns)
         keys = zip(*(column[first].tolist() for column in columns), strict=True)
-        return blocks[first], list(keys), kinds.tolist()
+        return blocks[first], list(keys), kinds
 
-    def phases(self, blocks: Int64s) -> list[Phase | None]:
-        """The phase in which each block was allocated; the stack's phase for blocks older than the recording."""
-        codes = self._codes[blocks].tolist()
-        phases = {code: phase_of_code(code) for code in set(codes)}
-        return [phases[code] for code in codes]
+    def phase_codes(self, blocks: Int64s) -> Int64s:
+        """Code of the phase that allocated each block; the stack's phase for blocks older than the recording."""
+        return self._codes[blocks]
 
     def _of_block(self, block: int, site: CallSite, phase: Phase | None) -> Iterator[tuple[Feature, bool]]:
         yield from self._lifetime(block)

@@ -70,18 +70,24 @@ class Keepers:
         self._borrowed_at: dict[int, frozenset[Keeper]] = {}
         self._borrowed_in_detail: dict[int, Keeper] = {}
 
-    def of(self, blocks: Int64s, moment: int) -> list[Keeper]:
-        """What keeps each block at a moment, if forward or its recomputation allocated it; not known for others."""
-        replayed, forward = self._replayed, phase_code(Phase.FORWARD)
-        codes = self._phases.codes_of(replayed.allocated_by[blocks]).tolist()
-        freed = replayed.freed_by[blocks].tolist()
+    def of(self, blocks: Int64s, moment: int) -> tuple[Int64s, list[Keeper]]:
+        """What keeps each block at a moment, if forward or its recomputation allocated it; not known for others.
+
+        Returns:
+            The index of each block's keeper, and the distinct keepers.
+        """
+        replayed, sites = self._replayed, self._call_sites
+        asked = self._phases.codes_of(replayed.allocated_by[blocks]) == phase_code(Phase.FORWARD)
+        asked |= sites.at(lambda site: site.recomputes)[blocks]
         in_backward = self._phases.phase_at(moment - 1) is Phase.BACKWARD
-        return [
-            self._keeper(block, event, in_backward=in_backward)
-            if code == forward or self._call_sites.of(block).recomputes
-            else NOT_KNOWN
-            for block, code, event in zip(blocks.tolist(), codes, freed, strict=True)
+        numbers = {NOT_KNOWN: 0}
+        keeper_of = np.zeros(len(blocks), dtype=np.int64)
+        chosen = blocks[asked]
+        keeper_of[asked] = [
+            numbers.setdefault(self._keeper(block, event, in_backward=in_backward), len(numbers))
+            for block, event in zip(chosen.tolist(), replayed.freed_by[chosen].tolist(), strict=True)
         ]
+        return keeper_of, list(numbers)
 
     def _keeper(self, block: int, freed_by: int, *, in_backward: bool) -> Keeper:
         noted = self._noted(block)

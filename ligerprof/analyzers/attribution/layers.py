@@ -8,7 +8,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.phases import EventPhases
 from ligerprof.analyzers.attribution.stacks import PythonCall
-from ligerprof.roles import Phase, Role
+from ligerprof.roles import ROLE_CODES, Phase, Role
 from ligerprof.snapshots.distinct import numbered
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -35,7 +35,7 @@ def layers_in_passes(replayed: Replay, call_sites: CallSites, phases: EventPhase
 
 
 def with_layers_of_weights(
-    replayed: Replay, call_sites: CallSites, blocks: Int64s, roles: Sequence[Role], known: Int64s
+    replayed: Replay, call_sites: CallSites, blocks: Int64s, role_codes: Int64s, known: Int64s
 ) -> Int64s:
     """Add the layers of weights, by the order of their construction, and of their optimizer states and gradients.
 
@@ -44,14 +44,11 @@ def with_layers_of_weights(
 
     Args:
         blocks: the live blocks.
-        roles: their roles.
+        role_codes: index in `ROLES` of the role of each.
         known: layers of all blocks, from `layers_in_passes`.
     """
-    by_role: dict[Role, list[int]] = defaultdict(list)
-    for block, role in zip(blocks.tolist(), roles, strict=True):
-        by_role[role].append(block)
     weights, states, gradients = (
-        np.array(by_role[role], dtype=np.int64) for role in (Role.PARAMETERS, Role.OPTIMIZER_STATES, Role.GRADIENTS)
+        blocks[role_codes == ROLE_CODES[role]] for role in (Role.PARAMETERS, Role.OPTIMIZER_STATES, Role.GRADIENTS)
     )
     gradients = gradients[known[gradients] == NO_LAYER]
     sizes, sites = replayed.requested_bytes, call_sites.sites

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ligerprof.analyzers.attribution.blocks import Attribution, Owner
+from ligerprof.analyzers.attribution.blocks import Attribution
+from ligerprof.analyzers.attribution.owners import Owners
 from ligerprof.analyzers.attribution.user_rules import UserRule
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
 from ligerprof.analyzers.explain.growth import Growth, find_growth
@@ -20,7 +21,7 @@ from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
 from ligerprof.analyzers.suggestions.replayed_change import Window
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.roles import REPORTED_PHASES, STEP_PHASES, Phase, Role
+from ligerprof.roles import REPORTED_PHASES, STEP_PHASES, Phase
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
@@ -150,12 +151,11 @@ class SnapshotAnalysis:
 
     @cached_property
     def role_codes(self) -> Int64s:
-        """Index in `Role` of each block of the recording, as seen from the peak; of the failure's, from there."""
-        order = {role: code for code, role in enumerate(Role)}
+        """Index in `ROLES` of each block of the recording, as seen from the peak; of the failure's, from there."""
         codes = np.zeros(len(self.replayed.block_bytes), dtype=np.int64)
         chosen = [(moment, self.replayed.live_at(moment)) for moment in reversed(self.marked_moments)]
         for moment, blocks in ((self.peak_moment, np.arange(len(codes), dtype=np.int64)), *chosen):
-            codes[blocks] = [order[role] for role in self.attribution_at(moment).roles_of(blocks, moment)]
+            codes[blocks] = self.attribution_at(moment).role_codes_of(blocks, moment)
         return codes
 
     def attribution_at(self, moment: int) -> Attribution:
@@ -167,16 +167,16 @@ class SnapshotAnalysis:
         """The moments that pages show in full: the peak, and the failed allocation if there is one."""
         return (self.peak_moment, *self.replayed.failures[-1:])
 
-    def group(self, owners: Sequence[Owner]) -> tuple[BlockGroup, ...]:
+    def group(self, owners: Owners) -> tuple[BlockGroup, ...]:
         """Group blocks, by stack too if the analysis was asked for stacks."""
-        return group_blocks(owners, self.attribution.call_sites.sites if self._stacks else ())
+        return group_blocks(owners, by_stack=self._stacks)
 
-    def owners_at(self, moment: int) -> list[Owner]:
+    def owners_at(self, moment: int) -> Owners:
         """The owners of the blocks that are live at a marked moment; their call sites are numbered per moment."""
         return self._owners if moment == self.peak_moment else self.attribution_at(moment).owners_at(moment)
 
     @cached_property
-    def _owners(self) -> list[Owner]:
+    def _owners(self) -> Owners:
         return self.attribution.owners_at(self.peak_moment)
 
     def _growth(self) -> Growth | None:

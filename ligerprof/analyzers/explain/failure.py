@@ -208,7 +208,7 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
         frames=tuple(f"{call.file}:{call.line} {call.function}" for call in stack.calls),
         called_from=stack.script_line,
         roles=then.breakdown(index, owners),
-        blocks=group_blocks(owners, then.call_sites.sites if stacks else ()),
+        blocks=group_blocks(owners, by_stack=stacks),
         free=free_memory(segments, request, rules),
         needed_bytes=needed_bytes,
         device_free_bytes=device_free,

@@ -1,15 +1,17 @@
 """Group the blocks that are live at a moment by what they are, who allocated them and what keeps them."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
-from ligerprof.analyzers.attribution.blocks import Owner
-from ligerprof.analyzers.attribution.call_sites import CallSite
+import numpy as np
+
+from ligerprof.analyzers.attribution.owners import Owners
 from ligerprof.models.module_names import without_indices
 from ligerprof.roles import Phase, Role
+from ligerprof.snapshots.distinct import distinct_rows, numbered
+from ligerprof.snapshots.trace import Int64s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,35 +67,59 @@ class BlockGroup:
         return {**values, "frames": list(self.frames)} if self.frames else values
 
 
-def group_blocks(owners: Iterable[Owner], sites: Sequence[CallSite] = ()) -> tuple[BlockGroup, ...]:
+def group_blocks(owners: Owners, *, by_stack: bool = False) -> tuple[BlockGroup, ...]:
     """Group the owners that differ only in their block, the largest group first.
 
     Args:
-        sites: the call sites of the attribution, to group by stack too; each group then has its stack.
+        by_stack: group by stack too; each group then has its stack.
     """
-    grouped: dict[tuple[Hashable, ...], list[Owner]] = defaultdict(list)
-    for owner in owners:
-        # all but the block, its size and its call site
-        key = owner[2:7] + owner[8:]
-        grouped[(*key, sites[owner.site].stack.lines) if sites else key].append(owner)
-    groups = (_group(members, sites) for members in grouped.values())
-    return tuple(sorted(groups, key=lambda group: -group.size_bytes))
+    first, group_of = _kinds(owners, by_stack=by_stack)
+    sizes = np.zeros(len(first), dtype=np.int64)
+    np.add.at(sizes, group_of, owners.requested_bytes)
+    # of groups of one size, the one that comes first
+    order = np.lexsort((first, -sizes))
+    counts = np.bincount(group_of, minlength=len(first))[order].tolist()
+    members = zip(owners.chosen(first[order]), sizes[order].tolist(), counts, strict=True)
+    return tuple(
+        BlockGroup(
+            role=one.role,
+            size_bytes=size_bytes,
+            count=count,
+            module=one.module,
+            frame=one.frame,
+            phase=one.phase,
+            layers=() if one.layer is None else (one.layer,),
+            operation=one.operation,
+            kept_by=one.keeper.name,
+            kept_in=one.keeper.place,
+            frames=owners.sites[one.site].stack.lines if by_stack else (),
+        )
+        for one, size_bytes, count in members
+    )
 
 
-def _group(members: Sequence[Owner], sites: Sequence[CallSite]) -> BlockGroup:
-    one = members[0]
-    return BlockGroup(
-        role=one.role,
-        size_bytes=sum(map(attrgetter("requested_bytes"), members)),
-        count=len(members),
-        module=one.module,
-        frame=one.frame,
-        phase=one.phase,
-        layers=() if one.layer is None else (one.layer,),
-        operation=one.operation,
-        kept_by=one.keeper.name,
-        kept_in=one.keeper.place,
-        frames=sites[one.site].stack.lines if sites else (),
+def _kinds(owners: Owners, *, by_stack: bool) -> tuple[Int64s, Int64s]:
+    """The first owner of each group, and the group of each owner."""
+    used, used_of = numbered(owners.site_of)
+    places: dict[Hashable, int] = {}
+    operations: dict[str, int] = {}
+    of_sites = []
+    for site in map(owners.sites.__getitem__, used.tolist()):
+        place = (site.module, site.description, site.stack.lines if by_stack else ())
+        numbers = places.setdefault(place, len(places)), operations.setdefault(site.operation, len(operations))
+        of_sites.append(numbers)
+    place_of, operation_of = np.array(of_sites, dtype=np.int64).reshape(-1, 2)[used_of].T
+    # the keeper knows the operation better; -1 if it does not
+    noted = np.array(
+        [
+            operations.setdefault(keeper.operation, len(operations)) if keeper.operation else -1
+            for keeper in owners.keepers
+        ],
+        dtype=np.int64,
+    )[owners.keeper_of]
+    operation_of = np.where(noted < 0, operation_of, noted)
+    return distinct_rows(
+        (owners.role_codes, owners.phase_codes, owners.layers, place_of, operation_of, owners.keeper_of)
     )
 
 

@@ -3,16 +3,18 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ligerprof.analyzers.attribution.blocks import Attribution, Owner
+from ligerprof.analyzers.attribution.blocks import Attribution
+from ligerprof.analyzers.attribution.owners import Owners
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.explain.repetitions import repetitions
 from ligerprof.roles import Phase, Role
 from ligerprof.serialization import select
-from ligerprof.snapshots.distinct import is_among
+from ligerprof.snapshots.distinct import is_among, numbered
 from ligerprof.snapshots.events import SIZE_LIMIT
 from ligerprof.snapshots.trace import Int64s
 
@@ -68,9 +70,7 @@ class _Rises(NamedTuple):
     blocks: int
 
 
-def find_growth(
-    attribution: Attribution, moment: int, owners: Sequence[Owner], *, least_steps: int
-) -> tuple[Growth, ...]:
+def find_growth(attribution: Attribution, moment: int, owners: Owners, *, least_steps: int) -> tuple[Growth, ...]:
     """The call sites whose memory grows up to a moment, the fastest first.
 
     What is held is compared at the starts of steps. Memory grows if it never shrinks, rises by a
@@ -85,16 +85,17 @@ def find_growth(
     if len(starts) <= least_steps:
         return ()
     keys = _site_keys(attribution)
-    groups: dict[int, list[Owner]] = defaultdict(list)
-    for key, owner in zip(keys[[owner.block for owner in owners]].tolist(), owners, strict=True):
-        groups[key].append(owner)
-    sizes, counts = _held_at(attribution, moment, starts, keys, sorted(groups))
+    chosen, group_of = numbered(keys[owners.blocks])
+    # the owners group by group, each oldest first
+    order = np.argsort(group_of, kind="stable")
+    bounds = np.searchsorted(group_of[order], np.arange(len(chosen) + 1)).tolist()
+    sizes, counts = _held_at(attribution, moment, starts, keys, chosen)
     allocated_bytes = int(attribution.replayed.allocated_bytes[moment])
     found = []
-    for number, key in enumerate(sorted(groups)):
+    for number, (first, stop) in enumerate(pairwise(bounds)):
         rises = _steady_rises(sizes[number], counts[number], least_steps)
         if rises is not None and rises.steps * rises.size_bytes >= _LEAST_SHARE * allocated_bytes:
-            found.append(_growth(attribution, groups[key], rises))
+            found.append(_growth(attribution, owners.chosen(order[first:stop]), rises))
     return tuple(sorted(_merged(found), key=lambda growth: -growth.per_step_bytes))
 
 
@@ -119,7 +120,7 @@ def _site_keys(attribution: Attribution) -> Int64s:
 
 
 def _held_at(
-    attribution: Attribution, moment: int, starts: Int64s, keys: Int64s, chosen: Sequence[int]
+    attribution: Attribution, moment: int, starts: Int64s, keys: Int64s, chosen: Int64s
 ) -> tuple[Int64s, Int64s]:
     """Bytes and blocks of the chosen call sites at each start: two arrays of call sites by starts."""
     replayed = attribution.replayed
@@ -128,7 +129,7 @@ def _held_at(
     end = np.searchsorted(starts, freed, "right")
     is_chosen = is_among(keys, chosen)
     blocks = np.flatnonzero((first < end) & (replayed.allocated_by < moment) & is_chosen)
-    number = np.searchsorted(np.array(chosen, dtype=np.int64), keys[blocks])
+    number = np.searchsorted(chosen, keys[blocks])
     held = []
     for amounts in (replayed.requested_bytes[blocks], np.ones(len(blocks), dtype=np.int64)):
         changes = np.zeros((len(chosen), len(starts) + 1), dtype=np.int64)
@@ -161,20 +162,18 @@ def _median_low(numbers: Sequence[int]) -> int:
     return sorted(numbers)[(len(numbers) - 1) // 2]
 
 
-def _growth(attribution: Attribution, owners: Sequence[Owner], rises: _Rises) -> Growth:
-    by_role: Counter[Role] = Counter()
-    for owner in owners:
-        by_role[owner.role] += owner.requested_bytes
+def _growth(attribution: Attribution, owners: Owners, rises: _Rises) -> Growth:
+    by_role, last = owners.bytes_by_role(), owners[-1]
     return Growth(
         per_step_bytes=rises.size_bytes,
         per_step_blocks=rises.blocks,
         steps=rises.steps,
-        held_bytes=sum(owner.requested_bytes for owner in owners),
+        held_bytes=sum(by_role.values()),
         held_blocks=len(owners),
-        role=by_role.most_common(1)[0][0],
-        module=owners[-1].module,
-        frame=owners[-1].frame,
-        called_from=attribution.call_sites.of(owners[-1].block).stack.script_line,
+        role=max(by_role, key=by_role.__getitem__),
+        module=last.module,
+        frame=last.frame,
+        called_from=attribution.call_sites.of(last.block).stack.script_line,
     )
 
 

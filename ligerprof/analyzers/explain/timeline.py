@@ -8,7 +8,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_of_code
-from ligerprof.roles import Phase, Role
+from ligerprof.roles import ROLE_CODES, ROLES, Phase, Role
 from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
@@ -17,7 +17,6 @@ from ligerprof.snapshots.trace import Int64s
 MOST_COLUMNS = 2**17
 _EVENTS_AROUND_MARKS = 500
 _TIME_LIMIT_US = 2**53
-_ROLES = tuple(Role)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +70,7 @@ def role_timeline(
     """Sum the blocks of each role at the highest moment of each column.
 
     Args:
-        role_codes: index in `Role` of each block.
+        role_codes: index in `ROLES` of each block.
         marks: moments around which every event gets its own column, as around the peak.
         columns: the most columns, without those around the marks.
     """
@@ -143,12 +142,12 @@ def _times(replayed: Replay, starts: Int64s) -> Int64s | None:
 
 def _bytes_by_role(replayed: Replay, moments: Int64s, role_codes: Int64s) -> dict[Role, Int64s]:
     held: dict[Role, Int64s] = {}
-    for code in sorted(set(distinct(role_codes).tolist()) - {_ROLES.index(Role.ALLOCATOR_ROUNDING)}):
+    for code in sorted(set(distinct(role_codes).tolist()) - {ROLE_CODES[Role.ALLOCATOR_ROUNDING]}):
         blocks = np.flatnonzero(role_codes == code)
-        held[_ROLES[code]] = held_bytes(replayed, blocks, replayed.requested_bytes[blocks])[moments]
+        held[ROLES[code]] = held_bytes(replayed, blocks, replayed.requested_bytes[blocks])[moments]
     named = sum(held.values(), np.zeros(len(moments), dtype=np.int64))
     held[Role.ALLOCATOR_ROUNDING] = replayed.allocated_bytes[moments] - named
-    return {role: held[role] for role in _ROLES if role in held and held[role].any()}
+    return {role: held[role] for role in ROLES if role in held and held[role].any()}
 
 
 def _moved_bytes(allocated_bytes: Int64s, starts: Int64s) -> Int64s:

@@ -7,15 +7,13 @@ import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.suggestions.request import Request
-from ligerprof.roles import Role
+from ligerprof.roles import ROLE_CODES, ROLES, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
 # indices of moments, or all moments
 Window = Int64s | slice
 
-_ROLES = tuple(Role)
-_CODES = {role: code for code, role in enumerate(_ROLES)}
 _UNKNOWN = -1
 # smaller blocks need no role: a hundred thousand of them would be needed to matter
 _SMALL_SHARE = 100_000
@@ -141,8 +139,7 @@ class RoleBook:
         self._looked_at.add(moment)
         live = self._replayed.live_at(moment)
         unknown = live[(self._codes[live] == _UNKNOWN) & (self._replayed.block_bytes[live] >= self._smallest)]
-        roles = self._attribution.roles_of(unknown, self._peak_moment)
-        found = np.array([_CODES[role] for role in roles], dtype=np.int8)
+        found = self._attribution.role_codes_of(unknown, self._peak_moment).astype(np.int8)
         self._codes[unknown] = found
         alike = self._alike[unknown]
         first = self._codes_of_alike[alike] == _UNKNOWN
@@ -175,8 +172,8 @@ class RoleBook:
 
 def _is_one_of(roles: Sequence[Role]) -> npt.NDArray[np.bool_]:
     """Whether each code is that of one of the roles; the last one is of unknown roles."""
-    chosen = np.zeros(len(_ROLES) + 1, dtype=bool)
-    chosen[[_CODES[role] for role in roles]] = True
+    chosen = np.zeros(len(ROLES) + 1, dtype=bool)
+    chosen[[ROLE_CODES[role] for role in roles]] = True
     return chosen
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from ligerprof.analyzers.attribution.blocks import Owner
 from ligerprof.analyzers.attribution.call_sites import CallSite
+from ligerprof.analyzers.attribution.owners import Owner
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.lives import MOST_LISTED, BlockLives
 from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, Running, event_times
 from ligerprof.reports.page.packing import ColumnPacker
-from ligerprof.roles import Phase, Role
+from ligerprof.roles import ROLES, Phase
 from ligerprof.snapshots.segments import segments_at
 from ligerprof.snapshots.trace import Int64s
 
@@ -26,7 +26,7 @@ _MOST_FRAMES = 120
 _MOST_PIECES = 40_000
 # kinds of pieces of a segment; a listed block is its index plus _LISTED
 _FREE, _WAITING, _UNLISTED, _LISTED = range(4)
-_ROLES, _PHASES = tuple(Role), tuple(Phase)
+_PHASES = tuple(Phase)
 _UNKNOWN = -1
 
 
@@ -201,7 +201,7 @@ class _Blocks:
         }
         described = [self._site(analysis.attribution.call_sites.sites[site]) for site in sites.found]
         return {
-            "roles": [role.value for role in _ROLES],
+            "roles": [role.value for role in ROLES],
             "phases": [phase.value for phase in _PHASES],
             "blocks": listed,
             "leastBytes": lives.least_bytes,

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ligerprof.analyzers.attribution.blocks import Owner
 from ligerprof.analyzers.attribution.call_sites import CallSite
+from ligerprof.analyzers.attribution.owners import Owner, Owners
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.snapshots.reader import Snapshot
@@ -267,7 +267,7 @@ def test_zero3_gradient_partition_is_gradients_and_its_bucket_communication() ->
     }
 
 
-def at_end(found: SnapshotAnalysis) -> list[Owner]:
+def at_end(found: SnapshotAnalysis) -> Owners:
     return found.attribution.owners_at(found.replayed.last_moment)
 
 
