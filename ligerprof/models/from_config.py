@@ -12,7 +12,7 @@ from ligerprof.models.config_keys import Softcap
 from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
-from ligerprof.models.mixtures import GROUPED, SharedExpert
+from ligerprof.models.mixtures import COVERED, SharedExpert
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 from ligerprof.text import short_repr
 
@@ -110,10 +110,7 @@ def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, in
 def _other_experts(row: Architecture, config: Config) -> str | None:
     """The implementation of experts that a config asks for, if the estimate does not cover it."""
     given = config.get("experts_implementation", config.get("_experts_implementation"))
-    if row.mlp.experts is None or given in (None, GROUPED):
-        return None
-    why = ", in which sizes depend on the routing" if given == "eager" else ""
-    return f"experts_implementation {short_repr(given)}{why}"
+    return None if row.mlp.experts is None or given in COVERED else f"experts_implementation {short_repr(given)}"
 
 
 def _with_equal_entries(config: Config, key: str) -> Config:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from ligerprof.models.config_keys import SparseLayers
 from ligerprof.words import Word
 
-# transformers' default implementation of experts, which the estimate follows
-GROUPED = "grouped_mm"
+# transformers' implementations of experts that the estimate follows; None: the default, grouped_mm
+COVERED = (None, "grouped_mm", "eager")
 
 
 class Scoring(Word):

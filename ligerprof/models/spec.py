@@ -160,6 +160,13 @@ class ModelSpec:
         return bool(self.setting(normalizes)) if isinstance(normalizes, str) else normalizes
 
     @property
+    def experts_implementation(self) -> str | None:
+        """The implementation of experts that the config names, or None."""
+        config = _parsed(self.config_json)
+        given: str | None = config.get("experts_implementation", config.get("_experts_implementation"))
+        return given
+
+    @property
     def logit_factor(self) -> float:
         """The number that multiplies the logits."""
         return self.architecture.logit_factor(_parsed(self.config_json))

@@ -115,6 +115,13 @@ class Attention(Word):
     FLASH = "flash"
 
 
+class ExpertsImplementation(Word):
+    """The implementation of a mixture of experts, as transformers names it."""
+
+    GROUPED_MM = "grouped_mm"
+    EAGER = "eager"
+
+
 class Loss(Word):
     """The loss over the vocabulary: transformers' today or that of version 4.45, TRL's, torch's or torchtitan's."""
 

@@ -19,6 +19,7 @@ from ligerprof.recipe.categories import (
     Wrap,
 )
 from ligerprof.recipe.options import options_of
+from ligerprof.recipe.routing import conflict
 from ligerprof.recipe.training_options import ALL_LINEAR, TrainingOptions
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
@@ -131,6 +132,13 @@ def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
 
 def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     spec, nvme = options.spec, options.nvme_path
+    yield (
+        options.experts is not None and not spec.experts,
+        f"{_FLAGS['experts']}: {spec.name} has no experts. Leave it out.",
+    )
+    layers = sum(spec.layer_kinds.sparse) if spec.experts else 0
+    wrong = conflict(options.routing, experts=spec.experts, chosen=spec.chosen_experts, layers=layers)
+    yield wrong is not None, f"{_FLAGS['routing']}: {wrong}."
     yield (
         not spec.rotary and options.seq > spec.max_positions,
         f"{spec.name} has {spec.max_positions} learned positions, seq is {options.seq}. Choose fewer tokens.",

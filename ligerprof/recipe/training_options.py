@@ -6,11 +6,12 @@ from typing import Any
 
 from ligerprof.gpus import DEFAULT_GPU, GpuSpec, find_gpu
 from ligerprof.kernels.selection import select_providers
-from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
+from ligerprof.models import ModelSpec, load_model
 from ligerprof.recipe.categories import (
     AdapterDtype,
     Attention,
     Engine,
+    ExpertsImplementation,
     FlceBudget,
     GradSync,
     LengthOrder,
@@ -22,7 +23,8 @@ from ligerprof.recipe.categories import (
     ReduceDtype,
     Wrap,
 )
-from ligerprof.recipe.options import Group, Options, option
+from ligerprof.recipe.model_options import ModelOptions
+from ligerprof.recipe.options import Group, option
 from ligerprof.recipe.selective import canonical_policy
 from ligerprof.units import MIB
 
@@ -30,7 +32,7 @@ ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(Options):
+class TrainingOptions(ModelOptions):
     """Everything that decides what a training step allocates.
 
     Attributes:
@@ -42,32 +44,6 @@ class TrainingOptions(Options):
         providers: the provider of each of these kernels.
     """
 
-    model: str | ModelSpec = option(
-        Group.MODEL,
-        "A name or hub id from `ligerprof models` or the local Hugging Face cache, a config.json, or a model folder.",
-        default=DEFAULT_MODEL,
-        metavar="NAME|PATH",
-    )
-    batch: int = option(Group.MODEL, "Sequences per micro-batch and GPU.", default=4, minimum=1)
-    seq: int = option(Group.MODEL, "Tokens per sequence.", default=1024, minimum=1)
-    grad_accum: int = option(Group.MODEL, "Micro-batches accumulated before the optimizer steps.", default=1, minimum=1)
-    padding: float = option(
-        Group.MODEL,
-        "Share of tokens that are padding; 0 passes no mask.",
-        default=0.0,
-        minimum=0,
-        below=1,
-        requirement="a share from 0 up to, but not including, 1",
-    )
-    packing: bool = option(
-        Group.MODEL,
-        "Train on one row of batch x seq tokens without padding, in which positions restart with each document.",
-        default=False,
-        negatable=True,
-    )
-    eval_batch: int | None = option(
-        Group.MODEL, "Sequences per evaluation batch; without it, nothing is evaluated.", minimum=1
-    )
     liger: str = option(
         Group.KERNELS,
         "Fused kernels: none, all, no-flce, or names joined by '+' (see `ligerprof kernels`); a name can have"
@@ -287,6 +263,14 @@ class TrainingOptions(Options):
     def holds_several_documents(self) -> bool:
         """Whether a row holds documents that attention must keep apart."""
         return self.packing and len(self.packed_lengths) > 1
+
+    @property
+    def runs_experts_in_turn(self) -> bool:
+        """Whether one expert runs after another, so that sizes depend on the routing."""
+        if not self.spec.experts:
+            return False
+        given = self.experts or self.spec.experts_implementation
+        return given == ExpertsImplementation.EAGER
 
     @property
     def padded_tokens(self) -> int:

@@ -247,6 +247,8 @@ def load_model(recipe: TrainingRecipe, device: torch.device) -> Any:
     config, model_class = find_architecture(recipe.spec)
     _require_attention(model_class, recipe)
     settings = {"dtype": getattr(torch, recipe.weight_dtype), "attn_implementation": recipe.attention.value}
+    if recipe.experts is not None:
+        settings["experts_implementation"] = recipe.experts.value
     if recipe.spec.weights_path is not None and device.type != "meta" and not is_simulated():
         return model_class.from_pretrained(recipe.spec.weights_path, config=config, **settings).to(device)
     with device, linears_on_meta() if recipe.qlora is not None else nullcontext():

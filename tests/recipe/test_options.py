@@ -18,7 +18,11 @@ from ligerprof.recipe.training_options import TrainingOptions
 from tests.golden import assert_matches_golden
 from tests.paths import REPOSITORY
 
-CANONICAL = {"gpu": ["h200", "24GiB:sm89"], "selective": ["attention", "aten.bmm.default+aten.mm.default/2"]}
+CANONICAL = {
+    "gpu": ["h200", "24GiB:sm89"],
+    "selective": ["attention", "aten.bmm.default+aten.mm.default/2"],
+    "routing": ["worst", "3,4,5;0,6,6"],
+}
 PAGE = REPOSITORY / "docs" / "recipe.md"
 
 

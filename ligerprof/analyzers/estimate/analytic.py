@@ -14,6 +14,7 @@ from ligerprof.analyzers.estimate.host import host_bytes
 from ligerprof.analyzers.estimate.placement import paged_bytes
 from ligerprof.analyzers.estimate.places import PlaceBytes, places, traced_layers
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
+from ligerprof.analyzers.estimate.routings import routing_assumption, routing_range
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StepPeaks, step_kinds, step_peaks
@@ -55,6 +56,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     evaluation = evaluation_peak(recipe, kernels)
     static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))
     lowest_bytes, highest_bytes = _between(recipe, steady)
+    routing = routing_range(recipe, kernels, steady.peak.total_bytes)
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
     estimated = MemoryEstimate(
         peak_bytes=steady.peak.total_bytes,
@@ -76,9 +78,11 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         assumed=(
             *_assumed_of_lengths(recipe, of_lengths),
             *_assumed(recipe),
+            *routing_assumption(recipe, routing),
             *([] if headroom is None else [headroom]),
         ),
         left_out=tuple(_left_out(recipe)),
+        routing=routing,
         compared=compared_with(recipe),
     )
     return judged(recipe, estimated)
@@ -216,8 +220,6 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
             yield f"which attention kernel ROCm runs is not known; counted: {kernels}"
         else:
             yield f"scaled_dot_product_attention uses {kernels} on {gpu.title}"
-    if recipe.spec.experts:
-        yield "experts run as grouped products (grouped_mm), whose sizes do not depend on the routing"
     if not gpu.measured:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
     if gpu.nominal:

@@ -1,10 +1,13 @@
 """A mixture of experts on the tape: router, and the grouped products of transformers' `grouped_mm_experts_forward`.
 
 All chosen pairs of token and expert are rows of one tensor, sorted by expert, so no size depends on the routing.
+`expert_loop.py` has experts that run one after another.
 """
 
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.expert_gates import clamped_product
+from ligerprof.analyzers.estimate.expert_loop import experts_in_turn
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, linear, multiply, product_operator, renamed, scale, unary
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
@@ -16,7 +19,8 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 def run_experts(context: Context, value: Value, name: str, row: Experts) -> tuple[Value, tuple[Value, ...]]:
     """The experts' outputs of each token, weighted by the router and added up, and the variables of the MLP."""
     logits, scores, choices = _route(context, value, f"{name}.{row.router}", row)
-    experts = _grouped(context, value, scores, f"{name}.{row.name}", clamped=row.clamped)
+    run = experts_in_turn if context.recipe.runs_experts_in_turn else _grouped
+    experts = run(context, value, scores, f"{name}.{row.name}", clamped=row.clamped)
     return experts, (logits, scores, choices)
 
 
@@ -174,7 +178,7 @@ def _grouped(context: Context, value: Value, scores: Value, name: str, *, clampe
     sorted_scores = tape.run(Operation(elements=pairs, width=scores.width, inputs=(scores,), saves=(order[1],)))
     joint, biases = _grouped_linear(context, selected, f"{name}.gate_up_proj", order[0])
     if clamped:
-        product = _clamped_product(context, joint)
+        product = clamped_product(context, joint)
     else:
         gate, up = tape.split(joint, 2)
         activated = activate(context, gate, context.spec.activation)
@@ -194,22 +198,6 @@ def _grouped(context: Context, value: Value, scores: Value, name: str, *, clampe
     result = context.cast(total, value.width)
     tape.release(total, weighted, inverse, output, sorted_scores, selected, *order, *more_biases)
     return result
-
-
-def _clamped_product(context: Context, joint: Value) -> Value:
-    """GptOssExperts._apply_gate: `(up + 1) * gate * sigmoid(alpha * gate)` of clamped, interleaved gate and up."""
-    tape, half = context.tape, joint.elements // 2
-    raw = tape.slice(joint, half), tape.slice(joint, half)
-    gate = renamed(context, raw[0], unary(context, raw[0]))
-    up = renamed(context, raw[1], unary(context, raw[1]))
-    scaled = scale(context, gate)
-    factor = renamed(context, scaled, unary(context, scaled, saves_output=True))
-    gated = multiply(context, gate, factor)
-    tape.release(factor)
-    shifted = tape.run(Operation(elements=half, width=up.width, passes=(up,)))
-    product = multiply(context, shifted, gated)
-    tape.release(shifted, gated, gate, up)
-    return product
 
 
 def _grouped_linear(

@@ -1,6 +1,7 @@
 """The attention masks of a decoder: which ones it makes, which layers receive one, and how long they live."""
 
 from ligerprof.recipe.categories import Attention
+from ligerprof.recipe.routing import has_line_per_layer
 from ligerprof.recipe.training import TrainingRecipe
 
 
@@ -39,18 +40,30 @@ def last_reader(recipe: TrainingRecipe, *, windowed: bool) -> int | None:
     return next(readers, None)
 
 
-def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[bool, ...]]:
+def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[int, ...]]:
     """What decides the memory of each decoder layer.
 
     A layer in the middle that is the last in backward to read a mask has a kind of its own.
     """
     layers, kinds = recipe.spec.layers, recipe.spec.layer_kinds
+    routings = _routings(recipe)
     if len(kinds.examples) == 1:
-        return [()] * layers
+        return [(routing,) for routing in routings]
     masked = {windowed: mask_elements(recipe, windowed=windowed) > 0 for windowed in set(kinds.windowed)}
     readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)} - {0, 1, layers - 1}
-    each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, strict=True)
-    return [(masked[windowed], rotated, sparse, index in readers) for index, windowed, rotated, sparse in each_layer]
+    each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, routings, strict=True)
+    return [
+        (masked[windowed], rotated, sparse, index in readers, routing)
+        for index, windowed, rotated, sparse, routing in each_layer
+    ]
+
+
+def _routings(recipe: TrainingRecipe) -> list[int]:
+    """A number per layer: the same for layers whose experts receive the same numbers of tokens."""
+    sparse = recipe.spec.layer_kinds.sparse
+    if not recipe.runs_experts_in_turn or not has_line_per_layer(recipe.routing):
+        return [0] * len(sparse)
+    return [sum(sparse[: index + 1]) if is_sparse else 0 for index, is_sparse in enumerate(sparse)]
 
 
 def fills_window(recipe: TrainingRecipe) -> bool:

@@ -29,6 +29,27 @@ class Term:
         return select(self, "name", "formula", "bytes=size_bytes")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingRange:
+    """The steady step's peak as tokens choose experts in one way or another.
+
+    Attributes:
+        implementation: of the experts, as transformers names it.
+        depends: whether sizes depend on the routing.
+        uniform_bytes: the peak if every expert receives as many tokens.
+        worst_bytes: the peak if all tokens choose the same experts.
+    """
+
+    implementation: str
+    depends: bool
+    uniform_bytes: int
+    worst_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The estimate's `routing`."""
+        return select(self, "implementation", "depends", "uniform_bytes", "worst_bytes")
+
+
 _VERDICT_KEYS = ("limit_bytes", "limit_source", "fits", "decided_by", "allocated_fits", "expected_reserved_bytes")
 
 
@@ -97,6 +118,7 @@ class MemoryEstimate(JsonKeys):
         terms: the headline terms.
         assumed: assumptions behind the figures, one sentence each.
         left_out: memory that the figures do not include, one sentence each.
+        routing: the range of peaks over the routing of a mixture of experts; None without experts.
         compared: measured steps under the same engine, and how far the estimate is from them; None without any.
         verdict: whether the step fits; None without a limit.
     """
@@ -119,6 +141,7 @@ class MemoryEstimate(JsonKeys):
     terms: tuple[Term, ...]
     assumed: tuple[str, ...]
     left_out: tuple[str, ...]
+    routing: RoutingRange | None = None
     compared: Comparison | None = None
     verdict: FitVerdict | None = None
 
@@ -153,5 +176,5 @@ class MemoryEstimate(JsonKeys):
             select(self, "first_step_peak_bytes", "second_step_peak_bytes"),
             select(self, "evaluation_peak_bytes", "evaluation_roles", "host_bytes"),
             dict.fromkeys(_VERDICT_KEYS) if self.verdict is None else self.verdict.to_json(),
-            select(self, "terms", "assumed", "left_out", "compared"),
+            select(self, "routing", "terms", "assumed", "left_out", "compared"),
         )

@@ -41,12 +41,19 @@ def _dropout(source: Tensor, probability: float, train: bool) -> Tensor:
     return cast(Tensor, aten.native_dropout.default(source, probability, train)[0])
 
 
+def _one_hot(source: Tensor, num_classes: int = -1) -> Tensor:
+    """Zeros, into which ones are scattered (aten/src/ATen/native/Onehot.cpp)."""
+    ones = torch.zeros((*source.shape, num_classes), dtype=torch.int64, device=source.device)
+    return ones.scatter_(-1, source.unsqueeze(-1), 1)
+
+
 def register(library: torch.library.Library, attention: Any) -> None:
     """Register these functions, and `attention` as scaled_dot_product_attention, until the library is destroyed."""
     for name, function in (
         ("softmax.int", _softmax),
         ("log_softmax.int", _log_softmax),
         ("dropout", _dropout),
+        ("one_hot", _one_hot),
         ("scaled_dot_product_attention", attention),
     ):
         library.impl(name, function, _KEY)  # type: ignore[no-untyped-call]

@@ -21,6 +21,7 @@ from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.runs.simulated.engines import STAND_IN, built_trainer, joined_group, ranks_differ
+from ligerprof.runs.simulated.experts import routed_experts
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
 from ligerprof.runs.simulated.patches import simulated_process
@@ -96,6 +97,7 @@ class _Simulation:
             ),
             FakeTensorMode(),
             recorder,
+            routed_experts(self._recipe, recorder),
             model_failures_in_a_line(self._recipe, AllocatorFullError),
         ):
             try:

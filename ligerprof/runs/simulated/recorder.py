@@ -22,6 +22,7 @@ _ON_HOST = aten.lift_fresh.default
 _OF_NEW_VALUES = (_ON_HOST, aten.detach.default)
 _ITEM = aten._local_scalar_dense.default
 _EQUAL = aten.equal.default
+_NONZERO = aten.nonzero.default
 # autograd in C++ asks for it more often than it calls operators
 _DEVICE = torch.ops.prim.device.default
 
@@ -48,6 +49,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._waiting: list[Block] | None = None
         self._held: dict[int, tuple[Block, weakref.ref[Any]]] = {}
         self._paused = self._on_host = self._follows_inputs = False
+        self._rows: Iterator[int] | None = None
         self._host: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._host_bytes = self.highest_host_bytes = 0
 
@@ -72,7 +74,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self.at(on_host=True):
                 return self._run(func, args, kwargs)
         call = Call(self._device, func, args, kwargs, self._track)
-        internal = INTERNALS.get(func)
+        internal = INTERNALS.get(func) if func is not _NONZERO or self._rows is None else self._find
         if internal is not None and not self._on_host:
             return internal(call)
         if func is _ITEM:
@@ -143,9 +145,27 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._truth = before
 
+    def _find(self, call: Call) -> Tensor:
+        """A result of `nonzero` with the rows that come next."""
+        source, rows = call.args[0], next(self._rows or iter(()))
+        found: Tensor = source.new_empty((rows, source.dim()), dtype=torch.int64)
+        self._track(found)
+        return found
+
+    @contextmanager
+    def finding(self, rows: Iterator[int]) -> Iterator[None]:
+        """Return so many rows from calls of `nonzero`, in turn; numbers, which are indices there, are 0."""
+        before, self._rows = self._rows, rows
+        try:
+            yield
+        finally:
+            self._rows = before
+
     def _answer(self, dtype: torch.dtype) -> float:
         """A value for a fake tensor: masks are not full, and numbers are 1."""
-        return self._truth if dtype == torch.bool else 1
+        if dtype == torch.bool:
+            return self._truth
+        return 1 if self._rows is None else 0
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
         """Free a storage's block and allocate one of another size, as a resized storage on a GPU does."""
