@@ -164,7 +164,9 @@ def _complete(processes: Sequence[_Process], notes: list[str]) -> Iterator[_Proc
         name = f"process {summary.pid}" if summary.rank is None else f"rank {summary.rank} (process {summary.pid})"
         if not (folder / SNAPSHOT_NAME).is_file():
             lost = "lost its recording" if summary.state is State.LOST else "was killed before it wrote its recording"
-            notes.append(f"{name} {lost}, in step {summary.steps}")
+            # a process that was killed has not written down how far it came
+            where = f", in step {summary.steps}" if summary.steps else ""
+            notes.append(f"{name} {lost}{where}")
         elif trains and not summary.steps and not summary.out_of_memory:
             notes.append(f"{name} used CUDA without a training step; its recording is in {folder}")
         else:
