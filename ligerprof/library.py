@@ -110,6 +110,7 @@ def advise(
     simulate: bool = True,
     progress: Progress | None = None,
     tried: Callable[[int, int], None] | None = None,
+    host_limit_bytes: int | None = None,
 ) -> "Advice":
     """Find the cheapest changes that make a recipe fit; see `ligerprof advise`.
 
@@ -118,10 +119,12 @@ def advise(
         simulate: whether to check answers by simulated steps.
         progress: receives short messages.
         tried: receives the number of the change that is tried next, and the most that will be tried.
+        host_limit_bytes: limit on the main memory that the offload of all GPUs uses.
     """
     from ligerprof.analyzers.search import advise as search
 
-    return search.advise(recipe, make_judge(recipe, simulate=simulate, progress=progress or _silent), tried)
+    judge = make_judge(recipe, simulate=simulate, progress=progress or _silent)
+    return search.advise(recipe, judge, tried, host_limit_bytes=host_limit_bytes)
 
 
 def compare(*sources: "Source", reference: int = 0) -> Comparison:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import click
 
 from ligerprof.cli.checking import simulate_option
-from ligerprof.cli.common_options import force_option, json_option
+from ligerprof.cli.common_options import force_option, json_option, or_usage_error
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, say, show
 from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, UnsupportedError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.recipe.categories import Engine
-from ligerprof.recipe.configs.edits import can_edit, edit_file, require_editable
+from ligerprof.recipe.configs.edits import FileEdit, can_edit, edit_file, require_editable
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.units import format_bytes
+from ligerprof.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.search.advise import Advice
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 @recipe_options
 @simulate_option
 @click.option(
+    "--host-memory",
+    "host_limit_bytes",
+    metavar="SIZE",
+    callback=lambda _ctx, _param, text: None if text is None else or_usage_error(parse_bytes, text),
+    help="Main memory that the offload of all GPUs may use, such as 64GiB; changes that need more are left out.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -35,7 +42,15 @@ if TYPE_CHECKING:
 )
 @force_option
 @json_option
-def command(recipe: TrainingRecipe, simulate: bool, output: Path | None, force: bool, as_json: bool) -> None:
+def command(
+    recipe: TrainingRecipe,
+    *,
+    simulate: bool,
+    host_limit_bytes: int | None,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Suggest changes so that a recipe fits --memory-limit, or the memory of --gpu less the CUDA context.
 
     Tries a ladder of changes, the cheapest first, until the recipe fits. Prints the estimated saving and
@@ -50,11 +65,18 @@ def command(recipe: TrainingRecipe, simulate: bool, output: Path | None, force: 
         require_editable(source)
         require_absent([output], force=force)
     with stages() as progress:
-        advice = advise(recipe, simulate=simulate, progress=progress, tried=progress.attempt)
+        advice = advise(
+            recipe,
+            simulate=simulate,
+            progress=progress,
+            tried=progress.attempt,
+            host_limit_bytes=host_limit_bytes,
+        )
     runnable, reason = _runnable(advice)
     next_command = command_line(runnable, advice.plan)
-    remarks = [remark for remark in (reason, _main_memory_note(advice)) if remark]
-    edit = None if source is None else edit_file(*source, advice.recipe, advice.plan)
+    main_memory = _main_memory_note(advice) if host_limit_bytes is None else ""
+    remarks = [remark for remark in (reason, main_memory) if remark]
+    edit = None if source is None else edit_file(*source, advice.recipe, advice.plan, shards=not _is_launched())
     show(
         lambda: {
             **advice.to_json(),
@@ -66,19 +88,39 @@ def command(recipe: TrainingRecipe, simulate: bool, output: Path | None, force: 
         as_json=as_json,
     )
     if output is not None and edit is not None:
-        write_new_file(output, edit.content, force=force)
-        say(f"wrote {output}")
+        _write(edit, output, force=force)
     if not advice.plan_verdict.fits:
         raise DoesNotFitError(
             f"no change of the ladder makes it fit {format_bytes(advice.limit.size_bytes)}."
             " Choose another GPU, a shorter sequence or a smaller model."
         )
+    if not advice.fits_host:
+        needed = format_bytes(advice.host_bytes * advice.plan.gpus)
+        raise DoesNotFitError(
+            f"the plan needs {needed} of main memory, over --host-memory. Allow more, or offload less with --offload."
+        )
+
+
+def _write(edit: FileEdit, output: Path, *, force: bool) -> None:
+    """Write the changed file, and say which changes it lacks."""
+    lacking = ", ".join(edit.not_in_file)
+    if lacking and not edit.changes:
+        say(f"{output} is not written: the file has no key for {lacking}")
+        return
+    write_new_file(output, edit.content, force=force)
+    say(f"wrote {output}" + (f", without {lacking}" if lacking else ""))
 
 
 def _editable_file() -> tuple[str, str] | None:
     """The first --config file that the plan's changes can be written into, and its framework."""
     report = config_report()
     return next((found for found in report.files if can_edit(*found)), None) if report is not None else None
+
+
+def _is_launched() -> bool:
+    """Whether a file for accelerate decides how the model is sharded."""
+    report = config_report()
+    return report is not None and "accelerate" in {framework for _, framework in report.files}
 
 
 def _runnable(advice: "Advice") -> tuple[str, str]:

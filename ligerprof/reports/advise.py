@@ -51,7 +51,8 @@ def _edit_lines(edit: FileEdit) -> Iterator[str]:
     for change in edit.changes:
         if change.old is not None:
             yield f"- {change.key}: {json.dumps(change.old)}"
-        yield f"+ {change.key}: {json.dumps(change.new)}"
+        kept = "the rest as before, and " if change.differences != change.new else ""
+        yield f"+ {change.key}: {kept}{json.dumps(change.differences)}"
     if edit.not_in_file:
         yield f"The file has no key for {', '.join(edit.not_in_file)}."
 
@@ -75,6 +76,9 @@ def _outcome(advice: Advice) -> Iterator[str]:
         return
     saved_bytes = sum(step.saved_bytes or 0 for step in advice.applied)
     saved = f"Together they save {format_bytes(saved_bytes)}. " if saved_bytes else ""
-    yield f"{saved}With the plan it {describe_verdict(advice.plan_verdict)}."
+    margin = f", {format_bytes(advice.margin_bytes)} below the limit" if advice.plan_verdict.fits else ""
+    yield f"{saved}With the plan it {describe_verdict(advice.plan_verdict)}{margin}."
     if advice.host_bytes:
-        yield f"The plan uses {format_bytes(advice.host_bytes)} of main memory per GPU."
+        limit_bytes = advice.host_limit_bytes
+        limit = "" if limit_bytes is None else f"; the limit for all GPUs is {format_bytes(limit_bytes)}"
+        yield f"The plan uses {format_bytes(advice.host_bytes)} of main memory per GPU{limit}."

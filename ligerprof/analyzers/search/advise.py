@@ -1,8 +1,8 @@
 """Find the changes that bring a recipe below a limit: try the ladder rung by rung until the recipe fits."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.budget import Judge, Limit, Method, Verdict, needed_bytes, verdict_notes
@@ -11,6 +11,7 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.serialization import JsonKeys, document, select, to_json
+from ligerprof.units import format_bytes
 from ligerprof.words import Word
 
 # receives the number of the change that is tried next, and the most that will be tried
@@ -63,6 +64,7 @@ class Advice(JsonKeys):
         plan_needed_bytes: the plan's estimated need; `needed_bytes` less the savings of the applied rungs.
         plan_verdict: whether the plan fits.
         host_bytes: main memory per GPU that the plan's offload uses, otherwise 0.
+        host_limit_bytes: limit on the main memory of all GPUs together; None if it was not judged.
     """
 
     recipe: TrainingRecipe
@@ -74,6 +76,22 @@ class Advice(JsonKeys):
     plan_needed_bytes: int
     plan_verdict: Verdict
     host_bytes: int
+    host_limit_bytes: int | None = None
+
+    @property
+    def margin_bytes(self) -> int:
+        """What the plan leaves of the limit; negative if it does not fit."""
+        return self.limit.size_bytes - self.plan_verdict.held_bytes
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether the plan's offload fits the limit on main memory."""
+        return self.host_limit_bytes is None or self.host_bytes * self.plan.gpus <= self.host_limit_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan fits the GPU, and main memory if that has a limit."""
+        return self.plan_verdict.fits and self.fits_host
 
     @property
     def applied(self) -> tuple[Step, ...]:
@@ -88,34 +106,43 @@ class Advice(JsonKeys):
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof advise --json`, without the command to run next."""
         plan = {
-            **select(self, "needed_bytes=plan_needed_bytes", "verdict=plan_verdict", "host_bytes"),
+            **select(self, "needed_bytes=plan_needed_bytes", "verdict=plan_verdict", "host_bytes", "margin_bytes"),
             "flags": recipe_flags(self.plan),
             "recipe": self.plan,
         }
         return document(
             "advise",
-            select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source"),
-            select(self, "needed_bytes", "verdict", "steps", "fits=plan_verdict.fits"),
+            select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source", "host_limit_bytes"),
+            select(self, "needed_bytes", "verdict", "steps", "fits"),
             {"plan": to_json(plan)},
         )
 
 
-def advise(recipe: TrainingRecipe, judge: Judge, tried: Tried | None = None) -> Advice:
+def advise(
+    recipe: TrainingRecipe,
+    judge: Judge,
+    tried: Tried | None = None,
+    *,
+    host_limit_bytes: int | None = None,
+    ladder: Sequence[Change] = LADDER,
+) -> Advice:
     """Climb the ladder until the recipe fits the judge's limit, with room for fragmentation if the ladder reaches that.
 
     Args:
         recipe: what to train, how, and on which GPU.
         judge: decides whether a recipe fits.
         tried: receives the number of each change before it is tried, and the number of changes; each climb starts anew.
+        host_limit_bytes: limit on the main memory that the offload of all GPUs uses; None: no limit.
+        ladder: the changes, the cheapest first.
 
     Raises:
         UnsupportedError: the analytic estimate does not cover an option of the recipe.
         UnknownModelError: it does not cover the model's architecture.
     """
-    tried = tried or (lambda _number, _most: None)
-    climb = _climb(recipe, judge.with_room(), tried)
+    rules = _Rules(tuple(ladder), host_limit_bytes, tried or (lambda _number, _most: None))
+    climb = _climb(recipe, judge.with_room(), rules)
     if judge.verdict(recipe).fits or not climb.verdict.fits:
-        climb = _climb(recipe, judge, tried)
+        climb = _climb(recipe, judge, rules)
     return Advice(
         recipe=recipe,
         limit=judge.limit,
@@ -126,11 +153,20 @@ def advise(recipe: TrainingRecipe, judge: Judge, tried: Tried | None = None) -> 
         plan_needed_bytes=climb.needed_bytes,
         plan_verdict=judge.verdict(climb.plan),
         host_bytes=estimate(climb.plan).host_bytes,
+        host_limit_bytes=host_limit_bytes,
     )
 
 
-def _climb(recipe: TrainingRecipe, judge: Judge, tried: Tried) -> "_Climb":
-    return _cheapest(_Climb(recipe, judge, {change.name for change in LADDER}, tried))
+class _Rules(NamedTuple):
+    """What all climbs of a search have in common."""
+
+    ladder: tuple[Change, ...]
+    host_limit_bytes: int | None
+    tried: Tried
+
+
+def _climb(recipe: TrainingRecipe, judge: Judge, rules: _Rules) -> "_Climb":
+    return _cheapest(_Climb(recipe, judge, {change.name for change in rules.ladder}, rules))
 
 
 def _cheapest(climb: "_Climb") -> "_Climb":
@@ -140,7 +176,7 @@ def _cheapest(climb: "_Climb") -> "_Climb":
         if not climb.verdict.fits:
             break
         names = {step.change.name for step in climb.steps if step.state is State.APPLIED}
-        fewer = _Climb(climb.recipe, climb.judge, names - {change.name}, climb.tried)
+        fewer = _Climb(climb.recipe, climb.judge, names - {change.name}, climb.rules)
         climb = fewer if fewer.verdict.fits else climb
     return climb
 
@@ -148,16 +184,16 @@ def _cheapest(climb: "_Climb") -> "_Climb":
 class _Climb:
     """One climb using the rungs of the given names: the plan so far, its need, and whether it fits."""
 
-    def __init__(self, recipe: TrainingRecipe, judge: Judge, names: set[str], tried: Tried) -> None:
-        self.recipe, self.judge, self.tried = recipe, judge, tried
+    def __init__(self, recipe: TrainingRecipe, judge: Judge, names: set[str], rules: _Rules) -> None:
+        self.recipe, self.judge, self.rules = recipe, judge, rules
         self.needed_bytes = needed_bytes(recipe)
         self.plan, self.verdict = self._settle(recipe)
         self.steps: list[Step] = []
-        for number, change in enumerate(LADDER, start=1):
+        for number, change in enumerate(rules.ladder, start=1):
             if self.verdict.fits or change.name not in names:
                 self.steps.append(Step(change=change, state=State.SPARE))
             else:
-                tried(number, len(LADDER))
+                rules.tried(number, len(rules.ladder))
                 self.steps.append(self._take(change))
             self._retry()
         self._unexpanded_bytes = self.needed_bytes
@@ -167,7 +203,7 @@ class _Climb:
         """Recompute the saving of an unused rung on top of the plan."""
         if step.state not in (State.SPARE, State.USELESS):
             return step
-        outcome = _variants(step.change, self.plan)
+        outcome = _variants(step.change, self.plan, self.rules.host_limit_bytes)
         return outcome if isinstance(outcome, Step) else self._priced(step.change, outcome[0][1], State.SPARE)
 
     def expansion(self) -> Step:
@@ -201,7 +237,7 @@ class _Climb:
             last = self.steps[-1]
 
     def _take(self, change: Change) -> Step:
-        outcome = _variants(change, self.plan)
+        outcome = _variants(change, self.plan, self.rules.host_limit_bytes)
         if isinstance(outcome, Step):
             return outcome
         plan, verdict, needed = _mildest((*self._settle(variant), needed) for variant, needed in outcome)
@@ -235,12 +271,28 @@ def _mildest(settled: Iterable[tuple[TrainingRecipe, Verdict, int]]) -> tuple[Tr
     return item
 
 
-def _variants(change: Change, recipe: TrainingRecipe) -> tuple[tuple[TrainingRecipe, int], ...] | Step:
+def _variants(
+    change: Change, recipe: TrainingRecipe, host_limit_bytes: int | None
+) -> tuple[tuple[TrainingRecipe, int], ...] | Step:
     """The recipes that a change can produce, each with its estimated need, or a step with the reason for none."""
     try:
         outcome = change.outcome(recipe)
         if isinstance(outcome, str):
             return Step(change=change, state=State.INAPPLICABLE, reason=outcome)
+        if host_limit_bytes is not None:
+            sizes = {variant: _host_bytes(variant) for variant in outcome}
+            # a recipe over the limit may come closer to it
+            most = max(host_limit_bytes, _host_bytes(recipe) - 1)
+            outcome = tuple(variant for variant, size_bytes in sizes.items() if size_bytes <= most)
+            if not outcome:
+                needed = format_bytes(min(sizes.values()))
+                reason = f"needs {needed} of main memory; the limit is {format_bytes(host_limit_bytes)}"
+                return Step(change=change, state=State.INAPPLICABLE, reason=reason)
         return tuple((variant, needed_bytes(variant)) for variant in outcome)
     except LigerprofError as error:
         return Step(change=change, state=State.UNPRICED, reason=str(error))
+
+
+def _host_bytes(recipe: TrainingRecipe) -> int:
+    """Main memory that the offload of all GPUs uses."""
+    return estimate(recipe).host_bytes * recipe.gpus

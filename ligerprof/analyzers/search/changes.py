@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.categories import Engine, GradSync, Loss, Offload, Optimizer, Precision
@@ -14,6 +15,8 @@ Outcome = tuple[TrainingRecipe, ...] | str
 _EXPANDABLE = "expandable_segments:True"
 # of adapters, peft's examples' choice
 _RANK = 16
+# tokens of a sequence
+_SHORTEST = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +60,10 @@ def _fused_kernels(recipe: TrainingRecipe) -> Outcome:
 def _zero_2(recipe: TrainingRecipe) -> Outcome:
     if recipe.gpus == 1:
         return "needs several GPUs"
+    if recipe.engine is Engine.FSDP2:
+        return "FSDP2 shards gradients and optimizer states"
     if recipe.engine is not Engine.DEEPSPEED:
-        return f"needs DeepSpeed, and the recipe trains with {recipe.engine}"
+        return _with_deepspeed(recipe, zero=2)
     if recipe.zero >= 2:
         return f"ZeRO-{recipe.zero} already partitions gradients"
     return (dataclasses.replace(recipe, zero=2),)
@@ -91,10 +96,10 @@ def _zero_3(recipe: TrainingRecipe) -> Outcome:
         return "already enabled"
     if recipe.engine is Engine.FSDP2:
         return "FSDP2 shards the weights"
-    if recipe.gpus > 1 and recipe.engine is Engine.DDP:
-        return "needs DeepSpeed; --engine fsdp2 shards weights as well"
     if recipe.gpus == 1:
         return "needs several GPUs; offloading enables ZeRO as well"
+    if recipe.engine is not Engine.DEEPSPEED:
+        return _with_deepspeed(recipe, zero=3)
     return (dataclasses.replace(recipe, zero=3),)
 
 
@@ -158,6 +163,13 @@ def _qlora(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, lora=None, qlora=recipe.lora or _RANK),)
 
 
+@_change("sequence", "shorter sequences", "training: longer documents are cut or split")
+def _sequence(recipe: TrainingRecipe) -> Outcome:
+    sizes = [recipe.seq >> halvings for halvings in range(1, recipe.seq.bit_length())]
+    shorter = tuple(dataclasses.replace(recipe, seq=size) for size in sizes if size >= _SHORTEST)
+    return shorter or f"sequences have {recipe.seq} tokens"
+
+
 @_change(
     "expandable-segments",
     "expandable segments",
@@ -185,23 +197,30 @@ LADDER: tuple[Change, ...] = (
     _accumulation,
     _lora,
     _qlora,
+    _sequence,
 )
+
+# the changes that keep batch and sequence as they are asked for
+SAME_DATA = tuple(change for change in LADDER if change is not _sequence)
 
 
 def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int) -> Outcome:
     if not recipe.optimizer.is_adam:
         return f"DeepSpeed offloads Adam, not {recipe.optimizer}"
+    return _with_deepspeed(recipe, zero=zero, offload=offload, optimizer=Optimizer.DEFAULT)
+
+
+def _with_deepspeed(recipe: TrainingRecipe, *, zero: int, **changes: Any) -> tuple[TrainingRecipe]:
     in_float16 = recipe.precision.uses_float16 or (recipe.precision is Precision.FP32 and not _has_bfloat16(recipe))
     changed = dataclasses.replace(
         recipe,
         engine=Engine.DEEPSPEED,
         precision=Precision.MIXED_FP16 if in_float16 else Precision.MIXED,
         zero=zero,
-        offload=offload,
-        optimizer=Optimizer.DEFAULT,
         # DDP's
         bucket_view=False,
         grad_sync=GradSync.LAST,
+        **changes,
     )
     return (changed,)
 

@@ -16,6 +16,7 @@ from ligerprof.analyzers.search.budget import (
     needed_bytes,
     verdict_notes,
 )
+from ligerprof.analyzers.search.changes import SAME_DATA
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import recipe_flags
@@ -138,7 +139,7 @@ def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress, remaining: Rem
     if not wanted.fits:
         progress("looking for settings that fit")
         try:
-            settings = advise(recipe, judge)
+            settings = advise(recipe, judge, ladder=SAME_DATA)
         except (UnsupportedError, UnknownModelError) as error:
             gap = str(error)
     return Fit(

@@ -12,6 +12,7 @@ from ligerprof.files import FileKind, read_text
 from ligerprof.recipe.categories import Precision
 from ligerprof.recipe.configs.documents import parse_document
 from ligerprof.recipe.configs.optimizers import OPTIMIZERS
+from ligerprof.recipe.configs.sharding_edits import NO_KEYS, deepspeed_keys
 from ligerprof.recipe.options import Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 
@@ -86,6 +87,7 @@ _AXOLOTL: Mapping[str, Spelling] = {
     **_adapter(_axolotl_adapter),
     "batch": _spelled("micro_batch_size", "batch"),
     "grad_accum": _spelled("gradient_accumulation_steps", "grad_accum"),
+    "seq": _spelled("sequence_len", "seq"),
     "checkpointing": _spelled("gradient_checkpointing", "checkpointing"),
     "optimizer": _optimizer("optimizer"),
     "liger": _kernels(
@@ -101,24 +103,38 @@ _AXOLOTL: Mapping[str, Spelling] = {
 SPELLINGS: Mapping[str, Mapping[str, Spelling]] = {
     "transformers": _TRAINER,
     # TRL 1.15 and later have a loss of their own
-    "trl-sft": {**_TRAINER, **_adapter(_trl_adapter), "liger": _kernels({"use_liger_kernel": True}, "no-flce")},
+    "trl-sft": {
+        **_TRAINER,
+        **_adapter(_trl_adapter),
+        "liger": _kernels({"use_liger_kernel": True}, "no-flce"),
+        "seq": _spelled("max_length", "seq"),
+    },
     "axolotl": _AXOLOTL,
     "llama-factory": {
         **_TRAINER,
         **_adapter(_llama_factory_adapter),
         "checkpointing": lambda recipe: {"disable_gradient_checkpointing": not recipe.checkpointing},
         "liger": _kernels({"enable_liger_kernel": True}),
+        "seq": _spelled("cutoff_len", "seq"),
     },
+    # its own file, next to one of another framework or of none
+    "deepspeed": {},
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyChange:
-    """One key of a file and its new value; `old` is None for a key that the file does not have."""
+    """One key of a file and its new value; `old` is None for a key that the file does not have.
+
+    Attributes:
+        differences: of a new value with sections, the parts that the old one, or the file that it names, does not
+            have; else the new value.
+    """
 
     key: str
     old: Any
     new: Any
+    differences: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +164,13 @@ def can_edit(file: str, framework: str) -> bool:
     return framework in SPELLINGS and Path(file).suffix.lower() != ".toml" and Path(file).is_file()
 
 
-def edit_file(file: str, framework: str, before: TrainingRecipe, after: TrainingRecipe) -> FileEdit:
+def edit_file(
+    file: str, framework: str, before: TrainingRecipe, after: TrainingRecipe, *, shards: bool = True
+) -> FileEdit:
     """Change the keys of a file from one recipe to another; comments of YAML and other lines stay.
+
+    Args:
+        shards: whether this file decides how the model is sharded, rather than one of accelerate.
 
     Raises:
         RecipeError: the file is written in a way that lines cannot be replaced in.
@@ -159,12 +180,13 @@ def edit_file(file: str, framework: str, before: TrainingRecipe, after: Training
     values = parse_document(content, path)
     changes: list[KeyChange] = []
     missing: list[str] = []
+    sharding = deepspeed_keys(file, framework, values, after) if shards else NO_KEYS
     for name, declared in RECIPE_OPTIONS.items():
         # the provider of kernels goes with their switch
         if getattr(before, name) == getattr(after, name) or name == "provider":
             continue
         spelling = SPELLINGS[framework].get(name)
-        keys = spelling(after) if spelling is not None else None
+        keys = sharding.keys if name in sharding.options else spelling(after) if spelling is not None else None
         if keys is None:
             missing.append(_typed(declared, getattr(after, name)))
             continue
@@ -172,7 +194,8 @@ def edit_file(file: str, framework: str, before: TrainingRecipe, after: Training
             old = values.get(key)
             new = _joined(old, value)
             if old != new and key not in {change.key for change in changes}:
-                changes.append(KeyChange(key=key, old=old, new=new))
+                differences = _differences(sharding.before.get(key, old), new)
+                changes.append(KeyChange(key=key, old=old, new=new, differences=differences))
     edited = {change.key: change.new for change in changes}
     new_content = _edited(content, values, edited)
     if parse_document(new_content, path) != {**values, **edited}:
@@ -182,6 +205,12 @@ def edit_file(file: str, framework: str, before: TrainingRecipe, after: Training
 
 def _typed(declared: Option, value: Any) -> str:
     return " ".join(declared.typed(value)) if value is not None else f"no {declared.flag}"
+
+
+def _differences(old: Any, new: Any) -> Any:
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return new
+    return {key: _differences(old.get(key), value) for key, value in new.items() if old.get(key) != value}
 
 
 def _joined(old: Any, new: Any) -> Any:
@@ -240,5 +269,6 @@ def require_editable(found: tuple[str, str] | None) -> None:
     """Raise OutputError if no --config file has keys for the changes; `found` is such a file, or None."""
     if found is None:
         raise OutputError(
-            "-o writes a changed copy of a --config file of transformers, TRL, axolotl or LLaMA-Factory. Give one."
+            "-o writes a changed copy of a --config file of transformers, TRL, axolotl, LLaMA-Factory or DeepSpeed."
+            " Give one."
         )

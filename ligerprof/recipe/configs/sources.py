@@ -14,7 +14,7 @@ from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.own import read_recipe, recipe_values
-from ligerprof.recipe.configs.settings import Names, Reading
+from ligerprof.recipe.configs.settings import Reading
 from ligerprof.recipe.configs.torchtitan import TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
@@ -61,19 +61,23 @@ def _with_named_files(readings: Iterable[Reading], given: set[str]) -> Iterator[
         for key, named in reading.files.items():
             # a file of that kind on the command line takes its place
             if named.framework not in given:
-                path = _find(reading, key, named)
+                path = find_named(reading.file, key, named.file)
                 yield _BY_NAME[named.framework].read(read_document(path), str(path))
 
 
-def _find(reading: Reading, key: str, named: Names) -> Path:
-    """The file that another one names: seen from this folder, from the file's own, or from one above it."""
-    above = Path(reading.file).resolve().parents[:_MOST_FOLDERS]
+def find_named(file: str, key: str, name: str) -> Path:
+    """The file that a key of another one names: seen from this folder, from the file's own, or from one above it.
+
+    Raises:
+        RecipeError: it is in none of them.
+    """
+    above = Path(file).resolve().parents[:_MOST_FOLDERS]
     for folder in (Path(), *above):
-        path = folder / named.file
+        path = folder / name
         if path.is_file():
             return path
     raise RecipeError(
-        f"{reading.file}: {key} names {printable(named.file)}, which is not in this folder or in one above the file."
+        f"{file}: {key} names {printable(name)}, which is not in this folder or in one above the file."
         " Give it with another --config."
     )
 

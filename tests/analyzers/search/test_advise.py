@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import Judge, Limit, Reserved, find_limit, needed_bytes
-from ligerprof.analyzers.search.changes import LADDER, expandable_segments
+from ligerprof.analyzers.search.changes import LADDER, SAME_DATA, expandable_segments
 from ligerprof.cli.options import recipe_options
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.flags import recipe_flags
@@ -71,7 +71,8 @@ def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, sh
     assert {number for number, _ in tried} <= set(range(1, len(LADDER) + 1))
     assert advice.plan_verdict == judge.verdict(advice.plan)
     sequences = advice.plan.batch * advice.plan.grad_accum
-    assert (sequences, advice.plan.seq) == (recipe.batch * recipe.grad_accum, recipe.seq)
+    assert sequences == recipe.batch * recipe.grad_accum
+    assert (advice.plan.seq < recipe.seq) == ("sequence" in {step.change.name for step in advice.applied})
     if judge.verdict(recipe).fits:
         assert advice.plan == recipe
     if not advice.plan_verdict.fits:
@@ -159,6 +160,50 @@ def test_adapters_are_the_last_resort() -> None:
     assert advice.plan.lora == 16
     assert advise(recipe, estimating(int(0.25 * needed_bytes(recipe)))).plan.qlora == 16
     assert_adds_up(advice)
+
+
+def test_shorter_sequences_come_last_and_no_shorter_than_needed() -> None:
+    recipe = TrainingRecipe(batch=1, seq=8192, optimizer="sgd", checkpointing=True, liger="all", qlora=8)
+    needed = [needed_bytes(dataclasses.replace(recipe, seq=size)) for size in (4096, 2048)]
+
+    advice = advise(recipe, estimating(sum(needed) // 2))
+
+    assert [step.change.name for step in advice.applied] == ["sequence"]
+    assert advice.plan.seq == 2048
+    assert_adds_up(advice)
+    # whoever asks what fits at a length does not want another
+    assert {change.name for change in LADDER} - {change.name for change in SAME_DATA} == {"sequence"}
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_recipe_of_ddp_shards_with_deepspeed(zero: int) -> None:
+    recipe = TrainingRecipe(model="llama3.1-8b", engine="ddp", gpus=8, checkpointing=True, liger="all")
+    sharded = dataclasses.replace(recipe, engine="deepspeed", precision="mixed", zero=zero)
+
+    advice = advise(recipe, estimating(int(needed_bytes(sharded) * 1.05)))
+
+    assert [step.change.name for step in advice.applied][-1] == f"zero-{zero}"
+    assert advice.plan == sharded
+    assert_adds_up(advice)
+
+
+def test_offload_stays_within_main_memory() -> None:
+    recipe = TrainingRecipe(model="llama3.1-8b", precision="mixed", engine="deepspeed", zero=2, liger="all")
+    judge = estimating(40 * GIB)
+    free = advise(recipe, judge)
+    host_bytes = free.host_bytes
+    assert free.plan.offload != "none"
+    assert free.fits
+
+    kept = advise(recipe, judge, host_limit_bytes=host_bytes)
+    tight = advise(recipe, judge, host_limit_bytes=GIB // 4)
+
+    assert kept.plan == free.plan
+    assert (tight.plan.offload, tight.fits) == ("none", True)
+    reasons = {step.change.name: step.reason or "" for step in tight.steps}
+    assert reasons["offload-optimizer"].endswith("of main memory; the limit is 256.0 MiB")
+    over = advise(free.plan, judge, host_limit_bytes=GIB)
+    assert (over.plan_verdict.fits, over.fits_host, over.fits) == (True, False, False)
 
 
 def test_unpriced_rungs_are_listed_with_the_reason() -> None:

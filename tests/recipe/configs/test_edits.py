@@ -9,6 +9,7 @@ import pytest
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.edits import SPELLINGS, can_edit, edit_file
 from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.deepspeed import zero_settings
 from tests.recipe.configs.texts import write
 
 FILES = {
@@ -88,6 +89,64 @@ def test_the_copy_reads_back_as_the_plan(framework: str, plan: dict[str, Any], t
         assert getattr(again, name) == getattr(after, name), name
 
 
+SHARDED: list[dict[str, Any]] = [
+    {"zero": 2, "offload": "optimizer", "optimizer": "default"},
+    {"zero": 3, "offload": "all", "optimizer": "default", "precision": "mixed-fp16"},
+    {"zero": 3, "gpus": 2, "optimizer": "adamw-fused"},
+]
+
+
+@pytest.mark.parametrize("plan", SHARDED, ids=str)
+@pytest.mark.parametrize("framework", sorted(FILES))
+def test_sharding_and_offload_read_back(framework: str, plan: dict[str, Any], tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES[framework])
+    before, _ = load_recipe([file], {})
+    after = dataclasses.replace(before, **{"engine": "deepspeed", "precision": "mixed", **plan})
+    edit = edit_file(file, framework, before, after)
+    assert edit.not_in_file == (("--gpus 2",) if "gpus" in plan else ())
+    again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content)], {"gpus": after.gpus})
+    for name in ("engine", "zero", "offload", "precision", "optimizer", "batch", "clip"):
+        assert getattr(again, name) == getattr(after, name), name
+    assert zero_settings(again) == zero_settings(after)
+
+
+def test_the_json_that_a_file_names_moves_into_it_with_its_other_settings(tmp_path: Path) -> None:
+    settings = {
+        "bf16": {"enabled": "auto"},
+        "wall_clock_breakdown": True,
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 1000, "overlap_comm": True},
+    }
+    write(tmp_path, "ds.json", settings)
+    file = write(tmp_path, "sft.yaml", FILES["llama-factory"] + "deepspeed: ds.json  # by the team\n")
+    before, _ = load_recipe([file], {})
+    after = dataclasses.replace(before, zero=3, offload="all", optimizer="default")
+    edit = edit_file(file, "llama-factory", before, after)
+    (change,) = edit.changes
+    assert change.old == "ds.json"
+    assert change.new["wall_clock_breakdown"] is True
+    again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content)], {})
+    assert (again.zero, again.offload, zero_settings(again)) == (3, "all", zero_settings(after))
+    assert "# by the team" in edit.content
+    # accelerate's file decides instead
+    assert edit_file(file, "llama-factory", before, after, shards=False).changes == ()
+
+    own = str(tmp_path / "ds.json")
+    alone, _ = load_recipe([own], {"model": "tiny"})
+    after = dataclasses.replace(alone, zero=3, offload="all", optimizer="default")
+    edit = edit_file(own, "deepspeed", alone, after)
+    again, _ = load_recipe([write(tmp_path, "fixed.json", edit.content)], {"model": "tiny"})
+    assert (again.zero, again.offload, edit.not_in_file) == (3, "all", ())
+
+
+@pytest.mark.parametrize("framework", ["trl-sft", "axolotl", "llama-factory"])
+def test_a_shorter_sequence_reads_back(framework: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES[framework])
+    before, _ = load_recipe([file], {})
+    edit = edit_file(file, framework, before, dataclasses.replace(before, seq=64))
+    again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content)], {})
+    assert (again.seq, len(edit.changes)) == (64, 1)
+
+
 @pytest.mark.parametrize("plan", [{"lora": 4}, {"qlora": 4}], ids=str)
 @pytest.mark.parametrize("framework", ["trl-sft", "axolotl"])
 def test_adapters_read_back(framework: str, plan: dict[str, Any], tmp_path: Path) -> None:
@@ -140,9 +199,9 @@ def test_json_is_written_anew(tmp_path: Path) -> None:
 def test_what_the_file_has_no_key_for_is_named(tmp_path: Path) -> None:
     file = write(tmp_path, "sft.yaml", FILES["transformers"])
     before, _ = load_recipe([file], {})
-    plan = {"engine": "deepspeed", "precision": "mixed", "zero": 3, "offload": "all", "optimizer": "default"}
+    plan = {"seq": 64, "alloc_conf": "expandable_segments:True"}
     edit = edit_file(file, "transformers", before, dataclasses.replace(before, **plan))
-    assert {"--engine deepspeed", "--zero 3", "--offload all", "--precision mixed"} <= set(edit.not_in_file)
+    assert edit.not_in_file == ("--seq 64", "--alloc-conf expandable_segments:True")
 
 
 def test_lines_that_cannot_be_replaced_are_an_error(tmp_path: Path) -> None:
