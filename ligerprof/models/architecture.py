@@ -83,8 +83,10 @@ class Rotary:
         layers: the layers that rotate; None: all of them.
         only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
         tables_by_kind: whether layers with a window have tables of their own.
-        other: whether heads rotate in another way, of which no kernel knows: by positions of several dimensions, as
-            complex numbers, or query and key in a call each.
+        other: whether heads rotate in another way, of which no kernel knows: by positions of several dimensions, or
+            query and key in a call each.
+        complex_products: whether pairs of neighbors, cast to fp32, are complex numbers that one table multiplies; and
+            whether both products are there before the first one is cast back (`both`), or not (`each`).
         pairs_when: the config key that pairs neighbors, whose first and second elements are then rotated apart.
         halves: whether tables are half as wide as a head, and both halves of a head are rotated and concatenated.
     """
@@ -101,11 +103,12 @@ class Rotary:
     pairs_when: str | None = None
     other: bool = False
     halves: bool = False
+    complex_products: Literal["each", "both"] | None = None
 
     @property
     def turns_halves(self) -> bool:
         """Whether halves of a head rotate by tables as wide as a head, which a kernel can do."""
-        return not (self.interleaved or self.pairs_when or self.other or self.halves)
+        return not (self.interleaved or self.pairs_when or self.other or self.halves or self.complex_products)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,10 +5,18 @@ from dataclasses import replace
 from ligerprof.models.architecture import Architecture, Attention
 from ligerprof.models.composites import TEXT_MODELS
 from ligerprof.models.config_keys import Softcap
-from ligerprof.models.rows import experts, gemma_like, llama_like, others, unestimated
+from ligerprof.models.rows import experts, gemma_like, latent, llama_like, others, unestimated
 
 ARCHITECTURES: dict[str, Architecture] = {
-    row.model_type: row for row in (*llama_like.ROWS, *gemma_like.ROWS, *others.ROWS, *experts.ROWS, *unestimated.ROWS)
+    row.model_type: row
+    for row in (
+        *llama_like.ROWS,
+        *gemma_like.ROWS,
+        *others.ROWS,
+        *experts.ROWS,
+        *latent.ROWS,
+        *unestimated.ROWS,
+    )
 }
 
 

@@ -37,6 +37,8 @@ def _route(context: Context, value: Value, name: str, row: Experts) -> tuple[Val
         return _soften_chosen(context, logits) if row.widens_chosen else _soften_narrow(context, logits)
     if row.scoring is Scoring.SIGMOID:
         return _squash(context, logits)
+    if row.scoring is Scoring.GROUPED_SOFTMAX:
+        return _soften_and_scale(context, logits)
     probabilities = _soften(context, logits, casts=row.casts_logits)
     choices = tape.run(Operation(elements=chosen, width=INDEX_BYTES))
     scores = tape.run(Operation(elements=chosen, width=FP32_BYTES, inputs=(probabilities,), saves=(choices,)))
@@ -109,6 +111,28 @@ def _squash(context: Context, logits: Value) -> tuple[Value, Value, Value]:
         scores = _divide_by_sums(context, scores)
     scores = renamed(context, scores, scale(context, scores))
     tape.release(every)
+    return logits, scores, choices
+
+
+def _soften_and_scale(context: Context, logits: Value) -> tuple[Value, Value, Value]:
+    """Softmax in fp32; if only some groups count, the scores of the others become 0; the chosen scores are scaled."""
+    tape, chosen = context.tape, context.tokens * context.spec.chosen_experts
+    every = _soften(context, logits, casts=False)
+    held: tuple[Value, ...] = ()
+    if context.spec.setting("topk_method") == "group_limited_greedy":
+        held = (tape.run(Operation(elements=every.elements, width=FP32_BYTES)),)
+        masked = Operation(
+            elements=every.elements,
+            width=FP32_BYTES,
+            inputs=(every,),
+            extra_saved_bytes=every.elements,
+            forward_scratch_bytes=every.elements,
+        )
+        every = renamed(context, every, tape.run(masked))
+    choices = tape.run(Operation(elements=chosen, width=INDEX_BYTES))
+    best = tape.run(Operation(elements=chosen, width=FP32_BYTES, inputs=(every,), saves=(choices,)))
+    scores = renamed(context, best, scale(context, best))
+    tape.release(every, *held)
     return logits, scores, choices
 
 

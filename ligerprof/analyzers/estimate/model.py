@@ -70,6 +70,9 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
     rotary = recipe.spec.architecture.attention.rotary
     if rotary is None:
         return ()
+    if rotary.complex_products:
+        # half as many complex numbers
+        return (recipe.row_tokens * recipe.spec.rotary_dim * FP32_BYTES,)
     width = FP32_BYTES if rotary.fp32_tables else stream.width
     size_bytes = recipe.row_tokens * recipe.spec.rotary_dim * width // (2 if rotary.halves else 1)
     kinds = len(set(recipe.spec.layer_kinds.windowed)) if rotary.tables_by_kind else 1

@@ -50,12 +50,37 @@ def rotate_latents(context: Context, query: Value, key: Value) -> tuple[Value, V
     """The rotated parts of query and key, of which the key has one for all heads."""
     row = context.spec.architecture.attention.rotary
     assert row is not None
+    if row.complex_products is not None:
+        return _turn_complex(context, query, key)
     tables, tape = _Tables(_table_bytes(context)), context.tape
     if row.pairs_when is None or not context.spec.setting(row.pairs_when):
         return _turn(context, query, tables), _turn(context, key, tables)
     parts = [(tape.slice(item, item.elements // 2), tape.slice(item, item.elements // 2)) for item in (query, key)]
     turned = [_turn_parts(context, *part, tables) for part in parts]
     tape.release(*parts[0], *parts[1])
+    return turned[0], turned[1]
+
+
+def _turn_complex(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
+    """`apply_rotary_emb`: pairs of neighbors in fp32, as complex numbers, times the decoder's table."""
+    row, tape = context.spec.architecture.attention.rotary, context.tape
+    wide = [context.cast(item, FP32_BYTES) for item in (query, key)]
+    turned: list[Value] = []
+    # backward multiplies by the conjugate, a copy of the table
+    conjugate_bytes = context.recipe.row_tokens * context.spec.rotary_dim * FP32_BYTES
+    keeps_products, products = row is not None and row.complex_products == "both", []
+    for item in wide:
+        product = tape.run(
+            Operation(elements=item.elements, width=FP32_BYTES, inputs=(item,), backward_scratch_bytes=conjugate_bytes)
+        )
+        products.append(product)
+        if not keeps_products:
+            turned.append(context.cast(product, query.width))
+            tape.release(product)
+    if keeps_products:
+        turned = [context.cast(product, query.width) for product in products]
+        tape.release(*products)
+    tape.release(*wide)
     return turned[0], turned[1]
 
 
@@ -79,6 +104,8 @@ def _rotate(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
     """apply_rotary_pos_emb as the architecture writes it."""
     row = context.spec.architecture.attention.rotary
     assert row is not None
+    if row.complex_products is not None:
+        return _turn_complex(context, query, key)
     tape, tables = context.tape, _make_tables(context, row)
     if row.halves:
         turned = [_turn_halves(context, item, tables) for item in (query, key)]

@@ -26,15 +26,13 @@ from ligerprof.models.rows.parts import (
     periodic_window,
 )
 
-_ROUTER = RawWeight(name="mlp.gate", parameter="weight", shape=(("experts",), ("hidden",)))
-_GATES = RawWeight(
-    name="mlp.experts", parameter="gate_up_proj", shape=(("experts",), ("expert", "expert"), ("hidden",))
-)
-_DOWN = RawWeight(name="mlp.experts", parameter="down_proj", shape=(("experts",), ("hidden",), ("expert",)))
+ROUTER = RawWeight(name="mlp.gate", parameter="weight", shape=(("experts",), ("hidden",)))
+GATES = RawWeight(name="mlp.experts", parameter="gate_up_proj", shape=(("experts",), ("expert", "expert"), ("hidden",)))
+DOWN = RawWeight(name="mlp.experts", parameter="down_proj", shape=(("experts",), ("hidden",), ("expert",)))
 _QWEN_LAYERS = SparseLayers(every=("decoder_sparse_step", 1), dense="mlp_only_layers")
 
 
-def _shared_expert(name: str, *, bias: Bias = False) -> tuple[Linear, ...]:
+def shared_expert(name: str, *, bias: Bias = False) -> tuple[Linear, ...]:
     """The gated MLP that all tokens share."""
     return (
         Linear(name=f"mlp.{name}.gate_proj", inputs="hidden", outputs=("shared",), bias=bias),
@@ -43,28 +41,17 @@ def _shared_expert(name: str, *, bias: Bias = False) -> tuple[Linear, ...]:
     )
 
 
-def _only_sparse(*tensors: Linear | RawWeight) -> tuple[Linear | RawWeight, ...]:
+def only_sparse(*tensors: Linear | RawWeight) -> tuple[Linear | RawWeight, ...]:
     """The same in layers with experts only."""
     return tuple(replace(item, sparse=True) for item in tensors)
 
 
-_MOE_OUTPUT = "MoeCausalLMOutputWithPast"
+MOE_OUTPUT = "MoeCausalLMOutputWithPast"
 # the balancing loss of the routers
-_AUXILIARY = "output_router_logits"
+AUXILIARY = "output_router_logits"
 _WIDE_NORMS = (
     NormWeight(name="self_attn.q_norm", width="query"),
     NormWeight(name="self_attn.k_norm", width="key"),
-)
-
-_LATENT_ATTENTION = (
-    Linear(name="self_attn.q_proj", inputs="hidden", outputs=("direct query",)),
-    Linear(name="self_attn.q_a_proj", inputs="hidden", outputs=("query rank",), bias="attention_bias"),
-    NormWeight(name="self_attn.q_a_layernorm", width="query rank"),
-    Linear(name="self_attn.q_b_proj", inputs="query rank", outputs=("latent query",)),
-    Linear(name="self_attn.kv_a_proj_with_mqa", inputs="hidden", outputs=("key rank rotated",), bias="attention_bias"),
-    NormWeight(name="self_attn.kv_a_layernorm", width="key rank"),
-    Linear(name="self_attn.kv_b_proj", inputs="key rank", outputs=("key and value",)),
-    Linear(name="self_attn.o_proj", inputs="attended", outputs=("hidden",), bias="attention_bias"),
 )
 
 SIGMOID_EXPERTS = Experts(
@@ -86,12 +73,12 @@ ROWS = (
         class_prefix="Mixtral",
         defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
         aliases={"num_experts": "num_local_experts"},
-        tensors=(*attention_tensors(), _ROUTER, _GATES, _DOWN, *TWO_NORMS),
-        not_estimated=(_AUXILIARY, "router_jitter_noise"),
+        tensors=(*attention_tensors(), ROUTER, GATES, DOWN, *TWO_NORMS),
+        not_estimated=(AUXILIARY, "router_jitter_noise"),
         attention=Attention(window=SlidingWindow()),
         mlp=Mlp(experts=Experts(count="num_local_experts", casts_logits=True, normalizes=True, narrows_scores=False)),
-        auxiliary_loss=_AUXILIARY,
-        output_class=_MOE_OUTPUT,
+        auxiliary_loss=AUXILIARY,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="qwen3_moe",
@@ -108,16 +95,16 @@ ROWS = (
             *CONFIGURED_ATTENTION,
             *head_norms(),
             *gated_tensors(sparse=False),
-            *_only_sparse(_GATES, _DOWN, _ROUTER),
+            *only_sparse(GATES, DOWN, ROUTER),
             *TWO_NORMS,
         ),
-        not_estimated=(_AUXILIARY,),
+        not_estimated=(AUXILIARY,),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"), window=SlidingWindow(default=4096, switch="use_sliding_window")
         ),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", adapted_by_name=True, layers=_QWEN_LAYERS)),
-        auxiliary_loss=_AUXILIARY,
-        output_class=_MOE_OUTPUT,
+        auxiliary_loss=AUXILIARY,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="qwen2_moe",
@@ -135,16 +122,16 @@ ROWS = (
         tensors=(
             *attention_tensors(qkv_bias="qkv_bias"),
             *gated_tensors(sparse=False),
-            *_only_sparse(_ROUTER, _GATES, _DOWN, *_shared_expert("shared_expert")),
-            *_only_sparse(Linear(name="mlp.shared_expert_gate", inputs="hidden", outputs=("one",))),
+            *only_sparse(ROUTER, GATES, DOWN, *shared_expert("shared_expert")),
+            *only_sparse(Linear(name="mlp.shared_expert_gate", inputs="hidden", outputs=("one",))),
             *TWO_NORMS,
         ),
         # every other layer has a window
-        not_estimated=(_AUXILIARY, "use_sliding_window"),
+        not_estimated=(AUXILIARY, "use_sliding_window"),
         attention=Attention(window=replace(QWEN_WINDOW, makes_both=True)),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", shared=SharedExpert(), layers=_QWEN_LAYERS)),
-        auxiliary_loss=_AUXILIARY,
-        output_class=_MOE_OUTPUT,
+        auxiliary_loss=AUXILIARY,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="glm4_moe",
@@ -165,44 +152,15 @@ ROWS = (
             *attention_tensors(qkv_bias="attention_bias"),
             *(replace(item, when="use_qk_norm") for item in head_norms()),
             *gated_tensors(sparse=False),
-            *_only_sparse(_GATES, _DOWN, _ROUTER, *_shared_expert("shared_experts")),
+            *only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts")),
             *TWO_NORMS,
         ),
-        not_estimated=(_AUXILIARY,),
+        not_estimated=(AUXILIARY,),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor", joins_last=True)
         ),
         mlp=Mlp(experts=SIGMOID_EXPERTS),
-        output_class=_MOE_OUTPUT,
-    ),
-    Architecture(
-        model_type="deepseek_v3",
-        peft_targets=(),
-        class_prefix="DeepseekV3",
-        defaults={
-            "n_routed_experts": 256,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 2048,
-            "norm_topk_prob": True,
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_rope_head_dim": 64,
-            "qk_nope_head_dim": 128,
-            "v_head_dim": 128,
-            "rope_interleave": True,
-        },
-        aliases={"num_local_experts": "n_routed_experts"},
-        tensors=(
-            *_LATENT_ATTENTION,
-            *gated_tensors(sparse=False),
-            *_only_sparse(_GATES, _DOWN, _ROUTER, *_shared_expert("shared_experts")),
-            *TWO_NORMS,
-        ),
-        not_estimated=(_AUXILIARY,),
-        attention=Attention(grouped=False, latent=True, rotary=Rotary(pairs_when="rope_interleave")),
-        mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 3)))),
-        output_class=_MOE_OUTPUT,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="ernie4_5_moe",
@@ -220,8 +178,8 @@ ROWS = (
         tensors=(
             *attention_tensors(qkv_bias="use_bias", out_bias="use_bias"),
             *gated_tensors(bias="use_bias", sparse=False),
-            *_only_sparse(
-                replace(_ROUTER, fp32=True),
+            *only_sparse(
+                replace(ROUTER, fp32=True),
                 RawWeight(
                     name="mlp.gate.moe_statics",
                     parameter="e_score_correction_bias",
@@ -229,13 +187,13 @@ ROWS = (
                     fp32=True,
                     trained=False,
                 ),
-                _GATES,
-                _DOWN,
-                *_shared_expert("shared_experts", bias="use_bias"),
+                GATES,
+                DOWN,
+                *shared_expert("shared_experts", bias="use_bias"),
             ),
             *TWO_NORMS,
         ),
-        not_estimated=(_AUXILIARY,),
+        not_estimated=(AUXILIARY,),
         attention=Attention(
             rotary=Rotary(interleaved=True, expands_tables=True, fp32_tables=True, upcasts="factors"),
             dropout=Dropout(key="no_dropout"),
@@ -258,8 +216,8 @@ ROWS = (
                 ),
             )
         ),
-        auxiliary_loss=_AUXILIARY,
-        output_class=_MOE_OUTPUT,
+        auxiliary_loss=AUXILIARY,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="hunyuan_v1_moe",
@@ -269,13 +227,13 @@ ROWS = (
         tensors=(
             *CONFIGURED_ATTENTION,
             *head_norms("query_layernorm", "key_layernorm"),
-            RawWeight(name="mlp.gate.wg", parameter="weight", shape=_ROUTER.shape, fp32=True),
-            _GATES,
-            _DOWN,
-            *_shared_expert("shared_mlp"),
+            RawWeight(name="mlp.gate.wg", parameter="weight", shape=ROUTER.shape, fp32=True),
+            GATES,
+            DOWN,
+            *shared_expert("shared_mlp"),
             *TWO_NORMS,
         ),
-        not_estimated=(_AUXILIARY,),
+        not_estimated=(AUXILIARY,),
         attention=Attention(qk_norms=("query_layernorm", "key_layernorm"), norms_rotated=True, norms_apart=True),
         mlp=Mlp(
             experts=Experts(
@@ -287,7 +245,7 @@ ROWS = (
                 adapted_by_name=True,
             )
         ),
-        output_class=_MOE_OUTPUT,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="gpt_oss",
@@ -304,7 +262,7 @@ ROWS = (
         tensors=(
             RawWeight(name="self_attn", parameter="sinks", shape=(("heads",),)),
             *CONFIGURED_ATTENTION,
-            RawWeight(name="mlp.router", parameter="weight", shape=_ROUTER.shape),
+            RawWeight(name="mlp.router", parameter="weight", shape=ROUTER.shape),
             RawWeight(name="mlp.router", parameter="bias", shape=(("experts",),)),
             RawWeight(name="mlp.experts", parameter="gate_up_proj", shape=(("experts",), ("hidden",), ("expert",) * 2)),
             RawWeight(name="mlp.experts", parameter="gate_up_proj_bias", shape=(("experts",), ("expert",) * 2)),
@@ -312,7 +270,7 @@ ROWS = (
             RawWeight(name="mlp.experts", parameter="down_proj_bias", shape=(("experts",), ("hidden",))),
             *TWO_NORMS,
         ),
-        not_estimated=(_AUXILIARY,),
+        not_estimated=(AUXILIARY,),
         norm=Norm(casts_last=True),
         attention=Attention(
             rotary=Rotary(halves=True), window=periodic_window(2, default=128), fp32_softmax=False, sinks=True
@@ -327,8 +285,8 @@ ROWS = (
                 clamped=True,
             ),
         ),
-        auxiliary_loss=_AUXILIARY,
-        output_class=_MOE_OUTPUT,
+        auxiliary_loss=AUXILIARY,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="granitemoe",
@@ -341,10 +299,10 @@ ROWS = (
             *TWO_NORMS,
             *(
                 RawWeight(name=f"block_sparse_moe.{name}", parameter=item.parameter, shape=item.shape)
-                for name, item in (("router", _ROUTER), ("experts", _GATES), ("experts", _DOWN))
+                for name, item in (("router", ROUTER), ("experts", GATES), ("experts", DOWN))
             ),
         ),
-        not_estimated=(_AUXILIARY,),
+        not_estimated=(AUXILIARY,),
         mlp=Mlp(
             name="block_sparse_moe",
             experts=Experts(count="num_local_experts", router="router", scoring=Scoring.SOFTMAX_OF_CHOSEN),
@@ -352,8 +310,8 @@ ROWS = (
         layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
         scales_embedding=True,
         logit_divisor="logits_scaling",
-        auxiliary_loss=_AUXILIARY,
-        output_class=_MOE_OUTPUT,
+        auxiliary_loss=AUXILIARY,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="olmoe",
@@ -361,12 +319,12 @@ ROWS = (
         class_prefix="Olmoe",
         defaults={"num_experts": 64, "num_experts_per_tok": 8},
         aliases={"num_local_experts": "num_experts"},
-        tensors=(*CONFIGURED_ATTENTION, *_WIDE_NORMS, _ROUTER, _GATES, _DOWN, *TWO_NORMS),
-        not_estimated=(_AUXILIARY, "clip_qkv"),
+        tensors=(*CONFIGURED_ATTENTION, *_WIDE_NORMS, ROUTER, GATES, DOWN, *TWO_NORMS),
+        not_estimated=(AUXILIARY, "clip_qkv"),
         attention=Attention(qk_norms=("q_norm", "k_norm")),
         mlp=Mlp(experts=Experts()),
-        auxiliary_loss=_AUXILIARY,
-        output_class=_MOE_OUTPUT,
+        auxiliary_loss=AUXILIARY,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="flex_olmo",
@@ -377,17 +335,17 @@ ROWS = (
         tensors=(
             *CONFIGURED_ATTENTION,
             *_WIDE_NORMS,
-            _ROUTER,
-            _GATES,
-            _DOWN,
+            ROUTER,
+            GATES,
+            DOWN,
             *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
         ),
-        not_estimated=(_AUXILIARY,),
+        not_estimated=(AUXILIARY,),
         norm=Norm(casts_last=True),
         attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(fp32_tables=True)),
         mlp=Mlp(experts=Experts()),
         layer_norms=AFTER_SUBLAYERS,
-        auxiliary_loss=_AUXILIARY,
-        output_class=_MOE_OUTPUT,
+        auxiliary_loss=AUXILIARY,
+        output_class=MOE_OUTPUT,
     ),
 )

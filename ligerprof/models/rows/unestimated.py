@@ -3,8 +3,6 @@
 `tensors` lists only the linear layers that LoRA adapts.
 """
 
-from dataclasses import replace
-
 from ligerprof.models.architecture import (
     Architecture,
     Attention,
@@ -16,33 +14,11 @@ from ligerprof.models.architecture import (
 from ligerprof.models.config_keys import Softcap, SparseLayers
 from ligerprof.models.layer_tensors import Linear
 from ligerprof.models.mixtures import Experts, SharedExpert
-from ligerprof.models.rows.experts import SIGMOID_EXPERTS
 from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, PLAIN_GATED, attention_tensors
 
 _OTHER_ROTATION = Rotary(other=True)
 
-_LATENT_ATTENTION = tuple(
-    Linear(name=f"self_attn.{name}", inputs="hidden", outputs=("query",))
-    for name in ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-)
-
 ROWS = (
-    Architecture(
-        model_type="deepseek_v2",
-        peft_targets=(),
-        class_prefix="DeepseekV2",
-        no_estimate="its routers choose by groups in another way than those of deepseek_v3",
-        defaults={
-            "n_routed_experts": 64,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 1407,
-        },
-        aliases={"num_local_experts": "n_routed_experts"},
-        tensors=_LATENT_ATTENTION,
-        attention=Attention(rotary=_OTHER_ROTATION),
-        mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 0)))),
-    ),
     Architecture(
         model_type="qwen3_next",
         peft_targets=(),
