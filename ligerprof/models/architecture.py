@@ -133,6 +133,8 @@ class Attention:
         qk_norms: norms of query and key; the widths of their weights decide whether they norm each head or all.
         norms_rotated: whether these norms follow the rotation.
         norms_apart: whether these norms read heads that lie apart, [batch, heads, tokens, head_dim].
+        bare_norms: the config key that turns on norms without weights, of query and key in layers that rotate.
+        tempers_unrotated: the config key that turns on a factor per token, in fp32, on queries that are not rotated.
         grouped: whether key and value may have fewer heads than the query.
         splits_hidden: whether the heads divide the hidden size, whatever `head_dim` the config gives.
         scales_query: whether the rotated query is multiplied by a number per token.
@@ -152,6 +154,8 @@ class Attention:
     qk_norms: tuple[str, str] | None = None
     norms_rotated: bool = False
     norms_apart: bool = False
+    bare_norms: str | None = None
+    tempers_unrotated: str | None = None
     grouped: bool = True
     splits_hidden: bool = False
     scales_query: bool = False
@@ -176,6 +180,7 @@ class Mlp:
         function: the config key of the activation function, and its name if the config lacks the key.
         dropout: applied to the last projection's result, within the MLP module.
         experts: the mixture of experts that a layer has instead, or None.
+        width: the config key of its intermediate size.
         dropout_attribute: the attribute of a gated MLP that holds the probability.
     """
 
@@ -187,6 +192,7 @@ class Mlp:
     function: tuple[str, str] = ("hidden_act", "silu")
     dropout: Dropout | None = None
     experts: Experts | None = None
+    width: str = "intermediate_size"
     dropout_attribute: str | None = None
 
     @property

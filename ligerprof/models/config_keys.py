@@ -26,6 +26,7 @@ class LayerChoice:
     Attributes:
         key: the config key of a list with an entry per layer.
         chosen: the entry of a chosen layer.
+        instead: another such list, used if the first is not given: its key and the entry of a chosen layer.
         period: in each period of so many layers one is left out; None: `from_layer` decides, or all are chosen.
         period_key: the config key of the period.
         leaves_first: whether the first layer of a period is left out, rather than the last.
@@ -34,6 +35,7 @@ class LayerChoice:
 
     key: str = "layer_types"
     chosen: str | int = "sliding_attention"
+    instead: tuple[str, str | int] | None = None
     period: int | None = None
     period_key: str | None = None
     leaves_first: bool = False
@@ -49,12 +51,14 @@ class SparseLayers:
         last: the config key of the last one, and its default; -1 is the model's last layer.
         every: the config key of a period whose last layer has experts, and its default.
         dense: the config key of a list of layers without experts.
+        listed: the config key of a list of the layers with experts, which decides if it is given.
     """
 
     first: tuple[str, int] | None = None
     last: tuple[str, int] | None = None
     every: tuple[str, int] | None = None
     dense: str | None = None
+    listed: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,7 +66,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         config_json=config_json,
         weights_path=weights_path,
         hidden_size=hidden,
-        intermediate_size=_size(config, name, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        intermediate_size=_size(config, name, row.mlp.width, "n_inner", "ffn_dim", default=4 * hidden),
         layers=_size(config, name, *_LAYER_KEYS),
         heads=heads,
         kv_heads=_size(config, name, "num_key_value_heads", default=heads) if row.attention.grouped else heads,
@@ -110,7 +110,12 @@ def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, in
 def _other_experts(row: Architecture, config: Config) -> str | None:
     """The implementation of experts that a config asks for, if the estimate does not cover it."""
     given = config.get("experts_implementation", config.get("_experts_implementation"))
-    return None if row.mlp.experts is None or given in COVERED else f"experts_implementation {short_repr(given)}"
+    experts = row.mlp.experts
+    return (
+        None
+        if experts is None or experts.multiplies_all or given in COVERED
+        else f"experts_implementation {short_repr(given)}"
+    )
 
 
 def _with_equal_entries(config: Config, key: str) -> Config:

@@ -63,6 +63,11 @@ def _sparse(row: Architecture, config: Mapping[str, Any], layers: int) -> Iterat
 
     first, last = number(choice.first, 0), number(choice.last, -1, smallest=-1)
     every = number(choice.every, 1, smallest=1)
+    if choice.listed is not None and (found := row.setting(config, choice.listed)) is not None:
+        if not isinstance(found, list):
+            raise UnknownModelError(f"{choice.listed!r} is {short_repr(found)}, not a list of layers. Fix the config.")
+        yield from (index in found for index in range(layers))
+        return
     dense = (row.setting(config, choice.dense) if choice.dense is not None else None) or ()
     if not isinstance(dense, (list, tuple)):
         raise UnknownModelError(f"{choice.dense!r} is {short_repr(dense)}, not a list of layers. Fix the config.")
@@ -83,10 +88,12 @@ def _window_tokens(row: Architecture, config: Mapping[str, Any]) -> int | None:
 def _chosen(row: Architecture, choice: LayerChoice | None, config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     if choice is None:
         return (True,) * layers
-    if (listed := row.setting(config, choice.key)) is not None:
-        if not isinstance(listed, list) or len(listed) < layers:
-            raise UnknownModelError(f"{choice.key!r} is not a list of {layers} entries. Fix the config.")
-        return tuple(entry == choice.chosen for entry in listed[:layers])
+    for key, chosen in ((choice.key, choice.chosen), *(() if choice.instead is None else (choice.instead,))):
+        # an empty list is what a config without the key means
+        if (listed := row.setting(config, key)) not in (None, []):
+            if not isinstance(listed, list) or len(listed) < layers:
+                raise UnknownModelError(f"{key!r} is not a list of {layers} entries. Fix the config.")
+            return tuple(entry == chosen for entry in listed[:layers])
     if choice.from_layer is not None:
         first = row.setting(config, *choice.from_layer)
         return tuple(index >= _number(choice.from_layer[0], first) for index in range(layers))

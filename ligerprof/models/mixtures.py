@@ -57,6 +57,8 @@ class Experts:
         casts_logits: whether the router casts its logits to fp32 before the softmax.
         normalizes: whether the scores of a token's experts are divided by their sum, or the config key that decides.
         narrows_scores: whether the scores are cast to the dtype of the logits.
+        multiplies_all: whether every expert multiplies all tokens, which the sigmoid of the highest logits scales, so
+            that the weights are factors of a batched product, stored as (in, out).
         clamped: whether gate and up lie interleaved in the experts' weights and are clamped, and the weights are stored
             as (in, out) with biases.
         shared: an expert that every token goes through, or None.
@@ -76,6 +78,7 @@ class Experts:
     casts_logits: bool = False
     normalizes: bool | str = "norm_topk_prob"
     narrows_scores: bool = True
+    multiplies_all: bool = False
     clamped: bool = False
     shared: SharedExpert | None = None
     adapted_by_name: bool = False

@@ -136,6 +136,11 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         options.experts is not None and not spec.experts,
         f"{_FLAGS['experts']}: {spec.name} has no experts. Leave it out.",
     )
+    mixture = spec.architecture.mlp.experts
+    yield (
+        options.experts is not None and mixture is not None and mixture.multiplies_all,
+        f"{_FLAGS['experts']}: the experts of {spec.name} multiply all tokens in any case. Leave it out.",
+    )
     layers = sum(spec.layer_kinds.sparse) if spec.experts else 0
     wrong = conflict(options.routing, experts=spec.experts, chosen=spec.chosen_experts, layers=layers)
     yield wrong is not None, f"{_FLAGS['routing']}: {wrong}."

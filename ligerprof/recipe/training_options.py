@@ -267,7 +267,8 @@ class TrainingOptions(ModelOptions):
     @property
     def runs_experts_in_turn(self) -> bool:
         """Whether one expert runs after another, so that sizes depend on the routing."""
-        if not self.spec.experts:
+        row = self.spec.architecture.mlp.experts
+        if not self.spec.experts or row is None or row.multiplies_all:
             return False
         given = self.experts or self.spec.experts_implementation
         return given == ExpertsImplementation.EAGER

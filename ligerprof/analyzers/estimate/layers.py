@@ -4,12 +4,14 @@ from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.dora import add_dora
+from ligerprof.analyzers.estimate.expert_batches import add_routed, run_all_experts
 from ligerprof.analyzers.estimate.experts import add_shared_expert, run_experts
 from ligerprof.analyzers.estimate.fused import add_and_norm, adds_in_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.latent import latent_query_key_value
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
-from ligerprof.analyzers.estimate.norms import norm
+from ligerprof.analyzers.estimate.norms import bare_rms_norm, norm
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear_4bit, multiply, renamed, scale
 from ligerprof.analyzers.estimate.rotary import rotate_both
 from ligerprof.analyzers.estimate.tensors import Value
@@ -17,6 +19,7 @@ from ligerprof.kernels.slots import find_slot
 from ligerprof.models.config_keys import Dropout
 from ligerprof.models.mixtures import Experts
 from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def run_layer(context: Context, value: Value, index: int, output_role: Role) -> Value:
@@ -141,10 +144,29 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
         turned_query = renamed(context, turned_query, scale(context, turned_query))
     if row.norms_rotated:
         turned_query, turned_key = _norm_heads(context, turned_query, turned_key, name)
+    if row.bare_norms is not None and context.rotates and context.spec.setting(row.bare_norms):
+        normed = [bare_rms_norm(context, item, context.spec.head_dim) for item in (turned_query, turned_key)]
+        turned_query, turned_key = renamed(context, turned_query, normed[0]), renamed(context, turned_key, normed[1])
+    if row.tempers_unrotated is not None and not context.rotates and context.spec.setting(row.tempers_unrotated):
+        turned_query = renamed(context, turned_query, _tempered(context, turned_query))
     attended, probabilities = attend(context, turned_query, turned_key, values)
     output = project(context, attended, f"{name}.{row.out}")
     tape.release(attended, turned_query, turned_key, values, *joined)
     return _dropped(context, output, row.output_dropout), probabilities
+
+
+def _tempered(context: Context, query: Value) -> Value:
+    """The query times one fp32 number per token, cast back."""
+    product = context.tape.run(
+        Operation(
+            elements=query.elements,
+            width=FP32_BYTES,
+            inputs=(query,),
+            # the gradient is computed in fp32 and cast
+            backward_scratch_bytes=query.elements * FP32_BYTES if query.width != FP32_BYTES else 0,
+        )
+    )
+    return renamed(context, product, context.cast(product, query.width))
 
 
 def _norm_heads(context: Context, query: Value, key: Value, name: str) -> tuple[Value, Value]:
@@ -187,6 +209,12 @@ def _mlp(context: Context, value: Value, name: str) -> Value:
 
 def _run_experts(context: Context, value: Value, name: str, row: Experts) -> Value:
     expert, gate = row.shared if context.spec.shared_size else None, context.spec.architecture.mlp.gate
+    if row.multiplies_all:
+        assert expert is not None
+        assert gate is not None
+        routed, variables = run_all_experts(context, value, name, row)
+        output = _gated_mlp(context, value, f"{name}.{expert.name}", find_slot(gate).name)
+        return add_routed(context, output, routed, variables)
     if expert is None or gate is None:
         output, variables = run_experts(context, value, name, row)
         context.tape.release(*variables)

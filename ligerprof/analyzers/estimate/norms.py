@@ -64,6 +64,18 @@ def _rms_norm(context: Context, value: Value, weight: Weight, *, as_reference: b
     return renamed(context, product, context.cast(product, value.width))
 
 
+def bare_rms_norm(context: Context, value: Value, columns: int) -> Value:
+    """Llama4TextL2Norm.forward: in fp32, without a weight, and cast back."""
+    tape = context.tape
+    wide = context.cast(value, FP32_BYTES)
+    squares = square(context, wide)
+    root = row_root(context, squares, value.elements // columns)
+    tape.release(squares)
+    scaled = scale_rows(context, wide, root)
+    tape.release(root, wide)
+    return renamed(context, scaled, context.cast(scaled, value.width))
+
+
 def _one_plus(context: Context, weight: Weight) -> Value:
     """`1.0 + weight.float()`: as large as one row."""
     upcast = weight.width != FP32_BYTES

@@ -34,13 +34,13 @@ class RoutingRange:
     """The steady step's peak as tokens choose experts in one way or another.
 
     Attributes:
-        implementation: of the experts, as transformers names it.
+        implementation: of the experts, as transformers names it; None if there is no choice.
         depends: whether sizes depend on the routing.
         uniform_bytes: the peak if every expert receives as many tokens.
         worst_bytes: the peak if all tokens choose the same experts.
     """
 
-    implementation: str
+    implementation: str | None
     depends: bool
     uniform_bytes: int
     worst_bytes: int

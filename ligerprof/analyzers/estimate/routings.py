@@ -18,7 +18,7 @@ def routing_range(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], pea
         return None
     if not recipe.runs_experts_in_turn:
         return RoutingRange(
-            implementation=ExpertsImplementation.GROUPED_MM.value,
+            implementation=None if _multiplies_all(recipe) else ExpertsImplementation.GROUPED_MM.value,
             depends=False,
             uniform_bytes=peak_bytes,
             worst_bytes=peak_bytes,
@@ -37,10 +37,17 @@ def routing_range(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], pea
     )
 
 
+def _multiplies_all(recipe: TrainingRecipe) -> bool:
+    row = recipe.spec.architecture.mlp.experts
+    return row is not None and row.multiplies_all
+
+
 def routing_assumption(recipe: TrainingRecipe, found: RoutingRange | None) -> tuple[str, ...]:
     """What the estimate assumes of the routing: one sentence, or none without experts."""
     if found is None:
         return ()
+    if found.implementation is None:
+        return ("every expert multiplies all tokens, whatever the routing",)
     if not found.depends:
         return ("experts run as grouped products (grouped_mm), whose sizes do not depend on the routing",)
     chosen = f"--routing {recipe.routing}" if recipe.routing in (UNIFORM, WORST) else "the routing of a file"

@@ -53,28 +53,6 @@ ROWS = (
         output_class="MoeCausalLMOutputWithPast",
     ),
     Architecture(
-        model_type="llama4_text",
-        modeling="llama4",
-        peft_targets=(),
-        class_prefix="Llama4Text",
-        no_estimate="its experts multiply all tokens",
-        defaults={"num_local_experts": 16, "num_experts_per_tok": 1, "num_key_value_heads": 8, "head_dim": 128},
-        tensors=CONFIGURED_ATTENTION,
-        norm=Norm(eps="eps"),
-        attention=Attention(rotary=_OTHER_ROTATION),
-        mlp=Mlp(
-            name="feed_forward",
-            activation="activation_fn",
-            experts=Experts(
-                count="num_local_experts",
-                router="router",
-                shared=SharedExpert(width="intermediate_size", gate=None),
-                layers=SparseLayers(every=("interleave_moe_layer_step", 1)),
-            ),
-        ),
-        layer_norms=LayerNorms(own_forward=True),
-    ),
-    Architecture(
         model_type="gemma3n_text",
         modeling="gemma3n",
         peft_targets=(),
