@@ -9,6 +9,11 @@ from ligerprof.models.mixtures import Experts, SharedExpert
 from ligerprof.models.rows.experts import only_sparse, shared_expert
 from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, TWO_NORMS, gated_tensors
 
+_GATES = RawWeight(
+    name="feed_forward.experts", parameter="gate_up_proj", shape=(("experts",), ("hidden",), ("expert", "expert"))
+)
+_DOWN = RawWeight(name="feed_forward.experts", parameter="down_proj", shape=(("experts",), ("expert",), ("hidden",)))
+
 ROWS = (
     Architecture(
         model_type="llama4_text",
@@ -29,13 +34,8 @@ ROWS = (
         tensors=(
             *CONFIGURED_ATTENTION,
             *only_sparse(
-                *(
-                    RawWeight(name="feed_forward.experts", parameter=name, shape=shape)
-                    for name, shape in (
-                        ("gate_up_proj", (("experts",), ("hidden",), ("expert", "expert"))),
-                        ("down_proj", (("experts",), ("expert",), ("hidden",))),
-                    )
-                ),
+                _GATES,
+                _DOWN,
                 # a linear layer with two results, which peft cannot adapt
                 RawWeight(name="feed_forward.router", parameter="weight", shape=(("experts",), ("hidden",))),
                 *(
