@@ -47,14 +47,11 @@ def test_a_search_takes_every_word_in_any_case() -> None:
     names = [model["name"] for model in found("QWEN3", "4b")["models"]]
     assert names == ["qwen3-4b", "qwen3-14b"]
     assert [model["name"] for model in found("unsloth/qwen3-4b")["models"]] == ["qwen3-4b"]
-    assert found("deepseek-v2") == {
+    assert found("bloom-7b1") == {
         "schema": 1,
         "kind": "models",
         "models": [],
-        "unsupported": {
-            "deepseek-ai/DeepSeek-V2-Lite": "deepseek_v2",
-            "deepseek-ai/DeepSeek-V2": "deepseek_v2",
-        },
+        "unsupported": {"bigscience/bloom-7b1": "bloom"},
     }
 
 

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "ligerprof"
 OTHER_MEANINGS = {
     ("kernels/providers/liger/functions.py", "gemma"): "Liger's casting mode",
     ("kernels/providers/liger/functions.py", "llama"): "Liger's casting mode",
+    ("recipe/conflicts.py", "experts"): "an option",
     ("runs/bench/shapes.py", "llama"): "a set of shapes",
 }
 

@@ -84,7 +84,7 @@ class _Loop:
         state = tape.run(Operation(elements=elements, width=self.value.width, inputs=(self.value,), saves=(found,)))
         tape.release(*self.state)
         self.state = (state,)
-        joint = _expert_linear(context, state, self.name, "gate_up_proj", tokens)
+        joint = _expert_linear(context, state, f"{self.name}.gate_up_proj", tokens)
         run = self._run_clamped if self.clamped else self._run_gated
         weighted = run(joint, found, tokens)
         cast = context.cast(weighted, total.width)
@@ -109,7 +109,7 @@ class _Loop:
         activated = activate(context, gate, context.spec.activation)
         product = multiply(context, activated, up)
         tape.release(activated, *self.current)
-        output = renamed(context, product, _expert_linear(context, product, self.name, "down_proj", tokens))
+        output = renamed(context, product, _expert_linear(context, product, f"{self.name}.down_proj", tokens))
         weighted = renamed(context, output, _weigh(context, output, self.scores, found, tokens))
         self.current = (weighted,)
         return weighted
@@ -120,7 +120,7 @@ class _Loop:
         product = clamped_product(context, joint)
         tape.release(*self.gates[1:])
         self.gates = (joint, product)
-        output = _expert_linear(context, product, self.name, "down_proj", tokens)
+        output = _expert_linear(context, product, f"{self.name}.down_proj", tokens)
         tape.release(*self.current[:1])
         weighted = _weigh(context, output, self.scores, found, tokens)
         tape.release(*self.current[1:])
@@ -155,10 +155,10 @@ def _weigh(context: Context, output: Value, scores: Value, found: Value, tokens:
     return weighted
 
 
-def _expert_linear(context: Context, value: Value, name: str, parameter: str, tokens: int) -> Value:
+def _expert_linear(context: Context, value: Value, name: str, tokens: int) -> Value:
     """The product with one expert's weight, plus its bias if there is one."""
-    tape, weight = context.tape, context.weights[f"{name}.{parameter}"]
-    bias = context.weights.get(f"{name}.{parameter}_bias")
+    tape, weight = context.tape, context.weights[name]
+    bias = context.weights.get(f"{name}_bias")
     view = _view_of_expert(context, weight)
     factor, read = context.autocast(view), context.autocast(value)
     inputs = value.elements // tokens
