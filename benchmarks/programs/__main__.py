@@ -23,18 +23,23 @@ from pathlib import Path
 from typing import Any
 
 # each module registers its programs
+import decoding
 import failures
+import finetuning
 import generative
 import gpu_only
 import language
 import others
 import preferences
+import pretraining
 import sharded
+import sharded_more
 import torch
 import wider
 from truth import PROGRAMS, TRUTH
 
-MODULES = (failures, generative, gpu_only, language, others, preferences, sharded, wider)
+MODULES = (decoding, failures, finetuning, generative, gpu_only, language, others, preferences, pretraining, sharded)
+MODULES += (sharded_more, wider)
 MIB = 2**20
 _MAX_ENTRIES = 400_000
 _LONGEST_RUN_SECONDS = 150

@@ -11,6 +11,8 @@ from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
 CHECKPOINT_CALL = re.compile(r"torch/utils/checkpoint\.py:")
+# the function that a program calls, once for each region around a block
+NESTED_CHECKPOINTS = re.compile(r"(?:torch/utils/checkpoint\.py:checkpoint$[\s\S]*?){2}", re.MULTILINE)
 _SELECTED = re.compile(r"torch/utils/checkpoint\.py:__torch_dispatch__$", re.MULTILINE)
 
 

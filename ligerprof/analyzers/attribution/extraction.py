@@ -7,9 +7,16 @@ from functools import cached_property
 import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
-from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL
+from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL, NESTED_CHECKPOINTS
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
-from ligerprof.analyzers.attribution.gradients import APPLIED, CAST, CAST_OF_OTHER, KEPT_SO_FAR, Gradients
+from ligerprof.analyzers.attribution.gradients import (
+    APPLIED,
+    CAST,
+    CAST_OF_OTHER,
+    KEPT_SO_FAR,
+    Gradients,
+    is_by_product,
+)
 from ligerprof.analyzers.attribution.partitions import Partitions
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.precedents import Precedents
@@ -34,7 +41,6 @@ _LEAST_INPUTS = 64
 _LARGEST_BIAS = 2**17
 # blocks at either end of a call that `_call` distinguishes
 _ENDS_OF_CALL = 2
-_NORM = re.compile(r"^\w*NormBackward")
 _EAGER_CALL = "eager_attention_forward"
 _SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{_EAGER_CALL}$", re.MULTILINE)
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
@@ -230,6 +236,8 @@ class FeatureExtractor:
         yield Feature.DROPPED_BEFORE, bool(self._precedents.dropped[block])
         # a recording can end within forward: the block then outlives its layer if a later layer has begun
         in_later_layer = freed_span is None and bool(self._layers[block] < self._deepest_layer[span])
+        # the region around it may not have ended
+        in_later_layer = in_later_layer and not NESTED_CHECKPOINTS.search(self._call_sites.of(block).stack.text)
         yield Feature.OUTLIVES_LAYER, outlives_phase or in_later_layer
         yield Feature.DIES_IN_CALL, 0 <= freed < int(self._call_sites.next_call[block])
 
@@ -239,10 +247,12 @@ class FeatureExtractor:
 
     def _size(self, size: int) -> Iterator[tuple[Feature, bool]]:
         yield Feature.WEIGHT_SIZED, size in self._weights.sizes
+        yield Feature.UNLIKE_FORWARD, size not in self._forward_sizes
         yield Feature.UNLIKE_WEIGHTS, self._weights.excludes(size) and size not in self._reductions.gathered_sizes
         yield Feature.GATHERED_SIZED, size in self._reductions.gathered_sizes
         yield Feature.HALF_WEIGHT_SIZED, 2 * size in self._weights.sizes
         yield Feature.HEAD_WEIGHT_SIZED, size in self._weights.head_sizes
+        yield Feature.SCORES_SIZED, size in self._program.score_sizes
         yield Feature.SMALL, size * _SMALL_SHARE < self._peak_bytes
         vocabulary = self._program.vocabulary
         yield Feature.LOGITS_SIZED, size in vocabulary.sizes
@@ -251,13 +261,13 @@ class FeatureExtractor:
 
     def _call(self, block: int, site: CallSite) -> Iterator[tuple[Feature, bool]]:
         """The block's place within its call: autocast casts arguments from the last to the first."""
+        index, count = int(self._call_sites.index_in_call[block]), int(self._call_sites.blocks_in_call[block])
+        yield Feature.BY_PRODUCT, is_by_product(site, index, count)
         if not site.is_known:
             return
-        index, count = int(self._call_sites.index_in_call[block]), int(self._call_sites.blocks_in_call[block])
         yield Feature.FIRST_OF_CALL, index == 0 and count > 1
         yield Feature.LAST_OF_CALL, index == count - 1 and count > 1
         yield Feature.ONLY_OF_CALL, count == 1
-        yield Feature.INPUT_GRADIENT_OF_NORM, index == 0 and _NORM.search(site.node) is not None
         # the input is the first argument of linear, and the second of the three of Conv1D's addmm
         cast_input = 1 if "pytorch_utils.py:forward" in site.stack.text else count - 2
         follows_bias = bool(self._follows_bias[block]) and index > 0
@@ -323,6 +333,10 @@ class FeatureExtractor:
         """The last layer that began in each span; the last entry covers the time before the recording."""
         known = np.flatnonzero((self._layers >= 0) & (self._spans >= 0))
         return self._highest_by_span(known, self._layers[known])
+
+    @cached_property
+    def _forward_sizes(self) -> frozenset[int]:
+        return frozenset(self._sizes[self._in_forward].tolist())
 
     @cached_property
     def _score_sizes(self) -> frozenset[int]:

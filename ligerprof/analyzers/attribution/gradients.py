@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
+from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
@@ -15,6 +15,8 @@ from ligerprof.snapshots.trace import Int64s
 _CAST = re.compile(r"^ToCopyBackward")
 _PRODUCT = re.compile(r"^B?[Mm]mBackward")
 _PRODUCT_WITH_BIAS = re.compile(r"^AddmmBackward")
+_NORM = re.compile(r"^\w*NormBackward")
+_SUM = re.compile(r"^at::_ops::sum_dim_IntList::", re.MULTILINE)
 # events after a cast's allocation at which its source may be freed
 _EVENTS_TO_SOURCE = 3
 # kinds: casts of the gradient of a weight, of another gradient, gradients that an optimizer within backward applied,
@@ -126,3 +128,16 @@ class Gradients:
 
     def _at(self, node: re.Pattern[str]) -> Mask:
         return self._call_sites.at(lambda site: node.match(site.node) is not None)
+
+
+def is_by_product(site: CallSite, index: int, count: int) -> bool:
+    """Whether a call of backward computes a weight's gradient with another block than this one.
+
+    Norms, and products with a bias, compute the gradient of their input first, other products last. A sum allocates a
+    buffer after its result.
+    """
+    if _NORM.match(site.node):
+        return index == 0
+    if _PRODUCT_WITH_BIAS.match(site.node):
+        return index == 0 and count > 1
+    return index > 0 and (_PRODUCT.match(site.node) or _SUM.search(site.stack.native_text)) is not None

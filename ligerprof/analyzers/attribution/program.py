@@ -5,8 +5,9 @@ from ligerprof.analyzers.attribution.checkpointing import Regions
 from ligerprof.analyzers.attribution.generation import GENERATE, find_cached
 from ligerprof.analyzers.attribution.layers import layers_in_passes
 from ligerprof.analyzers.attribution.older_weights import find_older_weights
-from ligerprof.analyzers.attribution.phases import EventPhases
+from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.analyzers.attribution.vocabulary import Vocabulary
+from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 
 
@@ -18,6 +19,7 @@ class Program:
         regions: the checkpointed regions.
         vocabulary: the loss over a vocabulary.
         older_weights: whether each block is a weight from before the recording.
+        score_sizes: sizes of what the head returns in a generation, in 16 and 32 bit; empty without a generation.
         cached: whether each block holds keys and values between the passes of a generation.
         feeds_pass: whether each block is alive when a later forward pass runs.
         follows_pass: whether each block was allocated after a forward pass, with no other phase in between.
@@ -29,6 +31,15 @@ class Program:
         self.older_weights: Mask = find_older_weights(replayed, call_sites, phases)
         self.cached: Mask = find_cached(replayed, call_sites, phases)
         generates = bool(self.cached.any() or call_sites.matching(GENERATE).any())
+        self.score_sizes = _sizes_of_heads(replayed, call_sites, phases) if generates else frozenset[int]()
         self.vocabulary = Vocabulary(replayed, call_sites, phases, generates=generates)
         self.feeds_pass: Mask = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
         self.follows_pass: Mask = phases.follows_forward(replayed.allocated_by)
+
+
+def _sizes_of_heads(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> frozenset[int]:
+    in_head = call_sites.at(lambda site: site.stack.in_head) & (
+        phases.codes_of(replayed.allocated_by) == phase_code(Phase.FORWARD)
+    )
+    sizes = set(replayed.requested_bytes[in_head].tolist())
+    return frozenset(sizes | {2 * size for size in sizes})

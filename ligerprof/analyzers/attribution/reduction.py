@@ -39,6 +39,8 @@ _FSDP2_GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$", re.MULTILINE)
 _GATHERED = re.compile(
     r"_fsdp_param\.py:(?:alloc_storage|init_all_gather_outputs)$|runtime/zero/partition_parameters\.py:", re.MULTILINE
 )
+# gradients of activations can be as large as weights, and are dropped anyhow
+_DROPPED_RATIO = 4
 # padding to a multiple of the ranks is at most this share of a buffer
 _PADDING_SHARE = 64
 
@@ -80,15 +82,20 @@ class Reductions:
     def buckets_hold_gradients(self) -> bool:
         """Whether DDP's buckets are the only memory of the gradients (`gradient_as_bucket_view=True`).
 
-        When the optimizer starts, gradients exist: if no other block can hold them, the buckets do.
+        When the optimizer starts, gradients exist: if no other block can hold them, the buckets do. Where the recording
+        ends before that, backward has dropped most blocks of the sizes of weights, instead of keeping them.
         """
         buckets = np.flatnonzero(self._call_sites.matching_inner(_BUCKET))
-        step = self._first_step_after_backward
-        if not len(buckets) or step is None:
+        if not len(buckets):
             return False
+        sizes, freed = self._replayed.requested_bytes, self._replayed.freed_by
+        of_weights = np.flatnonzero(self._by_autograd & is_among(sizes, sizes[self._built]))
+        step = self._first_step_after_backward
+        if step is None:
+            kept = freed[of_weights] < 0
+            return int(sizes[of_weights[kept]].sum()) * _DROPPED_RATIO < int(sizes[of_weights[~kept]].sum())
         live = self._replayed.live_at(step)
-        sizes = self._replayed.requested_bytes
-        own = live[self._by_autograd[live] & is_among(sizes[live], sizes[self._built])]
+        own = of_weights[is_among(of_weights, live)]
         return int(sizes[own].sum()) * 2 < int(sizes[live[is_among(live, buckets)]].sum())
 
     @cached_property

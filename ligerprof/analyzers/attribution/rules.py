@@ -40,6 +40,7 @@ _CONVOLUTION = r"nn/modules/conv\.py:_conv_forward$"
 # where there are C++ frames, they show the cast
 _AUTOCAST = r"\A\Z|at::autocast::\w*cast\("
 _COPIES = r"at::_ops::(?:clone|_to_copy)::"
+_SCALES = r"at::_ops::(?:clone|_to_copy|div_\w+|mul_\w+)::"
 # a reference model or a moving average made with `copy.deepcopy`: weights, and buffers in modules of modules
 _DEEP_COPY = (
     r"\A\S*torch/nn/parameter\.py:__deepcopy__$"
@@ -108,8 +109,11 @@ RULES: tuple[Rule, ...] = (
     # outside the model: what a script computes from its output, and what it feeds to the next pass
     Rule(Role.CE_TEMPORARIES, _OUTSIDE, stack=_LOSS, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED)),
     Rule(Role.CE_TEMPORARIES, _OUTSIDE, native=_LOG_SOFTMAX, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED)),
+    Rule(Role.SHIFT_LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.SHIFTED_LOGITS_SIZED)),
     Rule(Role.LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED), lacks=(Feature.WEIGHT_SIZED,)),
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS,), lacks=(Feature.FEEDS_PASS,)),
+    # what a generation computes from the head's output, and keeps
+    Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.SCORES_SIZED)),
     Rule(Role.PARAMETERS, _OUTSIDE, inner=_DEEP_COPY),
     # a script's own lists of copies; of tensors that are merely as large, nothing shows what they are
     Rule(Role.PARAMETERS, _OUTSIDE, native=_COPIES, has=(Feature.COPIES_WEIGHTS, Feature.FEEDS_PASS)),
@@ -167,6 +171,14 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED, Feature.FIRST_COPY),
     ),
     Rule(Role.LOGITS, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.LOGITS_SIZED)),
+    # slices of any length, cast or divided by a temperature
+    Rule(
+        Role.LOGITS,
+        _FORWARD,
+        native=_SCALES,
+        has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED, Feature.FIRST_COPY),
+        lacks=(Feature.IN_HEAD,),
+    ),
     Rule(
         Role.CE_TEMPORARIES,
         _FORWARD,
@@ -212,6 +224,14 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding", has=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.OUTLIVES_PHASE,), lacks=(Feature.UNLIKE_WEIGHTS,)),
     Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding|AccumulateGrad", has=(Feature.WEIGHT_SIZED,)),
+    # a table that the model uses twice has two, of which one is added to the other
+    Rule(
+        Role.GRADIENTS,
+        _BACKWARD,
+        node=_NOT_ELEMENTWISE,
+        has=(Feature.HEAD_WEIGHT_SIZED, Feature.UNLIKE_FORWARD),
+        lacks=(Feature.RECOMPUTED, Feature.BY_PRODUCT),
+    ),
     # a recording can end within backward
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE,), lacks=(Feature.UNLIKE_WEIGHTS,)),
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE, Feature.HALF_WEIGHT_SIZED)),
@@ -224,7 +244,7 @@ RULES: tuple[Rule, ...] = (
             Feature.RECOMPUTED,
             Feature.DROPPED_BEFORE,
             Feature.CAST_OF_OTHER_GRADIENT,
-            Feature.INPUT_GRADIENT_OF_NORM,
+            Feature.BY_PRODUCT,
         ),
     ),
     # attention, forward, recomputed and backward

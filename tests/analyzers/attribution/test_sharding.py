@@ -11,7 +11,7 @@ import pytest
 from ligerprof.analyzers.attribution.call_sites import CallSite
 from ligerprof.analyzers.attribution.owners import Owner, Owners
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
-from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.reader import Snapshot
 from tests.paths import RECORDINGS
 
@@ -238,6 +238,20 @@ def test_buckets_are_gradients_only_where_gradients_have_no_memory_of_their_own(
 
     assert {owner.role for owner in buckets} == {role}
     assert sum(owner.requested_bytes for owner in buckets) == BUCKETS
+
+
+@pytest.mark.parametrize(("name", "role"), [("ddp-bucket-view", Role.GRADIENTS), ("ddp-bf16-hook", Role.COMMUNICATION)])
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_buckets_show_what_they_hold_within_the_first_backward_pass(name: str, role: Role, share: float) -> None:
+    found = recording(name)
+    phases = found.attribution.phases
+    first = np.flatnonzero(phases.spans == phases.spans[phases.are_in(Phase.BACKWARD)][0])
+    moment = int(first[int(share * len(first))])
+
+    owners = found.attribution.until(moment).owners_at(moment)
+
+    buckets = [owner for owner in owners if BUCKET.search(stack(found, owner))]
+    assert {owner.role for owner in buckets} == {role}
 
 
 def test_a_copy_of_the_output_that_ddp_makes_is_not_communication() -> None:
