@@ -1,9 +1,18 @@
 """Analyses of the recordings in tests/data/snapshots, made once per process: they are read and never changed."""
 
 import functools
+import lzma
+import pickle
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.roles import Phase
+from ligerprof.snapshots.reader import Snapshot
 from tests.paths import RECORDINGS
 
 
@@ -16,3 +25,18 @@ def analysis(name: str) -> SnapshotAnalysis:
 @functools.cache
 def report(name: str) -> PeakReport:
     return analysis(name).peak
+
+
+def begun_at(path: Path, phase: Phase, number: int) -> Snapshot:
+    """A recording from the n-th span of a phase on, whose older blocks have no stacks."""
+    whole = analyze(path)
+    phases, device = whole.attribution.phases, whole.replayed.device
+    starts = np.flatnonzero(np.diff(phases.spans, prepend=-1))
+    first = int(starts[phases.codes[starts] == phase_code(phase)][number])
+    with lzma.open(path) as file:
+        snapshot: dict[str, Any] = pickle.load(file)
+    snapshot["device_traces"][device] = snapshot["device_traces"][device][first:]
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            block.pop("frames", None)
+    return Snapshot.from_dict(snapshot)

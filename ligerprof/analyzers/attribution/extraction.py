@@ -21,7 +21,7 @@ from ligerprof.analyzers.attribution.partitions import Partitions
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.precedents import Precedents
 from ligerprof.analyzers.attribution.program import Program
-from ligerprof.analyzers.attribution.reduction import Reductions
+from ligerprof.analyzers.attribution.reduction import FSDP, Reductions
 from ligerprof.analyzers.attribution.vocabulary import TILED_LOSS
 from ligerprof.analyzers.attribution.weight_copies import WeightCopies
 from ligerprof.analyzers.attribution.weights import Weights
@@ -313,7 +313,8 @@ class FeatureExtractor:
         backward = phase_code(Phase.BACKWARD)
         sizes, size_of = self._call_sites.sizes
         is_sized = is_among(sizes, _WORKSPACE_SIZES)[size_of]
-        sized = np.flatnonzero(is_sized & (self._replayed.freed_by < 0))
+        by_wrapper = self._call_sites.matching_inner(FSDP)
+        sized = np.flatnonzero(is_sized & (self._replayed.freed_by < 0) & ~by_wrapper)
         older = sized[sized < len(self._replayed.older_blocks)]
         phases, indices, counts = np.unique(self._codes[older], return_index=True, return_counts=True)
         for phase, index in zip(phases[counts == 1].tolist(), indices[counts == 1].tolist(), strict=True):

@@ -25,7 +25,7 @@ def find_older_weights(replayed: Replay, call_sites: CallSites, phases: EventPha
     older = np.arange(len(replayed.older_blocks))
     unknown = call_sites.at(lambda site: not site.is_known)[older]
     older = older[unknown & (replayed.freed_by[older] < 0)]
-    gradients = _gradients(replayed, phases) if len(older) else Counter[int]()
+    gradients = gradients_of_passes(replayed, phases) if len(older) else Counter[int]()
     sizes = replayed.requested_bytes[older]
     held = Counter(sizes.tolist())
     if gradients and all(held[size] == count for size, count in gradients.items()):
@@ -33,7 +33,7 @@ def find_older_weights(replayed: Replay, call_sites: CallSites, phases: EventPha
     return weights
 
 
-def _gradients(replayed: Replay, phases: EventPhases) -> Counter[int]:
+def gradients_of_passes(replayed: Replay, phases: EventPhases) -> Counter[int]:
     """How many blocks of each size the last two backward passes both leave behind; empty with fewer."""
     codes = phases.codes_of(replayed.allocated_by)
     blocks = np.flatnonzero((codes == phase_code(Phase.BACKWARD)) & (replayed.requested_bytes > _LARGEST_COUNTER_BYTES))

@@ -29,7 +29,7 @@ _LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linea
 _NOT_ELEMENTWISE = (
     r"^(?!(?:Mul|Div|Pow|Neg|Exp|Log|Sqrt|Rsqrt|Abs|Clamp|Mean|Silu|Gelu|Relu|LeakyRelu|Elu|Softplus|Mish|Hardtanh"
     r"|Hardswish|Threshold|Sigmoid|Tanh|Softmax|LogSoftmax|MaskedFill|Where|ScaledDotProduct|NativeDropout|FusedDropout"
-    r"|MaxPool|AvgPool|AdaptiveAvgPool|Upsample)\w*Backward)"
+    r"|Index|Gather|MaxPool|AvgPool|AdaptiveAvgPool|Upsample)\w*Backward)"
 )
 # inductor and Triton measure kernels on tensors of their own
 _MEASURES = (
@@ -233,7 +233,7 @@ RULES: tuple[Rule, ...] = (
         lacks=(Feature.RECOMPUTED, Feature.BY_PRODUCT),
     ),
     # a recording can end within backward
-    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE,), lacks=(Feature.UNLIKE_WEIGHTS,)),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE,), lacks=(Feature.UNLIKE_WEIGHTS, Feature.BY_PRODUCT)),
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.KEPT_BEFORE, Feature.HALF_WEIGHT_SIZED)),
     Rule(
         Role.GRADIENTS,

@@ -16,6 +16,7 @@ from ligerprof.analyzers.explain.lives import MOST_LISTED, BlockLives, list_live
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.steps import step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, role_timeline
+from ligerprof.analyzers.explain.unattributed import unattributed_notes
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
 from ligerprof.analyzers.suggestions.replayed_change import Window
@@ -80,7 +81,7 @@ class SnapshotAnalysis:
                 phases=self._phase_peaks(),
                 peak_phase=phases.shown_at(moment - 1) if moment else None,
                 peak_step=phases.step_at(moment - 1) if moment else None,
-                notes=(*self._device_notes, *self._replay_notes()),
+                notes=(*self._device_notes, *self._replay_notes(), *self._unattributed_notes()),
                 steps=step_peaks(phases, replayed),
                 out_of_memory=self.out_of_memory,
                 suggestions=self.suggestions,
@@ -217,6 +218,12 @@ class SnapshotAnalysis:
             if allocated:
                 peaks[phase] = max(allocated)
         return peaks
+
+    def _unattributed_notes(self) -> list[str]:
+        """Why memory has no role at the failure, or without one at the peak."""
+        moment = self.marked_moments[-1]
+        allocated_bytes = int(self.replayed.allocated_bytes[moment])
+        return unattributed_notes(self.attribution_at(moment), self.owners_at(moment), allocated_bytes)
 
     def _replay_notes(self) -> list[str]:
         replayed, notes = self.replayed, []

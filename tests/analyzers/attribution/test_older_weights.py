@@ -1,17 +1,10 @@
 """Recordings that begin after the model was built: weights are known by the gradients that backward leaves."""
 
-import lzma
-import pickle
-from typing import Any
-
-import numpy as np
 import pytest
 
 from ligerprof.analyzers.attribution.blocks import Attribution
-from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.reader import Snapshot
 from tests import recorded
 from tests.paths import RECORDINGS
 
@@ -33,18 +26,7 @@ def roles_by_address(attribution: Attribution) -> dict[int, Role]:
 
 
 def begun_at(name: str, phase: Phase, number: int) -> Attribution:
-    """A recording from the n-th span of a phase on; older blocks have no stacks."""
-    whole = recorded.analysis(name).attribution
-    starts = np.flatnonzero(np.diff(whole.phases.spans, prepend=-1))
-    first = int(starts[whole.phases.codes[starts] == phase_code(phase)][number])
-    with lzma.open(RECORDINGS / f"{name}.pickle.xz") as file:
-        snapshot: dict[str, Any] = pickle.load(file)
-    device = whole.replayed.device
-    snapshot["device_traces"][device] = snapshot["device_traces"][device][first:]
-    for segment in snapshot["segments"]:
-        for block in segment["blocks"]:
-            block.pop("frames", None)
-    return analyze(Snapshot.from_dict(snapshot)).attribution
+    return analyze(recorded.begun_at(RECORDINGS / f"{name}.pickle.xz", phase, number)).attribution
 
 
 @pytest.mark.parametrize("name", ["small-python-alloc-nockpt", "hf-nockpt-8x1024", "small-sgd-accum"])
