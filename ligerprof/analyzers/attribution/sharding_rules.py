@@ -91,9 +91,17 @@ COMMUNICATION_RULES: tuple[Rule, ...] = (
     Rule(Role.COMMUNICATION, _NOT_BUILD, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?{_FSDP}"),
     # a recording that ends within backward, as where memory ran out
     Rule(
+        Role.ACTIVATIONS,
+        _BACKWARD,
+        # weights are gathered in the dtype of the computation
+        node=r"^ToCopyBackward",
+        has=(Feature.GATHERED_SIZED, Feature.UNFINISHED),
+        lacks=(Feature.CAST_OF_GRADIENT, Feature.KEPT_BEFORE),
+    ),
+    Rule(
         Role.GRADIENTS,
         _BACKWARD,
         has=(Feature.GATHERED_SIZED, Feature.KEPT_SO_FAR),
-        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE),
+        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE, Feature.BY_PRODUCT),
     ),
 )
