@@ -22,7 +22,7 @@ def test_weights_of_a_model_that_an_earlier_program_kept_are_named_by_their_plac
     (reason,) = reasons(found)
 
     assert reason.startswith(f"{size} are unattributed: allocated before the recording began, at modeling_utils.py:")
-    assert reason.endswith("for a model older than the one that the recording shows being built")
+    assert reason.endswith("for a model older than the one that it shows being built")
 
 
 def test_a_late_recording_says_how_much_of_the_older_memory_is_weights() -> None:
