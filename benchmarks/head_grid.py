@@ -52,9 +52,11 @@ SHAPES = (
     (1024, 2048, 128256),
 )
 FLOOR, BUDGETS = "three products", ("balanced", "lean")
-PROVIDERS = ("ligerprof", "ligerprof:lean", "liger", "cce", "torch-linear-ce")
+PROVIDERS = ("ligerprof", "ligerprof:lean", "liger", "cce", "torch-compile", "torch-linear-ce")
 PACKAGES = ("trl", "quack-kernels", "nvidia-cutlass-dsl")
 ROUNDS, RUNS, SETTLE_SECONDS = 2, 3, 0.1
+# a count is too low if something from before is freed meanwhile: autograd's thread may drop gradients late
+COUNTS = 2
 GOAL, GOAL_OF_BOUND = 0.94, 0.98
 
 
@@ -148,17 +150,21 @@ def find_all(before: bool) -> tuple[list[Provided], dict[str, str]]:
     return found, missing
 
 
-def in_turns(runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of each candidate; see `ligerprof.runs.bench.timing`, which also warms up more than there is time for."""
+def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each candidate; see `ligerprof.runs.bench.timing`, which also warms up more than there is time for.
+
+    The timed runs follow an untimed one without a pause, so that the host is ahead, as in a training step.
+    """
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for index in turn_order(len(names), number):
             run = runs[names[index]]
             started = time.perf_counter()
             while time.perf_counter() - started < SETTLE_SECONDS:
                 run()
                 torch.cuda.synchronize()
+            run()
             events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(RUNS)]
             for start, stop in events:
                 start.record()
@@ -169,7 +175,7 @@ def in_turns(runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     return seconds
 
 
-def measure_shape(sizes: tuple[int, int, int], machine: CudaMachine, before: bool) -> dict[str, Any]:
+def measure_shape(sizes: tuple[int, int, int], machine: CudaMachine, *, before: bool, rounds: int) -> dict[str, Any]:
     operation, shape = OPERATIONS["flce"], bench_shape(sizes)
     generator = torch.Generator(machine.device).manual_seed(0)
     tensors = make_tensors(operation, shape, Maker(dtype=torch.bfloat16, generator=generator))
@@ -180,7 +186,7 @@ def measure_shape(sizes: tuple[int, int, int], machine: CudaMachine, before: boo
         call = BoundCall(operation, provided, tensors)
         try:
             call.full()
-            peaks[provided.name] = machine.extra_peak_bytes(call.full)
+            peaks[provided.name] = max(machine.extra_peak_bytes(call.full) for _ in range(COUNTS))
         except Exception as error:  # other providers' kernels may raise anything; the rest still count
             missing[provided.name] = describe_failure(error)
             machine.release()
@@ -190,7 +196,7 @@ def measure_shape(sizes: tuple[int, int, int], machine: CudaMachine, before: boo
     runs[FLOOR] = three_products(hidden, weight)
     for budget in BUDGETS:
         runs[f"bound of {budget}"] = bound(plan_of(sizes, budget), hidden, weight)
-    times = in_turns(runs)
+    times = in_turns(runs, rounds)
     return {
         "schema": 1,
         "kind": "head_grid",
@@ -214,7 +220,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def measure(results: Path, *, shapes: slice, seconds: float, before: Path | None) -> None:
+def measure(results: Path, *, shapes: slice, seconds: float, before: Path | None, rounds: int) -> None:
     if before is not None:
         import_renamed(before)
     machine = CudaMachine()
@@ -227,7 +233,7 @@ def measure(results: Path, *, shapes: slice, seconds: float, before: Path | None
             continue
         begun = time.monotonic()
         try:
-            row = measure_shape(sizes, machine, before is not None)
+            row = measure_shape(sizes, machine, before=before is not None, rounds=rounds)
         except Exception as error:  # the other shapes still count
             print(f"{name}: {describe_failure(error)}", file=sys.stderr, flush=True)
             continue
@@ -299,11 +305,13 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--shapes", default=f"0:{len(SHAPES)}", help="the shapes with these numbers, FIRST:AFTER_LAST")
     parser.add_argument("--seconds", type=float, default=400.0, help="start no shape after this time")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each candidate, with {RUNS} timed runs")
     parser.add_argument("--before", type=Path, help="folder that holds another tree's ligerprof/")
     arguments = parser.parse_args()
     if arguments.what == "measure":
         chosen = slice(*(int(word) for word in arguments.shapes.split(":")))
-        measure(arguments.results, shapes=chosen, seconds=arguments.seconds, before=arguments.before)
+        options = {"seconds": arguments.seconds, "before": arguments.before, "rounds": arguments.rounds}
+        measure(arguments.results, shapes=chosen, **options)
     for row in table_rows(arguments.results):
         print(row)
 
