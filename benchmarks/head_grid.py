@@ -51,10 +51,11 @@ SHAPES = (
     (4096, 8192, 128256),
     (1024, 2048, 128256),
 )
-FLOOR, BUDGETS = "three products", ("balanced", "lean")
+FLOOR, BOUND, BUDGETS = "three products", "bound of", ("balanced", "lean")
 PROVIDERS = ("ligerprof", "ligerprof:lean", "liger", "cce", "torch-compile", "torch-linear-ce")
 PACKAGES = ("trl", "quack-kernels", "nvidia-cutlass-dsl")
-ROUNDS, RUNS, SETTLE_SECONDS = 2, 3, 0.1
+# turns of ours, the products and the bounds; of peers; timed runs a turn; untimed seconds before them
+ROUNDS, PEER_ROUNDS, RUNS, SETTLE_SECONDS = 4, 2, 3, 0.1
 # a count is too low if something from before is freed meanwhile: autograd's thread may drop gradients late
 COUNTS = 2
 GOAL, GOAL_OF_BOUND = 0.94, 0.98
@@ -155,9 +156,10 @@ def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, li
 
     The timed runs follow an untimed one without a pause, so that the host is ahead, as in a training step.
     """
-    names = list(runs)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    own = [name for name in runs if budget_of(name) or name == FLOOR or name.startswith(BOUND)]
     for number in range(rounds):
+        names = list(runs) if number < PEER_ROUNDS else own
         for index in turn_order(len(names), number):
             run = runs[names[index]]
             started = time.perf_counter()
@@ -195,7 +197,7 @@ def measure_shape(sizes: tuple[int, int, int], machine: CudaMachine, *, before: 
     hidden, weight = tensors.inputs["hidden"].view(-1, sizes[1]), tensors.inputs["weight"]
     runs[FLOOR] = three_products(hidden, weight)
     for budget in BUDGETS:
-        runs[f"bound of {budget}"] = bound(plan_of(sizes, budget), hidden, weight)
+        runs[f"{BOUND} {budget}"] = bound(plan_of(sizes, budget), hidden, weight)
     times = in_turns(runs, rounds)
     return {
         "schema": 1,
@@ -273,7 +275,7 @@ def sizes_of(row: dict[str, Any]) -> str:
 def _cell(name: str, row: dict[str, Any], medians: dict[str, float]) -> str:
     if name not in medians:
         return "-"
-    bound_seconds = medians.get(f"bound of {budget_of(name)}")
+    bound_seconds = medians.get(f"{BOUND} {budget_of(name)}")
     of_bound = "" if bound_seconds is None else f" ({bound_seconds / medians[name]:.2f})"
     return f"{medians[FLOOR] / medians[name]:.2f}{of_bound}, {row['extra_peak_bytes'][name] / MIB:,.0f} MiB"
 
@@ -286,7 +288,7 @@ def budget_of(name: str) -> str | None:
 
 def goal_lines(sizes: str, row: dict[str, Any], medians: dict[str, float]) -> Iterator[str]:
     peaks = row["extra_peak_bytes"]
-    share, of_bound = medians[FLOOR] / medians["ligerprof"], medians["bound of balanced"] / medians["ligerprof"]
+    share, of_bound = medians[FLOOR] / medians["ligerprof"], medians[f"{BOUND} balanced"] / medians["ligerprof"]
     beyond_mib = (peaks["ligerprof"] - row["gradient_bytes"]) / MIB
     met = (share >= GOAL or of_bound >= GOAL_OF_BOUND) and beyond_mib <= 256
     yield (
@@ -305,7 +307,9 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--shapes", default=f"0:{len(SHAPES)}", help="the shapes with these numbers, FIRST:AFTER_LAST")
     parser.add_argument("--seconds", type=float, default=400.0, help="start no shape after this time")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each candidate, with {RUNS} timed runs")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"turns of ours and the bounds, {PEER_ROUNDS} of peers"
+    )
     parser.add_argument("--before", type=Path, help="folder that holds another tree's ligerprof/")
     arguments = parser.parse_args()
     if arguments.what == "measure":
