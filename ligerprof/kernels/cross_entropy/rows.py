@@ -12,6 +12,7 @@ whose words come in blocks.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -32,9 +33,13 @@ from ligerprof.kernels.cross_entropy.formulas import (
 )
 from ligerprof.kernels.device import on_device
 
-# launch config of whole rows: one program per row, which it reads twice. Programs that fill a multiprocessor keep few
-# rows in flight, so that the second reading hits the L2 cache; wide loads per thread keep the memory busy
+# launch config of whole rows: one program per row, which it reads twice. A multiprocessor's programs have 8192 lanes in
+# all, and their rows 262144 bytes or less, so that the second reading hits the L2 cache; wide loads per thread keep the
+# memory busy
 _MAX_LANES = 8192
+_MIN_LANES = 1024
+_ROW_BYTES_PER_LANE = 32
+_REGISTERS = 64
 _SHORT_LANES = 1024
 _SHORT_WORDS = 16384
 _LANES_PER_WARP = 256
@@ -80,7 +85,13 @@ def tile_of_blocks(words: int, *, element_bytes: int, is_long: bool) -> dict[str
     return {"LANES": lanes, "DEPTH": depth, "num_warps": max(lanes // _LANES_PER_WARP, _MIN_WARPS)}
 
 
-@triton.heuristics(tile(_MAX_LANES))
+def _lanes_of_row(args: Arguments) -> int:
+    words = triton.next_power_of_2(max(args["words"], 1))
+    lanes = words * args["logits_ptr"].element_size() // _ROW_BYTES_PER_LANE
+    return int(min(max(lanes, _MIN_LANES), _MAX_LANES, words))
+
+
+@triton.heuristics({**tile(_MAX_LANES), "LANES": _lanes_of_row})
 @triton.jit(do_not_specialize=["first_row", "seq_len", "ignore_index"])
 def _cross_entropy_kernel(
     logits_ptr,
@@ -190,6 +201,11 @@ def _cross_entropy_kernel(
         )
 
 
+def _register_limit(logits: Tensor) -> Arguments:
+    """The option that limits a program's registers, where Triton has it."""
+    return {"maxnreg": _REGISTERS} if logits.is_cuda and torch.version.cuda is not None else {}
+
+
 def loss_and_gradient(
     arguments: LossArguments,
     logits_NV: Tensor,
@@ -222,4 +238,5 @@ def loss_and_gradient(
             **arguments.for_labels(),
             **arguments.for_results(),
             **arguments.for_gradient(),
+            **_register_limit(logits_NV),
         )
