@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +136,12 @@ def bench_shape(sizes: tuple[int, int, int]) -> BenchShape:
     return dataclasses.replace(TINY, name="grid", sequences=1, seq_len=tokens, hidden=hidden, vocab=vocab)
 
 
-def find_all(before: bool) -> tuple[list[Provided], dict[str, str]]:
-    found, without = find_provided("flce", PROVIDERS, "cuda")
+def find_all(only: Collection[str], *, before: bool) -> tuple[list[Provided], dict[str, str]]:
+    found, without = find_provided("flce", [name for name in PROVIDERS if name in only], "cuda")
     missing = dict(without)
     for name, make in MORE_PEERS.items():
+        if name not in only:
+            continue
         try:
             found.append(Provided(name=name, kernel=make(), options=LossOptions()))
         except Exception as error:  # a package that is not there, or does not work with this torch
@@ -177,11 +179,13 @@ def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, li
     return seconds
 
 
-def measure_shape(sizes: tuple[int, int, int], machine: CudaMachine, *, before: bool, rounds: int) -> dict[str, Any]:
+def measure_shape(
+    sizes: tuple[int, int, int], machine: CudaMachine, only: Collection[str], *, before: bool, rounds: int
+) -> dict[str, Any]:
     operation, shape = OPERATIONS["flce"], bench_shape(sizes)
     generator = torch.Generator(machine.device).manual_seed(0)
     tensors = make_tensors(operation, shape, Maker(dtype=torch.bfloat16, generator=generator))
-    providers, missing = find_all(before)
+    providers, missing = find_all(only, before=before)
     runs: dict[str, Callable[[], object]] = {}
     peaks: dict[str, int] = {}
     for provided in providers:
@@ -222,7 +226,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def measure(results: Path, *, shapes: slice, seconds: float, before: Path | None, rounds: int) -> None:
+def measure(
+    results: Path, *, shapes: slice, seconds: float, before: Path | None, rounds: int, only: Collection[str]
+) -> None:
     if before is not None:
         import_renamed(before)
     machine = CudaMachine()
@@ -235,7 +241,7 @@ def measure(results: Path, *, shapes: slice, seconds: float, before: Path | None
             continue
         begun = time.monotonic()
         try:
-            row = measure_shape(sizes, machine, before=before is not None, rounds=rounds)
+            row = measure_shape(sizes, machine, only, before=before is not None, rounds=rounds)
         except Exception as error:  # the other shapes still count
             print(f"{name}: {describe_failure(error)}", file=sys.stderr, flush=True)
             continue
@@ -288,6 +294,8 @@ def budget_of(name: str) -> str | None:
 
 def goal_lines(sizes: str, row: dict[str, Any], medians: dict[str, float]) -> Iterator[str]:
     peaks = row["extra_peak_bytes"]
+    if "ligerprof" not in peaks:
+        return
     share, of_bound = medians[FLOOR] / medians["ligerprof"], medians[f"{BOUND} balanced"] / medians["ligerprof"]
     beyond_mib = (peaks["ligerprof"] - row["gradient_bytes"]) / MIB
     met = (share >= GOAL or of_bound >= GOAL_OF_BOUND) and beyond_mib <= 256
@@ -310,12 +318,14 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help=f"turns of ours and the bounds, {PEER_ROUNDS} of peers"
     )
+    everyone = ",".join((*PROVIDERS, *MORE_PEERS))
+    parser.add_argument("--only", default=everyone, help=f"these candidates, joined by commas (default: {everyone})")
     parser.add_argument("--before", type=Path, help="folder that holds another tree's ligerprof/")
     arguments = parser.parse_args()
     if arguments.what == "measure":
         chosen = slice(*(int(word) for word in arguments.shapes.split(":")))
         options = {"seconds": arguments.seconds, "before": arguments.before, "rounds": arguments.rounds}
-        measure(arguments.results, shapes=chosen, **options)
+        measure(arguments.results, shapes=chosen, only=arguments.only.split(","), **options)
     for row in table_rows(arguments.results):
         print(row)
 

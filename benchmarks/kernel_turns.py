@@ -45,7 +45,8 @@ def cases() -> Iterator[tuple[str, dict[str, int], str]]:
         yield f"{kernel}_linear", {"tokens": 8192, "intermediate": 14336, "hidden": HIDDEN}, ""
     for tokens, _, vocab in LOSS_SIZES:
         yield "ce", {"tokens": tokens, "vocab": vocab}, ""
-    yield "ce", {"tokens": 8192, "vocab": 50257}, ""
+    for vocab in (50257, 32000):
+        yield "ce", {"tokens": 8192, "vocab": vocab}, ""
     for budget in ("balanced", "lean"):
         for tokens, hidden, vocab in LOSS_SIZES:
             yield "flce", {"tokens": tokens, "hidden": hidden, "vocab": vocab}, budget
