@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ligerprof.reports.terminal import FiguresColumn
 
 if TYPE_CHECKING:
-    from ligerprof.runs.whole_run.simulate import WholeRun
+    from ligerprof.runs.whole_run.outcome import WholeRun
 
 
 @click.command(cls=RecipeCommand, name="estimate", short_help="Predict the peak analytically, in milliseconds.")

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.lengths import BatchShape
 from ligerprof.runs.whole_run.counts import Count, total_tokens
 from ligerprof.runs.whole_run.functions import Values, possible_sizes
-from ligerprof.runs.whole_run.traces import Trace
+from ligerprof.runs.whole_run.traces import Program, Trace
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
 from ligerprof.torch_memory.attention.fused import mask_padding
 
@@ -36,22 +38,28 @@ class _Part:
     Attributes:
         sizes: of each different allocation, the sizes at all shapes that are possible.
         chosen: of each allocation in order, which of `sizes` it has.
+        shapes: their number.
     """
 
     operations: tuple[int, ...]
     sizes: tuple[tuple[tuple[int, ...], ...], ...]
     chosen: tuple[int, ...]
     bounded_bytes: int
+    shapes: int
 
     @property
     def is_known(self) -> bool:
         """Whether each allocation has possible sizes."""
         return all(self.sizes)
 
-    def at(self, place: int) -> Trace:
-        """The trace at a shape."""
-        sizes = [possible[0][place] for possible in self.sizes]
-        return Trace(operations=self.operations, sizes=tuple(sizes[index] for index in self.chosen))
+    def program(self) -> Program:
+        """The traces at all shapes."""
+        return Program(
+            operations=self.operations,
+            rows=np.array(self.chosen, np.int64),
+            # a part without allocations has no rows
+            sizes=np.array([possible[0] for possible in self.sizes], np.int64).reshape(len(self.sizes), self.shapes),
+        )
 
 
 class Programs:
@@ -75,7 +83,8 @@ class Programs:
         self._counts = counts
         self.traced: dict[BatchShape, tuple[Trace, ...]] = {}
         self.bounded_bytes = 0
-        self._known: dict[BatchShape, tuple[Trace, ...]] = {}
+        # for each part, its program and the column of the shape
+        self._known: dict[BatchShape, tuple[tuple[Program, int], ...]] = {}
         groups: dict[tuple[int, bool, bool], list[BatchShape]] = {}
         for shape in sorted(set(shapes)):
             # attention copies a mask whose rows need padding
@@ -86,13 +95,17 @@ class Programs:
 
     def parts(self, shape: BatchShape) -> tuple[Trace, ...]:
         """The parts of a step on micro-batches of a shape."""
-        return self._known[shape]
+        return tuple(program.trace(column) for program, column in self._known[shape])
+
+    def program(self, shape: BatchShape, part: int) -> tuple[Program, int]:
+        """The program of a part of a step, and the column of the shape."""
+        return self._known[shape][part]
 
     def _cover(self, shapes: Sequence[BatchShape]) -> None:
         """Know the traces of all these shapes, in order of their tokens."""
         if len(shapes) <= _TRACED_WHOLE:
             for shape in shapes:
-                self._known[shape] = self._trace(shape)
+                self._known[shape] = tuple((Program.of(trace), 0) for trace in self._trace(shape))
             return
         stretches = self._stretches(shapes)
         if len(stretches) > 1:
@@ -145,7 +158,9 @@ class Programs:
             doubted = _most_doubted(parts)
             if doubted is None:
                 self.bounded_bytes = max(self.bounded_bytes, *(part.bounded_bytes for part in parts))
-                self._known.update({shape: tuple(part.at(i) for part in parts) for i, shape in enumerate(shapes)})
+                programs = [part.program() for part in parts]
+                for column, shape in enumerate(shapes):
+                    self._known[shape] = tuple((program, column) for program in programs)
                 return True
             places.add(doubted)
         return False
@@ -177,6 +192,7 @@ def _part(traces: Mapping[int, Trace], tokens: Values, counted: Sequence[Values]
         sizes=tuple(possible),
         chosen=tuple(numbers[sizes] for sizes in rows),
         bounded_bytes=bounded_bytes,
+        shapes=len(tokens),
     )
 
 

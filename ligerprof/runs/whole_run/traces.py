@@ -3,6 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
@@ -16,6 +21,30 @@ class Trace:
 
     operations: tuple[int, ...]
     sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Program:
+    """The traces of several shapes with one order of operations.
+
+    Attributes:
+        rows: for each allocation, its row of `sizes`.
+        sizes: requested bytes, one column per shape.
+    """
+
+    operations: tuple[int, ...]
+    rows: Numbers
+    sizes: Numbers
+
+    @classmethod
+    def of(cls, trace: Trace) -> "Program":
+        """The program of one shape."""
+        rows = np.arange(len(trace.sizes))
+        return cls(operations=trace.operations, rows=rows, sizes=np.array(trace.sizes, np.int64)[:, None])
+
+    def trace(self, column: int) -> Trace:
+        """The trace at one of the shapes."""
+        return Trace(operations=self.operations, sizes=tuple(self.sizes[self.rows, column].tolist()))
 
 
 class Ledger:

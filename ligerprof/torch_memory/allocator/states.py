@@ -8,6 +8,9 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from ligerprof.errors import UnsupportedError
 from ligerprof.torch_memory.allocator.caching import (
     LARGE_SEGMENT_BYTES,
@@ -21,12 +24,29 @@ from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES, SMALL_REQUES
 UNIT_BYTES = MIN_BLOCK_BYTES
 _ADDRESS_BITS = 40
 _ADDRESSES = (1 << _ADDRESS_BITS) - 1
-_SMALL_UNITS = SMALL_REQUEST_BYTES // UNIT_BYTES
+# requests up to here come from the small pool
+SMALL_UNITS = SMALL_REQUEST_BYTES // UNIT_BYTES
 # segments do not touch, so that free blocks of two segments never merge
 _GAP_UNITS = 1
 
 # (address, size) of a block
 Block = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolView:
+    """The free blocks of a pool, in units.
+
+    Attributes:
+        smallest_rest: the least that is split off.
+        free, segments: the blocks, and what they are parts of; there are no segments if they are expandable.
+        mapped: the end of the expandable segment, which begins at 0; 0 if there is none.
+    """
+
+    smallest_rest: int
+    free: tuple[Block, ...]
+    segments: tuple[Block, ...]
+    mapped: int
 
 
 @dataclass(slots=True)
@@ -50,6 +70,15 @@ class _Pool:
             self.ends.copy(),
             self.segments.copy(),
             self.mapped,
+        )
+
+    @property
+    def view(self) -> PoolView:
+        return PoolView(
+            smallest_rest=self.smallest_rest,
+            free=tuple(self.starts.items()),
+            segments=tuple(self.segments.items()),
+            mapped=self.mapped,
         )
 
     def put(self, address: int, size: int) -> None:
@@ -125,9 +154,22 @@ class AllocatorState:
         """What decides about coming events, besides the blocks that are held."""
         return (tuple(self._small.keys), tuple(self._large.keys), self._small.mapped, self._large.mapped)
 
+    @property
+    def pools(self) -> tuple[PoolView, PoolView]:
+        """The large and the small pool."""
+        return self._large.view, self._small.view
+
     def units(self, requested_bytes: int) -> int:
         """The size of the smallest block for a request."""
         return -(-self._settings.rules.round_request(requested_bytes) // UNIT_BYTES)
+
+    def units_of(self, requested_bytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The same for many requests."""
+        if not self._settings.rules.roundup_divisions:
+            return np.maximum(-(-requested_bytes // UNIT_BYTES), 1)
+        different, places = np.unique(requested_bytes, return_inverse=True)
+        units = np.array([self.units(size) for size in different.tolist()], np.int64)
+        return units[places].reshape(requested_bytes.shape)
 
     def run(self, operations: Sequence[int], sizes: Sequence[int], held: Sequence[Block]) -> list[Block]:
         """Allocate and free in order.
@@ -151,7 +193,7 @@ class AllocatorState:
         for operation in operations:
             if operation == 0:
                 size = next(upcoming)
-                pool = small if size <= _SMALL_UNITS else large
+                pool = small if size <= SMALL_UNITS else large
                 keys = pool.keys
                 index = bisect_left(keys, size << _ADDRESS_BITS)
                 if self._expandable and index + 1 < len(keys):
@@ -186,7 +228,7 @@ class AllocatorState:
                 address, whole = before[-operation - 1]  # type: ignore[misc]
                 before[-operation - 1] = None
             allocated -= whole
-            (small if whole <= _SMALL_UNITS else large).free(address, whole)
+            (small if whole <= SMALL_UNITS else large).free(address, whole)
         self.allocated, self.highest = allocated, highest
         return [block for block in (*before, *blocks) if block is not None]
 

@@ -11,7 +11,9 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.lengths import run_shapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated.tracing import step_tracer
-from ligerprof.runs.whole_run.simulate import WholeRun, simulate_run
+from ligerprof.runs.whole_run import replay, simulate
+from ligerprof.runs.whole_run.outcome import WholeRun
+from ligerprof.runs.whole_run.simulate import simulate_run
 from ligerprof.units import MIB
 
 pytestmark = pytest.mark.usefixtures("no_log_records")
@@ -50,6 +52,34 @@ def test_a_run_is_what_its_steps_are(options: dict[str, Any], tmp_path: Path) ->
     assert (run.peak_bytes, run.reserved_bytes) == simulate_each_step(recipe)
     assert run.oom is None
     assert run.fragmentation_bytes == run.reserved_bytes - run.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"grad_accum": 3, "alloc_conf": "expandable_segments:True"}, {"memory_limit_bytes": 150 * MIB}],
+    ids=["padded", "accumulated", "limited"],
+)
+def test_steps_side_by_side_are_what_they_are_one_by_one(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays: list[tuple[replay.Replay, Any]] = []
+
+    class Kept(replay.Replay):
+        def run(self, start: Any) -> WholeRun:
+            replays.append((self, start))
+            return super().run(start)
+
+    monkeypatch.setattr(simulate, "Replay", Kept)
+    recipe = recipe_for(tmp_path, 300, pad_to_multiple_of=8, **options)
+    said: list[str] = []
+    together = simulate_run(recipe, said.append)
+    assert any("at once" in text for text in said)
+    ((first, start),) = replays
+    monkeypatch.setattr(replay.Replay, "_run_ahead", lambda *_: None)
+    alone = replay.Replay(recipe, first._shapes, first._programs, silent)
+    assert alone.run(start) == together
+    known = {key: after for key, after in first._known.items() if key in alone._known}
+    assert known == alone._known
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ligerprof.errors import UnsupportedError
@@ -85,6 +86,14 @@ def test_a_limit_gives_back_segments_and_then_refuses(number: int) -> None:
     while both.run(draw(random, 30), random):
         both.check()
     assert both.state.reserved * UNIT_BYTES <= 150 * MIB
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_many_requests_are_rounded_as_each_is(text: str | None) -> None:
+    state = AllocatorState(parse_allocator_settings(text))
+    requested = np.array([[1, 511, 512, 513], [MIB, MIB + 1, 3 * MIB + 7, 700 * MIB + 1]])
+    expected = [[state.units(size) for size in row] for row in requested.tolist()]
+    assert state.units_of(requested).tolist() == expected
 
 
 def test_settings_that_look_beyond_free_blocks_are_refused() -> None:
