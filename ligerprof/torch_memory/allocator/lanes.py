@@ -120,8 +120,8 @@ class _LanePool:
             starts[slot], ends[slot] = address, address + size
         unused = np.zeros(slots, np.int64)
         unused[:_MORE_SLOTS] = np.arange(slots - 1, len(blocks) - 1, -1)
-        tables = (np.tile(values, (lanes, 1)) for values in (keys, starts, ends, unused))
-        self._set(*tables, np.full(lanes, _MORE_SLOTS, np.int64))
+        keys, starts, ends, unused = (np.tile(values, (lanes, 1)) for values in (keys, starts, ends, unused))
+        self._set(keys, starts, ends, unused, np.full(lanes, _MORE_SLOTS, np.int64))
 
     def _set(self, keys: Numbers, starts: Numbers, ends: Numbers, unused: Numbers, count: Numbers) -> None:
         """Take these tables.
@@ -141,8 +141,8 @@ class _LanePool:
         """A copy of some lanes."""
         other = object.__new__(_LanePool)
         other._smallest_rest, other._mapped = self._smallest_rest, self._mapped
-        tables = (self._keys, self._starts, self._ends, self._unused, self._count)
-        other._set(*(table[lanes] for table in tables))
+        keys, starts, ends, unused = (table[lanes] for table in (self._keys, self._starts, self._ends, self._unused))
+        other._set(keys, starts, ends, unused, self._count[lanes])
         return other
 
     def put(self, lanes: Numbers, other: "_LanePool") -> None:
