@@ -259,6 +259,7 @@ def measure_or_score(recipes: Sequence[dict[str, Any]], *, at_once: int, descrip
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("measure", "score"))
     parser.add_argument("results", type=Path)
+    parser.add_argument("--match", default="", help="Measure only recipes with this text among their options.")
     arguments = parser.parse_args()
     if arguments.action == "score":
         score(arguments.results)
@@ -274,7 +275,7 @@ def measure_or_score(recipes: Sequence[dict[str, Any]], *, at_once: int, descrip
         print(options, row.get("peak_bytes"), row.get("failed", ""), file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(run, enumerate(recipes)))
+        list(pool.map(run, ((at, recipe) for at, recipe in enumerate(recipes) if arguments.match in str(recipe))))
 
 
 def main() -> None:

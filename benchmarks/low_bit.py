@@ -1,4 +1,4 @@
-"""Measure steps with 4-bit weights, 8-bit moments, GaLore and experts, and score them as accuracy.py does.
+"""Measure steps with 4-bit and 8-bit weights, 8-bit moments, GaLore and experts, and score them as accuracy.py does.
 
     python benchmarks/low_bit.py measure RESULTS.jsonl   # on a GPU, with bitsandbytes and galore-torch
     python benchmarks/low_bit.py score RESULTS.jsonl     # anywhere
@@ -20,6 +20,9 @@ SMALL: dict[str, Any] = {
     "vocab_size": 8000,
 }
 BIASED = {**SMALL, "model_type": "qwen2"}
+LLAMA = {"model": "llama3.2-1b", "batch": 4, "seq": 1024}
+QWEN = {"model": "qwen2.5-0.5b", "batch": 4, "seq": 1024}
+INT8 = {"lora": 16, "quantization": "8bit"}
 EXPERTS = {**SMALL, "model_type": "mixtral", "num_local_experts": 4}
 SHORT = {"batch": 1, "seq": 64}
 RECIPES: tuple[dict[str, Any], ...] = (
@@ -37,8 +40,21 @@ RECIPES: tuple[dict[str, Any], ...] = (
     {"model": SMALL, **SHORT, "precision": "fp32", "optimizer": "galore", "galore_rank": 128},
     {"model": EXPERTS, "batch": 4, "seq": 1024, "precision": "amp"},
     {"model": EXPERTS, "batch": 4, "seq": 1024, "precision": "fp16", "checkpointing": False},
+    # the same training over weights in 16, 8 and 4 bits
+    {**LLAMA, "precision": "bf16-amp", "lora": 16},
+    {**LLAMA, "precision": "bf16-amp", **INT8},
+    {**LLAMA, "precision": "bf16-amp", "qlora": 16},
+    {**LLAMA, "precision": "bf16-amp", **INT8, "reentrant": True},
+    {**LLAMA, "precision": "bf16", **INT8, "checkpointing": False},
+    {**LLAMA, "precision": "amp", **INT8, "grad_accum": 2},
+    {**LLAMA, "precision": "fp16-amp", **INT8, "optimizer": "adamw-8bit"},
+    {**QWEN, "precision": "bf16-amp", **INT8, "lora_targets": "q_proj+v_proj"},
+    {**QWEN, "precision": "bf16-amp", **INT8, "liger": "all", "adapter_dtype": "bfloat16"},
+    {"model": BIASED, **SHORT, "precision": "bf16-amp", **INT8, "checkpointing": False},
+    {**QWEN, "precision": "bf16", "optimizer": "paged-adamw-8bit"},
+    {**QWEN, "precision": "amp", "optimizer": "paged-adamw"},
 )
 
 
 if __name__ == "__main__":
-    measure_or_score(RECIPES, at_once=len(RECIPES), description=__doc__)
+    measure_or_score(RECIPES, at_once=10, description=__doc__)

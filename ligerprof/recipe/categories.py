@@ -197,6 +197,13 @@ class AdapterDtype(Word):
     BFLOAT16 = "bfloat16"
 
 
+class Quantization(Word):
+    """The format of frozen weights under adapters: NF4 or LLM.int8 of bitsandbytes."""
+
+    FOUR_BIT = "4bit"
+    EIGHT_BIT = "8bit"
+
+
 class Step(Word):
     """The steps of a run that differ in memory: the first has no optimizer states, DDP's second rebuilds buckets."""
 

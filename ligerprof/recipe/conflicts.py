@@ -256,6 +256,7 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['modules_to_save']} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
     )
     yield options.dora and options.lora is None, f"{_FLAGS['dora']} needs {_FLAGS['lora']}."
+    yield from _quantization_conflicts(options)
     yield (
         not options.nested_quant and options.qlora is None,
         f"{typed('nested_quant', options.nested_quant)} needs {_FLAGS['qlora']}.",
@@ -290,6 +291,21 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         bool(others),
         f"{_FLAGS['modules_to_save']} cannot take {short_repr((others or [''])[0])}. Choose from: {', '.join(known)}.",
     )
+
+
+def _quantization_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    """What quantized weights do not go together with; `--lora R --quantization 4bit` has become `--qlora R`."""
+    if options.quantization is None:
+        return
+    chosen = typed("quantization", options.quantization)
+    yield options.lora is None and options.qlora is None, f"{chosen} needs {_FLAGS['lora']}."
+    yield (
+        options.lora is None,
+        f"{_FLAGS['qlora']} trains over 4-bit weights. Use {_FLAGS['lora']} {options.qlora} with {chosen}.",
+    )
+    yield options.dora, f"{_FLAGS['dora']} is not supported with {chosen} yet."
+    yield options.engine is Engine.FSDP2, f"{chosen} is not supported with {_FSDP2} yet."
+    yield options.compile, f"{_FLAGS['compile']} is not supported with {chosen} yet."
 
 
 def _outer_adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
@@ -366,7 +382,8 @@ def _packages(options: TrainingOptions, simulated: bool) -> Iterator[tuple[str, 
         yield _DEEPSPEED, "deepspeed", "'ligerprof[deepspeed]'"
     if simulated:
         return
-    if options.qlora is not None:
-        yield _FLAGS["qlora"], "bitsandbytes", "bitsandbytes"
+    if options.packed_bits is not None:
+        flag = _FLAGS["qlora"] if options.quantization is None else typed("quantization", options.quantization)
+        yield flag, "bitsandbytes", "bitsandbytes"
     if (package := options.optimizer.package) is not None:
         yield typed("optimizer", options.optimizer), package, package.replace("_", "-")

@@ -41,6 +41,21 @@ class TrainingRecipe(RunOptions, TrainingOptions):
         return TrainingOptions(**{**values, "model": self.spec})
 
     @property
+    def summary(self) -> str:
+        """What is trained and how, in one line."""
+        return ", ".join(
+            (
+                self.spec.name,
+                f"{self.batch} x {self.seq} tokens" + (" packed" if self.packing else ""),
+                self.precision,
+                "checkpointed" if self.checkpointing else "not checkpointed",
+                *(("compiled",) if self.compile else ()),
+                self.optimizer,
+                f"kernels {'+'.join(self.kernels)} ({self.provider_names})" if self.kernels else "no fused kernels",
+            )
+        )
+
+    @property
     def evaluation(self) -> "TrainingRecipe | None":
         """The recipe of an evaluation batch, which nothing is recomputed for; None without evaluation."""
         if self.eval_batch is None:

@@ -20,6 +20,7 @@ from ligerprof.recipe.categories import (
     Optimizer,
     PackingStrategy,
     Precision,
+    Quantization,
     ReduceDtype,
     Wrap,
 )
@@ -130,6 +131,10 @@ class TrainingOptions(ModelOptions):
     qlora: int | None = option(
         Group.TRAINING, "Train LoRA adapters of rank R over 4-bit weights.", metavar="R", minimum=1
     )
+    quantization: Quantization | None = option(
+        Group.TRAINING,
+        "Format of the frozen weights under --lora: 8bit is LLM.int8 of bitsandbytes, 4bit is the same as --qlora.",
+    )
     lora_targets: str = option(
         Group.TRAINING,
         "Layers that get adapters: all-linear, or module names joined by '+', such as q_proj+v_proj (peft's default);"
@@ -231,11 +236,23 @@ class TrainingOptions(ModelOptions):
         self._settle("spec", self.model if isinstance(self.model, ModelSpec) else load_model(self.model))
         self._settle("providers", select_providers(self.liger, self.provider, self.spec))
         self._settle("kernels", tuple(self.providers))
+        if self.quantization is Quantization.FOUR_BIT and (self.lora is None) is not (self.qlora is None):
+            # --lora R --quantization 4bit is --qlora R
+            self._settle("qlora", self.qlora or self.lora)
+            self._settle("lora", None)
+            self._settle("quantization", None)
         if self.optimizer is Optimizer.DEFAULT:
             on_gpu = self.offload is Offload.NONE or self.engine is not Engine.DEEPSPEED
             self._settle("optimizer", Optimizer.ADAMW_FUSED if on_gpu else Optimizer.DEEPSPEED_CPU_ADAM)
         if self.clip is None and self.engine is Engine.DEEPSPEED:
             self._settle("clip", 1.0)
+
+    @property
+    def packed_bits(self) -> int | None:
+        """Bits of the frozen weights of linear layers under adapters: 4, 8, or None if they are not quantized."""
+        if self.qlora is not None:
+            return 4
+        return 8 if self.quantization is Quantization.EIGHT_BIT else None
 
     @property
     def tokens(self) -> int:
@@ -361,18 +378,3 @@ class TrainingOptions(ModelOptions):
     def provider_names(self) -> str:
         """The provider of all kernels, or the providers joined by `+`."""
         return "+".join(dict.fromkeys(self.providers.values())) or self.provider
-
-    @property
-    def summary(self) -> str:
-        """What is trained and how, in one line."""
-        return ", ".join(
-            (
-                self.spec.name,
-                f"{self.batch} x {self.seq} tokens" + (" packed" if self.packing else ""),
-                self.precision,
-                "checkpointed" if self.checkpointing else "not checkpointed",
-                *(("compiled",) if self.compile else ()),
-                self.optimizer,
-                f"kernels {'+'.join(self.kernels)} ({self.provider_names})" if self.kernels else "no fused kernels",
-            )
-        )

@@ -1,5 +1,6 @@
-"""4-bit weights, 8-bit moments and GaLore in a training step: the real packages on a GPU, stand-ins when simulated."""
+"""Low-bit weights, 8-bit moments and GaLore in a training step: the real packages on a GPU, stand-ins if simulated."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -16,6 +17,10 @@ from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.low_bit import is_hidden_matrix
 
+# transformers' default (BitsAndBytesConfig.llm_int8_threshold): columns of an input beyond it are multiplied in 16 bits
+_OUTLIER_THRESHOLD = 6.0
+# small enough that no product of gates is beyond the threshold, as few are in trained models
+_DEVIATION = 0.01
 # the classes; PagedAdamW has 32-bit states
 _BITSANDBYTES = {
     Optimizer.ADAMW_8BIT: "AdamW8bit",
@@ -38,24 +43,55 @@ def linears_on_meta() -> Iterator[None]:
 
 
 def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.device) -> None:
-    """Replace the layers that QLoRA quantizes by 4-bit ones, and materialize the others that are still on meta.
+    """Replace the layers that the recipe quantizes, and materialize the others that are still on meta.
 
     Raises:
         MissingDependencyError: on a GPU, bitsandbytes is not installed.
     """
-    dtype = getattr(torch, recipe.compute_dtype)
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear):
             continue
         if is_quantized(recipe.spec, f"{name}.weight"):
             parent, _, own_name = name.rpartition(".")
-            setattr(model.get_submodule(parent), own_name, _four_bit(module, dtype, device, nested=recipe.nested_quant))
+            setattr(model.get_submodule(parent), own_name, _quantized(module, recipe, device))
             continue
         for own_name, parameter in list(module.named_parameters()):
             if parameter.device.type == "meta":
                 setattr(module, own_name, nn.Parameter(_materialized(parameter, parameter.dtype, device)))
-    # peft uses its layer for 4-bit weights only if this is set
-    model.is_loaded_in_4bit = True  # type: ignore[assignment]
+    # peft uses its layers for bitsandbytes only if this is set
+    setattr(model, f"is_loaded_in_{recipe.packed_bits}bit", True)
+
+
+def _quantized(linear: nn.Linear, recipe: TrainingRecipe, device: torch.device) -> nn.Module:
+    if recipe.packed_bits == 8:
+        return _eight_bit(linear, getattr(torch, recipe.weight_dtype), device)
+    return _four_bit(linear, getattr(torch, recipe.compute_dtype), device, nested=recipe.nested_quant)
+
+
+def _eight_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """A layer with LLM.int8 weights; `dtype` is the bias's."""
+    weight = _materialized(linear.weight, torch.float16, device)
+    bias = None if linear.bias is None else _materialized(linear.bias, dtype, device)
+    if device.type != "cuda":
+        from ligerprof.runs.simulated.low_bit import EightBitLinear
+
+        return EightBitLinear(weight, bias)
+    package = _require("bitsandbytes", "--quantization 8bit")
+    # it warns of each cast of an input to fp16
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    layer: nn.Module = package.nn.Linear8bitLt(
+        linear.in_features,
+        linear.out_features,
+        bias is not None,
+        has_fp16_weights=False,
+        threshold=_OUTLIER_THRESHOLD,
+        device="meta",
+    )
+    rows, scales, _ = package.functional.int8_vectorwise_quant(weight)
+    layer.weight = package.nn.Int8Params(rows, requires_grad=False, has_fp16_weights=False, CB=rows, SCB=scales)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
 
 
 def _four_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device, *, nested: bool) -> nn.Module:
@@ -86,7 +122,7 @@ def _materialized(parameter: Tensor, dtype: torch.dtype, device: torch.device) -
     """The values of a parameter, or random ones if it is on meta."""
     if parameter.device.type != "meta":
         return parameter.detach().to(dtype)
-    return torch.empty(parameter.shape, dtype=dtype, device=device).normal_(std=0.02)
+    return torch.empty(parameter.shape, dtype=dtype, device=device).normal_(std=_DEVIATION)
 
 
 def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:

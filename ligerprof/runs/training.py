@@ -231,7 +231,7 @@ def built_model(recipe: TrainingRecipe, device: torch.device, *, on_meta: bool =
         UnknownModelError: transformers does not have the causal language model.
     """
     model = load_model(recipe, torch.device("meta") if on_meta else device)
-    if recipe.qlora is not None:
+    if recipe.packed_bits is not None:
         quantize_linears(model, recipe, device)
     with _kernels_in(model, recipe, "cuda" if device.type == "cuda" else "simulated"):
         yield _prepared(model, recipe)
@@ -251,7 +251,7 @@ def load_model(recipe: TrainingRecipe, device: torch.device) -> Any:
         settings["experts_implementation"] = recipe.experts.value
     if recipe.spec.weights_path is not None and device.type != "meta" and not is_simulated():
         return model_class.from_pretrained(recipe.spec.weights_path, config=config, **settings).to(device)
-    with device, linears_on_meta() if recipe.qlora is not None else nullcontext():
+    with device, linears_on_meta() if recipe.packed_bits is not None else nullcontext():
         return model_class._from_config(config, **settings)
 
 
@@ -285,7 +285,7 @@ def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
     rank = recipe.lora or recipe.qlora
     if rank is not None:
         model = with_adapters(model, rank, recipe)
-    if recipe.qlora is not None:
+    if recipe.packed_bits is not None:
         from ligerprof.runs.simulated.low_bit import adapt_as_over_bitsandbytes
 
         adapt_as_over_bitsandbytes(model)
@@ -375,8 +375,10 @@ def train_step(trainer: Training, batch: dict[str, Tensor], observer: PhaseObser
             observer.loss_made(loss)
         with observer.phase(Phase.BACKWARD):
             trainer.backward(loss)
+            # transformers' Trainer returns it detached, and so frees the graph before anything else runs
+            loss = loss.detach()
     with observer.phase(Phase.OPTIMIZER):
         trainer.update()
     with observer.phase(Phase.OUTSIDE):
         trainer.drop_gradients()
-    return loss.detach()
+    return loss

@@ -1,4 +1,4 @@
-"""Bytes of 4-bit weights, of 8-bit moments and of GaLore's projected moments, tensor by tensor.
+"""Bytes of 4-bit and 8-bit weights, of 8-bit moments and of GaLore's projected moments, tensor by tensor.
 
 Read in bitsandbytes 0.50.2 and galore_torch 1.0.
 """
@@ -34,6 +34,32 @@ def nf4_sizes(elements: int, *, nested: bool) -> tuple[int, ...]:
 def nf4_scale_bytes(elements: int, *, nested: bool) -> int:
     """Bytes that nested scales of a weight's blocks take once they are fp32 again; 0 for scales that always are."""
     return 0 if not nested else -(-elements // _NF4_BLOCK) * FP32_BYTES
+
+
+def int8_sizes(outputs: int, inputs: int) -> tuple[int, int]:
+    """Bytes of a weight in LLM.int8: one per weight, and an fp32 scale per output (nn/modules.py, Int8Params)."""
+    return outputs * inputs, outputs * FP32_BYTES
+
+
+def int8_quantization_bytes(tokens: int, inputs: int, *, casts: bool) -> int:
+    """The most that quantizing the input of a product takes (backends/cuda/ops.py, int8_vectorwise_quant).
+
+    A copy in fp16 of an input in another dtype, its absolute values, a boolean for each that is an outlier, the rows
+    in int8 and their scales.
+
+    Args:
+        casts: whether the input is not in fp16.
+    """
+    return tokens * inputs * ((2 if casts else 0) + 2 + 1 + 1) + tokens * FP32_BYTES
+
+
+def int8_product_bytes(tokens: int, inputs: int, outputs: int, *, casts: bool) -> int:
+    """What a product takes in addition to its result: int8 rows with scales, int32 sums, and their fp16 values.
+
+    Args:
+        casts: whether the result is not in fp16, so that the fp16 values are a copy.
+    """
+    return tokens * (inputs + FP32_BYTES) + tokens * outputs * (4 + (2 if casts else 0))
 
 
 def has_eight_bit_moments(elements: int) -> bool:

@@ -30,6 +30,7 @@ main(sys.argv[2:], prog_name="ligerprof")
         ("peft", "step --model tiny --qlora 8"),
         ("peft", "estimate --model tiny --lora 8 --simulate"),
         ("deepspeed", "step --model tiny --engine deepspeed --precision mixed --device cuda"),
+        ("bitsandbytes", "step --model tiny --lora 8 --quantization 8bit --device cuda"),
         ("bitsandbytes", "step --model tiny --optimizer adamw-8bit --device cuda"),
         ("triton", "step --model tiny --liger flce --device simulated"),
         ("triton", "kernels check rms"),

@@ -13,6 +13,10 @@ from ligerprof.snapshots.trace import Int64s
 CHECKPOINT_CALL = re.compile(r"torch/utils/checkpoint\.py:")
 # the function that a program calls, once for each region around a block
 NESTED_CHECKPOINTS = re.compile(r"(?:torch/utils/checkpoint\.py:checkpoint$[\s\S]*?){2}", re.MULTILINE)
+# the products of bitsandbytes' 8-bit weights keep their inputs as attributes, which checkpointing's hooks do not see
+_KEEPS_INPUTS = re.compile(
+    r"bitsandbytes/autograd/_functions\.py:matmul$|ligerprof/runs/simulated/low_bit\.py:multiply_int8$", re.MULTILINE
+)
 _SELECTED = re.compile(r"torch/utils/checkpoint\.py:__torch_dispatch__$", re.MULTILINE)
 
 
@@ -21,10 +25,10 @@ class Regions:
 
     A region without a policy keeps nothing that it allocated except its output, the next region's input. Under a
     selective policy, which runs as a dispatch mode, it also keeps the results of chosen operators: these are
-    activations, as they are without checkpointing.
+    activations, as they are without checkpointing. So are the inputs of products of 8-bit weights.
 
     Attributes:
-        selected: whether a selective policy kept each block, other than as a region's last kept block.
+        selected: whether a selective policy or such a product kept each block, other than as a region's last kept one.
         inputs: whether each block is the input of the first region of its pass.
     """
 
@@ -36,6 +40,9 @@ class Regions:
         in_region = call_sites.matching(CHECKPOINT_CALL)
         by_policy = call_sites.matching(_SELECTED)
         blocks = np.flatnonzero(kept & in_region)
+        if call_sites.matching(_KEEPS_INPUTS).any():
+            # without the layer, the region of a block is unknown, and so is the last block that it keeps
+            by_policy |= in_region & (layers >= 0)
         outputs = _last_of_groups(blocks, np.stack([spans[blocks], layers[blocks]]))
         self.selected: Mask = kept & by_policy
         self.selected[outputs] = False

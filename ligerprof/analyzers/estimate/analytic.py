@@ -257,7 +257,17 @@ def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
 def _assumed_of_packages(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.activation_offload:
         yield "saved tensors of 1 KiB and more are offloaded as by TRL's OffloadActivations of July 2026"
-    if recipe.qlora is not None:
+    if recipe.packed_bits == 8:
+        yield (
+            "8-bit weights as in bitsandbytes 0.50 (LLM.int8), and no outlier in their inputs: each column with one"
+            " (beyond 6.0) adds 2 bytes per token while the graph lives, and copies in both passes"
+        )
+        if recipe.checkpointing and not recipe.reentrant:
+            yield (
+                "products of 8-bit weights keep their inputs, which non-reentrant checkpointing does not see;"
+                " --reentrant frees them"
+            )
+    if recipe.packed_bits == 4:
         yield "4-bit weights as in bitsandbytes 0.50: NF4, double quantization; each product unpacks its weight"
     if recipe.optimizer in EIGHT_BIT:
         embeddings = "but not embeddings" if recipe.fp32_embedding_states else "embeddings included"

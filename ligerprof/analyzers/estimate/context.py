@@ -69,6 +69,10 @@ class Context:
         """Bytes per element of autocast's dtype, None without autocast."""
         return DTYPE_BYTES[self.recipe.autocast] if self.recipe.autocast else None
 
+    def is_float16(self, value: Value) -> bool:
+        """Whether an activation is in fp16, which is the only dtype of its width in the recipe if it is."""
+        return self.recipe.precision.uses_float16 and value.width == DTYPE_BYTES["float16"]
+
     @property
     def rotates(self) -> bool:
         """Whether the layer rotates query and key."""

@@ -67,8 +67,9 @@ def _linear_kernel(spec: ModelSpec) -> str | None:
 
 
 def takes_gates(context: Context, name: str) -> bool:
-    """Whether the linear layer after a gated activation is fused with it; a layer with an adapter is not."""
-    return _linear_kernel(context.spec) in context.kernels and f"{name}.lora_A" not in context.weights
+    """Whether the linear layer after a gated activation is fused with it; one with an adapter or packed is not."""
+    is_plain = f"{name}.lora_A" not in context.weights and not context.weights[f"{name}.weight"].packed_sizes
+    return is_plain and _linear_kernel(context.spec) in context.kernels
 
 
 def gated_linear(context: Context, gate: Value, up: Value, name: str) -> Value:

@@ -12,7 +12,16 @@ from ligerprof.analyzers.estimate.latent import latent_query_key_value
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
 from ligerprof.analyzers.estimate.norms import bare_rms_norm, norm
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, dropout, linear, linear_4bit, multiply, renamed, scale
+from ligerprof.analyzers.estimate.operations import (
+    add,
+    dropout,
+    linear,
+    linear_4bit,
+    linear_8bit,
+    multiply,
+    renamed,
+    scale,
+)
 from ligerprof.analyzers.estimate.rotary import rotate_both
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
@@ -117,7 +126,8 @@ def project(context: Context, value: Value, name: str) -> Value:
     """A linear layer of the model, with its bias and its adapter, if any."""
     weight, bias = context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias")
     is_packed, is_adapted = bool(weight.packed_sizes), f"{name}.lora_A" in context.weights
-    result = (linear_4bit if is_packed else linear)(context, value, weight, bias)
+    multiply_by = {None: linear, 4: linear_4bit, 8: linear_8bit}[context.recipe.packed_bits if is_packed else None]
+    result = multiply_by(context, value, weight, bias)
     if not is_adapted:
         return result
     if context.recipe.dora:

@@ -64,7 +64,7 @@ def adapter_rank(recipe: TrainingRecipe) -> int | None:
 
 
 def is_quantized(spec: ModelSpec, name: str) -> bool:
-    """Whether QLoRA quantizes a parameter: the weights of all linear layers of decoder layers, adapted or not."""
+    """Whether QLoRA and the like quantize a parameter: weights of linear layers of decoder layers, adapted or not."""
     return is_weight_of(spec.architecture.linear_layers, name)
 
 
@@ -146,19 +146,22 @@ def head_factors(context: Context, value: Value, name: str) -> tuple[Value, Valu
 
 
 def add_adapter_to_quantized(context: Context, value: Value, result: Value, name: str) -> Value:
-    """The same for 4-bit weights (peft's lora/bnb.py, Linear4bit.forward).
+    """The same for 4-bit and 8-bit weights (peft's lora/bnb.py, Linear4bit.forward and Linear8bitLt.forward).
 
-    The result is cloned first. Without autocast, the input is cast to the adapter's dtype, and its output is cast back.
+    The result of 4-bit weights is cloned first. Without autocast, the input is cast to the adapter's dtype, and its
+    output is cast back.
     """
     tape, converts = context.tape, context.half_bytes is None
-    cloned = tape.run(Operation(elements=result.elements, width=result.width, passes=(result,)))
-    tape.release(result)
+    if context.recipe.packed_bits == 4:
+        result = renamed(
+            context, result, tape.run(Operation(elements=result.elements, width=result.width, passes=(result,)))
+        )
     read = context.cast(value, context.weights[f"{name}.lora_A"].width) if converts else tape.name(value)
     scaled = _scaled_product(context, read, name, Role.ACTIVATIONS, Role.ACTIVATIONS)
     if converts:
         scaled = renamed(context, scaled, context.cast(scaled, result.width))
-    output = add(context, cloned, scaled)
-    tape.release(read, scaled, cloned)
+    output = add(context, result, scaled)
+    tape.release(read, scaled, result)
     return output
 
 

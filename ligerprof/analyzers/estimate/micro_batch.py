@@ -64,7 +64,6 @@ class MicroBatch:
     Attributes:
         evaluates: whether the pass has no backward, so that the decoder's local tensors end with it.
         copies_embedding: whether autocast keeps a copy of the embedding's output, and with it the output.
-        until_loss_is_freed: what backward leaves besides gradients, until another loss takes the variable.
         offloading: what is saved in main memory, or None.
     """
 
@@ -91,7 +90,7 @@ class MicroBatch:
         self._layers: list[_Layer] = []
         self._leaf: Allocation | None = None
         self._until_backward_ends: list[Allocation] = []
-        self.until_loss_is_freed: list[Allocation] = []
+        self._until_graph_is_freed: list[Allocation] = []
 
     def forward(self) -> None:
         """Run embedding, layers, head and loss; what is left is what backward needs."""
@@ -165,6 +164,16 @@ class MicroBatch:
         self._hooks.end_backward()
         if self.offloading is not None:
             self.offloading.clear()
+        self._free_graph()
+
+    def _free_graph(self) -> None:
+        """The loss is detached after backward, as transformers' Trainer returns it."""
+        for block in self._until_graph_is_freed:
+            self._meter.drop(block)
+        for layer in self._layers:
+            self._meter.place = layer_place(layer.index, layer.times)
+            self._meter.repeat(layer.times, layer.context.tape.release_pins)
+        self._meter.place = WHOLE
 
     def _stream_role(self, index: int) -> Role:
         """The role of the input of a layer."""
@@ -177,20 +186,22 @@ class MicroBatch:
                 self._bottom.tape.release(self._masks.pop(windowed))
 
     def _keep_embedded(self) -> None:
-        """With adapters the embedding's output is a leaf of the graph: it and its gradient live as long as the loss."""
+        """With adapters the embedding's output is a leaf, and lives as long as the graph with its gradient."""
         if not embedding_is_leaf(self._recipe):
             return
         if self._leaf is not None:
             self._meter.drop(self._leaf)
         size_bytes = self._layers[0].source.size_bytes
-        self.until_loss_is_freed += [self._meter.take(size_bytes, self._stream_role(0)) for _ in ("output", "gradient")]
+        self._until_graph_is_freed += [
+            self._meter.take(size_bytes, self._stream_role(0)) for _ in ("output", "gradient")
+        ]
 
     def _end_shared(self) -> None:
-        """Masks and rotary tables end; reentrant checkpointing's functions hold them as long as the loss lives."""
+        """Masks and rotary tables end; reentrant checkpointing's functions hold them as long as the graph."""
         if not self._recipe.reentrant:
             return
         masks = (self._bottom.tape.hand_over(mask) for mask in self._masks.values())
-        self.until_loss_is_freed += [*self._until_backward_ends, *masks]
+        self._until_graph_is_freed += [*self._until_backward_ends, *masks]
         self._until_backward_ends = []
 
     def _end_tables(self) -> None:
@@ -226,7 +237,8 @@ class MicroBatch:
         self._meter.place = layer_place(index, times)
         checkpointing = self._recipe.checkpoints_layer(index)
         cache = OutputCache(self._policy) if checkpointing and self._policy is not None else None
-        tape = Tape(self._meter, saving=not checkpointing, cache=cache)
+        pinning = not (checkpointing and self._recipe.reentrant)
+        tape = Tape(self._meter, saving=not checkpointing, pinning=pinning, cache=cache)
         context = self._new_context(tape, index, checkpointed=checkpointing)
         if index == 0 and self.copies_embedding:
             context.leaf = stream
@@ -293,6 +305,7 @@ class MicroBatch:
             # its backward function holds the gradient it was called with; a fused norm writes the sum to new memory
             argument = self._meter.keep(gradient) if adds_in_norm(context) else None
             flowing = context.tape.backward(output, gradient, layer.source)
+            context.tape.release_pins()
             if argument is not None:
                 self._meter.drop(argument)
             context.tape.release(output)

@@ -18,6 +18,8 @@ class Operation:
         early: inputs whose gradients are computed in the forward pass, with their bytes; for one that is
             also among `inputs`, backward allocates a new gradient and frees the early one.
         saves: tensors that autograd keeps for the backward of this operation.
+        pins: inputs that a Python autograd Function keeps as attributes, which no hook of checkpointing sees: they
+            live as long as the graph, if they need a gradient.
         saves_output: whether autograd keeps the output as well.
         extra_saved_bytes: other memory allocated for backward (statistics, dropout masks).
         other_saves: number of further tensors that autograd keeps: parameters, indices, and parts of the extra bytes.
@@ -41,6 +43,7 @@ class Operation:
     reuses: tuple[Value, ...] = ()
     early: tuple[tuple[Tensor, int], ...] = ()
     saves: tuple[Tensor, ...] = ()
+    pins: tuple[Value, ...] = ()
     saves_output: bool = False
     extra_saved_bytes: int = 0
     other_saves: int = 0

@@ -5,7 +5,7 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.low_bit import nf4_scale_bytes
+from ligerprof.torch_memory.low_bit import int8_product_bytes, int8_quantization_bytes, nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
 from ligerprof.torch_memory.scratch import highest_bytes
 from ligerprof.torch_memory.selective import ADDMM, MM
@@ -87,6 +87,34 @@ def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | N
     output = context.cast(product, value.width)
     tape.release(read, product)
     return output
+
+
+def linear_8bit(context: Context, value: Value, weight: Weight, bias: Weight | None) -> Value:
+    """Linear8bitLt of bitsandbytes with an input without outliers (autograd/_functions.py, MatMul8bitLt).
+
+    The product takes any dtype of its input and returns it. It keeps the input as an attribute of its node, and makes
+    the whole weight in that dtype in backward.
+    """
+    tape, inputs = context.tape, value.elements // context.tokens
+    outputs = weight.elements // inputs
+    casts = not context.is_float16(value)
+    result_bytes = context.tokens * outputs * value.width
+    product_bytes = int8_product_bytes(context.tokens, inputs, outputs, casts=casts)
+    # the result does not exist yet while the input is quantized
+    quantization_bytes = int8_quantization_bytes(context.tokens, inputs, casts=casts) - result_bytes
+    return tape.run(
+        Operation(
+            elements=context.tokens * outputs,
+            width=value.width,
+            inputs=(value,) if bias is None else (value, bias),
+            pins=(value,),
+            forward_scratch_bytes=max(product_bytes, quantization_bytes),
+            backward_scratch_bytes=weight.elements * value.width,
+            scratch_role=Role.WEIGHT_CASTS,
+            is_product=True,
+            in_function=True,
+        )
+    )
 
 
 def add(context: Context, left: Value, right: Value, *, role: Role = Role.ACTIVATIONS) -> Value:

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 from ligerprof.analyzers.estimate.lora import ORIGINAL, adapter_weights, is_quantized
 from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.models import ParameterShape
 from ligerprof.models.module_names import is_embedding_weight, is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES
-from ligerprof.torch_memory.low_bit import nf4_sizes
+from ligerprof.torch_memory.low_bit import int8_sizes, nf4_sizes
 
 
 def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
@@ -16,8 +17,13 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     width = DTYPE_BYTES[recipe.gathered_dtype]
     adapters = dict(adapter_weights(recipe))
 
-    def is_packed(name: str) -> bool:
-        return recipe.qlora is not None and is_quantized(recipe.spec, name)
+    def packed_sizes(item: ParameterShape) -> tuple[int, ...]:
+        if recipe.packed_bits is None or not is_quantized(recipe.spec, item.name):
+            return ()
+        if recipe.packed_bits == 4:
+            return nf4_sizes(item.elements, nested=recipe.nested_quant)
+        outputs, inputs = item.shape
+        return int8_sizes(outputs, inputs)
 
     weights = {
         item.name: Weight(
@@ -27,7 +33,7 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
             shape=item.shape,
             in_layer=is_in_layer(item.name),
             in_embedding=is_embedding_weight(item.name),
-            packed_sizes=nf4_sizes(item.elements, nested=recipe.nested_quant) if is_packed(item.name) else (),
+            packed_sizes=packed_sizes(item),
         )
         for item in recipe.spec.parameters
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
-from ligerprof.analyzers.estimate.meter import Allocation, Meter, UnsplitRemainders
+from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, traced_layers, weight_place
@@ -99,7 +99,6 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
     hooks = hooks_of(recipe, weights, meter, step)
     hooks.start_step()
     highest = _Highest(meter)
-    left: list[Allocation] = []
     offloaded_bytes = 0
     if first:
         meter.expect_workspaces(workspace_sizes(recipe, weights))
@@ -107,11 +106,8 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         hooks.reduces = reduces
         micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
-        for block in left:
-            meter.drop(block)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, Phase.BACKWARD)
-        left = micro_batch.until_loss_is_freed
         if micro_batch.offloading is not None:
             offloaded_bytes = micro_batch.offloading.host_bytes
         meter.add(placement.running, times=-1)

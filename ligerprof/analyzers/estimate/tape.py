@@ -32,6 +32,7 @@ class Tape:
     Args:
         meter: counts the bytes.
         saving: False for the first pass of a checkpointed region, which saves nothing for backward.
+        pinning: False for the first pass of reentrant checkpointing, which makes no graph.
         stop_after_saves: stop a recomputation after this many operations have saved
             (torch.utils.checkpoint's early stop); None runs to the end.
         cache: outputs that a first pass keeps and its recomputation takes, with selective checkpointing.
@@ -46,6 +47,7 @@ class Tape:
         meter: Meter,
         *,
         saving: bool = True,
+        pinning: bool = True,
         stop_after_saves: int | None = None,
         cache: OutputCache | None = None,
         offloading: Offloading | None = None,
@@ -53,6 +55,8 @@ class Tape:
         self.meter = meter
         self.saves_seen = 0
         self.saving = saving
+        self._pinning = pinning
+        self._pinned: list[Allocation] = []
         self._stop_after_saves = stop_after_saves
         self._cache = cache
         self._offloading = offloading
@@ -75,12 +79,23 @@ class Tape:
         # a C++ operation saves its inputs before it computes, so the last one does not compute
         if not self._stopped or (saves_now and operation.in_function):
             self._make_output(node)
+            if needs_gradient and self._pinning:
+                self._pin(operation.pins)
         if saves_now and self._stopped:
             self._unwind()
         if needs_gradient:
             self._nodes.append(node)
             self._offload(node)
         return output
+
+    def release_pins(self) -> None:
+        """The graph is freed, and with it what its Functions keep as attributes."""
+        self._forget(self._pinned)
+        self._pinned.clear()
+
+    def _pin(self, values: Iterable[Value]) -> None:
+        blocks = (value.block for value in values if value.needs_gradient)
+        self._pinned.extend(self.meter.keep(block) for block in blocks if block is not None)
 
     def split(self, value: Value, parts: int | tuple[int, ...]) -> tuple[Value, ...]:
         """`value.split(...)`: views; one copy concatenates their gradients.
@@ -257,6 +272,7 @@ class Tape:
         for block in self._variables:
             self.meter.drop(block)
         self._variables.clear()
+        self.release_pins()
 
     def _run_backward(self, node: Node) -> None:
         arrived = [self._pending.pop(id(output), None) for output in node.outputs]

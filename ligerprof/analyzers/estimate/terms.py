@@ -49,7 +49,8 @@ def _static_formula(recipe: TrainingRecipe, weights: Collection[Weight], state_t
     adapters = sum(weight.elements for weight in weights if weight.is_adapter)
     copied = sum(weight.elements for weight in weights if weight.trainable and not weight.is_adapter)
     quantized = sum(weight.elements for weight in weights if weight.packed_sizes)
-    base = f"{width} (P - Q) + 0.516 Q" if quantized else f"{width} P"
+    per_weight = {None: "", 4: "0.516 Q", 8: "Q"}[recipe.packed_bits]
+    base = f"{width} (P - Q) + {per_weight}" if quantized else f"{width} P"
     names = f"P = {elements:,}, " + (f"Q = {quantized:,}, " if quantized else "") + f"A = {adapters:,}"
     full = f" + {width * (1 + copies)} M" if copied else ""
     names += f", M = {copied:,}" if copied else ""

@@ -27,7 +27,7 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: 
     """One GPU's memory under the recipe's ZeRO stage, in the first step or a steady one.
 
     Raises:
-        UnsupportedError: 4-bit weights, 8-bit or projected moments.
+        UnsupportedError: quantized weights, 8-bit or projected moments.
     """
     _require_known(recipe)
     elements = count_elements(recipe, weights)
@@ -41,6 +41,11 @@ def _require_known(recipe: TrainingRecipe) -> None:
     optimizer = recipe.optimizer
     for given, what, instead in (
         (recipe.qlora is not None, "--qlora with --engine deepspeed", "use --lora"),
+        (
+            recipe.quantization is not None,
+            f"--quantization {recipe.quantization} with --engine deepspeed",
+            "leave it out",
+        ),
         (not optimizer.is_partitioned, f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
         (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
     ):

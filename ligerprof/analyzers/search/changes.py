@@ -160,7 +160,7 @@ def _qlora(recipe: TrainingRecipe) -> Outcome:
         return "the weights are in 4 bits already"
     if recipe.gpus > 1 or recipe.engine is not Engine.TORCH:
         return "runs on one GPU without an engine"
-    return (dataclasses.replace(recipe, lora=None, qlora=recipe.lora or _RANK),)
+    return (dataclasses.replace(recipe, lora=None, quantization=None, qlora=recipe.lora or _RANK),)
 
 
 @_change("sequence", "shorter sequences", "training: longer documents are cut or split")

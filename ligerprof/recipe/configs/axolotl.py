@@ -190,6 +190,7 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
     _set_adapter(reading, values)
     _set_kernels(reading, values)
     _set_selective(reading, values.get("selective_checkpointing"))
+    _set_reentrant(reading, values)
     if not is_off(values.get("fsdp")) or isinstance(values.get("fsdp_config"), Mapping):
         key = "fsdp" if "fsdp" in values else "fsdp_config"
         set_fsdp(reading, key, values.get("fsdp_config"), version=1, outer=values.get("fsdp_version"))
@@ -210,6 +211,16 @@ def _set_selective(reading: Reading, chosen: Any) -> None:
     reading.set(key, {Setting.SELECTIVE: "+".join(str(name) for name in names)})
     if is_off(details.get("save_sliding_window")) and "attention" in saved:
         reading.assumed.append("attention with a sliding window is kept, too; axolotl computes it again")
+
+
+def _set_reentrant(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Where no kwargs are given, axolotl checkpoints the older way (utils/config, normalize_config).
+
+    Its own ways of offloading and of selective checkpointing replace that.
+    """
+    replaced = reading.value(Setting.ACTIVATION_OFFLOAD) or not is_off(values.get("selective_checkpointing"))
+    if values.get("gradient_checkpointing_kwargs") is None and not replaced:
+        reading.defaults[Setting.REENTRANT] = True
 
 
 def _set_precision(reading: Reading, values: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from ligerprof.recipe.options import Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 
 _FILE = FileKind(error=RecipeError, hint="--config names the file to edit.", max_bytes=2**18)
+_OFF_BY_DEFAULT = ("load_in_4bit", "load_in_8bit")
 # the keys of a framework for a value of a recipe, or None if it has none for that value
 Spelling = Callable[[TrainingRecipe], Mapping[str, Any] | None]
 
@@ -42,12 +43,20 @@ def _amp(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
     return {Precision.AMP: {"bf16": True}, Precision.AMP_FP16: {"fp16": True}}.get(recipe.precision)
 
 
+# switches of bitsandbytes; both at once are an error
+_BITS: Mapping[int | None, Mapping[str, bool]] = {
+    None: {},
+    4: {"load_in_4bit": True, "load_in_8bit": False},
+    8: {"load_in_4bit": False, "load_in_8bit": True},
+}
+
+
 def _trl_adapter(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
     return {
         "use_peft": True,
         "lora_r": recipe.lora or recipe.qlora,
         "lora_target_modules": "all-linear",
-        **({"load_in_4bit": True} if recipe.qlora else {}),
+        **_BITS[recipe.packed_bits],
     }
 
 
@@ -56,7 +65,7 @@ def _axolotl_adapter(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
         "adapter": "qlora" if recipe.qlora else "lora",
         "lora_r": recipe.lora or recipe.qlora,
         "lora_target_linear": True,
-        **({"load_in_4bit": True} if recipe.qlora else {}),
+        **_BITS[recipe.packed_bits],
     }
 
 
@@ -65,13 +74,15 @@ def _llama_factory_adapter(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
         "finetuning_type": "lora",
         "lora_rank": recipe.lora or recipe.qlora,
         "lora_target": "all",
-        **({"quantization_bit": 4} if recipe.qlora else {}),
+        **({} if recipe.packed_bits is None else {"quantization_bit": recipe.packed_bits}),
     }
 
 
 def _adapter(spelling: Spelling) -> dict[str, Spelling]:
-    """The same keys for LoRA and for QLoRA; a recipe that leaves LoRA for QLoRA changes both."""
-    return dict.fromkeys(("lora", "qlora"), lambda recipe: spelling(recipe) if recipe.lora or recipe.qlora else None)
+    """The same keys for LoRA, QLoRA and their weights; a recipe that leaves LoRA for QLoRA changes both."""
+    return dict.fromkeys(
+        ("lora", "qlora", "quantization"), lambda recipe: spelling(recipe) if recipe.lora or recipe.qlora else None
+    )
 
 
 _TRAINER: Mapping[str, Spelling] = {
@@ -193,7 +204,9 @@ def edit_file(
         for key, value in keys.items():
             old = values.get(key)
             new = _joined(old, value)
-            if old != new and key not in {change.key for change in changes}:
+            # a switch that the file does not have is off
+            is_same = old == new or (old is None and key in _OFF_BY_DEFAULT and new is False)
+            if not is_same and key not in {change.key for change in changes}:
                 differences = _differences(sharding.before.get(key, old), new)
                 changes.append(KeyChange(key=key, old=old, new=new, differences=differences))
     edited = {change.key: change.new for change in changes}

@@ -21,7 +21,7 @@ PRECISIONS: Mapping[tuple[str, str], str] = {
 # under DeepSpeed, which keeps fp32 master copies of its own
 MIXED_PRECISIONS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed-fp16"}
 # options that are made of settings, or that a recipe has for reasons of this machine
-_DERIVED = ("precision", "lora", "qlora", "deepspeed_config", "model")
+_DERIVED = ("precision", "lora", "qlora", "quantization", "deepspeed_config", "model")
 
 
 def recipe_values(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -51,7 +51,7 @@ def read_recipe(values: Mapping[str, Any], file: str) -> Reading:
                 reading.read[name] = str(value)
     reading.set("model", {Setting.MODEL: recipe.model}, words=recipe.spec.name)
     reading.set("precision", _parts_of(recipe.precision), words=recipe.precision)
-    rank, bits = recipe.lora or recipe.qlora, 4 if recipe.qlora else None
+    rank, bits = recipe.lora or recipe.qlora, recipe.packed_bits
     reading.set("qlora" if recipe.qlora else "lora", {Setting.RANK: rank, Setting.BITS: bits}, words=f"rank {rank}")
     if recipe.engine is Engine.DEEPSPEED:
         reading.set("deepspeed_config", {Setting.DEEPSPEED: dict(recipe.deepspeed_config or {})})  # type: ignore[arg-type]

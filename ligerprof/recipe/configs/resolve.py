@@ -6,7 +6,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
-from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Offload, Optimizer
+from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Offload, Optimizer, Quantization
 from ligerprof.recipe.configs.deepspeed import HIDDEN_SIZE_KEYS
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
@@ -96,6 +96,10 @@ class Resolver:
         if self._is_trl and chosen.get("zero") == 3 and self._value(S.RANK) is not None:
             # trl/trainer/sft_trainer.py: adapters under ZeRO-3 are checkpointed the older way
             chosen["reentrant"] = True
+        if chosen.get("reentrant") and engine["engine"] == _FSDP and chosen.get("checkpointing", True):
+            # LLaMA-Factory does that itself
+            chosen["reentrant"] = False
+            self.assumed.append("checkpointing is non-reentrant, which is the kind that is covered under FSDP2")
         if not chosen.get("checkpointing", True):
             chosen.update(reentrant=False, checkpoint_every=None, selective=None)
         return {**{name: value for name, value in chosen.items() if value is not None}, **self._given, "model": spec}
@@ -106,6 +110,8 @@ class Resolver:
             self._drop(S.WEIGHTS, S.AUTOCAST)
         if "lora" in self._given or "qlora" in self._given:
             self._drop(*_ADAPTER)
+        if "quantization" in self._given:
+            self._drop(S.BITS)
         if "liger" in self._given:
             self._drop(S.PROVIDER)
 
@@ -268,19 +274,19 @@ class Resolver:
 
     def _adapter(self, engine: str, spec: ModelSpec, precision: Mapping[str, Any]) -> dict[str, Any]:
         rank, bits = self._value(S.RANK), self._value(S.BITS)
-        if bits not in (None, 4) or (bits and rank is None):
+        if bits not in (None, 4, 8) or (bits and rank is None):
             raise self._refuse(f"{bits}-bit weights" + (" without LoRA" if rank is None else ""), S.BITS)
         if rank is None:
             return {}
         if bits and self._value(S.DORA):
-            raise self._refuse("DoRA over 4-bit weights", S.DORA)
+            raise self._refuse(f"DoRA over {bits}-bit weights", S.DORA)
         dora = {"dora": True} if self._value(S.DORA) else {}
-        nested = {"nested_quant": self._value(S.NESTED_QUANT)} if bits else {}
+        packed = {4: {"nested_quant": self._value(S.NESTED_QUANT)}, 8: {"quantization": Quantization.EIGHT_BIT}}
         # DeepSpeed casts adapters itself, and bf16 gradients cannot be scaled as those of fp16 are
         scales = "fp16" in str({**precision, **self._given}.get("precision"))
         dtype = {"adapter_dtype": self._value(S.ADAPTER_DTYPE)} if engine in ("torch", _DDP) and not scales else {}
         names = {**self._targets(spec), **self._saved(spec)}
-        return {"qlora" if bits else "lora": rank, **dora, **nested, **dtype, **names}
+        return {"qlora" if bits == 4 else "lora": rank, **dora, **packed.get(bits, {}), **dtype, **names}
 
     def _saved(self, spec: ModelSpec) -> dict[str, Any]:
         """Modules that are trained in full next to adapters."""

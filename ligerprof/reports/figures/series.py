@@ -35,6 +35,7 @@ _OF_A_SETTING: Mapping[str, str] = {
     "padding": "{:.0%} padding",
     "lora": "LoRA of rank {}",
     "qlora": "QLoRA of rank {}",
+    "quantization": "{} weights",
     "lora_targets": "adapters on {}",
     "dora": "DoRA",
     "modules_to_save": "{} trained in full",

@@ -10,7 +10,7 @@ import torch
 from peft.tuners.lora.layer import Linear as AdaptedLinear
 from torch import Tensor, nn
 
-from ligerprof.torch_memory.low_bit import nf4_sizes
+from ligerprof.torch_memory.low_bit import int8_sizes, nf4_sizes
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizedTensor
 
 
@@ -67,28 +67,101 @@ class _FourBitProduct(torch.autograd.Function):
         return torch.matmul(gradients[0], layer.unpack(in_place=True)), None
 
 
+class EightBitLinear(nn.Linear):
+    """bitsandbytes.nn.Linear8bitLt with LLM.int8 weights, and inputs without outliers.
+
+    Args:
+        weight: the weight to quantize.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = weight.shape
+        rows, scales = int8_sizes(self.out_features, self.in_features)
+        self.weight = nn.Parameter(
+            torch.empty(rows, dtype=torch.int8, device=weight.device).view(weight.shape), requires_grad=False
+        )
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+        self._scales = torch.empty(scales, dtype=torch.uint8, device=weight.device)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Linear8bitLt.forward: compute in any dtype of the input, and return it."""
+        if self.bias is not None and self.bias.dtype != value.dtype:
+            self.bias.data = self.bias.data.to(value.dtype)
+        return self.multiply_int8(value)
+
+    def multiply_int8(self, value: Tensor) -> Tensor:
+        """bitsandbytes.matmul; attribution looks for this name."""
+        product: Tensor = _EightBitProduct.apply(value, self)  # type: ignore[no-untyped-call]
+        return product
+
+
+class _EightBitProduct(torch.autograd.Function):
+    """MatMul8bitLt: keeps its input as an attribute, which neither hooks nor the end of backward free."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, layer: EightBitLinear) -> Tensor:
+        rows = value.reshape(-1, layer.in_features)
+        quantized, scales = _EightBitProduct._quantize(rows.to(torch.float16))
+        sums = torch.empty(len(rows), layer.out_features, dtype=torch.int32, device=value.device)
+        product = torch.empty_like(sums, dtype=torch.float16).to(value.dtype)
+        del sums, quantized, scales
+        ctx.layer, ctx.value, ctx.shape = layer, rows if ctx.needs_input_grad[0] else None, value.shape
+        return product.reshape(*value.shape[:-1], layer.out_features)
+
+    @staticmethod
+    def _quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
+        """int8_vectorwise_quant: a row in int8 and its scale, and a mask of the outliers until it returns."""
+        scales = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
+        quantized = torch.empty_like(rows, dtype=torch.int8)
+        outliers = rows.abs() >= 0
+        del outliers
+        return quantized, scales
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        layer: EightBitLinear = ctx.layer
+        gradient = gradients[0].reshape(-1, layer.out_features).contiguous()
+        weight = layer.weight.to(ctx.value.dtype, copy=True)
+        weight.mul_(torch.empty(layer.out_features, 1, dtype=torch.float32, device=weight.device))
+        return torch.matmul(gradient, weight).view(ctx.shape), None
+
+
+class _AdaptedEightBitLinear(AdaptedLinear):
+    """peft's Linear8bitLt (lora/bnb.py), which does not exist without bitsandbytes."""
+
+    def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        result: Tensor = self.base_layer(x)
+        return _with_adapter(self, x, result)
+
+
 class _AdaptedFourBitLinear(AdaptedLinear):
     """peft's Linear4bit (lora/bnb.py), which does not exist without bitsandbytes."""
 
     def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
-        name = self.active_adapters[0]
         result: Tensor = self.base_layer(x)
         result = result.clone()
-        converts = not torch.is_autocast_enabled()
-        if converts:
-            narrow: Tensor = self.lora_A[name].weight  # type: ignore[assignment]
-            x = self._cast_input_dtype(x, narrow.dtype)
-        output: Tensor = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x))) * self.scaling[name]
-        if converts:
-            output = output.to(result.dtype)
-        return result + output
+        return _with_adapter(self, x, result)
+
+
+def _with_adapter(layer: AdaptedLinear, x: Tensor, result: Tensor) -> Tensor:
+    name = layer.active_adapters[0]
+    converts = not torch.is_autocast_enabled()
+    if converts:
+        narrow: Tensor = layer.lora_A[name].weight  # type: ignore[assignment]
+        x = layer._cast_input_dtype(x, narrow.dtype)
+    output: Tensor = layer.lora_B[name](layer.lora_A[name](layer.lora_dropout[name](x))) * layer.scaling[name]
+    if converts:
+        output = output.to(result.dtype)
+    return result + output
 
 
 def adapt_as_over_bitsandbytes(model: nn.Module) -> None:
     """Make adapters on stand-ins run like peft's layer for bitsandbytes."""
+    adapted = {FourBitLinear: _AdaptedFourBitLinear, EightBitLinear: _AdaptedEightBitLinear}
     for module in model.modules():
-        if isinstance(module, AdaptedLinear) and isinstance(module.base_layer, FourBitLinear):
-            module.__class__ = _AdaptedFourBitLinear
+        if isinstance(module, AdaptedLinear) and type(module.base_layer) in adapted:
+            module.__class__ = adapted[type(module.base_layer)]
 
 
 class StoredStates(torch.optim.Optimizer):

@@ -32,7 +32,9 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
             "DDP's reducer is C++ code that reads the memory of tensors, so its buckets are restated; NCCL is taken to"
             " hold the first one until the second step's first reduction."
         )
-    if recipe.qlora is not None:
+    if recipe.packed_bits == 8:
+        yield ("8-bit weights are stand-ins with the storages of bitsandbytes 0.50 (LLM.int8); no input has outliers.")
+    if recipe.packed_bits == 4:
         yield (
             "4-bit weights are stand-ins with the storages of bitsandbytes 0.50 (NF4, double quantization); each"
             " product unpacks its whole weight, which bitsandbytes avoids for few tokens."

@@ -147,7 +147,7 @@ def test_a_shorter_sequence_reads_back(framework: str, tmp_path: Path) -> None:
     assert (again.seq, len(edit.changes)) == (64, 1)
 
 
-@pytest.mark.parametrize("plan", [{"lora": 4}, {"qlora": 4}], ids=str)
+@pytest.mark.parametrize("plan", [{"lora": 4}, {"qlora": 4}, {"lora": 4, "quantization": "8bit"}], ids=str)
 @pytest.mark.parametrize("framework", ["trl-sft", "axolotl"])
 def test_adapters_read_back(framework: str, plan: dict[str, Any], tmp_path: Path) -> None:
     file = write(tmp_path, "sft.yaml", FILES[framework])
@@ -155,6 +155,19 @@ def test_adapters_read_back(framework: str, plan: dict[str, Any], tmp_path: Path
     edit = edit_file(file, framework, before, dataclasses.replace(before, **plan))
     again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content)], {})
     assert (again.lora, again.qlora) == (plan.get("lora"), plan.get("qlora"))
+    assert again.quantization == plan.get("quantization")
+
+
+@pytest.mark.parametrize("framework", ["trl-sft", "axolotl"])
+def test_weights_of_8_bits_leave_the_file_for_4_bits(framework: str, tmp_path: Path) -> None:
+    adapter = {"axolotl": "adapter: lora\nlora_r: 8\n", "trl-sft": "use_peft: true\nlora_r: 8\n"}[framework]
+    file = write(tmp_path, "sft.yaml", FILES[framework] + adapter + "load_in_8bit: true\n")
+    before, _ = load_recipe([file], {})
+    assert (before.lora, before.quantization) == (8, "8bit")
+    edit = edit_file(file, framework, before, dataclasses.replace(before, lora=None, quantization=None, qlora=8))
+    again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content)], {})
+    assert (again.lora, again.qlora, again.quantization) == (None, 8, None)
+    assert edit.not_in_file == ()
 
 
 @pytest.mark.parametrize("framework", sorted(FILES))

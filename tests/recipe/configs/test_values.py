@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import RecipeError, UnsupportedError
+from ligerprof.recipe.configs.load import load_recipe
 from tests.recipe.configs.texts import read
 
 AXOLOTL: dict[str, Any] = {
@@ -33,6 +34,25 @@ FACTORY: dict[str, Any] = {
     "lora_rank": 16,
     "quantization_bit": 4,
 }
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**{key: value for key, value in AXOLOTL.items() if key != "load_in_4bit"}, "adapter": "lora"},
+        TRL,
+        {**FACTORY, "quantization_bit": 8},
+    ],
+    ids=["axolotl", "trl", "llama-factory"],
+)
+def test_adapters_over_8_bit_weights(values: dict[str, Any], tmp_path: Path) -> None:
+    switch = {} if "quantization_bit" in values else {"load_in_8bit": True}
+    recipe, report = read(tmp_path, {**values, **switch})
+    assert (recipe.lora, recipe.qlora, recipe.quantization) == (16, None, "8bit")
+    assert not report.unknown
+    # 4 bits are another option, and DoRA's norms are not covered
+    other, _ = load_recipe([report.files[0][0]], {"quantization": "4bit"})
+    assert (other.lora, other.qlora, other.quantization) == (None, 16, None)
 
 
 def _written(value: Any, how: type) -> Any:
