@@ -11,7 +11,8 @@ import numpy.typing as npt
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.pickles.allowance import Allowance, LimitError
 from ligerprof.snapshots.pickles.plain import load_plain_data, without_frames
-from ligerprof.snapshots.pickles.table import FIRST_REFERENCE, KEPT, Cut, cut_alike
+from ligerprof.snapshots.pickles.rows import FIRST_REFERENCE, KEPT
+from ligerprof.snapshots.pickles.table import Cut, cut_alike
 from ligerprof.snapshots.trace import Bytes, Column, DeviceTrace, EventTable, Int64s
 
 _TRACES = "device_traces"

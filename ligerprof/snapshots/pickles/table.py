@@ -1,30 +1,32 @@
 """Read the dicts of a pickle that share a layout as columns, from their bytes, and cut them out of the pickle."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from ligerprof.snapshots.distinct import distinct
-from ligerprof.snapshots.pickles.layout import WORD_BYTES, Layout, ValueKind, read_layout
-from ligerprof.snapshots.pickles.lists import equal_lists
+from ligerprof.snapshots.parallel import at_once
+from ligerprof.snapshots.pickles.layout import WORD_BYTES, read_layout
+from ligerprof.snapshots.pickles.rows import (
+    FIRST_REFERENCE,
+    GROWTH,
+    KEPT,
+    LEAST_ALIKE,
+    MARK,
+    MEMOIZE,
+    NUMBER,
+    PUT_BYTES,
+    ROWS_AT_ONCE,
+    Rows,
+)
 from ligerprof.snapshots.trace import Bytes, Column, Int64s
 
-# what a column holds instead of a number: KEPT for a value that stays in the rest, or -2 - memo index
-KEPT = -1
-FIRST_REFERENCE = -2
-
-_DICT, _MARK, _SET_ITEMS, _POP = ord("}"), ord("("), ord("u"), ord("0")
-# what replaces a dict: a number that Python does not share, so that other references to it can be counted
-_NUMBER = b"M\xff\xff"
-# bytes that its head, which is the opcode of the dict, grows by
-_GROWTH = len(_NUMBER) - 1
-_MEMOIZE = 0x94
-# size of the memoizing instruction, by opcode: MEMOIZE, BINPUT, LONG_BINPUT, or none
-_PUT_BYTES = np.zeros(256, dtype=np.int64)
-_PUT_BYTES[[_MEMOIZE, ord("q"), ord("r")]] = 1, 2, 5
+_DICT, _POP = ord("}"), ord("0")
 _REFERENCE_BYTES = np.zeros(256, dtype=np.int64)
 _REFERENCE_BYTES[[ord("h"), ord("j")]] = 2, 5
 _FIRST_BYTES = np.array([2 ** (8 * size) - 1 for size in range(6)], dtype=np.uint64)
@@ -34,17 +36,11 @@ _NO_REFERENCE = 0
 _SAMPLES, _SAMPLE_BYTES = 64, 2**13
 # pieces that fit in the processor's caches
 _BYTES_AT_ONCE = 2**21
-_ROWS_AT_ONCE = 2**13
-_LONGEST_EVENT_BYTES = 2**16 - 1
-# a layout with fewer dicts is not worth learning; after this many failed tries the others stay
-_LEAST_ALIKE = 4
-_MOST_FAILED_TRIES = 8
-# values from this size on may not fit into 32 bits; -2 - a memo index must fit, too
-_NARROW_BYTES, _MOST_NARROW = 4, 2**31 - 2
-# limits that recordings do not reach, on memory and on the bytes that are read token by token
+# fewer dicts are read in one thread
+_LEAST_IN_THREADS = 2**16
+# limits on memory that recordings do not reach
 _SHORTEST_EVENT_BYTES = 24
 _MOST_KEYS = 32
-_MOST_FAILED_BYTES = 2**22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,20 +78,46 @@ def cut_alike(data: Bytes) -> Cut | None:
         data: the pickle's bytes, overwritten.
     """
     first_key = _most_frequent_first_key(data)
-    if first_key is None:
+    starts = None if first_key is None else _starts(data, first_key)
+    if starts is None or len(starts) < LEAST_ALIKE:
         return None
-    # events of recordings are longer; the arrays below take about as many bytes per dict
-    starts = np.empty(len(data) // _SHORTEST_EVENT_BYTES + _LEAST_ALIKE, dtype=np.int64)
+    keys = _most_frequent_keys(data, starts)
+    return None if keys is None else _Cutter(data, starts, keys).cut()
+
+
+def _starts(data: Bytes, first_key: int) -> Int64s | None:
+    """Offsets of the dicts with a first key; None if they are shorter than events of recordings."""
+    middle = len(data) // 2 // _BYTES_AT_ONCE * _BYTES_AT_ONCE
+    bounds = [0, middle, len(data)] if middle else [0, len(data)]
+    found = at_once([partial(_starts_within, data, first_key, *pair) for pair in pairwise(bounds)])
+    starts = [each for each in found if each is not None]
+    return np.concatenate(starts) if len(starts) == len(found) else None
+
+
+def _starts_within(data: Bytes, first_key: int, begin: int, end: int) -> Int64s | None:
+    # arrays take about as many bytes per dict
+    starts = np.empty((end - begin) // _SHORTEST_EVENT_BYTES + LEAST_ALIKE, dtype=np.int64)
     count = 0
-    is_brace = np.empty(_BYTES_AT_ONCE, dtype=bool)
-    for start in range(0, len(data), _BYTES_AT_ONCE):
+    is_brace = np.empty(min(_BYTES_AT_ONCE, end - begin), dtype=bool)
+    for start in range(begin, end, _BYTES_AT_ONCE):
         heads, keys = _heads(data, start, is_brace)
         found = heads[keys == first_key]
         if count + len(found) > len(starts):
             return None
         starts[count : count + len(found)] = found
         count += len(found)
-    return _Cutter(data, starts[:count]).cut() if count >= _LEAST_ALIKE else None
+    return starts[:count]
+
+
+def _most_frequent_keys(data: Bytes, starts: Int64s) -> tuple[int, ...] | None:
+    """The most frequent keys of the dicts, judged by samples that can be read; None without any."""
+    samples: Counter[tuple[int, ...]] = Counter()
+    for place in range(0, len(starts) - 1, max(1, len(starts) // _SAMPLES)):
+        start, end = int(starts[place]), int(starts[place + 1])
+        layout = read_layout(data[start : min(end, start + _SAMPLE_BYTES)].tobytes())
+        if layout is not None and len(layout.keys) <= _MOST_KEYS:
+            samples[layout.keys] += 1
+    return samples.most_common(1)[0][0] if samples else None
 
 
 def _most_frequent_first_key(data: Bytes) -> int | None:
@@ -124,155 +146,50 @@ def _heads(data: Bytes, start: int, is_brace: npt.NDArray[np.bool_]) -> tuple[In
     braces = np.flatnonzero(np.equal(data[start:stop], _DICT, out=is_brace[: stop - start]))
     braces += start
     marks = braces + 1
-    marks += _PUT_BYTES[data[marks]]
-    kept = data[marks] == _MARK
+    marks += PUT_BYTES[data[marks]]
+    kept = data[marks] == MARK
     keys = np.ndarray((len(data) - WORD_BYTES + 1,), np.uint64, data, strides=(1,))[marks[kept] + 1]
     return braces[kept], keys & _FIRST_BYTES[_REFERENCE_BYTES[keys & 0xFF]]
 
 
 class _Cutter:
-    """Sorts dicts by length, learns the layouts of each length, and reads the dicts that have one of them."""
+    """Reads dicts in two threads, then cuts them out of the pickle.
 
-    def __init__(self, data: Bytes, starts: Int64s) -> None:
-        self.data, self.starts = data, starts
+    Args:
+        keys: memo indices of the keys; dicts with others are not read.
+    """
+
+    def __init__(self, data: Bytes, starts: Int64s, keys: tuple[int, ...]) -> None:
+        self.data, self.starts, self.keys = data, starts, keys
         # the end of the last dict is unknown, so it stays in the rest
         self.ends = np.append(starts[1:], starts[-1:])
-        self.keys: tuple[int, ...] = ()
-        # narrow until a value needs more: new memory takes longer to get than to fill
-        self.columns: list[Column] = []
-        self.was_read = np.zeros(len(starts), dtype=bool)
-        # dicts that leave nothing in the rest and that the next dict follows directly
-        self.is_gone = np.zeros(len(starts), dtype=bool)
-        self.gap_starts: list[Int64s] = []
-        self.gap_ends: list[Int64s] = []
-        self.layouts: list[Layout] = []
-        self.layout_of = np.zeros(len(starts), dtype=np.int32)
-        self.failed_bytes = 0
-        self.copies: list[Int64s] = [starts[:0]]
-        self.originals: list[Int64s] = [starts[:0]]
-
-    def _read_all(self) -> None:
-        lengths = np.minimum(self.ends - self.starts, _LONGEST_EVENT_BYTES).astype(np.uint16)
-        order = np.argsort(lengths, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
-            self._read_length(rows)
-
-    def _read_length(self, rows: Int64s) -> None:
-        """Read dicts of equal length, layout by layout; the dict in the middle likely has a frequent layout."""
-        failed_tries = 0
-        while (
-            len(rows) >= _LEAST_ALIKE and failed_tries < _MOST_FAILED_TRIES and self.failed_bytes < _MOST_FAILED_BYTES
-        ):
-            sample = len(rows) // 2
-            start, end = int(self.starts[rows[sample]]), int(self.ends[rows[sample]])
-            layout = read_layout(self.data[start:end].tobytes())
-            alike = np.zeros(len(rows), dtype=bool)
-            if layout is not None and self._has_our_keys(layout):
-                alike = self._read_layout(rows, layout, start)
-            if np.count_nonzero(alike) < _LEAST_ALIKE:
-                failed_tries += 1
-                self.failed_bytes += end - start
-            alike[sample] = True
-            rows = rows[~alike]
-
-    def _has_our_keys(self, layout: Layout) -> bool:
-        """Whether the keys equal those of the first dict that was read, and are not too many."""
-        if not self.keys and len(layout.keys) <= _MOST_KEYS:
-            self.keys = layout.keys
-            self.columns = [np.empty(len(self.starts), dtype=np.int32) for _ in self.keys]
-        return self.keys == layout.keys
-
-    def _read_layout(self, rows: Int64s, layout: Layout, sample: int) -> npt.NDArray[np.bool_]:
-        """Read the rows that have the layout of the dict at `sample`; returns a mask of them."""
-        size, width = layout.padded_size, len(layout.mask)
-        windows = np.ndarray((max(0, len(self.data) - size + 1),), f"V{size}", self.data, strides=(1,))
-        alike = self.starts[rows] < len(windows)
-        if layout.is_open:
-            alike &= self._tails(self.ends[rows]) >= 0
-        if sample >= len(windows):
-            return np.zeros_like(alike)
-        likely = np.flatnonzero(alike)
-        # tiled, so that one vectorized comparison covers many rows
-        mask = np.tile(layout.mask, min(len(likely), _ROWS_AT_ONCE))
-        model = np.tile(windows[sample : sample + 1].view(np.uint64), min(len(likely), _ROWS_AT_ONCE)) & mask
-        for first in range(0, len(likely), _ROWS_AT_ONCE):
-            piece = likely[first : first + _ROWS_AT_ONCE]
-            words = windows[self.starts[rows[piece]]].view(np.uint64)
-            differs = np.flatnonzero((words & mask[: len(words)]) != model[: len(words)]) // width
-            if len(differs):
-                alike[piece[differs]] = False
-                words = words.reshape(-1, width)[alike[piece]]
-                piece = piece[alike[piece]]
-            if len(piece):
-                self._fill(rows[piece], words, layout)
-        self._leave_out(rows[alike], layout)
-        self.was_read[rows[alike]] = True
-        self.layout_of[rows[alike]] = len(self.layouts)
-        self.layouts.append(layout)
-        return alike
-
-    def _fill(self, rows: Int64s, words: npt.NDArray[np.uint64], layout: Layout) -> None:
-        for place, value in enumerate(layout.values):
-            if value.kind is ValueKind.KEPT:
-                self.columns[place][rows] = KEPT
-                continue
-            found = np.ndarray(len(rows), np.int64, words, value.start, (layout.padded_size,))
-            numbers = found & _low_bytes(value.size)
-            if value.size >= _NARROW_BYTES and self.columns[place].dtype == np.int32:
-                self._widen(place, numbers)
-            self.columns[place][rows] = numbers if value.kind is ValueKind.NUMBER else FIRST_REFERENCE - numbers
-
-    def _widen(self, place: int, numbers: Int64s) -> None:
-        """Give a column 64 bits per value if numbers or memo indices need them."""
-        if int(numbers.max(initial=0)) > _MOST_NARROW:
-            self.columns[place] = self.columns[place].astype(np.int64)
-
-    def _leave_out(self, rows: Int64s, layout: Layout) -> None:
-        starts = self.starts[rows]
-        if layout.is_memoized_alone:
-            self.is_gone[rows] = self.ends[rows] - starts == layout.size
-            starts = starts[~self.is_gone[rows]]
-        for start, end in layout.gaps(layout.body + _GROWTH):
-            self.gap_starts.append(starts + start)
-            self.gap_ends.append(starts + end)
-        if layout.is_open:
-            tails = self._tails(self.ends[rows])
-            self.gap_starts.append(self._leave_out_copies(rows, starts + layout.size, tails))
-            self.gap_ends.append(tails + 1)
-
-    def _leave_out_copies(self, rows: Int64s, lists: Int64s, tails: Int64s) -> Int64s:
-        """Start of the gap at the end of each dict: after its last value, or inside a list that equals another's.
-
-        torch writes a new list for every allocation, and most allocations come from a few stacks.
-        """
-        contents = lists + 1 + _PUT_BYTES[self.data[lists + 1]]
-        # dicts of equal length have lists of equal length, except before a new batch
-        size = int((tails - contents).max(initial=0))
-        likely = np.flatnonzero((tails - contents == size) & (contents + size + WORD_BYTES <= len(self.data)))
-        if size <= 0 or len(likely) < _LEAST_ALIKE:
-            return tails
-        alike, first_alike = equal_lists(self.data, contents[likely], size)
-        copies, originals = likely[alike], likely[first_alike]
-        self.copies.append(rows[copies])
-        self.originals.append(rows[originals])
-        gaps = tails.copy()
-        gaps[copies] = contents[copies]
-        return gaps
-
-    def _tails(self, ends: Int64s) -> Int64s:
-        """Offset of each dict's end: right before the next dict, or before a new batch of the list; else -1."""
-        at_once = self.data[ends - 1] == _SET_ITEMS
-        batch = (self.data[ends - 3] == _SET_ITEMS) & (self.data[ends - 2] == ord("e")) & (self.data[ends - 1] == _MARK)
-        return np.where(at_once, ends - 1, np.where(batch, ends - 3, -1))
+        # each part fills its share of these, unless its values need more bits
+        columns: list[Column] = [np.empty(len(starts), dtype=np.int32) for _ in keys]
+        bounds = [0, len(starts) // 2, len(starts)] if len(starts) >= _LEAST_IN_THREADS else [0, len(starts)]
+        shares = [slice(*pair) for pair in pairwise(bounds)]
+        parts = [
+            Rows(data, starts[share], self.ends[share], keys, [column[share] for column in columns]) for share in shares
+        ]
+        at_once([part.read for part in parts])
+        self.columns = [
+            _joined(column, [part.columns[place] for part in parts]) for place, column in enumerate(columns)
+        ]
+        self.was_read = np.concatenate([part.was_read for part in parts])
+        self.is_gone = np.concatenate([part.is_gone for part in parts])
+        self.gap_starts = [gaps for part in parts for gaps in part.gap_starts]
+        self.gap_ends = [gaps for part in parts for gaps in part.gap_ends]
+        self.layouts = [layout for part in parts for layout in part.layouts]
+        before = [0, *accumulate(len(part.layouts) for part in parts)]
+        self.layout_of = np.concatenate([part.layout_of + count for part, count in zip(parts, before, strict=False)])
+        self.copies = np.concatenate([share.start + part.copies for part, share in zip(parts, shares, strict=True)])
+        self.originals = np.concatenate(
+            [share.start + part.originals for part, share in zip(parts, shares, strict=True)]
+        )
 
     def cut(self) -> Cut | None:
-        """Read the dicts and cut them out; None if none could be read, or a memo index is impossible."""
-        self._read_all()
+        """Cut out the dicts that were read; None if there are none, or a memo index is impossible."""
         if not self.was_read.any():
             return None
-        others = np.flatnonzero(~self.was_read)
-        for column in self.columns:
-            column[others] = 0
         first_uses = self._first_uses()
         if first_uses is None:
             return None
@@ -291,8 +208,8 @@ class _Cutter:
             columns=self.columns,
             places=places,
             references=references,
-            copies=np.concatenate(self.copies),
-            originals=np.concatenate(self.originals),
+            copies=self.copies,
+            originals=self.originals,
         )
 
     def _first_uses(self) -> npt.NDArray[np.int32] | None:
@@ -341,12 +258,12 @@ class _Cutter:
         edges = self._runs()
         begins, rows = begins[self.is_gone[rows]], rows[self.is_gone[rows]]
         runs = np.searchsorted(edges[:, 0], rows, side="right") - 1
-        memoized = self.starts[edges[runs, 0]] + len(_NUMBER) + edges[runs, 1] - edges[runs, 0]
+        memoized = self.starts[edges[runs, 0]] + len(NUMBER) + edges[runs, 1] - edges[runs, 0]
         is_hit = np.zeros(len(edges), dtype=bool)
         is_hit[runs[begins < memoized]] = True
         rows = distinct(rows[is_hit[runs]])
         self.is_gone[rows] = False
-        self.gap_starts.append(self.starts[rows] + 2 + _GROWTH)
+        self.gap_starts.append(self.starts[rows] + 2 + GROWTH)
         self.gap_ends.append(self.ends[rows])
 
     def _write_numbers(self) -> None:
@@ -355,12 +272,12 @@ class _Cutter:
         stays = np.flatnonzero(self.was_read & ~follows)
         put_bytes = np.array([layout.body - 1 for layout in self.layouts])[self.layout_of[stays]]
         for size in distinct(put_bytes).tolist():
-            width = len(_NUMBER) + size
+            width = len(NUMBER) + size
             windows = np.ndarray((len(self.data) - width + 1,), f"V{width}", self.data, strides=(1,))
             starts = self.starts[stays[put_bytes == size]]
             heads = windows[starts].view(np.uint8).reshape(-1, width)
-            heads[:, len(_NUMBER) :] = heads[:, 1 : 1 + size].copy()
-            heads[:, : len(_NUMBER)] = np.frombuffer(_NUMBER, dtype=np.uint8)
+            heads[:, len(NUMBER) :] = heads[:, 1 : 1 + size].copy()
+            heads[:, : len(NUMBER)] = np.frombuffer(NUMBER, dtype=np.uint8)
             windows[starts] = heads.view(windows.dtype)[:, 0]
 
     def _runs(self) -> Int64s:
@@ -372,8 +289,8 @@ class _Cutter:
         edges = self._runs()
         starts, counts = self.starts[edges[:, 0]], edges[:, 1] - edges[:, 0]
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-            self.data[start + len(_NUMBER) : start + len(_NUMBER) + count] = _MEMOIZE
-        self.gap_starts.append(starts + len(_NUMBER) + counts)
+            self.data[start + len(NUMBER) : start + len(NUMBER) + count] = MEMOIZE
+        self.gap_starts.append(starts + len(NUMBER) + counts)
         self.gap_ends.append(self.ends[edges[:, 1] - 1])
 
     def _rest(self) -> Iterator[bytes]:
@@ -381,8 +298,8 @@ class _Cutter:
         starts = np.sort(np.concatenate(self.gap_starts), kind="stable")
         ends = np.sort(np.concatenate(self.gap_ends), kind="stable")
         yield self.data[: int(starts[0])].tobytes()
-        for first in range(0, len(starts) - 1, _ROWS_AT_ONCE):
-            begins = ends[first : min(first + _ROWS_AT_ONCE, len(starts) - 1)]
+        for first in range(0, len(starts) - 1, ROWS_AT_ONCE):
+            begins = ends[first : min(first + ROWS_AT_ONCE, len(starts) - 1)]
             sizes = starts[first + 1 : first + 1 + len(begins)] - begins
             if int(sizes.sum()) > _BYTES_AT_ONCE:
                 # long texts; an index takes eight times their memory
@@ -395,6 +312,8 @@ class _Cutter:
         yield self.data[int(ends[-1]) :].tobytes()
 
 
-def _low_bytes(size: int) -> np.int64:
-    """A mask of the first bytes of a word; with all eight, the number is known to be non-negative."""
-    return np.int64(2 ** (8 * size) - 1 if size < WORD_BYTES else -1)
+def _joined(whole: Column, parts: Sequence[Column]) -> Column:
+    """A column whose parts were read one by one; `whole` has all of those that were not replaced by wider ones."""
+    if all(part.dtype == whole.dtype for part in parts):
+        return whole
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, dtype=np.int64)

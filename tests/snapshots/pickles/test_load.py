@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ligerprof.errors import SnapshotFormatError
+from ligerprof.snapshots.pickles import table
 from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.trace import DeviceTrace
 from tests.paths import RECORDINGS
@@ -28,6 +29,23 @@ def load(pickled: bytes, *, fast: bool = True) -> Any:
 def in_tables(values: Any) -> int:
     traces = values["device_traces"]
     return sum(int(np.count_nonzero(trace._rows >= 0)) for trace in traces if isinstance(trace, DeviceTrace))
+
+
+def read_in_threads(patch: pytest.MonkeyPatch) -> None:
+    """Read small files as large ones are read: in two parts, each of several pieces."""
+    patch.setattr(table, "_LEAST_IN_THREADS", 8)
+    patch.setattr(table, "_BYTES_AT_ONCE", 2**9)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recordings_are_read_unchanged_in_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pickled = lzma.decompress((RECORDINGS / f"{name}.pickle.xz").read_bytes())
+    read_in_threads(monkeypatch)
+
+    values = load(pickled)
+
+    assert values == pickle.loads(pickled)
+    assert in_tables(values) > 0.9 * sum(map(len, values["device_traces"]))
 
 
 @pytest.mark.parametrize("protocol", [None, 2, 3, 4, 5])
@@ -80,14 +98,18 @@ def events(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(events(), max_size=3), st.sampled_from([2, 3, 4, 5]), st.booleans())
+@given(st.lists(events(), max_size=3), st.sampled_from([2, 3, 4, 5]), st.booleans(), st.booleans())
 def test_any_events_are_read_as_pickle_loads_them(
-    traces: list[list[dict[str, Any]]], protocol: int, first: bool
+    traces: list[list[dict[str, Any]]], protocol: int, first: bool, in_threads: bool
 ) -> None:
     others = {"segments": [{"frames": trace[0].get("frames")} for trace in traces if trace]}
     whole = {"device_traces": traces, **others} if first else {**others, "device_traces": traces}
 
-    assert load(pickle.dumps(whole, protocol)) == whole
+    with pytest.MonkeyPatch.context() as patch:
+        if in_threads:
+            read_in_threads(patch)
+
+        assert load(pickle.dumps(whole, protocol)) == whole
 
 
 def test_equal_stacks_share_a_table_entry_and_stay_complete_elsewhere() -> None:
@@ -137,8 +159,13 @@ def test_damaged_bytes_are_read_as_pickle_loads_them_or_refused(protocol: int) -
 
 
 @pytest.mark.parametrize("traces_first", [True, False])
-def test_a_changed_byte_of_an_event_is_read_as_pickle_loads_it_or_refused(traces_first: bool) -> None:
+@pytest.mark.parametrize("in_threads", [True, False])
+def test_a_changed_byte_of_an_event_is_read_as_pickle_loads_it_or_refused(
+    traces_first: bool, in_threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """References to later objects, to other events and to nothing; in events, their stacks and their keys."""
+    if in_threads:
+        read_in_threads(monkeypatch)
     stacks = [[{"name": f"f{line}", "filename": "a.py", "line": line}] * 2 for line in range(4)]
     made = [
         {"action": "alloc" if index % 3 else "free_completed", "addr": 512 * index, "frames": stacks[index // 8]}
