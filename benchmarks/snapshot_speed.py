@@ -2,6 +2,11 @@
 
     python benchmarks/snapshot_speed.py
     python benchmarks/snapshot_speed.py --events 200000 --rounds 3 --kinds moved --keep folder
+    python benchmarks/snapshot_speed.py --table
+
+The first command takes about five minutes on two idle cores. It measures a million events in five rounds and five
+million in three, writes benchmarks/results/snapshot-speed.json, and prints the table of docs/results/explain-speed.md,
+as the last one does from that file alone.
 
 The files are generated each time: a recording of tests/data/snapshots, repeated until there are enough events.
 `moved` repeats it at new addresses, so that every event fits those before it. `in-place` repeats it at its own
@@ -52,6 +57,7 @@ LARGEST_COPIES = 2**63 // APART_BYTES - 2**7
 LOAD = "import gc, pickle, sys; gc.disable(); pickle.load(open(sys.argv[1], 'rb'))"
 LOAD_NAME, EXPLAIN, PT_SNAP = "pickle.load, collector off", "ligerprof explain --json", "pt-snap import"
 PAIR = (LOAD_NAME, EXPLAIN)
+MANY_EVENTS, ROUNDS, ROUNDS_OF_MANY = 2_000_000, 5, 3
 KINDS = ("moved", "in-place", "ring", "unshared")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START = "import gc, pickle, sys; gc.disable()"
@@ -88,6 +94,7 @@ def own(event: Mapping[str, Any], unshared: bool) -> dict[str, Any]:
 
 
 def write(path: Path, events: int, kind: str) -> int:
+    """Write a file, and return its number of events."""
     values = repeated(RECORDING, events, kind)
     with path.open("wb") as file:
         pickle.dump(values, file)
@@ -150,11 +157,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, nargs="+", default=[1_000_000, 5_000_000])
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="Default: 5, and 3 for more than a million events.")
     parser.add_argument("--keep", type=Path, help="Write the files into this folder and keep them.")
     parser.add_argument("--skip", action="append", default=[], help="Leave out what has this in its name.")
     parser.add_argument("-o", "--output", type=Path, default=RESULT)
+    parser.add_argument("--table", action="store_true", help="Print the table of a result that is there already.")
     options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.output.read_text(encoding="utf-8"))))
+        return
     about = {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "ligerprof": ligerprof.__version__,
@@ -166,16 +177,33 @@ def main() -> None:
     }
     cases = []
     with tempfile.TemporaryDirectory() as folder:
-        for events, kind in itertools.product(options.events, options.kinds):
-            path = (options.keep or Path(folder)) / f"{kind}-{events}.pickle"
+        for events in options.events:
+            paths = {kind: (options.keep or Path(folder)) / f"{kind}-{events}.pickle" for kind in options.kinds}
             # Linux counts the memory of the process that forks into the peak of its children: this one stays small
-            with ProcessPoolExecutor(1) as pool:
-                written = pool.submit(write, path, events, kind).result()
-            facts = {"kind": kind, "events": written, "file_bytes": path.stat().st_size}
-            cases.append(measured(path, Path(folder), facts, options, is_first=not cases))
-            if not options.keep:
-                path.unlink()
-            options.output.write_text(json.dumps({"about": about, "cases": cases}, indent=1) + "\n", encoding="utf-8")
+            with ProcessPoolExecutor(2) as pool:
+                written = {kind: pool.submit(write, path, events, kind) for kind, path in paths.items()}
+            for kind, path in paths.items():
+                facts = {"kind": kind, "events": written[kind].result(), "file_bytes": path.stat().st_size}
+                cases.append(measured(path, Path(folder), facts, options, is_first=not cases))
+                if not options.keep:
+                    path.unlink()
+                result = {"about": about, "cases": cases}
+                options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(table(result))
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The result as a table in Markdown: medians, and the medians of the ratios of each round."""
+    lines = [
+        "| events | kind | file, MB | `pickle.load` | `explain --json` | time | memory |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for case in result["cases"]:
+        about, ratios = case["about"], case["explain_by_load"]
+        load, own = (f"{row['seconds']:.2f} s, {row['peak_mib']:.0f} MiB" for row in map(case["medians"].get, PAIR))
+        size = f"{about['events']:,} | {about['kind']} | {about['file_bytes'] / 1e6:.0f}"
+        lines.append(f"| {size} | {load} | {own} | {ratios['seconds']:.2f} | {ratios['peak_mib']:.2f} |")
+    return "\n".join(lines)
 
 
 def measured(path: Path, scratch: Path, facts: dict[str, Any], options: argparse.Namespace, *, is_first: bool) -> Any:
@@ -185,7 +213,8 @@ def measured(path: Path, scratch: Path, facts: dict[str, Any], options: argparse
         if not any(word in name for word in options.skip) and (is_first or name in PAIR)
     }
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
-    for turn, (name, command) in itertools.product(range(options.rounds), commands.items()):
+    rounds = options.rounds or (ROUNDS if facts["events"] < MANY_EVENTS else ROUNDS_OF_MANY)
+    for turn, (name, command) in itertools.product(range(rounds), commands.items()):
         if turn == 0 or name in PAIR:
             runs[name].append(measure(command))
     page_facts = page(path, scratch) if is_first else {}
