@@ -1,6 +1,7 @@
 """`ligerprof explain`: what the memory at the peak of a snapshot belongs to."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from ligerprof.cli.common_options import (
     word_option,
 )
 from ligerprof.cli.output import say, show
+from ligerprof.cli.own_file import lines_of_own_file, own_file_option
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.roles import View
@@ -54,6 +56,7 @@ _MANY_GROUPS = 10_000
     help="Your own rules for roles, TOML or JSON.",
 )
 @click.option("--stacks", is_flag=True, help="Group blocks by stack too, and show each stack.")
+@own_file_option
 @click.option("--ranks", "all_ranks", is_flag=True, help="Compare the ranks of RUN, a step on several GPUs.")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
 @force_option
@@ -70,6 +73,7 @@ def command(  # noqa: PLR0913 - one argument per option
     max_peak_bytes: int | None,
     rules_path: str | None,
     stacks: bool,
+    configs: tuple[str, ...],
     all_ranks: bool,
     html_path: Path | None,
     force: bool,
@@ -86,6 +90,7 @@ def command(  # noqa: PLR0913 - one argument per option
     """
     keep_freed_memory()
     rules = _rules(rules_path)
+    in_file = lines_of_own_file(configs)
     sources = _ranks(snapshot, of_run=all_ranks)
     if sources:
         if stacks or as_markdown or by is not View.ROLE:
@@ -96,6 +101,7 @@ def command(  # noqa: PLR0913 - one argument per option
         if html_path is not None:
             require_absent([html_path], force=force)
         ranks = explain_ranks(sources, device_index=device_index, rules=rules)
+        ranks = replace(ranks, ranks=tuple(replace(each, report=in_file(each.report)) for each in ranks.ranks))
         if html_path is not None:
             from ligerprof.reports.page.ranks import render_ranks_page
 
@@ -113,7 +119,7 @@ def command(  # noqa: PLR0913 - one argument per option
 
         write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
         say(f"wrote {html_path}")
-    report = analysis.peak
+    report = in_file(analysis.peak)
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time
         del analysis

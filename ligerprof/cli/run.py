@@ -10,6 +10,7 @@ import click
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import folder_option, force_option, json_option, or_usage_error, top_option
 from ligerprof.cli.output import print_json, say
+from ligerprof.cli.own_file import lines_of_own_file, own_file_option
 from ligerprof.errors import DoesNotFitError, MissingDependencyError
 from ligerprof.runs.recording.settings import Steps
 
@@ -26,6 +27,7 @@ from ligerprof.runs.recording.settings import Steps
     help="The training steps to record, such as 2:4 or 3, counted from 1. Default: all, up to about 400,000 events.",
     callback=lambda _ctx, _param, text: Steps() if text is None else or_usage_error(Steps.parse, text),
 )
+@own_file_option
 @top_option
 @folder_option("The folder of the recordings. Default: the next number under runs/.")
 @force_option
@@ -36,6 +38,7 @@ def command(  # noqa: PLR0913 - one argument per option
     ctx: click.Context,
     *,
     steps: Steps,
+    configs: tuple[str, ...],
     top: int,
     output: Path | None,
     force: bool,
@@ -57,6 +60,7 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.runs.recording.launch import environment_of, python_command, run_command
     from ligerprof.runs.recording.settings import Mode, Settings
 
+    in_file = lines_of_own_file(configs)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
     environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps))
@@ -77,7 +81,7 @@ def command(  # noqa: PLR0913 - one argument per option
         else:
             run.remove_if_empty()
         ctx.exit(end.exit_code)
-    report = collect(run.path, command_line, end.exit_code)
+    report = collect(run.path, command_line, end.exit_code, in_file)
     result = report.to_json()
     if report.ranks:
         run.write_text(RESULT, json.dumps(result, indent=2) + "\n")

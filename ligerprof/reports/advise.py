@@ -1,6 +1,5 @@
 """Render `ligerprof advise`: the ladder with each rung's saving and cost, and the command to run next."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -48,11 +47,7 @@ def render_advice(
 def _edit_lines(edit: FileEdit) -> Iterator[str]:
     if edit.changes:
         yield f"In {edit.file}:"
-    for change in edit.changes:
-        if change.old is not None:
-            yield f"- {change.key}: {json.dumps(change.old)}"
-        kept = "the rest as before, and " if change.differences != change.new else ""
-        yield f"+ {change.key}: {kept}{json.dumps(change.differences)}"
+    yield from edit.lines
     if edit.not_in_file:
         yield f"The file has no key for {', '.join(edit.not_in_file)}."
 

@@ -70,6 +70,19 @@ def test_json_of_a_failure_has_the_keys_of_the_contract() -> None:
     assert report["growth"] == oom["growth"][0]
 
 
+def test_suggestions_are_lines_of_the_file_that_the_training_was_started_with(tmp_path: Path) -> None:
+    file = tmp_path / "sft.yaml"
+    file.write_text(
+        "base_model: tiny\nmicro_batch_size: 4  # per GPU\nsequence_len: 1024\noptimizer: adamw_torch_fused\n"
+    )
+
+    result = CliRunner().invoke(main, ["explain", RECORDING, "--config", str(file), "--json"])
+
+    (halved,) = [each for each in json.loads(result.stdout)["suggestions"] if each["name"] == "half-batch"]
+    assert halved["how"][0] == f"In {file}:"
+    assert halved["how"][1:3] == ["- micro_batch_size: 4", "+ micro_batch_size: 2"]
+
+
 def test_peak_over_the_limit_prints_the_report_and_ends_in_3() -> None:
     over = CliRunner().invoke(main, ["explain", RECORDING, "--max-peak", "13GiB", "--json"])
     under = CliRunner().invoke(main, ["explain", RECORDING, "--max-peak", "13.2GiB", "--json"])

@@ -53,6 +53,15 @@ def test_options_after_the_command_belong_to_it(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().out == "--json --steps --help\n"
 
 
+def test_a_file_that_cannot_be_read_is_an_error_before_the_command_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sft.yaml").write_text("a: 1\n")
+    result = run("--config", "sft.yaml", "--", "echo", "started")
+    assert (result.exit_code, capfd.readouterr().out) == (2, "")
+    assert result.stderr.startswith("Error: sft.yaml: not the configuration of a training run")
+
+
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")

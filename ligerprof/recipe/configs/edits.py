@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ def _optimizer(key: str) -> Spelling:
     return spell
 
 
-def _kernels(keys: Mapping[str, Any], kernels: str = "all") -> Spelling:
-    """The switch of liger-kernel, which selects this set of kernels."""
-    return lambda recipe: keys if recipe.liger == kernels else None
+def _kernels(keys: Mapping[str, Any], kernels: str = "all", fused_loss: Mapping[str, Any] | None = None) -> Spelling:
+    """The switch of liger-kernel, which selects this set of kernels, and that of its fused loss alone."""
+    return lambda recipe: {kernels: keys, "flce": fused_loss}.get(recipe.liger)
 
 
 def _amp(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
@@ -91,7 +91,16 @@ _TRAINER: Mapping[str, Spelling] = {
     "checkpointing": _spelled("gradient_checkpointing", "checkpointing"),
     "optimizer": _optimizer("optim"),
     "precision": _amp,
-    "liger": _kernels({"use_liger_kernel": True}),
+    "liger": _kernels(
+        {"use_liger_kernel": True},
+        fused_loss={
+            "use_liger_kernel": True,
+            "liger_kernel_config": {
+                "fused_linear_cross_entropy": True,
+                **dict.fromkeys(("cross_entropy", "rope", "rms_norm", "swiglu", "geglu", "layer_norm"), False),
+            },
+        },
+    ),
 }
 _LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
 _AXOLOTL: Mapping[str, Spelling] = {
@@ -108,7 +117,8 @@ _AXOLOTL: Mapping[str, Spelling] = {
             "liger_rms_norm": True,
             "liger_glu_activation": True,
             "liger_fused_linear_cross_entropy": True,
-        }
+        },
+        fused_loss={"plugins": [_LIGER_PLUGIN], "liger_fused_linear_cross_entropy": True},
     ),
 }
 SPELLINGS: Mapping[str, Mapping[str, Spelling]] = {
@@ -163,6 +173,15 @@ class FileEdit:
     changes: tuple[KeyChange, ...]
     not_in_file: tuple[str, ...]
     content: str
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The changed lines: what leaves the file after `-`, what comes after `+`."""
+        for change in self.changes:
+            if change.old is not None:
+                yield f"- {change.key}: {json.dumps(change.old)}"
+            kept = "the rest as before, and " if change.differences != change.new else ""
+            yield f"+ {change.key}: {kept}{json.dumps(change.differences)}"
 
     def to_json(self) -> dict[str, Any]:
         """The value of `edit` in JSON results."""

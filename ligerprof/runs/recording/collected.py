@@ -1,9 +1,9 @@
 """Gather what the processes of a command recorded: one run directory per rank, explained, the worst rank first."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +112,18 @@ def arrange(output: Path, notes: list[str]) -> dict[int, _Process]:
     }
 
 
-def collect(output: Path, command: Sequence[str], exit_code: int) -> CommandReport:
+def collect(
+    output: Path,
+    command: Sequence[str],
+    exit_code: int,
+    adapt: Callable[[PeakReport], PeakReport] = lambda report: report,
+) -> CommandReport:
     """Name the folders of a command's processes by rank, and explain each.
 
     The files of a single rank move to `output` itself.
+
+    Args:
+        adapt: changes the report of each rank.
     """
     notes: list[str] = []
     arranged = arrange(output, notes)
@@ -123,7 +131,8 @@ def collect(output: Path, command: Sequence[str], exit_code: int) -> CommandRepo
     reports: list[RankPeak] = []
     for rank, folder in places.items():
         try:
-            reports += explain_ranks({rank: folder / SNAPSHOT_NAME}).ranks
+            (explained,) = explain_ranks({rank: folder / SNAPSHOT_NAME}).ranks
+            reports.append(replace(explained, report=adapt(explained.report)))
         except LigerprofError as error:
             notes.append(f"rank {rank} cannot be explained: {str(error).rstrip('.')}")
     ranks = [
