@@ -315,7 +315,8 @@ def _outer_adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, s
     yield bool(outer) and options.dora, f"{_FLAGS['dora']} adapts linear layers of decoder layers. Leave {adapted} out."
     yield (
         bool(outer) and options.engine is not Engine.TORCH,
-        f"{adapted} is not supported with {_FLAGS['engine']} {options.engine} yet. Use {_FLAGS['modules_to_save']}.",
+        f"{adapted} is not supported with {_FLAGS['engine']} {options.engine} yet. Leave it out, or choose"
+        f" {typed('engine', Engine.TORCH)}.",
     )
     both = bool(set(outer) & set(options.saved_modules))
     shared = options.spec.tied_embeddings and bool(outer) and bool(options.saved_modules)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -231,6 +232,66 @@ def test_sharded_heads_under_fsdp2(tied: bool, group: str, lora: list[str] | Non
     whole = {name: gradient.full_tensor() for name, gradient in gradients.items()}
     assert whole.keys() == expected[1].keys()
     assert max(relative_error(whole[name], gradient) for name, gradient in expected[1].items()) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("tied", "lora"),
+    [
+        (False, {"target_modules": ["lm_head", "q_proj"]}),
+        (True, {"target_modules": ["lm_head", "q_proj"]}),
+        (False, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+        (True, None),
+    ],
+    ids=str,
+)
+def test_heads_whose_weights_exist_only_within_their_modules_calls(tied: bool, lora: dict[str, Any] | None) -> None:
+    """As under ZeRO-3: hooks gather the parameters of each module around its forward and its backward."""
+    model = tiny_model("llama", tie_word_embeddings=tied)
+    if lora is not None:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, init_lora_weights=False, **lora))
+    expected = train_once(copy.deepcopy(model).double())
+    apply(model, "all")
+    with gathered_by_modules(model):
+        loss, gradients = train_once(model)
+    assert loss == pytest.approx(expected[0], rel=1e-5)
+    assert gradients.keys() == expected[1].keys()
+    assert max(relative_error(gradients[name], gradient) for name, gradient in expected[1].items()) < TOLERANCE
+
+
+@contextmanager
+def gathered_by_modules(model: nn.Module) -> Iterator[None]:
+    """Keep the parameters empty, but for the time in which a module that has them runs."""
+    whole = {parameter: parameter.data for parameter in model.parameters()}
+    users = dict.fromkeys(whole, 0)
+
+    def gather(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            users[parameter] += 1
+            parameter.data = whole[parameter]
+
+    def release(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            users[parameter] -= 1
+            if not users[parameter]:
+                parameter.data = whole[parameter].new_empty(0)
+
+    for parameter in whole:
+        parameter.data = parameter.data.new_empty(0)
+    handles = []
+    for module in model.modules():
+        if not module._parameters:
+            continue
+        handles.append(module.register_forward_pre_hook(gather))
+        handles.append(module.register_forward_hook(release))
+        # gathered from the backward of its output until the end, when its gradients are accumulated
+        handles.append(module.register_full_backward_pre_hook(gather))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter, data in whole.items():
+            parameter.data = data
 
 
 @pytest.fixture
