@@ -18,7 +18,13 @@ def inapplicable_reason(name: str, spec: ModelSpec) -> str | None:
 
 
 def applies(name: str) -> Callable[[ModelSpec], str | None]:
-    """The `applies` of a kernel for the slot `name`."""
+    """The `applies` of a kernel for the slot `name`.
+
+    Raises:
+        ValueError: there is no such slot.
+    """
+    if name not in SLOTS:
+        raise ValueError(f"no slot {short_repr(name)}; known: {', '.join(KERNEL_NAMES)}")
     return lambda spec: inapplicable_reason(name, spec)
 
 

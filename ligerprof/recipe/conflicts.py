@@ -313,11 +313,8 @@ def _outer_adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, s
     outer = [name for name in options.adapted_layers if name not in options.spec.architecture.lora_targets]
     adapted = f"{_FLAGS['lora_targets']} {'+'.join(outer)}"
     yield bool(outer) and options.dora, f"{_FLAGS['dora']} adapts linear layers of decoder layers. Leave {adapted} out."
-    yield (
-        bool(outer) and options.engine is not Engine.TORCH,
-        f"{adapted} is not supported with {_FLAGS['engine']} {options.engine} yet. Leave it out, or choose"
-        f" {typed('engine', Engine.TORCH)}.",
-    )
+    wrong = f"{adapted} is not supported with {typed('engine', options.engine)} yet."
+    yield bool(outer) and options.engine is not Engine.TORCH, f"{wrong} Leave it out."
     both = bool(set(outer) & set(options.saved_modules))
     shared = options.spec.tied_embeddings and bool(outer) and bool(options.saved_modules)
     yield (

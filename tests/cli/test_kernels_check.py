@@ -152,9 +152,39 @@ def test_bytes_that_were_not_declared_fail(broken: Callable[..., None], example:
     broken(memory=lambda shape: dataclasses.replace(memory(shape), forward_temporary_bytes=0))
     result = check("swiglu:example")
     assert result.exit_code == 1
-    assert "15 pass, 1 fail, 1 skip" in result.stdout
+    assert "16 pass, 1 fail, 1 skip" in result.stdout
     (row,) = (row for row in rows_of(check("swiglu:example", "--json")) if row["result"] == "fail")
     assert (row["tensor"], row["note"]) == ("forward_temporary", "67,108,864 allocated, 0 declared")
+
+
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        (("gate",), "gate+up kept, gate declared"),
+        ((), "gate+up kept, none declared"),
+        (("gate", "x"), "x is declared, and the inputs are gate, up"),
+    ],
+)
+def test_kept_inputs_that_were_not_declared_fail(
+    broken: Callable[..., None], example: KernelSpec, kept: tuple[str, ...], says: str
+) -> None:
+    assert example.memory is not None
+    memory = example.memory
+    broken(memory=lambda shape: dataclasses.replace(memory(shape), kept_inputs=kept))
+    with patch.object(check_module, "CASES", ()), patch.object(check_module, "COMPILED", ()):
+        rows = check_kernel(registry.find_kernel("swiglu", "example")).rows
+    (row,) = (row for row in rows if row.result == "fail")
+    assert (row.check, row.tensor) == ("bytes", "kept inputs")
+    assert row.note.startswith(says)
+
+
+def test_declared_bytes_of_every_kernel_of_ours() -> None:
+    for spec in registry.BUILT_IN:
+        if spec.provider != "ligerprof":
+            continue
+        with patch.object(check_module, "CASES", ()), patch.object(check_module, "COMPILED", ()):
+            rows = check_kernel(spec).rows
+        assert {(row.check, str(row.result)) for row in rows} == {("bytes", "pass")}, (spec.name, rows)
 
 
 def test_predicates_that_fail_or_refuse(broken: Callable[..., None]) -> None:

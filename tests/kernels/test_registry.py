@@ -15,7 +15,7 @@ from ligerprof.kernels.device import DEVICE_KINDS, triton_unavailable_reason
 from ligerprof.kernels.linear_cross_entropy.spec import SPECS as FLCE_SPECS
 from ligerprof.kernels.registry import BUILT_IN, ENTRY_POINT_GROUP, build_registry, find_kernel_set
 from ligerprof.kernels.slots import SLOTS
-from ligerprof.kernels.spec import load_entry
+from ligerprof.kernels.spec import applies, load_entry
 from tests.paths import DATA
 
 PLUGIN = DATA / "plugin"
@@ -29,6 +29,10 @@ TWIN = FLCE_SPECS[0]
 
 def make_kernels() -> tuple[KernelSpec, ...]:
     return (GOOD, dataclasses.replace(GOOD, name="ce", slot="ce"))
+
+
+def misspell() -> KernelSpec:
+    return dataclasses.replace(GOOD, applies=applies("rmsnorm"))
 
 
 def fail() -> KernelSpec:
@@ -92,6 +96,7 @@ def test_a_plugin_is_a_kernel_or_a_callable_that_returns_some(name: str, added: 
         ("WORDS", "provides str, not KernelSpec"),
         ("WRONG_SLOT", "fills the slot 'attention'"),
         ("fail", "RuntimeError: no driver of that kind"),
+        ("misspell", "no slot 'rmsnorm'; known: rope, rms"),
         ("leave", "SystemExit: 3"),
         ("TWIN", "provider 'ligerprof' has two kernels named 'flce'"),
         ("missing", "AttributeError"),
@@ -145,7 +150,7 @@ def test_an_installed_plugin_is_found_and_its_kernel_runs(tmp_path: Path) -> Non
     program = """
 import json, sys, torch
 from ligerprof.kernels import find_kernel
-from ligerprof.kernels.spec import load_entry
+from ligerprof.kernels.spec import applies, load_entry
 spec = find_kernel("swiglu", "example")
 gate, up = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
 right = torch.autograd.gradcheck(load_entry(spec.entry), (gate, up))

@@ -23,7 +23,7 @@ _IGNORED = -100
 _LABELS = "labels"
 # inputs that are the model's own, of which no two elements share memory
 _OVERWRITTEN = frozenset({"queries", "keys", "logits"})
-_PARAMETERS = frozenset({"weight", "bias"})
+PARAMETERS = frozenset({"weight", "bias"})
 _STATES = frozenset({"hidden", "residual", "gate", "up"}) | _OVERWRITTEN
 
 
@@ -79,13 +79,13 @@ class Case:
         """Why the operation has no such call, or None."""
         if self.expands and not _OVERWRITTEN.isdisjoint(operation.wants):
             return "the kernel may write over these inputs"
-        if self.freezes and not (_PARAMETERS & set(operation.wants)):
+        if self.freezes and not (PARAMETERS & set(operation.wants)):
             return "the operation has no weight"
         return None
 
     def wanted(self, operation: Operation) -> tuple[str, ...]:
         """Names of the inputs that need a gradient."""
-        return tuple(name for name in operation.wants if not (self.freezes and name in _PARAMETERS))
+        return tuple(name for name in operation.wants if not (self.freezes and name in PARAMETERS))
 
     def make(self, operation: Operation, device: torch.device) -> tuple[Tensors, Tensors]:
         """Leaves by name, and the tensors that the kernel gets."""

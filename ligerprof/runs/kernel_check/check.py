@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, fields
 from functools import partial
+from inspect import signature
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels.device import simulated_device
@@ -19,7 +21,7 @@ from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import KernelSpec, load_entry
 from ligerprof.runs.bench.operations import DTYPES, Maker, Operation, Tensors
-from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, Case
+from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, PARAMETERS, Case
 from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
 from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
 from ligerprof.text import printable
@@ -237,6 +239,7 @@ def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
         measured = measure_call(
             lambda: operation.call(kernel, given, _OPTIONS), [*leaves.values(), *given.values()], wanted
         )
+        yield _compare_kept(spec, operation, kernel, given)
     for part in fields(CallBytes):
         found_bytes, declared_bytes = getattr(measured, part.name), getattr(stated, part.name)
         difference = abs(found_bytes - declared_bytes)
@@ -250,6 +253,45 @@ def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
             tensor=part.name.removesuffix("_bytes"),
             note=f"{found_bytes:,} allocated, {declared_bytes:,} declared",
         )
+
+
+def _compare_kept(spec: KernelSpec, operation: Operation, kernel: Kernel, given: Tensors) -> Row:
+    """The activations that autograd keeps of the inputs, against the declared ones; parameters exist anyway."""
+    assert spec.memory is not None
+    declared = set(spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=_SM_COUNT)).kept_inputs)
+    names = list(signature(load_entry(spec.reference)).parameters)
+    arguments = dict(zip(names, operation.arguments(given, _OPTIONS), strict=False))
+    states = {
+        name
+        for name, value in arguments.items()
+        if isinstance(value, Tensor) and value.requires_grad and name not in PARAMETERS
+    }
+    storages: set[int] = set()
+
+    def note(tensor: Tensor) -> Tensor:
+        storages.add(tensor.untyped_storage()._cdata)
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = operation.call(kernel, given, _OPTIONS)
+        kept = {name for name in states if arguments[name].untyped_storage()._cdata in storages}
+    del outputs
+    unknown = sorted(declared - set(names))
+    passes = not unknown and kept == declared & states
+    texts = ["+".join(name for name in names if name in found) or "none" for found in (kept, declared & states)]
+    return Row(
+        check="bytes",
+        case=_LARGE_TITLE,
+        result=Result.PASS if passes else Result.FAIL,
+        error=0.0 if passes else 1.0,
+        bound=0.0,
+        tensor="kept inputs",
+        note=printable(
+            f"{unknown[0]} is declared, and the inputs are {', '.join(names)}"
+            if unknown
+            else f"{texts[0]} kept, {texts[1]} declared"
+        ),
+    )
 
 
 _MADE = frozenset({"queries", "keys", "gate", "up", "logits"})
