@@ -185,9 +185,11 @@ def verdict(path: str) -> dict[str, Any]:
             recipe, _ = load_recipe([path], given)
         except UnknownModelError as error:
             named = str(error).partition("unknown model ")[2].partition(":")[0]
+            if "has quantized weights" in str(error):
+                return {"verdict": "lacks", "reason": "quantized checkpoints (GPTQ, AWQ, MXFP4, …)"}
             if not named:
                 # a model of the catalog whose architecture is known by name alone
-                model_type = str(error).partition("model_type ")[2].partition(" is ")[0].strip("'")
+                model_type = str(error).partition("model_type '")[2].partition("'")[0]
                 return {"verdict": "lacks", "reason": f"the architecture {model_type}"}
             note = {"unknown_model": named}
             model_type = model_type_of(named.strip("'"))

@@ -1,5 +1,6 @@
 """Load a ModelSpec by the name that people use: short name, path, or hub id from the local cache or the catalog."""
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from ligerprof.words import did_you_mean
 
 _CONFIG = FileKind(error=UnknownModelError, hint="Give a transformers config.json.", max_bytes=4 * 2**20)
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+_QUANTIZED = re.compile(r"(?i)[-_.](gptq|awq|aqlm|gguf|exl2|hqq|eetq|nvfp4|mxfp4|fp8|w4a16|w8a8)(?![a-z0-9])")
 # repositories whose weights are stored in few bits have the figures of the model without the suffix
 _PACKED_SUFFIXES = ("-unsloth-bnb-4bit", "-bnb-4bit")
 
@@ -84,6 +86,11 @@ def _unknown(model: str) -> ModelSpec:
                 f"{short_repr(model)} has 4-bit weights of {packed[0]}. Give that name, and --qlora R to train over"
                 " 4-bit weights."
             )
+    if (found_in := _QUANTIZED.search(model)) is not None:
+        raise UnknownModelError(
+            f"{short_repr(model)} has quantized weights ({found_in[1].upper()}), which are not covered. Give the model"
+            " that they were made of, and --qlora R to train over 4-bit weights of bitsandbytes."
+        )
     meant = did_you_mean(model, names_like(model))
     raise UnknownModelError(
         f"unknown model {short_repr(model)}: not a path, not in the local Hugging Face cache, not in `ligerprof"

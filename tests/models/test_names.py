@@ -166,6 +166,14 @@ def test_a_name_unlike_any_other_gets_no_suggestion(name: str) -> None:
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize(
+    "name", ["TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ", "x/Qwen3-4B-AWQ", "y/Llama-2-7b-AQLM-2Bit"]
+)
+def test_checkpoints_of_other_quantizations_are_named(name: str) -> None:
+    with pytest.raises(UnknownModelError, match=r"has quantized weights \((GPTQ|AWQ|AQLM)\), which are not covered"):
+        load_model(name)
+
+
 def test_packed_repositories_name_the_model_and_the_option() -> None:
     with pytest.raises(UnknownModelError, match=r"4-bit weights of unsloth/Llama-3\.2-1B-Instruct.*--qlora R"):
         load_model("unsloth/Llama-3.2-1B-Instruct-bnb-4bit")

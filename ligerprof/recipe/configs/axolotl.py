@@ -36,6 +36,7 @@ from ligerprof.recipe.configs.shared import (
     modules,
     modules_at,
     whole_number_at,
+    without_adapter,
 )
 from ligerprof.torch_memory.selective import ADDMM, BMM, FUSED_ATTENTION, MM
 
@@ -84,6 +85,7 @@ _ROWS: Mapping[str, Row] = {
     "dp_replicate_size": count(Setting.REPLICATE),
     **part_of("data parallelism", "dp_shard_size"),
     **part_of("part of FSDP", "fsdp_version"),
+    **part_of("accumulation", "batch_size"),
     **part_of("precision", "bf16 bfloat16 fp16 float16 float32"),
     **part_of(
         "adapter",
@@ -186,6 +188,10 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
     strategies = [values[key] for key in ("eval_strategy", "evaluation_strategy") if values.get(key) is not None]
     if strategies and is_off(strategies[0]):
         reading.settings.pop(Setting.EVALUATES, None)
+    if is_off(values.get("gradient_accumulation_steps")) and not is_off(values.get("batch_size")):
+        # utils/config, normalize_config
+        whole = whole_number_at(reading, "batch_size", values["batch_size"])
+        reading.set("batch_size", {Setting.GRAD_ACCUM: max(whole // (reading.value(Setting.BATCH) or 1), 1)})
     _set_precision(reading, values)
     _set_adapter(reading, values)
     _set_kernels(reading, values)
@@ -242,6 +248,8 @@ def _set_precision(reading: Reading, values: Mapping[str, Any]) -> None:
 def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
     adapter = values.get("adapter")
     if is_off(adapter):
+        without_adapter(reading)
+        _note_wide_layers(reading, values)
         return
     if adapter not in ("lora", "qlora"):
         reading.lack("adapter", Lacking(what=f"adapter {adapter}"), adapter)
@@ -260,6 +268,16 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
         is_pattern = isinstance(targets, str) and targets != "all-linear"
         named = targets if isinstance(targets, str) else modules_at(reading, "lora_target_modules", targets)
         reading.set("lora_target_modules", {Setting.LORA_TARGETS: f"pattern {named}" if is_pattern else named})
+
+
+def _note_wide_layers(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Training all weights in 16 bits, axolotl keeps some layers in fp32 (loaders/model.py, `should_convert`)."""
+    casts_back = reading.value(Setting.ATTENTION) not in (None, "sdpa", "eager") or _CCE in str(values.get("plugins"))
+    is_sharded = not is_off(values.get("fsdp")) or not is_off(values.get("fsdp_config"))
+    if reading.value(Setting.WEIGHTS) in ("bfloat16", "float16") and not casts_back and not is_sharded:
+        reading.left_out["attn_implementation"] = (
+            "fp32 weights of norms, embeddings and head, which axolotl casts back for flash attention only"
+        )
 
 
 def _set_kernels(reading: Reading, values: Mapping[str, Any]) -> None:

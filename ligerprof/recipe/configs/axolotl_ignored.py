@@ -21,7 +21,7 @@ IGNORED_ROWS: Mapping[str, Row] = {
         " chat_template_kwargs eot_tokens default_system_message special_tokens is_preprocess preprocess_iterable"
         " total_num_tokens total_supervised_tokens tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_type"
         " tokenizer_use_mistral_common tokenizer_save_jinja_files processor_kwargs image_resize_algorithm"
-        " role_boundaries batch_size max_packed_sequence_len fix_untrained_tokens collator_pad_to_longest",
+        " role_boundaries max_packed_sequence_len fix_untrained_tokens collator_pad_to_longest",
     ),
     **ignored(
         Reason.SCHEDULE,

@@ -29,6 +29,7 @@ from ligerprof.recipe.configs.shared import (
     modules,
     modules_at,
     whole_number_at,
+    without_adapter,
 )
 from ligerprof.recipe.configs.trainer import TRAINER_DEFAULTS, TRAINER_ROWS, finish_trainer
 
@@ -58,6 +59,8 @@ _ROWS: Mapping[str, Row] = {
     "use_badam": turned_on({Setting.OPTIMIZER: "badam"}),
     **part_of("adapter", "finetuning_type lora_rank lora_target quantization_bit quantization_method"),
     **part_of("method", "stage"),
+    # hparams/training_args.py: one process per worker
+    "ray_num_workers": count(Setting.GPUS),
     **part_of("precision", "pure_bf16"),
     **part_of("liger-kernel", "enable_liger_kernel"),
     # what recipes cannot express
@@ -129,8 +132,7 @@ _ROWS: Mapping[str, Row] = {
     ),
     **ignored(
         Reason.LAUNCH,
-        "ray_num_workers ray_init_kwargs master_addr master_port ray_run_name ray_storage_path resources_per_worker"
-        " placement_strategy",
+        "ray_init_kwargs master_addr master_port ray_run_name ray_storage_path resources_per_worker placement_strategy",
     ),
     **ignored(
         Reason.OTHER_METHOD,
@@ -176,7 +178,7 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None
     if not is_off(bits) and str(values.get("quantization_method", "bnb")).lower() not in ("bnb", "bitsandbytes"):
         reading.lack("quantization_method", Lacking(what="quantization other than bitsandbytes'"))
     if kind != "lora":
-        reading.settings.pop(Setting.MODULES_TO_SAVE, None)
+        without_adapter(reading)
         return
     rank = whole_number_at(reading, "lora_rank", values.get("lora_rank") or 8)
     reading.set("lora_rank" if "lora_rank" in values else "finetuning_type", {Setting.RANK: rank})

@@ -113,6 +113,15 @@ def whole_number_at(reading: Reading, key: str, value: Any) -> int:
         raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
 
 
+def without_adapter(reading: Reading) -> None:
+    """Drop what a file says about adapters that it does not train."""
+    for key in [key for key, what in reading.left_out.items() if what == DROPOUT]:
+        del reading.left_out[key]
+        reading.ignored[key] = Reason.OTHER_METHOD
+    for setting in (Setting.DORA, Setting.MODULES_TO_SAVE, Setting.NESTED_QUANT):
+        reading.settings.pop(setting, None)
+
+
 def modules(setting: Setting) -> Row:
     """Names of modules."""
     return Row(

@@ -28,6 +28,7 @@ from ligerprof.recipe.configs.shared import (
     modules_at,
     quantization_rows,
     whole_number_at,
+    without_adapter,
 )
 from ligerprof.recipe.configs.trainer import FAMILY, TRAINER_DEFAULTS, TRAINER_ROWS, TRAINER_SIGNATURE, finish_trainer
 
@@ -139,8 +140,7 @@ def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
     if is_off(values.get("bf16", True)) or not is_off(values.get("fp16")):
         reading.defaults[Setting.AUTOCAST] = "no"
     if is_off(values.get("use_peft")):
-        for setting in (Setting.DORA, Setting.MODULES_TO_SAVE, Setting.NESTED_QUANT):
-            reading.settings.pop(setting, None)
+        without_adapter(reading)
         return
     rank = whole_number_at(reading, "lora_r", values.get("lora_r") or 16)
     reading.set("lora_r" if "lora_r" in values else "use_peft", {Setting.RANK: rank})

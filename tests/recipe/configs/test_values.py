@@ -55,6 +55,73 @@ def test_adapters_over_8_bit_weights(values: dict[str, Any], tmp_path: Path) -> 
     assert (other.lora, other.qlora, other.quantization) == (None, 16, None)
 
 
+@pytest.mark.parametrize(
+    ("keys", "accumulated"),
+    [
+        # axolotl divides the whole batch if the steps are not given
+        ({"batch_size": 8}, 4),
+        ({"batch_size": 8, "gradient_accumulation_steps": 3}, 3),
+        ({}, 1),
+    ],
+    ids=str,
+)
+def test_accumulation_of_axolotl(keys: dict[str, Any], accumulated: int, tmp_path: Path) -> None:
+    recipe, _ = read(tmp_path, {**AXOLOTL, **keys})
+    assert (recipe.batch, recipe.grad_accum) == (2, accumulated)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reentrant"),
+    [
+        ({"gradient_checkpointing": True}, True),
+        ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}, False),
+        ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {}}, False),
+        ({"gradient_checkpointing": True, "selective_checkpointing": True}, False),
+        ({"gradient_checkpointing": "offload"}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_axolotl_checkpoints_the_older_way_by_default(keys: dict[str, Any], reentrant: bool, tmp_path: Path) -> None:
+    recipe, _ = read(tmp_path, {**AXOLOTL, "adapter": None, "load_in_4bit": False, **keys})
+    assert recipe.checkpointing is bool(keys)
+    assert recipe.reentrant is reentrant
+
+
+def test_reentrant_checkpointing_under_fsdp2_is_said_to_be_read_as_the_other_kind(tmp_path: Path) -> None:
+    keys = {"adapter": None, "load_in_4bit": False, "bf16": True, "gradient_checkpointing": True, "fsdp_version": 2}
+    recipe, report = read(tmp_path, {**AXOLOTL, **keys, "fsdp_config": {"reshard_after_forward": True}})
+    assert (recipe.engine, recipe.checkpointing, recipe.reentrant) == ("fsdp2", True, False)
+    assert any("non-reentrant" in sentence for sentence in report.assumed)
+
+
+@pytest.mark.parametrize("attention", [None, "sdpa", "flash_attention_2"])
+def test_fp32_layers_of_axolotl_are_said_to_be_left_out(attention: str | None, tmp_path: Path) -> None:
+    keys = {"adapter": None, "load_in_4bit": False, "bf16": True, "attn_implementation": attention}
+    _, report = read(tmp_path, {**AXOLOTL, **keys})
+    assert ("attn_implementation" in report.left_out) is (attention != "flash_attention_2")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**AXOLOTL, "adapter": None, "load_in_4bit": False, "attn_implementation": "flash_attention_2"},
+        {**TRL, "use_peft": False},
+        {**FACTORY, "finetuning_type": "full", "quantization_bit": None},
+    ],
+    ids=["axolotl", "trl", "llama-factory"],
+)
+def test_dropout_of_adapters_counts_with_adapters_only(values: dict[str, Any], tmp_path: Path) -> None:
+    _, report = read(tmp_path, {**values, "lora_dropout": 0.1})
+    assert dict(report.left_out) == {}
+    assert "lora_dropout" in report.ignored
+
+
+def test_the_workers_of_ray_train_together(tmp_path: Path) -> None:
+    recipe, _ = read(tmp_path, {**FACTORY, "quantization_bit": None, "ray_num_workers": 4})
+    assert (recipe.engine, recipe.gpus) == ("ddp", 4)
+
+
 def _written(value: Any, how: type) -> Any:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return how(value) if is_number else value
