@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 # each module registers its programs
+import again
 import decoding
 import failures
 import finetuning
@@ -38,7 +39,19 @@ import torch
 import wider
 from truth import PROGRAMS, TRUTH
 
-MODULES = (decoding, failures, finetuning, generative, gpu_only, language, others, preferences, pretraining, sharded)
+MODULES = (
+    again,
+    decoding,
+    failures,
+    finetuning,
+    generative,
+    gpu_only,
+    language,
+    others,
+    preferences,
+    pretraining,
+    sharded,
+)
 MODULES += (sharded_more, wider)
 MIB = 2**20
 _MAX_ENTRIES = 400_000

@@ -21,7 +21,7 @@ from ligerprof.analyzers.attribution.partitions import Partitions
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.precedents import Precedents
 from ligerprof.analyzers.attribution.program import Program
-from ligerprof.analyzers.attribution.reduction import FSDP, Reductions
+from ligerprof.analyzers.attribution.reduction import DDP_BUCKET, FSDP, Reductions
 from ligerprof.analyzers.attribution.vocabulary import TILED_LOSS
 from ligerprof.analyzers.attribution.weight_copies import WeightCopies
 from ligerprof.analyzers.attribution.weights import Weights
@@ -337,7 +337,7 @@ class FeatureExtractor:
 
     @cached_property
     def _forward_sizes(self) -> frozenset[int]:
-        return frozenset(self._sizes[self._in_forward].tolist())
+        return frozenset(self._sizes[self._in_forward & ~self._call_sites.matching_inner(DDP_BUCKET)].tolist())
 
     @cached_property
     def _score_sizes(self) -> frozenset[int]:

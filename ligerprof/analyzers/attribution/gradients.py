@@ -16,6 +16,9 @@ _CAST = re.compile(r"^ToCopyBackward")
 _PRODUCT = re.compile(r"^B?[Mm]mBackward")
 _PRODUCT_WITH_BIAS = re.compile(r"^AddmmBackward")
 _NORM = re.compile(r"^\w*NormBackward")
+# a node written in Python; its own allocations have Python calls
+_PYTHON_NODE = "PyNode"
+_COPIED_INPUT = re.compile(r"_inductor/cudagraph_trees\.py:_allocate_and_copy_recording_inputs$", re.MULTILINE)
 _SUM = re.compile(r"^at::_ops::sum_dim_IntList::", re.MULTILINE)
 # events after a cast's allocation at which its source may be freed
 _EVENTS_TO_SOURCE = 3
@@ -134,8 +137,11 @@ def is_by_product(site: CallSite, index: int, count: int) -> bool:
     """Whether a call of backward computes a weight's gradient with another block than this one.
 
     Norms, and products with a bias, compute the gradient of their input first, other products last. A sum allocates a
-    buffer after its result.
+    buffer after its result. Autograd itself fills gradients of outputs that were not used with zeros, and a captured
+    graph copies its inputs.
     """
+    if (site.node == _PYTHON_NODE and not site.stack.calls) or _COPIED_INPUT.search(site.stack.text):
+        return True
     if _NORM.match(site.node):
         return index == 0
     if _PRODUCT_WITH_BIAS.match(site.node):

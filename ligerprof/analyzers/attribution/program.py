@@ -19,7 +19,7 @@ class Program:
         regions: the checkpointed regions.
         vocabulary: the loss over a vocabulary.
         older_weights: whether each block is a weight from before the recording.
-        score_sizes: sizes of what the head returns in a generation, in 16 and 32 bit; empty without a generation.
+        score_sizes: sizes of what a linear layer at the model's end returns, in 16 and 32 bit.
         cached: whether each block holds keys and values between the passes of a generation.
         feeds_pass: whether each block is alive when a later forward pass runs.
         follows_pass: whether each block was allocated after a forward pass, with no other phase in between.
@@ -31,7 +31,7 @@ class Program:
         self.older_weights: Mask = find_older_weights(replayed, call_sites, phases)
         self.cached: Mask = find_cached(replayed, call_sites, phases)
         generates = bool(self.cached.any() or call_sites.matching(GENERATE).any())
-        self.score_sizes = _sizes_of_heads(replayed, call_sites, phases) if generates else frozenset[int]()
+        self.score_sizes = _sizes_of_heads(replayed, call_sites, phases)
         self.vocabulary = Vocabulary(replayed, call_sites, phases, generates=generates)
         self.feeds_pass: Mask = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
         self.follows_pass: Mask = phases.follows_forward(replayed.allocated_by)

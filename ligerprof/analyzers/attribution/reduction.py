@@ -32,7 +32,7 @@ _ACCUMULATION = re.compile(r"_fsdp_param\.py:to_accumulated_grad_if_needed$", re
 _DROPS = re.compile(r"_fsdp_param_group\.py:post_backward$|fsdp/_runtime_utils\.py:_post_backward_hook$", re.MULTILINE)
 # DDP's reducer allocates its buckets when it is built, and again before the second forward pass
 BUCKET = r"\A\S*nn/parallel/distributed\.py:(?:_ddp_init_helper|_pre_forward|_rebuild_buckets)$"
-_BUCKET = re.compile(BUCKET, re.MULTILINE)
+DDP_BUCKET = re.compile(BUCKET, re.MULTILINE)
 # FSDP1's gathered flat parameters; their gradients have the same sizes
 _FLAT = re.compile(r"fsdp/_flat_param\.py:_alloc_padded_unsharded_flat_param$", re.MULTILINE)
 _FSDP2_GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$", re.MULTILINE)
@@ -85,7 +85,7 @@ class Reductions:
         When the optimizer starts, gradients exist: if no other block can hold them, the buckets do. Where the recording
         ends before that, backward has dropped most blocks of the sizes of weights, instead of keeping them.
         """
-        buckets = np.flatnonzero(self._call_sites.matching_inner(_BUCKET))
+        buckets = np.flatnonzero(self._call_sites.matching_inner(DDP_BUCKET))
         if not len(buckets):
             return False
         sizes, freed = self._replayed.requested_bytes, self._replayed.freed_by

@@ -112,7 +112,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.SHIFT_LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.SHIFTED_LOGITS_SIZED)),
     Rule(Role.LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED), lacks=(Feature.WEIGHT_SIZED,)),
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS,), lacks=(Feature.FEEDS_PASS,)),
-    # what a generation computes from the head's output, and keeps
+    # what a script computes from the model's output, and keeps while the next pass runs
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.SCORES_SIZED)),
     Rule(Role.PARAMETERS, _OUTSIDE, inner=_DEEP_COPY),
     # a script's own lists of copies; of tensors that are merely as large, nothing shows what they are
@@ -209,9 +209,16 @@ RULES: tuple[Rule, ...] = (
         Role.CE_TEMPORARIES,
         _BACKWARD,
         # the head's product computes the gradients of its weight and input, which can be as large
-        node=r"^(?!B?[Mm]m|Addmm)",
+        node=r"^(?!B?[Mm]m|Addmm).",
         has_one=(Feature.LOGITS_SIZED, Feature.SHIFTED_LOGITS_SIZED),
         lacks=(Feature.RECOMPUTED, Feature.WEIGHT_SIZED),
+    ),
+    Rule(
+        Role.CE_TEMPORARIES,
+        _BACKWARD,
+        node=r"\A\Z",
+        has_one=(Feature.LOGITS_SIZED, Feature.SHIFTED_LOGITS_SIZED),
+        lacks=(Feature.RECOMPUTED, Feature.WEIGHT_SIZED, Feature.HALF_WEIGHT_SIZED),
     ),
     Rule(
         Role.CE_TEMPORARIES,

@@ -4,14 +4,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.compiled import CompiledPasses
 from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
-from ligerprof.analyzers.attribution.reduction import BUCKET
+from ligerprof.analyzers.attribution.reduction import DDP_BUCKET
 from ligerprof.analyzers.attribution.shapes import shapes_of
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.models.module_names import is_head, is_token_embedding
@@ -42,7 +42,6 @@ _LINEAR = re.compile(r"nn/functional\.py:linear$|zero/linear\.py:", re.MULTILINE
 _EINSUM = re.compile(r"torch/functional\.py:einsum$", re.MULTILINE)
 _PRODUCTS = frozenset({"matmul", "mm", "addmm", "einsum"})
 _LOSS_MODULE = "loss"
-_BUCKET = re.compile(BUCKET, re.MULTILINE)
 _WORKSPACE = re.compile(r"CUDABlas\w*Workspace|cublas\w*[wW]orkspace|setWorkspaceForHandle")
 # of GRU and LSTM
 _GATES = (3, 4)
@@ -52,6 +51,7 @@ _MOST_TABLES = 4
 _PASSES_TO_SEARCH = 16
 # a vector of D numbers, and a step counter of an optimizer
 _LARGEST_VECTOR_BYTES, _LARGEST_COUNTER_BYTES = 2**17, 8
+_INDEX_BYTES = 8
 _SIZES_TO_SEARCH = 64
 _NO_BLOCKS = np.empty(0, dtype=np.int64)
 
@@ -78,6 +78,7 @@ class Vocabulary:
     def __init__(
         self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, generates: bool = False
     ) -> None:
+        self._replayed = replayed
         self._call_sites = call_sites
         self._sites = call_sites.sites
         self._site_of = call_sites.site_of
@@ -154,6 +155,8 @@ class Vocabulary:
             in_library = np.flatnonzero(library_loss & (self._codes == phase_code(Phase.FORWARD)))
             heads = self._heads_by_library(outputs, in_library)
         if not len(heads):
+            heads = self._heads_by_indices(large)
+        if not len(heads):
             outputs = self._outputs(_is_written_product)
             heads = self._heads_by_sizes(outputs, losses, large)
         if heads is None:
@@ -196,6 +199,49 @@ class Vocabulary:
                     self._row_bytes = min(rows)
                     return self._outermost(in_span[self._sizes[in_span] == size])
         return None
+
+    def _heads_by_indices(self, tables: Int64s) -> Int64s:
+        """The outputs [K, V] of a head that computes the logits of K of the T tokens, as a loss of completions needs.
+
+        Without [T, V], the indices [T] of the tokens show D, and the table V.
+        """
+        outputs = self._outputs(lambda site: site.stack.in_head)
+        looked_up = self._outputs(_is_look_up)
+        # the loss of a pass that backward does not follow is outside of it
+        loss_sizes = distinct(self._sizes[self._blocks(_is_named_loss, Phase.FORWARD, Phase.OUTSIDE)])
+        if not (len(outputs) and len(loss_sizes)):
+            return _NO_BLOCKS
+        for block in looked_up[:_PASSES_TO_SEARCH].tolist():
+            sizes = self._sizes[outputs[self._spans[outputs] == self._spans[block]]]
+            for hidden_bytes, table in product(self._vectors, tables.tolist()):
+                row = 2 * (table // hidden_bytes)
+                tokens = int(self._sizes[block]) // hidden_bytes
+                if (
+                    table % hidden_bytes == 0
+                    and self._sizes[block] % hidden_bytes == 0
+                    and (sizes % row == 0).any()
+                    and (loss_sizes[loss_sizes >= row] % row == 0).any()
+                    and self._has_indices(tokens, block)
+                ):
+                    self._row_bytes = row
+                    return outputs[self._sizes[outputs] % row == 0]
+        return _NO_BLOCKS
+
+    def _has_indices(self, tokens: int, block: int) -> bool:
+        """Whether a tensor of one index per token exists when a block is allocated."""
+        event, freed = self._replayed.allocated_by[block], self._replayed.freed_by
+        alike = np.flatnonzero(self._sizes == tokens * _INDEX_BYTES)
+        exists = (self._replayed.allocated_by[alike] < event) & ((freed[alike] < 0) | (freed[alike] > event))
+        return bool((exists & ~are_codes_of(self._codes[alike], Phase.BUILD, Phase.OPTIMIZER)).any())
+
+    @cached_property
+    def _vectors(self) -> list[int]:
+        """Sizes of vectors of which there are many among the weights, as norms have."""
+        needed = max(self._commonest_vectors // 2, 1)
+        counts = self._counts.items()
+        return [
+            size for size, count in counts if count >= needed and _LARGEST_COUNTER_BYTES < size <= _LARGEST_VECTOR_BYTES
+        ]
 
     def _outermost(self, outputs: Int64s) -> Int64s:
         """Those of the outputs that were called from furthest outside: layers can be as wide as the vocabulary."""
@@ -244,7 +290,7 @@ class Vocabulary:
     def _weights(self) -> Int64s:
         """Sizes of weights, and of kept blocks older than the recording, which may be weights."""
         chosen = are_codes_of(self._codes, Phase.BUILD) | (are_codes_of(self._codes, None) & self._kept)
-        chosen &= ~self._call_sites.matching_inner(_BUCKET)
+        chosen &= ~self._call_sites.matching_inner(DDP_BUCKET)
         weights: Int64s = self._sizes[chosen]
         return weights
 
@@ -293,9 +339,13 @@ def _last_of_calls(call_sites: CallSites) -> Mask:
 
 def _is_loss(site: CallSite) -> bool:
     """Whether a site computes some loss; what a script allocates between forward and backward is one too."""
+    return site.stack.phase is Phase.OUTSIDE or site.module == _LOSS_MODULE or _is_named_loss(site)
+
+
+def _is_named_loss(site: CallSite) -> bool:
+    """Whether a function or operator of a loss allocates."""
     stack = site.stack
-    in_script = stack.phase is Phase.OUTSIDE or site.module == _LOSS_MODULE
-    return in_script or _LOSS_CALL.search(stack.text) is not None or not _LOSS_OPERATORS.isdisjoint(stack.operators)
+    return _LOSS_CALL.search(stack.text) is not None or not _LOSS_OPERATORS.isdisjoint(stack.operators)
 
 
 def _is_look_up(site: CallSite) -> bool:

@@ -18,8 +18,8 @@ _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$|fsdp/\S*:_move_states_t
 # what optimizers allocate for each weight
 STATE = re.compile(r":_?init_(?:group|state)$", re.MULTILINE)
 _TABLE = re.compile(r"nn/modules/sparse\.py:__init__$", re.MULTILINE)
-# buffers and partitions that an engine makes of the weights
-_ENGINE = re.compile(r"deepspeed/runtime/")
+# buffers and partitions that an engine or a wrapper makes of the weights
+_ENGINE = re.compile(r"deepspeed/runtime/|nn/parallel/distributed\.py:|distributed/utils\.py:_sync_")
 
 
 class Weights:
