@@ -7,7 +7,10 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.analyzers.attribution.stacks import WRAPPERS
+from ligerprof.analyzers.attribution.vocabulary import is_look_up
 from ligerprof.roles import Phase
+from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
@@ -20,6 +23,9 @@ _OTHER_CACHE = re.compile(r"rope|rotary|freq|sincos|mask|position")
 _FEWEST_PASSES = 3
 # keys and values of two layers
 _FEWEST_NAMED = 4
+# a prompt is longer than the tokens that later passes decode
+_LEAST_TOKENS_BEFORE = 8
+_CONVERSIONS = frozenset({"convert", "<lambda>"})
 # keys may be freed only once the values have been replaced too
 _LATEST_REPLACEMENT = 2
 
@@ -34,7 +40,9 @@ def find_cached(replayed: Replay, call_sites: CallSites, phases: EventPhases) ->
     - if it grows from pass to pass: every layer replaces its block by a larger one of the same call. What the first
       of these passes replaced, layer by layer, is cached too, such as the projection that the keys are views of;
     - if a program without backward creates four or more equal tensors in a function named after a cache and keeps
-      them.
+      them;
+    - if such a program decodes tokens, and no other rule finds where keys and values are: the largest buffers that its
+      build allocates in pairs.
     """
     codes = phases.codes_of(replayed.allocated_by)
     spans = phases.spans_of(replayed.allocated_by)
@@ -52,7 +60,55 @@ def find_cached(replayed: Replay, call_sites: CallSites, phases: EventPhases) ->
         cached[group] = True
     if not (phases.codes == phase_code(Phase.BACKWARD)).any():
         cached |= _named(replayed, call_sites, kept & (spans < phases.last_span))
+        if not cached.any() and _decodes(replayed, call_sites, codes, spans):
+            cached |= _paired(replayed, call_sites, kept & (codes == phase_code(Phase.BUILD)))
     return cached
+
+
+def _decodes(replayed: Replay, call_sites: CallSites, codes: Int64s, spans: Int64s) -> bool:
+    """Whether a pass looks far fewer tokens up than one before, as only a model can that keeps keys and values."""
+    looked_up = np.flatnonzero(call_sites.at(is_look_up) & (codes == phase_code(Phase.FORWARD)))
+    sizes = replayed.requested_bytes[looked_up]
+    highest = np.append(0, np.maximum.accumulate(sizes))[np.searchsorted(spans[looked_up], spans[looked_up])]
+    return bool((sizes * _LEAST_TOKENS_BEFORE <= highest).any())
+
+
+def _paired(replayed: Replay, call_sites: CallSites, built: Mask) -> Mask:
+    """The largest tensors that the build of a model allocates two at a time, apart from weights.
+
+    They are buffers of its modules, or tensors that its own constructors make. `Module._apply` moves weights first
+    and buffers last, from two lines.
+    """
+    sites = call_sites.sites
+    lines = [_line_of_apply(site) for site in sites]
+    last = max(lines, default=0) if len({line for line in lines if line}) > 1 else 0
+    kinds = [
+        line == last if line else not _first_call(site).startswith("torch/")
+        for site, line in zip(sites, lines, strict=True)
+    ]
+    is_weight = built & ~np.array([*kinds, False], dtype=bool)[call_sites.site_of]
+    sizes = replayed.requested_bytes
+    blocks = np.flatnonzero(built & ~is_weight & ~is_among(sizes, distinct(sizes[is_weight])))
+    paired = np.zeros(len(built), dtype=bool)
+    if not len(blocks):
+        return paired
+    largest = blocks[sizes[blocks] == sizes[blocks].max()]
+    follows = np.diff(largest, prepend=-2) == 1
+    if len(largest) >= _FEWEST_NAMED and (follows == (np.arange(len(largest)) % 2 == 1)).all():
+        paired[largest] = True
+    return paired
+
+
+def _line_of_apply(site: CallSite) -> int:
+    """The line of `Module._apply` that converts a tensor, 0 elsewhere."""
+    calls = site.stack.calls[:2]
+    converts = len(calls) > 1 and calls[0].function in _CONVERSIONS and calls[1].function == "_apply"
+    return calls[1].line if converts else 0
+
+
+def _first_call(site: CallSite) -> str:
+    """The file of the innermost Python call that does more than forward to an operator."""
+    return next((call.file for call in site.stack.calls if not WRAPPERS.search(call.file)), "torch/")
 
 
 def _trains(replayed: Replay, call_sites: CallSites, phases: EventPhases, codes: Int64s, spans: Int64s) -> Mask:
@@ -138,10 +194,12 @@ def _cache_function(site: CallSite) -> str:
 
     Tensors that a function only moves, or that a module of torch creates, do not count.
     """
-    calls = [call for call in site.stack.calls if call.function != "__init__"][:1]
-    if not site.stack.calls or site.stack.calls[0].file.startswith(("torch/", "transformers/")):
+    first = _first_call(site)
+    if first.startswith(("torch/", "transformers/")):
         return ""
-    files = (site.stack.calls[0].file, *(call.file for call in calls))
+    own = (call for call in site.stack.calls if not WRAPPERS.search(call.file))
+    calls = [call for call in own if call.function != "__init__"][:1]
+    files = (first, *(call.file for call in calls))
     names = [*(call.function for call in calls), *(file.rpartition("/")[2].removesuffix(".py") for file in files)]
     named = any(_CACHE_NAME.search(name) and not _OTHER_CACHE.search(name) for name in names)
     return ":".join(names) if named else ""

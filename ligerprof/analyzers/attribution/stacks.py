@@ -41,7 +41,7 @@ _PLUMBING = re.compile(
 # functions of FSDP that allocate whatever their callers need
 _ALLOCATORS = frozenset({"allocate", "alloc_storage", "_alloc_storage", "alloc_all_gather_outputs"})
 # frames that only wrap torch's operators
-_WRAPPERS = re.compile(_TORCH + r"(?:_ops|_jit_internal|_compile|utils/_device|utils/_contextlib|overrides)\.py$")
+WRAPPERS = re.compile(_TORCH + r"(?:_ops|_jit_internal|_compile|utils/_device|utils/_contextlib|overrides)\.py$")
 _MODULE_CALL = re.compile(_TORCH + r"nn/modules/(?:module|container)\.py$")
 # modules that call an operator without a Python function in between
 _DIRECT_CALL = re.compile(_TORCH + r"nn/modules/(?:(linear)\.py:forward|(conv)\.py:_conv_forward)$")
@@ -58,6 +58,7 @@ _STEP_WRAPPER = re.compile(_TORCH + r"optim/optimizer\.py")
 # generated code is called through functions named `forward` too
 _COMPILER = re.compile(_TORCH + r"_(?:functorch|dynamo|inductor)/")
 _INDUCTOR = re.compile(_TORCH + r"_inductor/")
+_PARTITION = re.compile(r"partition_\d+")
 _ENGINE_CALL = "_engine_run_backward"
 _BACKWARD_CALLS = frozenset({"backward", "unpack_hook", "recompute_fn", "_make_grads", _ENGINE_CALL})
 _BUILD_CALLS = re.compile(
@@ -165,7 +166,7 @@ class Stack:
     @cached_property
     def _function(self) -> str:
         """The innermost Python call, if its name says what it computes."""
-        call = next((call for call in self.calls if not _WRAPPERS.search(call.file)), None)
+        call = next((call for call in self.calls if not WRAPPERS.search(call.file)), None)
         if call is None or call.function.startswith("<"):
             return ""
         if _FUNCTIONAL.search(call.file):
@@ -211,11 +212,11 @@ class Stack:
     def is_generated(self) -> bool:
         """Whether code that inductor generated allocated, rather than inductor itself to measure kernels.
 
-        The function is named `call`. Between it and inductor's own calls, torch inserts the lines of the program that
-        the generated line computes.
+        The functions are named `call`, and `partition_0` and so on where CUDA graphs record parts of them. Between them
+        and inductor's own calls, torch inserts the lines of the program that the generated line computes.
         """
         generated = list(takewhile(lambda call: not _INDUCTOR.search(call.file), self.calls))
-        return len(generated) < len(self.calls) and any(call.function == "call" for call in generated)
+        return len(generated) < len(self.calls) and any(map(_is_generated, generated))
 
     @cached_property
     def script_calls(self) -> tuple[PythonCall, ...]:
@@ -307,6 +308,10 @@ class StackReader:
             calls=tuple([one for one in read if type(one) is PythonCall]),
             native=tuple([one for one in read if type(one) is str]),
         )
+
+
+def _is_generated(call: PythonCall) -> bool:
+    return call.function == "call" or _PARTITION.fullmatch(call.function) is not None
 
 
 def _read_frame(frame: Any) -> PythonCall | str | None:

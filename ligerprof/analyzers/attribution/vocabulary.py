@@ -182,7 +182,7 @@ class Vocabulary:
 
     def _heads_by_vectors(self, outputs: Int64s, losses: Int64s, tables: Int64s, *gates: int) -> Int64s | None:
         """The outputs of a head for which some weight is a vector of D numbers per gate."""
-        looked_up = self._outputs(_is_look_up)
+        looked_up = self._outputs(is_look_up)
         loss_sizes = distinct(self._sizes[losses])
         for span in islice(dict.fromkeys(self._spans[looked_up].tolist()), _PASSES_TO_SEARCH):
             look_ups = looked_up[self._spans[looked_up] == span]
@@ -206,7 +206,7 @@ class Vocabulary:
         Without [T, V], the indices [T] of the tokens show D, and the table V.
         """
         outputs = self._outputs(lambda site: site.stack.in_head)
-        looked_up = self._outputs(_is_look_up)
+        looked_up = self._outputs(is_look_up)
         # the loss of a pass that backward does not follow is outside of it
         loss_sizes = distinct(self._sizes[self._blocks(_is_named_loss, Phase.FORWARD, Phase.OUTSIDE)])
         if not (len(outputs) and len(loss_sizes)):
@@ -224,7 +224,8 @@ class Vocabulary:
                     and self._has_indices(tokens, block)
                 ):
                     self._row_bytes = row
-                    return outputs[self._sizes[outputs] % row == 0]
+                    heads: Int64s = outputs[self._sizes[outputs] % row == 0]
+                    return heads
         return _NO_BLOCKS
 
     def _has_indices(self, tokens: int, block: int) -> bool:
@@ -348,7 +349,8 @@ def _is_named_loss(site: CallSite) -> bool:
     return _LOSS_CALL.search(stack.text) is not None or not _LOSS_OPERATORS.isdisjoint(stack.operators)
 
 
-def _is_look_up(site: CallSite) -> bool:
+def is_look_up(site: CallSite) -> bool:
+    """Whether a site looks tokens up in a table."""
     return _LOOK_UP.search(site.stack.text) is not None or "embedding" in site.stack.operators
 
 

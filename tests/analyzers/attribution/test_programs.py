@@ -25,6 +25,7 @@ WITHOUT_VOCABULARY_LOSS = {
     "double-head",
     "gan",
     "gradient-penalty",
+    "graphed-decode",
     "graphed-mlp",
     "oom-generate",
     "own-cache",
@@ -33,7 +34,7 @@ WITHOUT_VOCABULARY_LOSS = {
     "vit",
 }
 TRAINING_ROLES = {Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES, Role.CHECKPOINTS}
-GENERATIONS = {"oom-generate", "own-cache", "static-cache"}
+GENERATIONS = {"graphed-decode", "oom-generate", "own-cache", "static-cache"}
 
 # bytes at the peak, of the shapes in the recorded programs
 AT_PEAK = {
