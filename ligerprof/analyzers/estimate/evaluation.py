@@ -3,14 +3,14 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
-from ligerprof.analyzers.estimate.step import StaticMemory, place
+from ligerprof.analyzers.estimate.step import StaticMemory, hooks_of, place
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.models.config_keys import Dropout
+from ligerprof.recipe.categories import Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -29,12 +29,15 @@ def evaluation_peak(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -
     placement = place(recipe, weights.values(), first=False)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     StaticMemory(recipe, weights, placement).place(meter, first=False)
+    # FSDP2 gathers weights as in training, and DDP's buckets are there
+    hooks = hooks_of(recipe, weights, meter, Step.STEADY)
+    hooks.start_step()
     for size_bytes in input_sizes(evaluated):
         meter.take(size_bytes, Role.INPUTS)
     for weight in weights.values():
         weight.recorded = False
     meter.start()
-    micro_batch = MicroBatch(evaluated, weights, kernels, meter, placement, Hooks())
+    micro_batch = MicroBatch(evaluated, weights, kernels, meter, placement, hooks)
     micro_batch.evaluates = True
     # checkpointing's hook on the embedding, `enable_input_require_grads`, makes a leaf of what nothing records
     micro_batch.copies_embedding = recipe.checkpointing

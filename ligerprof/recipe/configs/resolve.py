@@ -171,7 +171,7 @@ class Resolver:
     def _evaluation(self, engine: str) -> dict[str, Any]:
         if not self._value(S.EVALUATES):
             return {}
-        if engine != Engine.TORCH:
+        if engine == Engine.DEEPSPEED:
             self.assumed.append(f"evaluation under {engine} is not in the figures")
             return {}
         return {"eval_batch": self._value(S.EVALUATION_BATCH)}

@@ -1,6 +1,7 @@
 """The evaluation of an estimate, and what it does to the verdict."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -49,5 +50,15 @@ def test_a_fused_loss_evaluates_without_logits() -> None:
 
 
 def test_evaluation_under_deepspeed_is_refused() -> None:
-    with pytest.raises(RecipeError, match="--eval-batch needs --engine torch"):
+    with pytest.raises(RecipeError, match="--eval-batch under --engine deepspeed is not supported yet"):
         TrainingRecipe(model="tiny", engine="deepspeed", precision="mixed", eval_batch=2)
+
+
+@pytest.mark.parametrize("engine", [{"engine": "ddp"}, {"engine": "fsdp2", "precision": "mixed"}], ids=["ddp", "fsdp2"])
+def test_an_evaluation_holds_what_the_engine_adds(engine: dict[str, Any]) -> None:
+    """DDP's buckets, which are as large as the gradients; the weights that FSDP2 gathers."""
+    evaluated = estimate(dataclasses.replace(STEP, eval_batch=8, gpus=2, **engine))
+    assert evaluated.evaluation_roles is not None
+    assert evaluated.evaluation_roles[Role.COMMUNICATION] > 0
+    assert evaluated.evaluation_roles[Role.GRADIENTS] == 0
+    assert evaluated.highest[0] is Moment.EVALUATION

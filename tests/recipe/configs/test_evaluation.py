@@ -40,6 +40,14 @@ def test_evaluation_under_deepspeed_is_said_to_be_missing(tmp_path: Path) -> Non
     assert "evaluation under deepspeed is not in the figures" in report.assumed
 
 
+@pytest.mark.parametrize("keys", [{}, {"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2}}], ids=["ddp", "fsdp2"])
+def test_evaluation_on_several_gpus(keys: dict[str, Any], tmp_path: Path) -> None:
+    values = {**TRAINER, "bf16": True, "eval_strategy": "steps", "per_device_eval_batch_size": 3, **keys}
+    recipe, report = read(tmp_path, values, gpus=2)
+    assert recipe.eval_batch == 3
+    assert not any("evaluation" in text for text in report.assumed)
+
+
 def test_the_command_line_wins(tmp_path: Path) -> None:
     recipe, _ = read(tmp_path, {**TRAINER, "eval_strategy": "steps"}, eval_batch=1)
     assert recipe.eval_batch == 1
