@@ -35,15 +35,14 @@ class EventTable:
         cells = ((key, int(column[row])) for key, column in self.columns.items())
         return {key: cell if cell >= 0 else self.objects[-1 - cell] for key, cell in cells}
 
-    def objects_of(self, key: str, rows: Int64s) -> tuple[Int64s, list[Any]]:
-        """Index of each row's value of a key, and the values."""
-        if key not in self.columns:
-            return np.zeros(len(rows), dtype=np.int64), [None]
-        cells = self.columns[key][rows]
+    def distinct_objects(self, cells: Column) -> tuple[Int64s, list[Any]]:
+        """Index of the value of each of some cells, and the values."""
         if len(cells) and cells.max() >= 0:
             # unexpected numbers among them: each value gets its own index
-            return np.arange(len(rows)), [self.event(row)[key] for row in rows.tolist()]
-        indices = -1 - cells
+            values = [cell if cell >= 0 else self.objects[-1 - cell] for cell in cells.tolist()]
+            return np.arange(len(cells)), values
+        # as numpy would make them for each use
+        indices = np.subtract(-1, cells, dtype=np.int64)
         seen = np.zeros(len(self.objects), dtype=bool)
         seen[indices] = True
         used = np.flatnonzero(seen)
@@ -59,13 +58,15 @@ class DeviceTrace(Sequence[Event]):
         rows: for each event its row in the table, or -1 - i for `events[i]`; None if all events are dicts.
     """
 
-    __slots__ = ("_events", "_objects", "_rows", "_table")
+    __slots__ = ("_events", "_in_dicts", "_objects", "_places", "_rows", "_table")
 
     def __init__(self, events: Sequence[Event], table: EventTable | None = None, rows: Int64s | None = None) -> None:
         self._events = events
         self._table = table or EventTable(columns={}, objects=())
         self._rows = np.arange(-1, -1 - len(events), -1) if rows is None else rows
         self._objects: dict[str, tuple[Int64s, list[Any]]] = {}
+        self._in_dicts = np.flatnonzero(self._rows < 0)
+        self._places: Int64s | slice | None = None
 
     @classmethod
     def in_columns(cls, events: list[dict[str, Any]]) -> "DeviceTrace":
@@ -117,12 +118,11 @@ class DeviceTrace(Sequence[Event]):
 
     def numbers(self, key: str) -> Int64s:
         """Values of `key`, one per event: 0 if missing, -1 if not an integer in [0, 2**63)."""
-        in_table, in_dicts = self._parts()
         column = np.zeros(len(self), dtype=np.int64)
         if key in self._table.columns:
-            column[in_table] = np.maximum(self._table.columns[key][self._rows[in_table]], _NO_NUMBER)
-        values = (event.get(key, 0) for event in self._dicts(in_dicts))
-        column[in_dicts] = [
+            np.maximum(self._cells(key), _NO_NUMBER, out=column)
+        values = (event.get(key, 0) for event in self._dicts())
+        column[self._in_dicts] = [
             value if type(value) is int and 0 <= value < _NUMBER_LIMIT else _NO_NUMBER for value in values
         ]
         return column
@@ -138,26 +138,40 @@ class DeviceTrace(Sequence[Event]):
         return self._objects[key]
 
     def _find_objects(self, key: str) -> tuple[Int64s, list[Any]]:
-        in_table, in_dicts = self._parts()
-        column = np.empty(len(self), dtype=np.int64)
-        column[in_table], found = self._table.objects_of(key, self._rows[in_table])
-        dicts = self._dicts(in_dicts)
-        if dicts:
+        in_table = np.flatnonzero(self._rows >= 0)[:1]
+        if key not in self._table.columns:
+            column, found = np.zeros(len(self), dtype=np.int64), [None]
+        elif not len(in_table):
+            column, found = np.zeros(len(self), dtype=np.int64), []
+        else:
+            cells = self._cells(key)
+            if len(self._in_dicts):
+                cells = cells.copy()
+                cells[self._in_dicts] = cells[in_table]
+            column, found = self._table.distinct_objects(cells)
+        if len(self._in_dicts):
             values = _Numbered(found)
-            column[in_dicts] = [values.number_of(event.get(key)) for event in dicts]
+            column[self._in_dicts] = [values.number_of(event.get(key)) for event in self._dicts()]
         return column, found
 
-    def _parts(self) -> tuple["Int64s | slice", Int64s]:
-        """Indices of the events in the table, and of those that are dicts."""
-        in_dicts = np.flatnonzero(self._rows < 0)
-        first = int(in_dicts[0]) if len(in_dicts) else len(self)
-        # most often, all events but the last are in the table
-        if first + len(in_dicts) == len(self):
-            return slice(first), in_dicts
-        return np.flatnonzero(self._rows >= 0), in_dicts
+    def _cells(self, key: str) -> Column:
+        """The table's cell of each event, not to be changed; any cell for those that are dicts."""
+        if self._places is None:
+            self._places = self._find_places()
+        return self._table.columns[key][self._places]
 
-    def _dicts(self, places: Int64s) -> list[Event]:
-        return [self._events[-1 - row] for row in self._rows[places].tolist()]
+    def _find_places(self) -> Int64s | slice:
+        """A row of the table for each event; a slice if they follow each other, as those of a device do."""
+        columns, rows = self._table.columns, self._rows
+        known = np.flatnonzero(rows >= 0)
+        first = int(rows[known[0]] - known[0]) if len(known) else 0
+        end = first + len(rows)
+        if first >= 0 and end <= min(map(len, columns.values())) and np.array_equal(rows[known], known + first):
+            return slice(first, end)
+        return np.maximum(rows, 0)
+
+    def _dicts(self) -> list[Event]:
+        return [self._events[-1 - row] for row in self._rows[self._in_dicts].tolist()]
 
 
 class _Numbered:

@@ -109,7 +109,19 @@ def test_any_events_are_read_as_pickle_loads_them(
         if in_threads:
             read_in_threads(patch)
 
-        assert load(pickle.dumps(whole, protocol)) == whole
+        values = load(pickle.dumps(whole, protocol))
+
+    assert values == whole
+    for trace, plain in zip(values["device_traces"], traces, strict=True):
+        if isinstance(trace, DeviceTrace):
+            require_columns_of(trace, plain)
+
+
+def require_columns_of(trace: DeviceTrace, plain: list[dict[str, Any]]) -> None:
+    for key in KEYS:
+        codes, found = trace.objects(key)
+        assert [found[code] for code in codes.tolist()] == [event.get(key) for event in plain]
+        assert np.array_equal(trace.numbers(key), DeviceTrace(plain).numbers(key))
 
 
 def test_equal_stacks_share_a_table_entry_and_stay_complete_elsewhere() -> None:
