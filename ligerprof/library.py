@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ligerprof.analyzers import estimate as analytic
 from ligerprof.analyzers.compare import Comparison, figures_from_json, figures_of_ranks
 from ligerprof.analyzers.compare import compare as compare_figures
-from ligerprof.analyzers.estimate import MemoryEstimate
+from ligerprof.analyzers.estimate import MemoryEstimate, Moment
 from ligerprof.analyzers.result_reader import Figures
 from ligerprof.analyzers.search.budget import Judge, Reserved, find_limit
 from ligerprof.errors import ResultFormatError, UnsupportedError, WrongTypeError
@@ -198,11 +198,23 @@ def _simulated_run(recipe: TrainingRecipe, progress: Progress) -> Reserved:
     from ligerprof.runs.whole_run.simulate import simulate_run
 
     run = simulate_run(recipe, progress)
-    fits, evaluation_bytes = run.oom is None, 0
-    if fits and recipe.eval_batch is not None:
-        outcome = simulate_step(replace(recipe, batch=1, lengths=None), record=False)
-        fits, evaluation_bytes = outcome.oom is None, outcome.evaluation_reserved_bytes or 0
-    return Reserved(first_bytes=0, steady_bytes=run.reserved_bytes, evaluation_bytes=evaluation_bytes, fits=fits)
+    if run.oom is not None:
+        failed = run.oom.moment.step
+        return Reserved(
+            first_bytes=0,
+            steady_bytes=run.reserved_bytes,
+            fits=False,
+            failed_in=(Moment.FIRST if failed == 1 else Moment.STEADY).value,
+            run_step=failed,
+        )
+    steps = Reserved(first_bytes=0, steady_bytes=run.reserved_bytes, fits=True, run_step=run.reserved.step)
+    if recipe.eval_batch is None:
+        return steps
+    progress("simulating an evaluation")
+    evaluated = reserved(simulate_step(replace(recipe, batch=1, lengths=None), record=False))
+    return replace(
+        steps, evaluation_bytes=evaluated.evaluation_bytes, fits=evaluated.fits, failed_in=evaluated.failed_in
+    )
 
 
 def read_figures(source: PathLike, *, of_ranks: bool = False) -> tuple[Figures, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ligerprof.analyzers.estimate import Moment
 from ligerprof.analyzers.search.budget import Method, Verdict
 from ligerprof.analyzers.search.fit import Bound, Fit, Point
 from ligerprof.recipe.categories import Axis
@@ -33,10 +34,21 @@ def render_fit(fit: Fit) -> "RenderableType":
 
 def describe_verdict(verdict: Verdict) -> str:
     """Whether a recipe fits, the bytes it holds, and the method that determined this."""
-    held = format_bytes(verdict.held_bytes)
+    held, moment = format_bytes(verdict.held_bytes), _moment(verdict)
     if verdict.checked is Method.ESTIMATED:
-        return f"{'fits' if verdict.fits else 'DOES NOT FIT'}: {held} allocated (estimated)"
-    return f"fits: {held} reserved (simulated)" if verdict.fits else "DOES NOT FIT: out of memory (simulated)"
+        return f"{'fits' if verdict.fits else 'DOES NOT FIT'}: {held} allocated{moment} (estimated)"
+    if verdict.fits:
+        return f"fits: {held} reserved{moment} (simulated)"
+    return f"DOES NOT FIT: out of memory{moment} (simulated)"
+
+
+def _moment(verdict: Verdict) -> str:
+    """Where memory is highest, or ran out; the steady step is not named."""
+    if verdict.run_step is not None:
+        return f" in step {verdict.run_step:,} of the run"
+    if verdict.decided_by is None or verdict.decided_by is Moment.STEADY:
+        return ""
+    return f" in the {verdict.decided_by}"
 
 
 def _answers(fit: Fit) -> Iterator[str]:
@@ -53,11 +65,11 @@ def _answer(point: Point | None, axis: Axis) -> str:
     figure = point.batch if axis is Axis.BATCH else point.seq
     end = ", the model's maximum" if point.bounded_by is Bound.POSITIONS else ""
     verdict = point.verdict
-    return f"{figure}{end} ({format_bytes(verdict.held_bytes)} {verdict.held}, {verdict.method})"
+    return f"{figure}{end} ({format_bytes(verdict.held_bytes)} {verdict.held}{_moment(verdict)}, {verdict.method})"
 
 
 def _frontier_table(fit: Fit) -> "Table":
-    figures = ("tokens per sequence", "largest batch", "tokens per micro-batch", "held")
+    figures = ("sequence", "largest batch", "tokens", "held")
     rows = [
         (
             f"{point.seq:,}",

@@ -14,9 +14,10 @@ from ligerprof.analyzers.search.budget import Reserved
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Phase
 
 if TYPE_CHECKING:
-    from ligerprof.runs.outcome import StepOutcome
+    from ligerprof.runs.outcome import OutOfMemory, StepOutcome
 
 _SERVER = "ligerprof.runs.simulated.server"
 # numpy's BLAS starts a thread per core when it is imported, and a process with threads must not fork
@@ -134,9 +135,23 @@ def reserved(outcome: "StepOutcome") -> Reserved:
     return Reserved(
         first_bytes=outcome.first_step_reserved_bytes,
         steady_bytes=outcome.reserved_bytes,
+        second_bytes=outcome.second_step_reserved_bytes or 0,
         evaluation_bytes=outcome.evaluation_reserved_bytes or 0,
         fits=outcome.oom is None,
+        failed_in=None if outcome.oom is None else _failed_in(outcome, outcome.oom),
     )
+
+
+def _failed_in(outcome: "StepOutcome", oom: "OutOfMemory") -> str | None:
+    """The moment in which memory ran out, None for the build of the model."""
+    from ligerprof.analyzers.estimate import Moment
+
+    if oom.phase is Phase.EVALUATION:
+        return Moment.EVALUATION.value
+    if oom.step < 2:
+        return Moment.FIRST.value if oom.step else None
+    is_second = oom.step == 2 and outcome.second_step_reserved_bytes is not None
+    return (Moment.SECOND if is_second else Moment.STEADY).value
 
 
 def read_line(connection: socket.socket) -> Any:

@@ -3,11 +3,14 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ligerprof
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Phase
 from ligerprof.runs import simulators as module
 from ligerprof.runs.simulators import Simulators, reserved
 from ligerprof.units import MIB
@@ -88,3 +91,28 @@ def test_other_processes_reserve_what_this_one_does() -> None:
 
     assert found == [reserved(ligerprof.simulate(recipe, record=False)) for recipe in (fitting, unfitting)]
     assert [answer and answer.fits for answer in found] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "second_bytes", "moment"),
+    [
+        (Phase.BUILD, 0, None, None),
+        (Phase.BACKWARD, 1, None, "first step"),
+        (Phase.FORWARD, 2, 0, "second step"),
+        (Phase.FORWARD, 2, None, "steady step"),
+        (Phase.OPTIMIZER, 3, 7, "steady step"),
+        (Phase.EVALUATION, 3, 7, "evaluation"),
+    ],
+)
+def test_the_moment_in_which_memory_ran_out(
+    phase: Phase, step: int, second_bytes: int | None, moment: str | None
+) -> None:
+    outcome: Any = SimpleNamespace(
+        first_step_reserved_bytes=1,
+        reserved_bytes=2,
+        second_step_reserved_bytes=second_bytes,
+        evaluation_reserved_bytes=None,
+        oom=SimpleNamespace(phase=phase, step=step),
+    )
+    assert reserved(outcome).failed_in == moment
+    assert reserved(outcome).second_bytes == (second_bytes or 0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.estimate import Moment, estimate
 from ligerprof.errors import KernelUnavailableError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import usable_memory
@@ -30,19 +30,44 @@ class Method(Word):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserved:
-    """Reserved bytes of a step simulated under the recipe's limit.
+    """Reserved bytes of the steps simulated under the recipe's limit.
 
     Attributes:
         first_bytes: peak of the first step.
-        steady_bytes: peak of the steady step; if `fits` is False, of the part that ran.
+        steady_bytes: peak of the steady step, or of a whole run; if `fits` is False, of the part that ran.
+        second_bytes: peak of DDP's second step, or 0.
         evaluation_bytes: peak of an evaluation, or 0.
-        fits: whether both steps, and an evaluation, completed without running out of memory.
+        fits: whether all steps, and an evaluation, completed without running out of memory.
+        failed_in: the moment in which memory ran out; None if it did not, or before the first step.
+        run_step: of a whole run, the step that first reserved most, or in which memory ran out.
     """
 
     first_bytes: int
     steady_bytes: int
+    second_bytes: int = 0
     evaluation_bytes: int = 0
     fits: bool
+    failed_in: str | None = None
+    run_step: int | None = None
+
+    @property
+    def highest(self) -> tuple[Moment, int]:
+        """The moment that reserved most, and its bytes."""
+        moments = {
+            Moment.STEADY: self.steady_bytes,
+            Moment.FIRST: self.first_bytes,
+            Moment.SECOND: self.second_bytes,
+            Moment.EVALUATION: self.evaluation_bytes,
+        }
+        moment = max(moments, key=lambda each: moments[each])
+        return moment, moments[moment]
+
+    @property
+    def decided_by(self) -> Moment | None:
+        """The moment that decides whether the recipe fits; None if memory ran out before the first step."""
+        if self.fits:
+            return self.highest[0]
+        return None if self.failed_in is None else Moment(self.failed_in)
 
 
 # simulates a recipe under its memory_limit_bytes; raises one of these errors if it cannot
@@ -64,16 +89,20 @@ class Verdict:
     """Whether a recipe fits, and how this was determined.
 
     Attributes:
-        held_bytes: the highest peak of the first step, the steady step and an evaluation: reserved bytes if simulated
-            (up to the failure if it ran out of memory), allocated bytes if estimated.
+        held_bytes: the highest peak of all steps and an evaluation: reserved bytes if simulated (up to the failure if
+            it ran out of memory), allocated bytes if estimated.
         checked: the method.
         reason: why the requested simulation was not possible, or None.
+        decided_by: the moment with the highest peak, or in which memory ran out; None if that was before any step.
+        run_step: the number of that step in a simulated run over a file of lengths, else None.
     """
 
     fits: bool
     held_bytes: int
     checked: Method
     reason: str | None = None
+    decided_by: Moment | None = None
+    run_step: int | None = None
 
     @property
     def method(self) -> str:
@@ -87,7 +116,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """A `verdict` object of the JSON of fit and advise."""
-        return select(self, "fits", "held_bytes", "held", "checked", "reason")
+        return select(self, "fits", "held_bytes", "held", "checked", "reason", "decided_by", "run_step")
 
 
 def verdict_notes(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
@@ -180,9 +209,10 @@ class Judge:
 
     def by_estimate(self, recipe: TrainingRecipe, reason: str | None = None) -> Verdict:
         """Judge by the analytic estimate alone."""
-        held_bytes = needed_bytes(recipe)
+        moment, highest_bytes = estimate(recipe).highest
+        held_bytes = highest_bytes + ALLOWANCE_BYTES
         fits = held_bytes + self._room_bytes <= self.limit.size_bytes
-        return Verdict(fits=fits, held_bytes=held_bytes, checked=Method.ESTIMATED, reason=reason)
+        return Verdict(fits=fits, held_bytes=held_bytes, checked=Method.ESTIMATED, reason=reason, decided_by=moment)
 
     def _judge(self, recipe: TrainingRecipe) -> Verdict:
         if self._without_room is not None:
@@ -194,9 +224,15 @@ class Judge:
             reserved = self._check(self._limited(recipe))
         except _UNCOVERED as error:
             return self.by_estimate(recipe, str(error))
-        held_bytes = max(reserved.first_bytes, reserved.steady_bytes, reserved.evaluation_bytes)
-        fits = reserved.fits and held_bytes <= self.limit.size_bytes
-        return Verdict(fits=fits, held_bytes=held_bytes, checked=Method.SIMULATED)
+        _, held_bytes = reserved.highest
+        decided_by = reserved.decided_by
+        return Verdict(
+            fits=reserved.fits and held_bytes <= self.limit.size_bytes,
+            held_bytes=held_bytes,
+            checked=Method.SIMULATED,
+            decided_by=decided_by,
+            run_step=reserved.run_step if decided_by is Moment.STEADY else None,
+        )
 
     def _limited(self, recipe: TrainingRecipe) -> TrainingRecipe:
         return dataclasses.replace(recipe, memory_limit_bytes=self.limit.size_bytes)

@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ligerprof.analyzers.estimate import Moment
 from ligerprof.analyzers.search.budget import Judge, Limit, Reserved, Verdict, find_limit, needed_bytes
 from ligerprof.analyzers.search.fit import SEQ_STEP, Fit, find_border, fit
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.fit import describe_verdict
 from ligerprof.units import GIB, MIB
 
 MIXTRAL = {
@@ -240,3 +242,26 @@ def test_the_limit_is_the_given_one_or_what_the_gpu_leaves(
 def test_a_limit_above_the_gpu_is_refused() -> None:
     with pytest.raises(RecipeError, match="more than Tesla T4 has"):
         find_limit(TrainingRecipe(gpu="t4", memory_limit_bytes=24 * GIB))
+
+
+def test_a_verdict_names_the_moment_that_decides() -> None:
+    recipe = TrainingRecipe(model="tiny", eval_batch=4096)
+    estimated = Judge(limited(64 * GIB), None).verdict(recipe)
+    assert estimated.decided_by is Moment.EVALUATION
+    assert "in the evaluation (estimated)" in describe_verdict(estimated)
+
+    def in_second(_: TrainingRecipe) -> Reserved:
+        return Reserved(first_bytes=5 * MIB, steady_bytes=6 * MIB, second_bytes=9 * MIB, fits=True)
+
+    def fails(_: TrainingRecipe) -> Reserved:
+        return Reserved(first_bytes=9 * MIB, steady_bytes=6 * MIB, fits=False, failed_in="evaluation")
+
+    def in_a_run(_: TrainingRecipe) -> Reserved:
+        return Reserved(first_bytes=0, steady_bytes=6 * MIB, fits=True, run_step=1317)
+
+    second, failed, run = (Judge(limited(10 * MIB), check).verdict(recipe) for check in (in_second, fails, in_a_run))
+    assert second.to_json()["decided_by"] == "second step"
+    assert second.held_bytes == 9 * MIB
+    assert describe_verdict(failed) == "DOES NOT FIT: out of memory in the evaluation (simulated)"
+    assert describe_verdict(run) == "fits: 6.0 MiB reserved in step 1,317 of the run (simulated)"
+    assert run.to_json()["run_step"] == 1317
