@@ -204,7 +204,7 @@ def _simulated_run(recipe: TrainingRecipe, progress: Progress) -> Reserved:
             first_bytes=0,
             steady_bytes=run.reserved_bytes,
             fits=False,
-            failed_in=(Moment.FIRST if failed == 1 else Moment.STEADY).value,
+            failed_in=str(Moment.FIRST if failed == 1 else Moment.STEADY),
             run_step=failed,
         )
     steps = Reserved(first_bytes=0, steady_bytes=run.reserved_bytes, fits=True, run_step=run.reserved.step)

@@ -147,11 +147,11 @@ def _failed_in(outcome: "StepOutcome", oom: "OutOfMemory") -> str | None:
     from ligerprof.analyzers.estimate import Moment
 
     if oom.phase is Phase.EVALUATION:
-        return Moment.EVALUATION.value
+        return str(Moment.EVALUATION)
     if oom.step < 2:
-        return Moment.FIRST.value if oom.step else None
+        return str(Moment.FIRST) if oom.step else None
     is_second = oom.step == 2 and outcome.second_step_reserved_bytes is not None
-    return (Moment.SECOND if is_second else Moment.STEADY).value
+    return str(Moment.SECOND if is_second else Moment.STEADY)
 
 
 def read_line(connection: socket.socket) -> Any:
