@@ -23,6 +23,11 @@ COMPOSITES = frozenset(
     }
 )
 
+# keys of the text model's config
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+# a config of one model has one of these
+_SIZES = ("hidden_size", "n_embd", "d_model")
+
 _QWEN2_VL = Architecture(
     model_type="qwen2_vl_text",
     modeling="qwen2_vl",
@@ -70,7 +75,9 @@ def is_composite(model_type: str) -> bool:
     return model_type in COMPOSITES
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The config of the text model within that of a model with a vision tower; None for other configs."""
-    text = config.get("text_config")
-    return text if config.get("model_type") in COMPOSITES and isinstance(text, Mapping) else None
+def text_config(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Key and config of the text model within that of a model that joins it with others; None for other configs."""
+    if config.get("model_type") not in COMPOSITES and any(key in config for key in _SIZES):
+        return None
+    found = ((key, config.get(key)) for key in _TEXT_CONFIGS)
+    return next(((key, text) for key, text in found if isinstance(text, Mapping)), None)

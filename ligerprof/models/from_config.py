@@ -39,12 +39,13 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
         raise UnknownModelError(f"{name}: the config has no 'model_type'. Give a transformers config.json.")
-    if (text := text_config(config)) is not None:
+    if (nested := text_config(config)) is not None:
+        key, text = nested
         inner = text.get("model_type")
-        hint = " To train the text model alone, give its 'text_config' as a config.json."
+        hint = f" To train the text model alone, give its {key!r} as a config.json."
         raise UnknownModelError(
-            f"{name}: {short_repr(model_type)} joins a vision tower, which is not covered, and a text model of type"
-            f" {short_repr(inner)}.{hint if isinstance(inner, str) and has_row(inner) else ''}"
+            f"{name}: {short_repr(model_type)} joins a text model of type {short_repr(inner)} with others, such as a"
+            f" vision tower, which are not covered.{hint if isinstance(inner, str) and has_row(inner) else ''}"
         )
     row = find_architecture(model_type)
     config_json = canonical_json(config)

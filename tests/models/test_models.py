@@ -128,6 +128,19 @@ def test_an_architecture_without_a_row_still_has_sizes(tmp_path: Path) -> None:
         _ = spec.parameter_count
 
 
+@pytest.mark.parametrize("key", ["text_config", "llm_config", "language_config"])
+@pytest.mark.parametrize(("inner", "is_hint"), [("llama4_text", True), ("mamba9", False), (None, False), (7, False)])
+def test_a_model_that_joins_others_is_refused_by_the_name_of_its_text_model(
+    key: str, inner: object, is_hint: bool
+) -> None:
+    config = {"model_type": "joined", "vision_config": {}, key: {"model_type": inner, "hidden_size": 64}}
+    with pytest.raises(UnknownModelError, match=r"'joined' joins a text model of type .* not covered\.") as caught:
+        spec_from_config(config, name="small")
+    assert (f"give its {key!r} as a config.json" in str(caught.value)) == is_hint
+    # a model of its own may mention another one
+    assert spec_from_config({**SMALL_LLAMA, key: {"model_type": "vit"}}, name="small").layers == 2
+
+
 @pytest.mark.parametrize("implementation", [None, "grouped_mm", "batched_mm", "eager"])
 def test_another_implementation_of_experts_is_refused_by_name(implementation: str | None) -> None:
     config = {**SMALL_LLAMA, "model_type": "mixtral", "experts_implementation": implementation}

@@ -22,7 +22,7 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import Ignored, Lacking, Packing, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import Ignored, Lacking, Outcome, Packing, Reading, Reason, Sets, Setting
 from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
@@ -40,12 +40,20 @@ from ligerprof.recipe.configs.shared import (
 )
 from ligerprof.torch_memory.selective import ADDMM, BMM, FUSED_ATTENTION, MM
 
+# grouped_mm is what transformers takes where nothing is set
+_OTHER_EXPERTS = lacking("another implementation of experts", "experts", harmless=("grouped_mm",))["experts"]
 _LIGER = "axolotl.integrations.liger.LigerPlugin"
 _CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 # plug-ins without tensors of their own in a training step
 _HARMLESS_PLUGINS = ("SwanLabPlugin", "LMEvalPlugin")
 # what axolotl's `save` matches
 _SELECTIVE = {"attention": "+".join(FUSED_ATTENTION), "aten::mm": MM, "aten::addmm": ADDMM, "aten::bmm": BMM}
+
+
+def _experts(value: Any) -> Outcome:
+    return Sets(values={Setting.EXPERTS: "eager"}) if value == "eager" else _OTHER_EXPERTS.read(value)
+
+
 # the old names of activation_offloading
 _OFFLOAD = Sets(values={Setting.CHECKPOINTING: True, Setting.ACTIVATION_OFFLOAD: True})
 _ON_DISK = Lacking(what="checkpoints on a disk", setting=Setting.CHECKPOINTING)
@@ -118,8 +126,7 @@ _ROWS: Mapping[str, Row] = {
     **lacking("kernels from the hub", "use_kernels"),
     **lacking("kernels of experts", "use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels"),
     **lacking("kernels of experts", "expert_backend", harmless=("eager",)),
-    # grouped_mm is what transformers takes where nothing is set
-    **lacking("another implementation of experts", "experts_implementation", harmless=("grouped_mm",)),
+    "experts_implementation": Row(read=_experts, any_key=True),
     **lacking("quantized experts", "quantize_moe_experts llama4_linearized_experts"),
     **lacking("a chunked loss", "chunked_cross_entropy", setting=Setting.LOSS),
     **lacking("another loss", "use_eaft kd_trainer diffusion liger_use_token_scaling"),

@@ -29,6 +29,7 @@ class Setting(Word):
     GALORE_RANK = "galore_rank"
     CLIP = "clip"
     ATTENTION = "attention"
+    EXPERTS = "experts"
     LOSS = "loss"
     ENGINE = "engine"
     ZERO = "zero"

@@ -185,7 +185,9 @@ def test_axolotls_implementations_of_experts(tmp_path: Path) -> None:
     moe = {"base_model": "tiny", "micro_batch_size": 1}
     assert read(tmp_path, {**moe, "experts_implementation": "grouped_mm"})[0] == read(tmp_path, moe)[0]
     with pytest.raises(UnsupportedError, match="another implementation of experts"):
-        read(tmp_path, {**moe, "experts_implementation": "eager"})
+        read(tmp_path, {**moe, "experts_implementation": "batched_mm"})
+    moe["base_model"] = "qwen3-30b-a3b"
+    assert read(tmp_path, {**moe, "experts_implementation": "eager"})[0].experts == "eager"
 
 
 def test_the_loss_of_llama_factory_1_is_refused_by_name(tmp_path: Path) -> None:
