@@ -245,6 +245,12 @@ def _configs() -> list[Subject]:
             content=operators,
             read=by_command("estimate", "--model", "tiny", "--selective"),
         ),
+        Subject(
+            kind="config",
+            suffix=".txt",
+            content=b"# tokens of each expert\n40 30, 20 10 60 0 50 30  # of 8\n",
+            read=by_command("estimate", "--model", "mixtral-8x7b", "--experts", "eager", "--routing"),
+        ),
     ]
 
 

@@ -6,6 +6,7 @@
 | FakeTensorMode.__deepcopy__ | copies of modules, such as peft's `modules_to_save`, belong to the same mode |
 | torch.utils._foreach_utils | clip_grad_norm_ asks it whether to use foreach operators, as it does on CUDA |
 | transformers.masking_utils | it mistakes fake tensors for tracing, and builds masks that an eager run does not build |
+| transformers' registry of experts | fake tensors do not say which experts a token chooses (experts.py) |
 | torch.amp.GradScaler | it skips a step whose gradients are not finite; simulated ones have no values |
 | torch.is_autocast_enabled without a device | it means CUDA's autocast; the simulation uses the CPU's |
 | torch.clear_autocast_cache | it frees casts of weights in the order of pointer hashes, which varies |
