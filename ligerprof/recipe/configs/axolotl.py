@@ -41,7 +41,7 @@ from ligerprof.recipe.configs.shared import (
 from ligerprof.torch_memory.selective import ADDMM, BMM, FUSED_ATTENTION, MM
 
 # grouped_mm is what transformers takes where nothing is set
-_OTHER_EXPERTS = lacking("another implementation of experts", "experts", harmless=("grouped_mm",))["experts"]
+(_OTHER_EXPERTS,) = lacking("another implementation of experts", "key", harmless=("grouped_mm",)).values()
 _LIGER = "axolotl.integrations.liger.LigerPlugin"
 _CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 # plug-ins without tensors of their own in a training step
