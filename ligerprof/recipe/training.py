@@ -48,12 +48,21 @@ class TrainingRecipe(RunOptions, TrainingOptions):
                 self.spec.name,
                 f"{self.batch} x {self.seq} tokens" + (" packed" if self.packing else ""),
                 self.precision,
+                *self._adapter_words(),
                 "checkpointed" if self.checkpointing else "not checkpointed",
                 *(("compiled",) if self.compile else ()),
                 self.optimizer,
                 f"kernels {'+'.join(self.kernels)} ({self.provider_names})" if self.kernels else "no fused kernels",
             )
         )
+
+    def _adapter_words(self) -> tuple[str, ...]:
+        """The adapters and the format of the weights below them; nothing without adapters."""
+        rank = self.lora or self.qlora
+        if rank is None:
+            return ()
+        over = "" if self.packed_bits is None else f" over {self.packed_bits}-bit weights"
+        return (f"{'DoRA' if self.dora else 'LoRA'} {rank}{over}",)
 
     @property
     def evaluation(self) -> "TrainingRecipe | None":

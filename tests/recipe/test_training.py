@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 
@@ -217,3 +218,19 @@ def test_a_damaged_description_of_the_model_is_refused(config: object) -> None:
     values = {**TrainingRecipe(model="tiny").to_json(), "model_config": config}
     with pytest.raises(UnknownModelError, match="tiny: the config has no 'model_type'"):
         TrainingRecipe.from_json(values)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "amp, checkpointed"),
+        ({"lora": 8}, "amp, LoRA 8, checkpointed"),
+        ({"lora": 8, "dora": True}, "amp, DoRA 8, checkpointed"),
+        ({"qlora": 16}, "amp, LoRA 16 over 4-bit weights, checkpointed"),
+        ({"lora": 16, "quantization": "4bit"}, "amp, LoRA 16 over 4-bit weights, checkpointed"),
+        ({"lora": 16, "quantization": "8bit"}, "amp, LoRA 16 over 8-bit weights, checkpointed"),
+    ],
+    ids=str,
+)
+def test_the_summary_names_the_adapters(options: dict[str, Any], words: str) -> None:
+    assert words in TrainingRecipe(model="tiny", **options).summary
