@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution
+from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.analyzers.explain.steps import step_starts
 from ligerprof.roles import Phase
@@ -50,8 +51,16 @@ def _loop_starts(attribution: Attribution, moment: int) -> list[int]:
             for loop in _returns(last, path):
                 found[loop].append(event)
             last = path
-    loops = [loop for loop, starts in found.items() if len(starts) >= _LEAST_STARTS]
+    passes = attribution.phases.span_starts
+    passes = passes[attribution.phases.codes[passes] == phase_code(Phase.FORWARD)]
+    loops = [loop for loop, starts in found.items() if len(starts) >= _LEAST_STARTS and _runs_passes(starts, passes)]
     return found[min(loops, key=lambda loop: (len(loop), -len(found[loop])))] if loops else []
+
+
+def _runs_passes(starts: Sequence[int], passes: Int64s) -> bool:
+    """Whether most rounds of a loop begin a forward pass, unlike a loop over the rows of a batch; passes ascend."""
+    rounds = np.diff(np.searchsorted(passes, starts))
+    return not len(passes) or bool(2 * np.count_nonzero(rounds) >= len(rounds))
 
 
 def _returns(before: Sequence[PythonCall], after: Sequence[PythonCall]) -> Iterator[tuple[object, ...]]:

@@ -54,10 +54,14 @@ def _reason(attribution: Attribution, owners: Owners, place: int) -> str:
 
 
 def _known_part(attribution: Attribution, older: Owners) -> str:
-    """How many of the bytes without stacks are weights: each gradient that backward leaves belongs to one."""
+    """How many of the bytes without stacks are weights, and as large: each gradient of backward belongs to a weight."""
     held = Counter(older.requested_bytes.tolist())
     gradients = gradients_of_passes(attribution.replayed, attribution.phases) if held else Counter[int]()
     weights_bytes = sum(size * min(count, held[size]) for size, count in gradients.items())
-    if not weights_bytes:
+    alike_bytes = sum(size * held[size] for size in gradients) - weights_bytes
+    if not weights_bytes or not alike_bytes:
         return ""
-    return f"; {format_bytes(weights_bytes)} of them are weights, but blocks as large as these hold other things too"
+    return (
+        f"; {format_bytes(weights_bytes)} of them are weights, and {format_bytes(alike_bytes)} are blocks of the same"
+        " sizes, such as an optimizer's states"
+    )

@@ -32,10 +32,10 @@ def test_a_late_recording_says_how_much_of_the_older_memory_is_weights() -> None
 
     (reason,) = [note for note in found.notes if "unattributed" in note]
 
+    weights, states = (format_bytes(whole.peak.roles[role]) for role in (Role.PARAMETERS, Role.OPTIMIZER_STATES))
     assert reason == (
         f"{format_bytes(older)} are unattributed: allocated before the recording began, so that it has no stacks of "
-        f"them; {format_bytes(whole.peak.roles[Role.PARAMETERS])} of them are weights, but blocks as large as these "
-        "hold other things too"
+        f"them; {weights} of them are weights, and {states} are blocks of the same sizes, such as an optimizer's states"
     )
 
 
