@@ -228,6 +228,7 @@ def main() -> None:
     parser.add_argument("--only", help="names of scripts, joined by commas; default: all")
     parser.add_argument("--overhead", default="", help="names of scripts to time")
     parser.add_argument("--turns", type=int, default=3, help="at least 3: a single one cannot tell effect from noise")
+    parser.add_argument("--steps", help="record these steps, such as 5:6, instead of all")
     parser.add_argument("--failures", type=int, default=0, help="number of failures to provoke")
     parser.add_argument("--jobs", type=int, default=1, help="scripts at a time, except those that are timed")
     arguments = parser.parse_args()
@@ -252,8 +253,10 @@ def main() -> None:
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for name in names:
-            pool.submit(keep, "scripts", lambda script: check(script, scratch), SCRIPTS / f"{name}.py")
-        for steps in ("2:3", "5:6") if "plain" in names else ():
+            pool.submit(
+                keep, "scripts", lambda script: check(script, scratch, arguments.steps or ":"), SCRIPTS / f"{name}.py"
+            )
+        for steps in ("2:3", "5:6") if "plain" in names and not arguments.steps else ():
             pool.submit(keep, "scripts", lambda steps: check(SCRIPTS / "plain.py", scratch, steps), steps)
         for case in FAILURES[: arguments.failures]:
             pool.submit(keep, "failures", lambda case: failure(case, scratch), case)

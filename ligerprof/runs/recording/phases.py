@@ -60,6 +60,7 @@ class LoopPhases:
         self._in_optimizer = False
         self._names_modules = False
         self._trained: WeakSet[nn.Module] = WeakSet()
+        self._optimizers: WeakSet[Any] = WeakSet()
         self._patches = Patches()
         self._handles: list[RemovableHandle] = []
 
@@ -67,6 +68,11 @@ class LoopPhases:
     def step(self) -> int:
         """The number of the last step that began, 0 before the first."""
         return self._step
+
+    @property
+    def text(self) -> str:
+        """The running stamp."""
+        return self._stamper.text
 
     def open(self, *, modules: bool = True) -> None:
         """Install the hooks.
@@ -235,8 +241,21 @@ class LoopPhases:
         self._evaluates = evaluates
         return Phase.EVALUATION if evaluates else Phase.FORWARD
 
-    def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
+    def known_tensors(self) -> Iterator[tuple[torch.Tensor, Phase]]:
+        """Gradients and states of the optimizers that have stepped, with the phase that allocates such tensors."""
+        for optimizer in list(self._optimizers):
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    if weight.grad is not None:
+                        yield weight.grad, Phase.BACKWARD
+            for state in optimizer.state.values():
+                for value in state.values() if isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        yield value, Phase.OPTIMIZER
+
+    def _before_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
         self._has_optimizer = True
+        self._optimizers.add(optimizer)
         # neither a module nor autograd ran; later, a step may call several optimizers
         if not self._step:
             self._begin_step()

@@ -49,7 +49,7 @@ class ProcessRecording:
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
         # that runs, or the next
-        self._step = self._events_before = 0
+        self._step = self._events_before = self._peak_before_bytes = 0
         self._counts: Any = None
         self._counted: Callable[[], object] = lambda: None
 
@@ -107,12 +107,17 @@ class ProcessRecording:
         """Count a step of the recording; end the recording in front of a step that is not to be recorded."""
         if self._recorder is None:
             return
+        if 2 < step < self._steps.first:
+            # the steps up to here may have run without a history
+            self._note_peak(step - 1)
         self._step = step
         self._summary = replace(self._summary, steps=step)
         events = self._history.events()
         if step <= self._steps.first:
             # long before the chosen steps, old events may have been dropped
             self._events_before = events if step > 1 else 0
+            if step == 2:
+                self._peak_before_bytes = self._history.peak_bytes()
             return
         is_last = self._steps.last is not None and step > self._steps.last
         if not is_last and events - self._events_before < _MOST_EVENTS:
@@ -129,19 +134,26 @@ class ProcessRecording:
         if self._counted() is None:
             self._counted = weakref.ref(optimizer)
         self._summary = replace(self._summary, steps=self._step)
-        peak = LatePeak(peak_bytes=self._history.peak_bytes(), step=self._step)
-        if peak.peak_bytes > max(self._summary.counter_peak_bytes, getattr(self._summary.late_peak, "peak_bytes", 0)):
-            self._summary = replace(self._summary, late_peak=peak)
+        self._peak_before_bytes = self._summary.counter_peak_bytes
+        self._note_peak(self._step)
         if optimizer is self._counted():
             self._step += 1
+
+    def _note_peak(self, step: int) -> None:
+        """Note the peak of a step without events, if it is the highest."""
+        peak_bytes = self._history.peak_bytes()
+        known_bytes = max(self._peak_before_bytes, getattr(self._summary.late_peak, "peak_bytes", 0))
+        if peak_bytes > known_bytes:
+            self._summary = replace(self._summary, late_peak=LatePeak(peak_bytes=peak_bytes, step=step))
 
     def _note_out_of_memory(self) -> None:
         if self._pid != os.getpid():
             return
         failure = self._history.last_failure
         if self._recorder is None and failure is not None:
-            requested_bytes, allocated_bytes = failure
-            late = LateFailure(requested_bytes=requested_bytes, allocated_bytes=allocated_bytes, step=self._step)
+            late = LateFailure(
+                requested_bytes=failure.requested_bytes, allocated_bytes=failure.allocated_bytes, step=self._step
+            )
             self._summary = replace(self._summary, late_failure=late)
         self._summary = replace(self._summary, out_of_memory=True)
         self._write_summary()

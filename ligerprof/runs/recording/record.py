@@ -1,10 +1,10 @@
 """Record the memory of a user's own training loop: `ligerprof.record(directory)`."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -13,12 +13,27 @@ from ligerprof.errors import LigerprofError, MissingDependencyError, RunDirector
 from ligerprof.files import require_absent
 from ligerprof.roles import Phase
 from ligerprof.runs.directory import RunDirectory
+from ligerprof.runs.recording.gap import Bridge, joined
 from ligerprof.runs.recording.phases import LoopPhases
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.snapshots.saved import with_saved_tensors
 
 Stacks = Literal["python", "all"]
 MAX_ENTRIES = 1_000_000
+
+
+class Failure(NamedTuple):
+    """An allocation that failed; `free_bytes` are the driver's."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    device: int = 0
+    free_bytes: int = 0
+
+    def to_event(self, stamp: str) -> dict[str, Any]:
+        """The event that the allocator's history has of it, and the device."""
+        sizes = {"size": self.requested_bytes, "device_free": self.free_bytes}
+        return {"action": "oom", **sizes, "stream": 0, "user_metadata": stamp, "frames": [], "device": self.device}
 
 
 class CudaHistory:
@@ -43,8 +58,8 @@ class CudaHistory:
         self.stamp: Callable[[str], None] = getattr(
             bindings, "_cuda_setMemoryMetadata", self._memory._set_memory_metadata
         )
-        # bytes that were requested and allocated when memory ran out
-        self.last_failure: tuple[int, int] | None = None
+        # of the last time that memory ran out
+        self.last_failure: Failure | None = None
 
     def start(self, *, max_entries: int, stacks: Stacks, frames: bool = True) -> None:
         """Start recording events, or continue with other settings; only the newest `max_entries` are kept.
@@ -103,8 +118,8 @@ class CudaHistory:
         """Call `observer` when an allocation fails, before the exception is raised."""
         bindings: Any = torch._C
 
-        def observe(_device: int, requested_bytes: int, allocated_bytes: int, _free_bytes: int) -> None:
-            self.last_failure = requested_bytes, allocated_bytes
+        def observe(device: int, requested_bytes: int, allocated_bytes: int, free_bytes: int) -> None:
+            self.last_failure = Failure(requested_bytes, allocated_bytes, device, free_bytes)
             observer()
 
         bindings._cuda_attach_out_of_memory_observer(observe)
@@ -114,9 +129,10 @@ class Recorder:
     """Records from `open` to `close`, and writes snapshot.pickle on `close`, or earlier if memory runs out.
 
     Args:
-        first_step: the step from which on events have stacks and modules. Between the first step and this one, they
-            have a phase and a step, which costs little. The build and the first step have stacks, since weights and
-            optimizer states stay.
+        first_step: the step from which on events have stacks and modules. The build and the first step have stacks,
+            since weights and optimizer states stay. Between them and the step before `first_step`, the history is
+            off, which costs nothing, and what these steps leave is found at their end. The events of the step
+            before `first_step` have a phase, which shows what one step leaves to the next.
         on_step: callback that receives the number of each step when it begins.
         on_out_of_memory: callback for each allocation that fails, until the process ends.
 
@@ -141,6 +157,9 @@ class Recorder:
         self._phases: LoopPhases | None = None
         self._saved = SavedTensors(locate=history.locate, clock=history.now_us)
         self._ran_out = False
+        # the recording up to the steps without a history; while these run, the history is off
+        self._before_gap: dict[str, Any] | None = None
+        self._bridge: Bridge | None = None
         try:
             self._run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -179,13 +198,13 @@ class Recorder:
         Raises:
             OutputError: the snapshot cannot be written, or another process wrote one in the meantime.
         """
-        if self._phases is None:
+        phases, self._phases = self._phases, None
+        if phases is None:
             return
-        self._phases.close()
-        self._phases = None
+        phases.close()
         try:
             if not (self._ran_out and isinstance(failure, torch.OutOfMemoryError)):
-                self._write()
+                self._write(phases)
         except LigerprofError as error:
             if failure is None:
                 raise
@@ -194,13 +213,38 @@ class Recorder:
             self._history.stop()
 
     def _begin_step(self, step: int) -> None:
-        if self._phases is not None and step == self._first_step > 1:
-            self._history.start(max_entries=self._max_entries, stacks=self._stacks)
-            self._phases.name_modules()
-        elif step == 2 and self._first_step > 2:
-            self._history.start(max_entries=self._max_entries, stacks=self._stacks, frames=False)
+        if self._phases is not None and step > 1:
+            try:
+                self._switch_history(self._phases, step)
+            except RuntimeError as error:
+                # training goes on
+                warnings.warn(f"the recording misses step {step}: {error}", stacklevel=2)
         if self._on_step is not None:
             self._on_step(step)
+
+    def _switch_history(self, phases: LoopPhases, step: int) -> None:
+        if step == self._first_step:
+            self._history.start(max_entries=self._max_entries, stacks=self._stacks)
+            phases.name_modules()
+        elif step == self._first_step - 1:
+            if self._before_gap is not None:
+                self._bridge = self._end_of_gap(phases, step - 1)
+            self._history.start(max_entries=self._max_entries, stacks=self._stacks, frames=False)
+        elif step == 2 and step < self._first_step:
+            self._before_gap = self._history.snapshot()
+            self._history.stop()
+
+    def _end_of_gap(self, phases: LoopPhases, step: int) -> Bridge:
+        known = {}
+        for tensor, phase in phases.known_tensors():
+            try:
+                place = self._history.locate(tensor, tensor.untyped_storage())
+            except (RuntimeError, NotImplementedError):
+                # sharded and sparse tensors have no storage of their own
+                continue
+            if place is not None:
+                known[place] = phase
+        return Bridge(self._history.snapshot(), known, step, self._history.now_us())
 
     def abandon(self) -> None:
         """Remove the hooks without writing anything or touching CUDA, as a forked child has to."""
@@ -232,9 +276,17 @@ class Recorder:
             raise LigerprofError("record: the recording has ended. Use the recorder inside its `with` block.")
         return self._phases
 
-    def _write(self) -> None:
+    def _write(self, phases: LoopPhases, failure: Mapping[str, Any] | None = None) -> None:
+        snapshot = self._history.snapshot()
+        if self._before_gap is not None:
+            bridge = self._bridge
+            if bridge is None:
+                # it ends in a step without a history
+                bridge = self._end_of_gap(phases, phases.step)._replace(failure=failure)
+            later = None if bridge is not self._bridge else snapshot
+            snapshot = joined(self._before_gap, bridge, later, self._max_entries)
         # if memory ran out before, this recorder wrote the existing snapshot
-        snapshot = with_saved_tensors(self._history.snapshot(), self._saved.rows)
+        snapshot = with_saved_tensors(snapshot, self._saved.rows)
         self._run.write_snapshot(snapshot, force=self._force or self._ran_out)
 
     def _save_out_of_memory(self) -> None:
@@ -244,7 +296,8 @@ class Recorder:
         if self._phases is None or self._ran_out:
             return
         try:
-            self._write()
+            failed = self._history.last_failure
+            self._write(self._phases, None if failed is None else failed.to_event(self._phases.text))
             self._ran_out = True
         except LigerprofError as error:
             warnings.warn(f"out of memory, and the snapshot cannot be written: {error}", stacklevel=2)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ligerprof.runs.recording.record import Failure
 from ligerprof.snapshots.stamp import Stamp
 from tests.torch_memory.allocator.programs import SlowAllocator
 
@@ -19,7 +20,7 @@ class OperationHistory(TorchDispatchMode):
         self.text = ""
         self.started: dict[str, Any] | None = None
         self.starts: list[dict[str, Any]] = []
-        self.last_failure: tuple[int, int] | None = None
+        self.last_failure: Failure | None = None
         self.observers: list[Any] = []
         self.fails_at = fails_at
 
@@ -63,7 +64,7 @@ class OperationHistory(TorchDispatchMode):
             number = len(self.operations)
             self.operations.append((func._overloadpacket.__name__, Stamp.parse(self.text)))
             if number == self.fails_at:
-                self.last_failure = 2**20, self.program.allocated[-1]
+                self.last_failure = Failure(2**20, self.program.allocated[-1])
                 for observer in self.observers:
                     observer()
                 raise torch.OutOfMemoryError("CUDA out of memory.")

@@ -14,6 +14,7 @@ from torch import nn
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.runs.recording import process
 from ligerprof.runs.recording.process import ProcessRecording
+from ligerprof.runs.recording.record import Failure
 from ligerprof.runs.recording.settings import Mode, Settings, Steps
 from ligerprof.runs.recording.summary import RecordingSummary, State, read_summary
 from tests.runs.recording.operations import OperationHistory
@@ -178,7 +179,7 @@ def test_memory_that_runs_out_is_written_at_once_and_noted_after_the_recorded_st
     recording, history = start(later, Steps(last=1))
     with history:
         train(3)
-    history.last_failure = 5, 7
+    history.last_failure = Failure(5, 7)
     for observer in history.observers:
         observer()
     _, summary = written(later)

@@ -1,0 +1,90 @@
+"""A recording whose history was off in between: its replay fits the allocator's state at both ends and after it."""
+
+import copy
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ligerprof.runs.recording.gap import Bridge, joined
+from ligerprof.snapshots.reader import read_snapshot
+from ligerprof.snapshots.replay import replay
+from tests.torch_memory.allocator.programs import MIB, SlowAllocator
+
+MANY = 10**6
+
+
+class Program:
+    """Allocates, frees and empties the cache at random; some blocks wait for another stream."""
+
+    def __init__(self, seed: int, *, expandable: bool) -> None:
+        self.draw = random.Random(seed)
+        self.allocator = SlowAllocator(expandable=expandable)
+        self.count = 0
+        # blocks that were allocated while the history was on have frames
+        self.framed: set[int] = set()
+
+    def run(self, actions: int, *, recorded: bool) -> None:
+        draw, allocator = self.draw, self.allocator
+        for _ in range(actions):
+            live, pending = allocator.live(), allocator.pending()
+            choice = draw.random()
+            if choice < 0.5 or not live:
+                size = draw.choice(
+                    [draw.randint(1, 4000), draw.randint(MIB // 2, 3 * MIB), draw.randint(MIB, 40 * MIB)]
+                )
+                allocator.alloc(self.count, size, stream=draw.choice([0, 0, 7]))
+                if recorded:
+                    self.framed.add(self.count)
+                self.count += 1
+            elif choice < 0.85:
+                owner = draw.choice(live)
+                allocator.request_free(owner)
+                if draw.random() < 0.8:
+                    allocator.complete_free(owner)
+            elif choice < 0.95 and pending:
+                allocator.complete_free(draw.choice(pending))
+            elif choice > 0.97:
+                allocator.empty_cache()
+
+    def snapshot(self, first_event: int, last_event: int | None = None) -> dict[str, Any]:
+        taken = copy.deepcopy(self.allocator.snapshot())
+        framed = {
+            piece.address
+            for segment in self.allocator.segments
+            for piece in segment.pieces
+            if piece.owner in self.framed
+        }
+        for segment in taken["segments"]:
+            address = segment["address"]
+            for block in segment["blocks"]:
+                block["frames"] = [{"name": "f", "filename": "f.py", "line": 1}] if address in framed else []
+                address += block["size"]
+        taken["device_traces"] = [copy.deepcopy(self.allocator.events[first_event:last_event])]
+        return taken
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_replay_passes_over_the_gap(seed: int, expandable: bool, tmp_path: Path) -> None:
+    program = Program(seed, expandable=expandable)
+    program.run(60, recorded=True)
+    before = program.snapshot(0)
+    first_moment = len(program.allocator.events)
+    program.run(80, recorded=False)
+    gap_end = len(program.allocator.events)
+    after = program.snapshot(gap_end)
+    program.run(60, recorded=True)
+    later = program.snapshot(gap_end)
+
+    found = joined(before, Bridge(after, {}, 3, 5), later, MANY)
+
+    (tmp_path / "joined.pickle").write_bytes(pickle.dumps(found))
+    replayed = replay(read_snapshot(tmp_path / "joined.pickle"), 0)
+    assert (replayed.mismatches, replayed.verified, replayed.complete) == (0, True, True)
+    truth = program.allocator.allocated
+    assert replayed.allocated_bytes[: first_moment + 1].tolist() == truth[: first_moment + 1]
+    assert replayed.allocated_bytes[-len(truth[gap_end:]) :].tolist() == truth[gap_end:]
+    assert replayed.reserved_bytes[-1] == program.allocator.reserved[-1]
