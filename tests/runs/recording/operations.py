@@ -19,12 +19,16 @@ class OperationHistory(TorchDispatchMode):
         self.operations: list[tuple[str, Stamp | None]] = []
         self.text = ""
         self.started: dict[str, Any] | None = None
+        # events before the history was on
+        self.dropped = 0
         self.starts: list[dict[str, Any]] = []
         self.last_failure: Failure | None = None
         self.observers: list[Any] = []
         self.fails_at = fails_at
 
     def start(self, **settings: Any) -> None:
+        if self.started is None:
+            self.dropped = len(self.program.events)
         self.started = settings
         self.starts.append(settings)
 
@@ -35,8 +39,7 @@ class OperationHistory(TorchDispatchMode):
         self.text = text
 
     def snapshot(self) -> dict[str, Any]:
-        assert self.started is not None, "no snapshot once the history is off"
-        return self.program.snapshot()
+        return self.program.snapshot(drop=self.dropped if self.started else len(self.program.events))
 
     def locate(self, _tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
         return 0, storage.data_ptr()

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from ligerprof.analyzers.explain.analysis import analyze
+from ligerprof.roles import Phase, Role
 from ligerprof.runs.recording.gap import Bridge, joined
-from ligerprof.snapshots.reader import read_snapshot
+from ligerprof.runs.recording.record import Failure
+from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
+from ligerprof.snapshots.stamp import Stamp
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator
 
 MANY = 10**6
@@ -88,3 +92,65 @@ def test_the_replay_passes_over_the_gap(seed: int, expandable: bool, tmp_path: P
     assert replayed.allocated_bytes[: first_moment + 1].tolist() == truth[: first_moment + 1]
     assert replayed.allocated_bytes[-len(truth[gap_end:]) :].tolist() == truth[gap_end:]
     assert replayed.reserved_bytes[-1] == program.allocator.reserved[-1]
+
+
+def test_what_the_gap_leaves_has_the_roles_that_are_known_and_no_others(tmp_path: Path) -> None:
+    allocator = SlowAllocator()
+    frame = {"name": "f", "filename": "f.py", "line": 1}
+
+    def make(phase: Phase, step: int, *owners: int, framed: bool = True, size: int = MIB) -> None:
+        for owner in owners:
+            first = len(allocator.events)
+            allocator.alloc(owner, size * (owner + 1))
+            for event in allocator.events[first:]:
+                event["user_metadata"] = Stamp(step=step, phase=phase).to_text()
+                event["frames"] = [frame] if framed else []
+
+    def taken(first: int) -> dict[str, Any]:
+        snapshot = copy.deepcopy(allocator.snapshot())
+        places = {piece.address for each in allocator.segments for piece in each.pieces if piece.owner in framed}
+        for segment in snapshot["segments"]:
+            for block in segment["blocks"]:
+                block["frames"] = [frame] if block["address"] in places else []
+        return {**snapshot, "device_traces": [copy.deepcopy(allocator.events[first:])]}
+
+    framed = {0, 1}
+    make(Phase.BUILD, 0, 0, 1)
+    make(Phase.FORWARD, 1, 2)
+    allocator.request_free(2)
+    allocator.complete_free(2)
+    before = taken(0)
+    make(Phase.OUTSIDE, 2, 3, 4, 5, framed=False)
+    end = len(allocator.events)
+    address = {piece.owner: piece.address for each in allocator.segments for piece in each.pieces}
+    known = {(0, address[3]): Phase.OPTIMIZER, (0, address[4]): Phase.BACKWARD}
+    bridge = Bridge(taken(end), known, 2, 5)
+    make(Phase.FORWARD, 4, 6)
+
+    (tmp_path / "joined.pickle").write_bytes(pickle.dumps(joined(before, bridge, taken(end), MANY)))
+    roles = analyze(read_snapshot(tmp_path / "joined.pickle")).peak.roles
+
+    assert roles[Role.PARAMETERS] == 3 * MIB
+    assert roles[Role.OPTIMIZER_STATES] == 4 * MIB
+    assert roles[Role.GRADIENTS] == 5 * MIB
+    assert roles[Role.UNATTRIBUTED] >= 6 * MIB
+
+
+def test_a_recording_that_lost_its_first_events_stands_alone_and_a_failure_in_the_gap_is_an_event() -> None:
+    program = Program(1, expandable=False)
+    program.run(60, recorded=True)
+    before = program.snapshot(0)
+    program.run(20, recorded=False)
+    end = len(program.allocator.events)
+    after = program.snapshot(end)
+    program.run(20, recorded=True)
+    later = program.snapshot(end)
+    count = len(later["device_traces"][0])
+
+    assert joined(before, Bridge(after, {}, 3, 5), later, count)["device_traces"] == later["device_traces"]
+
+    failure = Failure(10, 20, 0, 30).to_event("ligerprof;3;forward;;")
+    found = joined(before, Bridge(after, {}, 3, 5, failure), None, MANY)
+    last = found["device_traces"][0][-1]
+    assert (last["action"], last["size"], last["device_free"], last["time_us"]) == ("oom", 10, 30, 5)
+    assert replay(Snapshot.from_dict(found), 0).failures == (len(found["device_traces"][0]) - 1,)

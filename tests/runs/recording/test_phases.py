@@ -239,20 +239,24 @@ def test_an_optimizer_that_computes_the_loss_again_is_one_step(record: Record) -
     assert {phase for _, phase in phases(history, "dot")} == {"optimizer"}
 
 
-def test_between_the_first_step_and_the_first_chosen_one_events_have_no_stacks_and_no_modules(record: Any) -> None:
+@pytest.mark.parametrize(
+    ("first_step", "light", "full"), [(2, [], [2, 3, 4, 5, 6]), (3, [2], [3, 4, 5, 6]), (5, [4], [5, 6]), (9, [], [])]
+)
+def test_before_the_chosen_steps_the_history_is_off_but_for_the_last_of_them(
+    record: Any, first_step: int, light: list[int], full: list[int]
+) -> None:
     model = sine()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    history = record(lambda: [step(model, optimizer) for _ in range(5)], first_step=4)
+    history = record(lambda: [step(model, optimizer) for _ in range(6)], first_step=first_step)
 
     # the first step allocates what stays: optimizer states
-    assert [(at, start.get("frames", True)) for at, start in zip((0, 2, 4), history.starts, strict=True)] == [
-        (0, True),
-        (2, False),
-        (4, True),
-    ]
-    assert [stamp.module for stamp in history.stamps_of("addmm")] == ["", "", "", "inner", "inner"]
-    assert phases(history, "addmm") == [(number, "forward") for number in range(1, 6)]
+    assert [start.get("frames", True) for start in history.starts] == [True] + [False] * bool(light) + [True] * bool(
+        full
+    )
+    assert phases(history, "addmm") == [(number, "forward") for number in [1, *light, *full]]
+    modules = [stamp.module for stamp in history.stamps_of("addmm")]
+    assert modules == ["" for _ in (1, *light)] + ["inner" for _ in full]
 
 
 def test_all_functions_are_restored(record: Record) -> None:

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from ligerprof.analyzers.explain.analysis import explain
+from ligerprof.analyzers.explain.analysis import analyze, explain
+from ligerprof.roles import Role
 from ligerprof.runs.recording import process
 from ligerprof.runs.recording.process import ProcessRecording
 from ligerprof.runs.recording.record import Failure
 from ligerprof.runs.recording.settings import Mode, Settings, Steps
 from ligerprof.runs.recording.summary import RecordingSummary, State, read_summary
+from ligerprof.snapshots.reader import read_snapshot
 from tests.runs.recording.operations import OperationHistory
 
 
@@ -149,6 +151,45 @@ def test_recording_ends_with_the_chosen_steps_and_then_only_counts(tmp_path: Pat
     assert summary.late_peak is not None
     assert (summary.late_peak.peak_bytes, summary.late_peak.step) == (history.peak_bytes(), 5)
     assert {step.step for step in explain(run).steps} == {1, 2, 3}
+
+
+def test_a_peak_before_the_chosen_steps_is_noted_and_the_replay_goes_on(tmp_path: Path, exits: Exits) -> None:
+    recording, history = start(tmp_path, Steps(first=7, last=8))
+    with history:
+        train(3)
+        # while the history is off
+        history.program.alloc(-1, 2**24)
+        train(1)
+        history.program.request_free(-1)
+        history.program.complete_free(-1)
+        history.program.alloc(-2, 2**20)
+        train(5)
+    recording.finish()
+
+    run, summary = written(tmp_path)
+    assert (summary.steps, summary.last_recorded) == (9, 8)
+    assert summary.late_peak is not None
+    assert (summary.late_peak.peak_bytes, summary.late_peak.step) == (history.peak_bytes(), 3)
+    found = analyze(read_snapshot(run))
+    assert (found.replayed.verified, found.replayed.complete, found.replayed.mismatches) == (True, True, 0)
+    assert {1, 6, 7, 8} <= {step.step for step in found.peak.steps}
+    assert found.peak.roles[Role.UNATTRIBUTED] >= 2**20
+
+
+def test_memory_that_runs_out_before_the_chosen_steps_is_explained(tmp_path: Path, exits: Exits) -> None:
+    recording, history = start(tmp_path, Steps(first=7))
+    with history:
+        train(3)
+        history.program.alloc(-1, 2**24)
+        history.last_failure = Failure(2**30, 2**24, 0, 2**29)
+        for observer in history.observers:
+            observer()
+    run, summary = written(tmp_path)
+    assert summary.out_of_memory
+    failed = analyze(read_snapshot(run)).peak.out_of_memory
+    assert failed is not None
+    assert (failed.requested_bytes, failed.allocated_bytes) == (2**30, 2**24)
+    recording.finish()
 
 
 def test_a_long_recording_ends_by_itself(tmp_path: Path, exits: Exits, monkeypatch: pytest.MonkeyPatch) -> None:
