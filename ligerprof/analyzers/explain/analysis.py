@@ -24,7 +24,7 @@ from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.roles import REPORTED_PHASES, STEP_PHASES, Phase
 from ligerprof.snapshots.collector import collector_paused
-from ligerprof.snapshots.distinct import distinct
+from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import Replay, replay
 from ligerprof.snapshots.trace import Int64s
@@ -119,7 +119,7 @@ class SnapshotAnalysis:
             return Case(
                 attribution=self.attribution,
                 whole=self.attribution,
-                window=self.window,
+                window=self._known_window(),
                 peak_moment=self.peak_moment,
             )
         # what follows a failure says nothing about what was held then; the event itself has the request
@@ -198,6 +198,20 @@ class SnapshotAnalysis:
         if not len(window):
             raise SnapshotFormatError(f"{source}: no event of step {self._step}. Record that step.")
         return window
+
+    def _known_window(self) -> Window:
+        """The window without steps whose allocations have no calls, if the peak is in another.
+
+        A recording of chosen steps has such steps before these. Too little is known of their blocks to change them, and
+        they are like the chosen ones.
+        """
+        phases, made = self.attribution.phases, self.replayed.allocated_by
+        if not isinstance(self.window, slice) or not phases.stamped:
+            return self.window
+        has_calls = self.attribution.call_sites.at(lambda site: site.has_calls)
+        known = distinct(phases.steps[made[has_calls & (made >= 0)]])
+        moments = np.flatnonzero(is_among(np.append(0, phases.steps), np.append(0, known)))
+        return moments if np.isin(self.peak_moment, moments) else self.window
 
     def _find_peak(self) -> int:
         allocated = self.replayed.allocated_bytes[self.window]
