@@ -309,3 +309,22 @@ def test_damaged_structures_give_a_report_that_adds_up_or_one_error(kind: int) -
             assert report.roles.total_bytes == report.peak_bytes
     assert reports
     assert not any("\n" in message for message in messages)
+
+
+def test_steps_without_stacks_do_not_bound_what_suggestions_save() -> None:
+    recording = RECORDINGS.parent / "recorder" / "three-steps.pickle.xz"
+    values = pickle.loads(lzma.decompress(recording.read_bytes()))
+    whole = analysis.analyze(Snapshot.from_dict(values)).peak
+    # as the steps before the chosen ones are recorded
+    for event in values["device_traces"][0]:
+        stamp = Stamp.parse(event.get("user_metadata") or "")
+        if stamp is not None and stamp.step == 2:
+            event.update(frames=[], user_metadata=Stamp(step=2, phase=stamp.phase).to_text())
+
+    chosen = analysis.analyze(Snapshot.from_dict(values)).peak
+
+    assert (whole.peak_step, chosen.peak_step, chosen.peak_bytes) == (2, 3, whole.peak_bytes)
+    assert [(each.name, each.saves_bytes) for each in chosen.suggestions] == [
+        (each.name, each.saves_bytes) for each in whole.suggestions
+    ]
+    assert "half-batch" in {each.name for each in chosen.suggestions}
