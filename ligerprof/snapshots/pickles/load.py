@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
+from ligerprof.snapshots.collector import return_freed_memory
 from ligerprof.snapshots.pickles.allowance import Allowance, LimitError
 from ligerprof.snapshots.pickles.plain import load_plain_data, without_frames
 from ligerprof.snapshots.pickles.rows import FIRST_REFERENCE, KEPT
@@ -16,6 +17,8 @@ from ligerprof.snapshots.pickles.table import Cut, cut_alike
 from ligerprof.snapshots.trace import Bytes, Column, DeviceTrace, EventTable, Int64s
 
 _TRACES = "device_traces"
+# smaller files take less memory than is worth the time of getting it again
+_LARGE_BYTES = 2**29
 # the items of a list of events after the cut: a number for the events that were read, whole events, and kept values
 _MARK, _EVENT, _LIST, _OTHER = range(4)
 _KIND_OF = {int: _MARK, dict: _EVENT, list: _LIST}
@@ -53,7 +56,10 @@ def _load_tables(read: Callable[[], Bytes], stored_bytes: int | None) -> Any:
     allowance = Allowance(len(content), stored_bytes)
     body = without_frames(content)
     cut = None if body is None else cut_alike(body)
+    is_large = len(content) > _LARGE_BYTES
     del content, body
+    if is_large:
+        return_freed_memory()
     return None if cut is None else _joined(cut, allowance)
 
 
@@ -81,7 +87,11 @@ def _joined(cut: Cut, allowance: Allowance) -> Any:
     if len(marks) != len(cut.counts) or is_missed:
         return None
     del marks
-    if not _encode(cells, cut.references, len(kept)) or not _fill_copies(cut, len(cut.references), kept, are_lists):
+    if not _encode(cells, cut.references, len(kept)):
+        return None
+    # they take as much memory as the columns
+    del cells
+    if not _fill_copies(cut, len(cut.references), kept, are_lists):
         return None
     table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=[*objects, *kept])
     values[_TRACES] = list(_traces(traces, kinds, table, cut))
