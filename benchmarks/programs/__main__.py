@@ -29,6 +29,7 @@ import failures
 import finetuning
 import generative
 import gpu_only
+import kinds
 import language
 import others
 import preferences
@@ -46,6 +47,7 @@ MODULES = (
     finetuning,
     generative,
     gpu_only,
+    kinds,
     language,
     others,
     preferences,

@@ -23,6 +23,7 @@ VOCABULARY_ROLES = {Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES}
 # classifiers of images, regression, a contrastive text encoder, generation: a cross-entropy or a head at most
 WITHOUT_VOCABULARY_LOSS = {
     "double-head",
+    "fast-decode",
     "gan",
     "gradient-penalty",
     "graphed-decode",
@@ -34,7 +35,7 @@ WITHOUT_VOCABULARY_LOSS = {
     "vit",
 }
 TRAINING_ROLES = {Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES, Role.CHECKPOINTS}
-GENERATIONS = {"graphed-decode", "oom-generate", "own-cache", "static-cache"}
+GENERATIONS = {"fast-decode", "graphed-decode", "oom-generate", "own-cache", "static-cache"}
 
 # bytes at the peak, of the shapes in the recorded programs
 AT_PEAK = {

@@ -11,7 +11,7 @@ from ligerprof.analyzers.explain.free_memory import FreeReason
 from ligerprof.reports.failure import failure_lines
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
-from tests.paths import RECORDINGS
+from tests.paths import PROGRAMS, RECORDINGS
 from tests.recorded import report
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator, random_program
 
@@ -117,6 +117,13 @@ def test_a_longer_sequence_is_no_growth_but_larger_tensors() -> None:
     # 2048 tokens after at most 384
     assert oom.larger_than_before == pytest.approx(2048 / 384)
     assert "5.3 times as large as in any step before" in "\n".join(failure_lines(oom))
+
+
+def test_a_loop_over_the_rows_of_a_batch_is_not_taken_for_steps() -> None:
+    failed = explain(PROGRAMS / "oom-dpo.pickle.xz").out_of_memory
+
+    assert failed is not None
+    assert (failed.failure.phase, failed.failure.step) == (Phase.FORWARD, 2)
 
 
 def test_caught_failures_are_counted_and_the_last_is_explained() -> None:
