@@ -93,7 +93,9 @@ def _joined(cut: Cut, allowance: Allowance) -> Any:
     del cells
     if not _fill_copies(cut, len(cut.references), kept, are_lists):
         return None
-    table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=[*objects, *kept])
+    objects += kept
+    del kept
+    table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=objects)
     values[_TRACES] = list(_traces(traces, kinds, table, cut))
     return values
 
