@@ -6,7 +6,9 @@ Read in bitsandbytes 0.50.2 and galore_torch 1.0.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ligerprof.torch_memory.decompositions import svd_scratch
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.scratch import highest_bytes
 
 # bitsandbytes/functional.py, quantize_4bit with compress_statistics: weights per scale, scales per scale of scales
 _NF4_BLOCK, _SCALE_BLOCK = 64, 256
@@ -127,13 +129,17 @@ class GaloreTensor:
 
     @property
     def decomposition_bytes(self) -> int:
-        """What the singular value decomposition of its gradient takes in addition to cuSOLVER's own workspace.
+        """What the singular value decomposition of its gradient takes, without a workspace that is not known.
 
-        An fp32 copy of a 16-bit gradient, the copy that is overwritten, and both sets of vectors
-        (get_orthogonal_matrix; `svd_cusolver` in BatchLinearAlgebraLib.cpp).
+        An fp32 copy of a 16-bit gradient, the copy that is overwritten, both sets of vectors, and the workspace
+        (get_orthogonal_matrix in galore_torch; `svd_scratch`).
         """
-        copies = 1 if self.width == FP32_BYTES else 2
-        return ((copies + 1) * self.elements + min(self.shape) ** 2) * FP32_BYTES if self.rank is not None else 0
+        if self.rank is None:
+            return 0
+        rows, columns = self.shape
+        copies = 0 if self.width == FP32_BYTES else 1
+        vectors_bytes = (self.elements + min(self.shape) ** 2) * FP32_BYTES
+        return copies * self.elements * FP32_BYTES + vectors_bytes + highest_bytes(svd_scratch(rows, columns))
 
 
 def galore_update_bytes(tensors: Iterable[GaloreTensor]) -> int:

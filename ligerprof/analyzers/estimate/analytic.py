@@ -300,7 +300,10 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
             " GPU while there is room, else in main memory"
         )
     if recipe.optimizer is Optimizer.GALORE:
-        yield "cuSOLVER's workspace in the steps that decompose gradients: the first and every 200th"
+        yield (
+            "in steps that decompose gradients, cuSOLVER's workspace for matrices with fewer than 512 rows or columns,"
+            " and for those that are nearly square"
+        )
     if recipe.eval_batch is not None and not recipe.spec.rotary:
         yield "in the evaluation, two tensors of hidden states: local variables of the code with learned positions"
     if recipe.clip:

@@ -8,6 +8,7 @@ import torch
 from ligerprof.runs.simulated.internals.call import Call, Internal, dtype_name
 from ligerprof.torch_memory import layer_norm, softmax
 from ligerprof.torch_memory.chunked_losses import LinearCrossEntropy
+from ligerprof.torch_memory.decompositions import svd_scratch
 from ligerprof.torch_memory.embedding import embedding_gradient
 from ligerprof.torch_memory.foreach import norm_partials_bytes
 from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, index_copies
@@ -103,6 +104,11 @@ def _safe_softmax(call: Call) -> Any:
     )
 
 
+def _svd(call: Call) -> Any:
+    rows, columns = call.args[0].shape[-2:]
+    return call.run_with_scratch(lambda _: svd_scratch(rows, columns))
+
+
 def _linear_cross_entropy(call: Call) -> Any:
     """Allocate as on CUDA, whatever chunks torch chose for the CPU."""
     source, weight = call.args[:2]
@@ -142,4 +148,5 @@ OPERATOR_INTERNALS: dict[Any, Internal] = {
     aten.native_dropout.default: _native_dropout,
     aten._softmax_backward_data.default: _softmax_backward,
     aten._safe_softmax.default: _safe_softmax,
+    aten._linalg_svd.default: _svd,
 }
