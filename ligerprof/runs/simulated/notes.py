@@ -46,8 +46,8 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
         )
     if recipe.optimizer is Optimizer.GALORE:
         yield (
-            "GaLore is a stand-in with the tensors of galore_torch 1.0; cuSOLVER's workspace is not counted for matrices"
-            " with fewer than 512 rows or columns, and for those that are nearly square."
+            "GaLore is a stand-in with the tensors of galore_torch 1.0; cuSOLVER's workspace is not counted for"
+            " matrices with fewer than 512 rows or columns, and for those that are nearly square."
         )
     if recipe.padding > 0:
         yield "Every batch is assumed to contain padding, and so to have a mask."
