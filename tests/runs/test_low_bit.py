@@ -40,6 +40,7 @@ CASES: list[dict[str, Any]] = [
     {"lora": 8, "quantization": "8bit", "precision": "bf16", "checkpointing": False, "liger": "all"},
     {"lora": 8, "quantization": "8bit", "precision": "fp16-amp", "grad_accum": 2, "optimizer": "adamw-8bit"},
     {"lora": 8, "quantization": "8bit", "precision": "amp-fp16", "attention": "eager", "lora_targets": "q_proj+v_proj"},
+    {"lora": 8, "quantization": "8bit", "precision": "bf16", "loss": "torch-linear"},
     {"lora": 4, "quantization": "8bit", "precision": "bf16-amp", "adapter_dtype": "bfloat16", "checkpointing": False},
     {"lora": 32, "precision": "bf16-amp", "adapter_dtype": "bfloat16", "lora_targets": "q_proj+lm_head+embed_tokens"},
 ]

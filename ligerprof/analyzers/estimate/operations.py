@@ -110,7 +110,6 @@ def linear_8bit(context: Context, value: Value, weight: Weight, bias: Weight | N
             pins=(value,),
             forward_scratch_bytes=max(product_bytes, quantization_bytes),
             backward_scratch_bytes=weight.elements * value.width,
-            scratch_role=Role.WEIGHT_CASTS,
             is_product=True,
             in_function=True,
         )
