@@ -197,23 +197,23 @@ def _simulated_run(recipe: TrainingRecipe, progress: Progress) -> Reserved:
     from ligerprof.runs.simulated import simulate_step
     from ligerprof.runs.whole_run.simulate import simulate_run
 
+    evaluation_bytes = 0
+    if recipe.eval_batch is not None:
+        progress("simulating an evaluation")
+        evaluated = reserved(simulate_step(replace(recipe, batch=1, lengths=None), record=False))
+        # a whole run takes longer
+        if not evaluated.fits:
+            return evaluated
+        evaluation_bytes = evaluated.evaluation_bytes
     run = simulate_run(recipe, progress)
-    if run.oom is not None:
-        failed = run.oom.moment.step
-        return Reserved(
-            first_bytes=0,
-            steady_bytes=run.reserved_bytes,
-            fits=False,
-            failed_in=str(Moment.FIRST if failed == 1 else Moment.STEADY),
-            run_step=failed,
-        )
-    steps = Reserved(first_bytes=0, steady_bytes=run.reserved_bytes, fits=True, run_step=run.reserved.step)
-    if recipe.eval_batch is None:
-        return steps
-    progress("simulating an evaluation")
-    evaluated = reserved(simulate_step(replace(recipe, batch=1, lengths=None), record=False))
-    return replace(
-        steps, evaluation_bytes=evaluated.evaluation_bytes, fits=evaluated.fits, failed_in=evaluated.failed_in
+    step = run.reserved.step if run.oom is None else run.oom.moment.step
+    return Reserved(
+        first_bytes=0,
+        steady_bytes=run.reserved_bytes,
+        evaluation_bytes=evaluation_bytes,
+        fits=run.oom is None,
+        failed_in=None if run.oom is None else str(Moment.FIRST if step == 1 else Moment.STEADY),
+        run_step=step,
     )
 
 

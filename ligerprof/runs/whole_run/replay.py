@@ -86,7 +86,7 @@ class Replay:
         unknown = (step for step in upcoming if len(step) == len(first) and (number, step) not in self._known)
         count = min(self._wave, self._waves.most_steps(first))
         steps = list(islice(dict.fromkeys(unknown), count))
-        self._progress(f"step {index + 1:,} of {len(self._shapes.steps):,}: {len(steps):,} at once")
+        self._progress(f"step {index + 1:,} of {len(self._shapes.steps):,}: {len(steps):,} steps at once")
         highest = self._waves.run(self._state, len(self._held), steps)
         for step, units in zip(steps, highest, strict=False):
             self._known[number, step] = _After(number, units, self._state.reserved)

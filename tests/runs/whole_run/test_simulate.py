@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from ligerprof.analyzers.estimate import Moment
 from ligerprof.errors import UnsupportedError
+from ligerprof.library import make_judge
 from ligerprof.recipe.lengths import run_shapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated.tracing import step_tracer
@@ -113,3 +115,22 @@ def test_memory_that_runs_out_names_the_step(long_run: tuple[TrainingRecipe, Who
 def test_other_engines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="a whole run under ddp cannot be simulated"):
         simulate_run(recipe_for(tmp_path, 4, engine="ddp", gpus=2), silent)
+
+
+def test_a_judge_names_the_step_of_the_run_or_the_evaluation(tmp_path: Path) -> None:
+    recipe = recipe_for(tmp_path, 12, batch=1, pad_to_multiple_of=128)
+    said: list[str] = []
+    judge = make_judge(recipe, simulate=True, progress=said.append)
+    run = judge.verdict(recipe)
+    assert run.decided_by is Moment.STEADY
+    assert run.run_step is not None
+    assert 1 <= run.run_step <= 12
+    evaluated = judge.verdict(dataclasses.replace(recipe, eval_batch=32))
+    assert evaluated.fits
+    assert (evaluated.decided_by, evaluated.run_step) == (Moment.EVALUATION, None)
+    said.clear()
+    limited = dataclasses.replace(recipe, eval_batch=32, memory_limit_bytes=run.held_bytes)
+    failed = make_judge(limited, simulate=True, progress=said.append).verdict(limited)
+    assert (failed.fits, failed.decided_by, failed.run_step) == (False, Moment.EVALUATION, None)
+    # the run takes longer, and does not matter
+    assert not any("tracing" in text for text in said)
