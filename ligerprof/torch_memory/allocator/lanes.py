@@ -15,6 +15,8 @@ import numpy.typing as npt
 from ligerprof.torch_memory.allocator.states import AllocatorState, PoolView
 
 Numbers = npt.NDArray[np.int64]
+# a start or an end; half the bytes to search
+Places = npt.NDArray[np.int32]
 
 # a key is a size and an address, which decide between free blocks in this order
 _ADDRESS_BITS = 32
@@ -114,16 +116,17 @@ class _LanePool:
         self._smallest_rest, self._mapped = view.smallest_rest, view.mapped
         slots = len(blocks) + _MORE_SLOTS
         keys = np.zeros(slots, np.int64)
-        starts, ends = np.full(slots, -1, np.int64), np.full(slots, -1, np.int64)
+        starts, ends = np.full(slots, -1, np.int32), np.full(slots, -1, np.int32)
         for slot, (address, size) in enumerate(blocks):
             keys[slot] = size << _ADDRESS_BITS | address
             starts[slot], ends[slot] = address, address + size
         unused = np.zeros(slots, np.int64)
         unused[:_MORE_SLOTS] = np.arange(slots - 1, len(blocks) - 1, -1)
-        keys, starts, ends, unused = (np.tile(values, (lanes, 1)) for values in (keys, starts, ends, unused))
+        keys, unused = np.tile(keys, (lanes, 1)), np.tile(unused, (lanes, 1))
+        starts, ends = np.tile(starts, (lanes, 1)), np.tile(ends, (lanes, 1))
         self._set(keys, starts, ends, unused, np.full(lanes, _MORE_SLOTS, np.int64))
 
-    def _set(self, keys: Numbers, starts: Numbers, ends: Numbers, unused: Numbers, count: Numbers) -> None:
+    def _set(self, keys: Numbers, starts: Places, ends: Places, unused: Numbers, count: Numbers) -> None:
         """Take these tables.
 
         Args:
@@ -133,7 +136,7 @@ class _LanePool:
         lanes, slots = keys.shape
         self._slots = slots
         self._first = np.arange(lanes, dtype=np.int64) * slots
-        self._flat = tuple(table.reshape(-1) for table in (keys, starts, ends, unused))
+        self._flat = keys.reshape(-1), starts.reshape(-1), ends.reshape(-1), unused.reshape(-1)
         self._gaps, self._same = np.empty_like(keys), np.empty(keys.shape, bool)
         self._same_flat = self._same.reshape(-1)
 
@@ -141,8 +144,8 @@ class _LanePool:
         """A copy of some lanes."""
         other = object.__new__(_LanePool)
         other._smallest_rest, other._mapped = self._smallest_rest, self._mapped
-        keys, starts, ends, unused = (table[lanes] for table in (self._keys, self._starts, self._ends, self._unused))
-        other._set(keys, starts, ends, unused, self._count[lanes])
+        starts, ends = self._starts[lanes], self._ends[lanes]
+        other._set(self._keys[lanes], starts, ends, self._unused[lanes], self._count[lanes])
         return other
 
     def put(self, lanes: Numbers, other: "_LanePool") -> None:
@@ -156,14 +159,13 @@ class _LanePool:
 
     def _grow(self) -> None:
         lanes, slots = self._keys.shape
-        wider = [
-            np.concatenate([table, np.full((lanes, _MORE_SLOTS), fill, np.int64)], axis=1)
-            for table, fill in ((self._keys, 0), (self._starts, -1), (self._ends, -1), (self._unused, 0))
-        ]
+        keys = np.concatenate([self._keys, np.zeros((lanes, _MORE_SLOTS), np.int64)], axis=1)
+        nowhere = np.full((lanes, _MORE_SLOTS), -1, np.int32)
+        starts, ends = (np.concatenate([table, nowhere], axis=1) for table in (self._starts, self._ends))
         # below the slots that are unused already
-        wider[3][:, _MORE_SLOTS:] = self._unused
-        wider[3][:, :_MORE_SLOTS] = np.arange(slots, slots + _MORE_SLOTS)
-        self._set(wider[0], wider[1], wider[2], wider[3], self._count + _MORE_SLOTS)
+        added = np.broadcast_to(np.arange(slots, slots + _MORE_SLOTS), nowhere.shape)
+        unused = np.concatenate([added, self._unused], axis=1)
+        self._set(keys, starts, ends, unused, self._count + _MORE_SLOTS)
 
     def find(self, size: Numbers) -> tuple[Numbers, Numbers]:
         """The place of the smallest free block that is large enough, and its key, in every lane."""
@@ -233,9 +235,9 @@ class _LanePool:
         keys[place] = (end - start) << _ADDRESS_BITS | start
         starts[place], ends[place] = start, end
 
-    def _where(self, table: Numbers, value: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    def _where(self, table: Places, value: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]]:
         """The place of a value in every lane, and whether it is there."""
-        place = self._first + np.equal(table, value[:, None], out=self._same).argmax(axis=1)
+        place = self._first + np.equal(table, value.astype(np.int32)[:, None], out=self._same).argmax(axis=1)
         return place, self._same_flat[place]
 
 
