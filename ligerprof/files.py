@@ -57,6 +57,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             _copy_standard_input(copy)
             yield copy
         return
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "a null character in its name")
     with open(path, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "a pipe or device, not a file")
@@ -184,6 +186,24 @@ def parse_toml(text: str, source: str, kind: FileKind) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         reason = printable(" ".join(str(error).split()))[:100]
         raise kind.error(f"{source}: not readable as TOML ({reason}). {kind.hint}") from None
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a path is a file; False for a text that cannot be a path, where `Path.is_file` raises."""
+    return stat.S_ISREG(_mode(path))
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether a path is a folder; False for a text that cannot be a path, where `Path.is_dir` raises."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def _mode(path: str | Path) -> int:
+    try:
+        return Path(path).stat().st_mode
+    # ValueError: a null character
+    except (OSError, ValueError):
+        return 0
 
 
 def starts_as_json(path: Path, kind: FileKind) -> bool:

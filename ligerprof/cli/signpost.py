@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import islice
 from pathlib import Path
 
-from ligerprof.files import UnpackError, opened, unpacked
+from ligerprof.files import UnpackError, is_file, is_folder, opened, unpacked
 from ligerprof.snapshots import SNAPSHOT_NAME
 
 _PREFIX_BYTES = 2**18
@@ -81,9 +81,9 @@ def signposted(message: str, given: Iterable[object], command: str) -> str | Non
 def kind_of(path: Path) -> Kind | None:
     """What a file or folder is, by its first bytes or its entries; None if that is not known."""
     try:
-        if path.is_dir():
+        if is_folder(path):
             return _kind_of_folder(path)
-        if not path.is_file():
+        if not is_file(path):
             return None
         with opened(path) as file:
             chunks = unpacked(file, lambda _packed_bytes: 2**62, "")
@@ -112,7 +112,7 @@ def _kind_of_folder(path: Path) -> Kind | None:
 
 def _runs(path: Path) -> Iterator[Path]:
     """The run directories in a folder."""
-    if not path.is_dir():
+    if not is_folder(path):
         return
     for entry in sorted(islice(path.iterdir(), _MOST_ENTRIES)):
         if entry.is_dir() and _kind_of_folder(entry) is Kind.RUN:

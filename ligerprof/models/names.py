@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.files import FileKind, read_json
+from ligerprof.files import FileKind, is_file, is_folder, read_json
 from ligerprof.models.architectures import has_row
 from ligerprof.models.catalog import hub_names, models_without_config, short_names
 from ligerprof.models.composites import is_composite
@@ -49,16 +49,11 @@ def _from_catalog(name: str, *, short: bool) -> ModelSpec | None:
 
 def _from_path(model: str) -> ModelSpec | None:
     path = Path(model)
-    try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    # OSError: longer than the file system allows; ValueError: a null character
-    except (OSError, ValueError):
-        return None
-    if is_folder:
+    if is_folder(path):
         has_weights = any(any(path.glob(pattern)) for pattern in _WEIGHT_PATTERNS)
         config = read_json(path / "config.json", _CONFIG)
         return spec_from_config(config, name=path.name or model, weights_path=str(path) if has_weights else None)
-    if is_file:
+    if is_file(path):
         return spec_from_config(read_json(path, _CONFIG), name=path.parent.name or path.stem)
     return None
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import MissingDependencyError, RecipeError, UnsupportedError
+from ligerprof.files import is_folder
 from ligerprof.gpus import Vendor
 from ligerprof.recipe.categories import (
     AdapterDtype,
@@ -190,7 +190,7 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     )
     yield from _loss_conflicts(options)
     yield (
-        nvme is not None and not Path(nvme).is_dir(),
+        nvme is not None and not is_folder(nvme),
         f"{nvme}: no such folder. {_FLAGS['nvme_path']} names one.",
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import RecipeError
-from ligerprof.files import FileKind, read_text
+from ligerprof.files import FileKind, is_file, read_text
 from ligerprof.text import short_repr
 
 UNIFORM, WORST = "uniform", "worst"
@@ -28,7 +28,7 @@ def canonical_routing(value: Any) -> str:
     text = str(value)
     if text in (UNIFORM, WORST):
         return text
-    if Path(text).is_file():
+    if is_file(text):
         lines = [line.partition(_COMMENT)[0].strip() for line in read_text(Path(text), _FILE).splitlines()]
         lines, where = [line for line in lines if line], f"{text}: "
     else:

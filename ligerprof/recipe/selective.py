@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import RecipeError
-from ligerprof.files import FileKind, read_text
+from ligerprof.files import FileKind, is_file, read_text
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.selective import NAMES, find_policy
 
@@ -25,7 +25,7 @@ def canonical_policy(value: Any) -> str:
     text = str(value)
     if text in NAMES:
         return text
-    if Path(text).is_file():
+    if is_file(text):
         lines = (line.partition(_COMMENT)[0].strip() for line in read_text(Path(text), _FILE).splitlines())
         operators, where = [line for line in lines if line], f"{text}: "
     else:

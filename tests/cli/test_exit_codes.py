@@ -91,3 +91,14 @@ def test_what_this_version_or_machine_cannot_do_is_exit_1(arguments: str) -> Non
     exit_code, error = run(*arguments.split())
     assert exit_code == 1
     assert error.startswith("Error: ")
+
+
+@pytest.mark.parametrize("option", ["--model", "--config", "--lengths", "--selective", "--routing", "--nvme-path"])
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_a_name_that_no_file_can_have_is_one_line(option: str, name: str) -> None:
+    offload = ["--engine", "deepspeed", "--zero", "3", "--precision", "mixed", "--offload", "all"]
+    more = offload if option == "--nvme-path" else []
+    result = CliRunner().invoke(main, ["estimate", option, name, *more])
+    assert isinstance(result.exception, SystemExit)
+    assert result.exit_code in (1, 2)
+    assert "Traceback" not in result.output

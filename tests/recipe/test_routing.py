@@ -52,6 +52,11 @@ def test_given_tokens_that_add_up_are_taken_as_they_are() -> None:
         assert tokens_per_expert(routing, layer, tokens=8, experts=4, chosen=2) == row
 
 
+def test_a_stored_routing_may_be_longer_than_a_file_name() -> None:
+    stored = ";".join([",".join(["16"] * 256)] * 61)
+    assert canonical_routing(stored) == stored
+
+
 def test_a_file_has_a_line_for_all_layers_or_one_each(tmp_path: Path) -> None:
     path = tmp_path / "routing.txt"
     path.write_text("# tokens of each expert\n7 0 3 6\n\n8,8,0, 0  # the second\n1\t2 5 8\n", encoding="utf-8")

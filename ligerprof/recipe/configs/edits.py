@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import OutputError, RecipeError
-from ligerprof.files import FileKind, read_text
+from ligerprof.files import FileKind, is_file, read_text
 from ligerprof.recipe.categories import Precision
 from ligerprof.recipe.configs.documents import parse_document
 from ligerprof.recipe.configs.optimizers import OPTIMIZERS
@@ -191,7 +191,7 @@ class FileEdit:
 
 def can_edit(file: str, framework: str) -> bool:
     """Whether `edit_file` can write a file of this framework."""
-    return framework in SPELLINGS and Path(file).suffix.lower() != ".toml" and Path(file).is_file()
+    return framework in SPELLINGS and Path(file).suffix.lower() != ".toml" and is_file(file)
 
 
 def edit_file(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import RecipeError
+from ligerprof.files import is_file, is_folder
 from ligerprof.recipe.configs.accelerate import ACCELERATE, values_of_environment
 from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED
@@ -74,7 +75,7 @@ def find_named(file: str, key: str, name: str) -> Path:
     above = Path(file).resolve().parents[:_MOST_FOLDERS]
     for folder in (Path(), *above):
         path = folder / name
-        if path.is_file():
+        if is_file(path):
             return path
     raise RecipeError(
         f"{file}: {key} names {printable(name)}, which is not in this folder or in one above the file."
@@ -91,7 +92,7 @@ def _read_source(source: str) -> Reading:
         return _read_environment()
     if _FUNCTION.fullmatch(source) and not path.exists():
         return TORCHTITAN.read(values_of_function(source), source)
-    values = read_document(path / "recipe.json" if path.is_dir() else path)
+    values = read_document(path / "recipe.json" if is_folder(path) else path)
     if (recipe := recipe_values(values)) is not None:
         return read_recipe(recipe, source)
     return recognize(values, source).read(values, source)
