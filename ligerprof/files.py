@@ -144,6 +144,12 @@ def read_text(path: Path, kind: FileKind) -> str:
         raise kind.error(f"{path}: not readable as text (it is not UTF-8). {kind.hint}") from None
 
 
+def read_listed(path: Path, kind: FileKind) -> list[str]:
+    """The lines of a text file without blank ones and without comments, which `#` starts; raises as `read_text`."""
+    lines = (line.partition("#")[0].strip() for line in read_text(path, kind).splitlines())
+    return [line for line in lines if line]
+
+
 def read_json(path: Path, kind: FileKind) -> dict[str, Any]:
     """Read a file that holds one JSON object; raises `kind.error` as `read_text` and `parse_object` do."""
     return parse_object(read_text(path, kind), str(path), kind)

@@ -46,6 +46,16 @@ def always(_is_last):
     return contextlib.nullcontext()
 
 
+def reduces_last(model):
+    """FSDP2 reduces gradients after the last micro-batch alone."""
+
+    def waits(is_last):
+        model.set_requires_gradient_sync(is_last)
+        return contextlib.nullcontext()
+
+    return waits
+
+
 def of_policy(model):
     tokens = tokens_of(4, 256)
     return scores_of(model(tokens).float(), tokens)
@@ -79,12 +89,7 @@ def fsdp2_alone_kept():
     model = with_head_noted(llama(**SMALL, tie_word_embeddings=True).cuda())
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     sharded(model.train(), list(model.model.layers), reshard_after_forward=False)
-
-    def waits(is_last):
-        model.set_requires_gradient_sync(is_last)
-        return contextlib.nullcontext()
-
-    steps(model, of_transformers, waits, accum=2)
+    steps(model, of_transformers, reduces_last(model), accum=2)
 
 
 @program(ranks=2)
@@ -99,12 +104,7 @@ def fsdp2_kept_untied():
     join()
     model = Policy(n_layer=4).cuda()
     sharded(model, [*norms_of(model), *model.body.h], reshard_after_forward=False)
-
-    def waits(is_last):
-        model.set_requires_gradient_sync(is_last)
-        return contextlib.nullcontext()
-
-    steps(model, of_policy, waits, accum=2)
+    steps(model, of_policy, reduces_last(model), accum=2)
 
 
 @program(ranks=2)

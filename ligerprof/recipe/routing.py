@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import RecipeError
-from ligerprof.files import FileKind, is_file, read_text
+from ligerprof.files import FileKind, is_file, read_listed
 from ligerprof.text import short_repr
 
 UNIFORM, WORST = "uniform", "worst"
 _HINT = "--routing takes uniform, worst, or a file with the tokens of each expert: a line for all layers, or one each."
 _FILE = FileKind(error=RecipeError, hint=_HINT, max_bytes=2**20)
-_COMMENT, _BETWEEN_NUMBERS, _BETWEEN_LINES = "#", ",", ";"
+_BETWEEN_NUMBERS, _BETWEEN_LINES = ",", ";"
 _MOST_TOKENS = 2**48
 
 
@@ -29,8 +29,7 @@ def canonical_routing(value: Any) -> str:
     if text in (UNIFORM, WORST):
         return text
     if is_file(text):
-        lines = [line.partition(_COMMENT)[0].strip() for line in read_text(Path(text), _FILE).splitlines()]
-        lines, where = [line for line in lines if line], f"{text}: "
+        lines, where = read_listed(Path(text), _FILE), f"{text}: "
     else:
         lines, where = text.split(_BETWEEN_LINES), ""
     if not lines:

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import RecipeError
-from ligerprof.files import FileKind, is_file, read_text
+from ligerprof.files import FileKind, is_file, read_listed
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.selective import NAMES, find_policy
 
 _HINT = "--selective names a policy or a file with one operator per line."
 _FILE = FileKind(error=RecipeError, hint=_HINT, max_bytes=2**16)
-_COMMENT = "#"
 
 
 def canonical_policy(value: Any) -> str:
@@ -26,8 +25,7 @@ def canonical_policy(value: Any) -> str:
     if text in NAMES:
         return text
     if is_file(text):
-        lines = (line.partition(_COMMENT)[0].strip() for line in read_text(Path(text), _FILE).splitlines())
-        operators, where = [line for line in lines if line], f"{text}: "
+        operators, where = read_listed(Path(text), _FILE), f"{text}: "
     else:
         operators, where = text.split("+"), ""
     if not operators:

@@ -10,7 +10,7 @@ from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.expert_gates import clamped_product
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import column_sum_bytes, multiply, product_operator, renamed
+from ligerprof.analyzers.estimate.operations import column_sum_bytes, multiply, product_operator, renamed, scale_rows
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.recipe.routing import tokens_per_expert
 from ligerprof.torch_memory.dtypes import INDEX_BYTES
@@ -110,7 +110,7 @@ class _Loop:
         product = multiply(context, activated, up)
         tape.release(activated, *self.current)
         output = renamed(context, product, _expert_linear(context, product, f"{self.name}.down_proj", tokens))
-        weighted = renamed(context, output, _weigh(context, output, self.scores, found, tokens))
+        weighted = renamed(context, output, _weigh_chosen(context, output, self.scores, found, tokens))
         self.current = (weighted,)
         return weighted
 
@@ -122,15 +122,15 @@ class _Loop:
         self.gates = (joint, product)
         output = _expert_linear(context, product, f"{self.name}.down_proj", tokens)
         tape.release(*self.current[:1])
-        weighted = _weigh(context, output, self.scores, found, tokens)
+        weighted = _weigh_chosen(context, output, self.scores, found, tokens)
         tape.release(*self.current[1:])
         self.current = (output, weighted)
         return weighted
 
 
-def _weigh(context: Context, output: Value, scores: Value, found: Value, tokens: int) -> Value:
+def _weigh_chosen(context: Context, output: Value, scores: Value, found: Value, tokens: int) -> Value:
     """`output * scores[tokens, positions, None]`: the score's gradient is summed over the row."""
-    tape, width = context.tape, max(output.width, scores.width)
+    tape = context.tape
     # positions and tokens are columns of one tensor
     copies = index_copies([((2,), tokens * INDEX_BYTES, False)] * 2)
     chosen = tape.run(
@@ -142,15 +142,7 @@ def _weigh(context: Context, output: Value, scores: Value, found: Value, tokens:
             forward_scratch_bytes=sum(copies),
         )
     )
-    weighted = tape.run(
-        Operation(
-            elements=output.elements,
-            width=width,
-            inputs=(output, chosen),
-            saves=(output, chosen),
-            backward_scratch_bytes=output.elements * width,
-        )
-    )
+    weighted = scale_rows(context, output, chosen)
     tape.release(chosen)
     return weighted
 

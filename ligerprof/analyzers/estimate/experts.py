@@ -9,7 +9,16 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.expert_gates import clamped_product
 from ligerprof.analyzers.estimate.expert_loop import experts_in_turn
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, linear, multiply, product_operator, renamed, scale, unary
+from ligerprof.analyzers.estimate.operations import (
+    add,
+    linear,
+    multiply,
+    product_operator,
+    renamed,
+    scale,
+    scale_rows,
+    unary,
+)
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.models.mixtures import Experts, Scoring
 from ligerprof.torch_memory import softmax
@@ -175,7 +184,7 @@ def add_shared_expert(context: Context, output: Value, shared: Value, gate: Valu
     tape = context.tape
     if gate is not None:
         factor = renamed(context, gate, unary(context, gate, saves_output=True))
-        shared = renamed(context, shared, _weigh(context, shared, factor))
+        shared = renamed(context, shared, scale_rows(context, shared, factor))
         tape.release(factor)
     total = add(context, output, shared)
     tape.release(output, shared)
@@ -211,7 +220,7 @@ def _grouped(context: Context, value: Value, scores: Value, name: str, *, clampe
     product = renamed(context, joint, product)
     output, more_biases = _grouped_linear(context, product, f"{name}.down_proj", order[0], biases)
     output = renamed(context, product, output)
-    weighted = _weigh(context, output, sorted_scores)
+    weighted = scale_rows(context, output, sorted_scores)
     inverse = tape.run(Operation(elements=pairs, width=INDEX_BYTES, forward_scratch_bytes=pairs * INDEX_BYTES))
     restored = tape.run(
         Operation(elements=weighted.elements, width=weighted.width, inputs=(weighted,), saves=(inverse,))
@@ -271,17 +280,3 @@ def _grouped_product(context: Context, value: Value, weight: Weight) -> Value:
     )
     context.tape.release(read)
     return product
-
-
-def _weigh(context: Context, output: Value, scores: Value) -> Value:
-    """Each pair's output times its score; the score's gradient is summed over the row."""
-    width = max(output.width, scores.width)
-    return context.tape.run(
-        Operation(
-            elements=output.elements,
-            width=width,
-            inputs=(output, scores),
-            saves=(output, scores),
-            backward_scratch_bytes=output.elements * width,
-        )
-    )

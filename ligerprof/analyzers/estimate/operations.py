@@ -201,14 +201,15 @@ def row_root(context: Context, squares: Value, rows: int) -> Value:
 
 def scale_rows(context: Context, value: Value, factors: Value) -> Value:
     """`value * factors` with one factor per row: saves both."""
+    width = max(value.width, factors.width)
     return context.tape.run(
         Operation(
             elements=value.elements,
-            width=value.width,
+            width=width,
             inputs=(value, factors),
             saves=(value, factors),
             # gradient times value, before it is summed over the row
-            backward_scratch_bytes=value.size_bytes,
+            backward_scratch_bytes=value.elements * width,
         )
     )
 
