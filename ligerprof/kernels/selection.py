@@ -21,7 +21,7 @@ def applies(name: str) -> Callable[[ModelSpec], str | None]:
     """The `applies` of a kernel for the slot `name`.
 
     Raises:
-        ValueError: there is no such slot.
+        ValueError: the slot is unknown.
     """
     if name not in SLOTS:
         raise ValueError(f"no slot {short_repr(name)}; known: {', '.join(KERNEL_NAMES)}")

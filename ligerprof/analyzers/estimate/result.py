@@ -34,7 +34,7 @@ class RoutingRange:
     """The steady step's peak as tokens choose experts in one way or another.
 
     Attributes:
-        implementation: of the experts, as transformers names it; None if there is no choice.
+        implementation: how transformers runs the experts, in its words; None if the model allows only one way.
         depends: whether sizes depend on the routing.
         uniform_bytes: the peak if every expert receives as many tokens.
         worst_bytes: the peak if all tokens choose the same experts.

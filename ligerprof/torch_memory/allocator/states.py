@@ -39,7 +39,8 @@ class PoolView:
 
     Attributes:
         smallest_rest: the least that is split off.
-        free, segments: the blocks, and what they are parts of; there are no segments if they are expandable.
+        free: the free blocks.
+        segments: the segments that they are part of; empty if segments are expandable.
         mapped: the end of the expandable segment, which begins at 0; 0 if there is none.
     """
 
