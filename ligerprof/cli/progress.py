@@ -22,7 +22,7 @@ class Stages:
         """About so many more stages of the longest kind will follow; shown as time on a terminal."""
 
     def attempt(self, number: int, most: int) -> None:
-        """One of at most so many attempts starts, the last of which is unknown; shown on a terminal."""
+        """Show on a terminal that attempt `number` of at most `most` starts; any attempt may be the last."""
 
 
 class _ShownStages(Stages):

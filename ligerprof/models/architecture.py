@@ -83,7 +83,7 @@ class Rotary:
         layers: the layers that rotate; None: all of them.
         only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
         tables_by_kind: whether layers with a window have tables of their own.
-        other: whether heads rotate in another way, of which no kernel knows: by positions of several dimensions, or
+        other: whether heads rotate in another way, which no kernel supports: by positions of several dimensions, or
             query and key in a call each.
         complex_products: whether pairs of neighbors, cast to fp32, are complex numbers that one table multiplies; and
             whether both products are there before the first one is cast back (`both`), or not (`each`).

@@ -43,7 +43,7 @@ _OPTIONS: Mapping[str, str] = {
     "zero_optimization.offload_param.device": "--offload",
     "zero_optimization.offload_param.nvme_path": "--nvme-path",
 }
-# sections of which nothing is taken: the recipe has the optimizer, and a step does not notice the other
+# sections that recipes do not take from the file: the recipe has the optimizer, and a schedule holds no memory
 _REFUSED: Mapping[str, str] = {
     "optimizer": "--optimizer chooses the optimizer",
     "scheduler": "a learning rate holds no memory",

@@ -78,7 +78,7 @@ def rank_rows(report: RanksReport) -> "Iterator[tuple[str, ...]]":
 
 
 def _excess(each: RankPeak, lowest: RankPeak) -> str:
-    """The roles of which a rank holds more than the rank with the lowest peak, at most three."""
+    """At most three roles that take more on this rank than on the rank with the lowest peak."""
     more = {role: each.report.roles[role] - lowest.report.roles[role] for role in Role}
     largest = sorted((role for role in Role if more[role] > 0), key=lambda role: -more[role])[:_MOST_NAMED]
     named = (f"{role.value} {text}" for role in largest if (text := format_mib(more[role])) != format_mib(0))
@@ -93,7 +93,7 @@ def _spreads_table(rows: "Sequence[tuple[str, ...]]") -> "Table":
 
 
 def spread_rows(report: RanksReport) -> "Iterator[tuple[str, ...]]":
-    """The cells of each role of which ranks hold visibly different amounts, under SPREAD_HEADS."""
+    """The cells under SPREAD_HEADS of each role whose bytes differ visibly between ranks."""
     for spread in report.spreads:
         least, most = (each.report.roles[spread.role] for each in (spread.least, spread.most))
         ranks = (str(spread.least.rank), str(spread.most.rank))

@@ -70,7 +70,7 @@ class DeviceTrace(Sequence[Event]):
 
     @classmethod
     def in_columns(cls, events: list[dict[str, Any]]) -> "DeviceTrace":
-        """A trace of dicts, most of which become table rows; the list is emptied, since dicts take much memory."""
+        """A trace whose dicts become table rows where they can. Empties the list, since dicts take much memory."""
         if len(events) < _LEAST_ROWS:
             return cls(events)
         samples = events[:: max(1, len(events) // _SAMPLES)]

@@ -102,7 +102,7 @@ def claim(source: str, stored_bytes: int) -> Claim:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Raise an AnalysisLimitError once reading and analyzing snapshots takes more than it may, wherever that is.
+    """Raise an AnalysisLimitError as soon as reading and analyzing snapshots exceeds its limit of time or memory.
 
     For commands; it needs the main thread, and does nothing in others.
     """

@@ -112,7 +112,7 @@ def _first_call(site: CallSite) -> str:
 
 
 def _trains(replayed: Replay, call_sites: CallSites, phases: EventPhases, codes: Int64s, spans: Int64s) -> Mask:
-    """Whether each block was allocated in a span of which backward frees a block, or at a site of such a span."""
+    """Whether each block was allocated in a span that backward frees a block of, or at such a span's sites."""
     freed_in = np.where(replayed.freed_by < 0, phase_code(None), phases.codes_of(replayed.freed_by))
     saved = (codes == phase_code(Phase.FORWARD)) & (freed_in == phase_code(Phase.BACKWARD))
     is_saved_in = np.zeros(phases.last_span + 2, dtype=bool)

@@ -231,7 +231,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding", has=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.OUTLIVES_PHASE,), lacks=(Feature.UNLIKE_WEIGHTS,)),
     Rule(Role.GRADIENTS, _BACKWARD, node=r"^Embedding|AccumulateGrad", has=(Feature.WEIGHT_SIZED,)),
-    # a table that the model uses twice has two, of which one is added to the other
+    # a table that the model uses twice has two gradients; one is added to the other
     Rule(
         Role.GRADIENTS,
         _BACKWARD,

@@ -237,7 +237,7 @@ class Vocabulary:
 
     @cached_property
     def _vectors(self) -> list[int]:
-        """Sizes of vectors of which there are many among the weights, as norms have."""
+        """Sizes of vectors that many weights share, as the weights of norms do."""
         needed = max(self._commonest_vectors // 2, 1)
         counts = self._counts.items()
         return [

@@ -255,7 +255,7 @@ def _titan_chunk(
     meter = context.tape.meter
     tape = Tape(meter)
     rows = context.tokens // TITAN_CHUNKS
-    # detached, and so a leaf of which autocast keeps a copy
+    # detached, and so a leaf, whose cast autocast keeps
     chunk = Value(hidden.elements // TITAN_CHUNKS, hidden.width, hidden.needs_gradient, hidden.block)
     own = dataclasses.replace(context, tape=tape, casts=[], leaf=chunk, leaf_cast=None)
     shared: Tensor = own.autocast_weight(weight) if read_weight is weight else weight

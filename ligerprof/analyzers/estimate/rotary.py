@@ -47,7 +47,7 @@ def _rotate_by_reference(context: Context, query: Value, key: Value) -> tuple[Va
 
 
 def rotate_latents(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
-    """The rotated parts of query and key, of which the key has one for all heads."""
+    """The rotated parts of query and key; all heads share the key's."""
     row = context.spec.architecture.attention.rotary
     assert row is not None
     if row.complex_products is not None:

@@ -65,7 +65,7 @@ class ShardedHooks(Hooks):
                 self._previous_gather = gather
 
     def leave(self, module: Module) -> None:
-        """FSDPParamGroup.post_forward; the root's also ends groups of which a module did not run."""
+        """FSDPParamGroup.post_forward; the root's also ends groups with a module that did not run."""
         for state in self._states:
             own = module == state.group.modules[-1]
             if own or (module is Part.ROOT and state not in self._order):

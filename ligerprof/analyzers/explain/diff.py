@@ -126,7 +126,7 @@ Matched = tuple[list[BlockGroup], list[BlockGroup]]
 
 
 def _match(left: list[BlockGroup], right: list[BlockGroup], *, one_part: bool) -> Iterator[Matched]:
-    """Pair the groups of one place; each is in exactly one pair, one side of which may be empty."""
+    """Pair the groups of one place; each is in exactly one pair; one side of a pair may be empty."""
     for name in (_file_and_function, _function):
         named = [_grouped(blocks, name) for blocks in (left, right)]
         shared = named[0].keys() & named[1].keys()

@@ -226,7 +226,7 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
 def _missing(
     attribution: Attribution, index: int, needed_bytes: int, device_free_bytes: int | None
 ) -> tuple[int | None, bool]:
-    """Bytes that the driver lacked, or of which a limit was short; and whether this is only an upper bound."""
+    """Bytes missing from the driver's memory or from a limit, and whether they are only an upper bound."""
     if device_free_bytes is None:
         return None, False
     if device_free_bytes < needed_bytes:

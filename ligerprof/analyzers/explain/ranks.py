@@ -88,7 +88,7 @@ class RanksReport:
 
     @property
     def spreads(self) -> list[RoleSpread]:
-        """The roles of which ranks hold different amounts, the largest difference first."""
+        """The roles whose bytes differ between ranks, the largest difference first."""
         spreads = [
             RoleSpread(
                 role=role,

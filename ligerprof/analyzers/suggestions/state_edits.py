@@ -107,7 +107,7 @@ def _add_adapter_inputs(case: Case, edit: Edit, shape: LossShape, other_sides: I
     """Add the fp32 copy of its input that each adapter keeps: peft casts it to the adapter's dtype.
 
     Under autocast, each linear layer keeps a 16-bit copy with and without adapters. The widest matrices of a layer are
-    those of its MLP, of which the last one reads the wide side.
+    those of its MLP; the last one reads the wide side.
     """
     passes = case.passes
     layers = max(1, round(np.count_nonzero(other_sides == other_sides.max()) / _MLP_MATRICES))

@@ -2,7 +2,7 @@
 
 Exponentials are powers of 2, because exp2 is one instruction, of differences from the row's highest logit: an offset
 that all logits share costs no accuracy. An option or tensor that is None compiles its part away. A row holds `width`
-elements, of which the first `words` are logits; the rest is padding, which aligns rows for wide loads and may be
+elements: `words` logits, then padding, which aligns rows for wide loads and may be
 overwritten. Some arguments come as tuples:
 
     norm       highest, log2_total: the highest logit, and log2 of the sum of exponentials relative to it

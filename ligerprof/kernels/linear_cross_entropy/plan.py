@@ -157,7 +157,7 @@ def _plan_scratch(
 
 
 def _even_blocks(most_words: int, tokens: int, row_tokens: int, vocab: int) -> tuple[int, ...]:
-    """The fewest blocks of words, of which the first has at most `most_words`, and the last as many as possible.
+    """The fewest blocks of words: the first has at most `most_words`, and the last as many as possible.
 
     They are equal, which suits products best, unless growing ones are fewer.
     """
@@ -175,7 +175,7 @@ def _even_blocks(most_words: int, tokens: int, row_tokens: int, vocab: int) -> t
 
 
 def _blocks(words: int, tokens: int, row_tokens: int, vocab: int, at_most: int | None = None) -> tuple[int, ...]:
-    """Blocks of which each holds as many words as its logits fit into the rows of the one before.
+    """Blocks of words; each has as many as let its logits fit into the rows of the block before.
 
     Empty if they are more than `at_most`.
     """

@@ -1,4 +1,4 @@
-"""Gradients of a norm's parameters: sums over the backward launch's programs, each of which summed its own rows.
+"""Gradients of a norm's parameters: the sum of what each program of the backward launch summed over its own rows.
 
 Axes: P programs of the backward launch, D columns, S parameters that want a gradient.
 """

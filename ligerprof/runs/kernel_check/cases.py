@@ -21,7 +21,7 @@ ODD = BenchShape(
 LARGE = shape_of_model("llama3.2-1b", name="large", sequences=4, seq_len=1024)
 _IGNORED = -100
 _LABELS = "labels"
-# inputs that are the model's own, of which no two elements share memory
+# inputs that the model itself computes: no two elements share memory
 _OVERWRITTEN = frozenset({"queries", "keys", "logits"})
 PARAMETERS = frozenset({"weight", "bias"})
 _STATES = frozenset({"hidden", "residual", "gate", "up"}) | _OVERWRITTEN

@@ -47,7 +47,7 @@ class _Name:
 
 
 class _Running(NamedTuple):
-    """A module that runs, and what else than entries of backward is noted of it.
+    """A running module, and what is noted of it besides its entries in backward.
 
     Attributes:
         text: the stamp before it was called.

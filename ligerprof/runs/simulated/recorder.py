@@ -110,7 +110,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def at(self, *, on_host: bool) -> Iterator[None]:
-        """Count the tensors that are made inside as main memory, or as the GPU's, wherever the inputs are."""
+        """Count tensors that are made inside as main memory, or as the GPU's, regardless of their inputs' device."""
         before = self._on_host, self._follows_inputs
         self._on_host, self._follows_inputs = on_host, False
         try:

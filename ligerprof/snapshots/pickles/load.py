@@ -82,7 +82,7 @@ def _joined(cut: Cut, allowance: Allowance) -> Any:
     marks = [
         mark for items, kind in zip(traces, kinds, strict=True) for mark in compress(items, (kind == _MARK).tolist())
     ]
-    # something else refers to an event of which nothing is left
+    # something else refers to an event that was cut out
     is_missed = max(map(getrefcount, marks), default=0) > _COUNT_IN_TWO_LISTS
     if len(marks) != len(cut.counts) or is_missed:
         return None
