@@ -35,6 +35,19 @@ def test_every_gpu_is_found_by_its_name() -> None:
         ("H100 SXM", "h100"),
         ("MI300X", "mi300x"),
         ("AMD Instinct MI325X", "mi325x"),
+        ("GH200", "gh200"),
+        ("GH200 480GB", "gh200"),
+        ("H200 NVL", "h200-nvl"),
+        ("H100 NVL", "h100-nvl"),
+        ("B300", "b300"),
+        ("MI350X", "mi350x"),
+        ("Tesla P100", "p100"),
+        ("RTX PRO 6000 Blackwell", "rtx-pro-6000"),
+        ("RTX 4060 Ti", "rtx4060ti"),
+        ("4060 Ti 16GB", "rtx4060ti-16g"),
+        ("RTX 4070 Ti Super", "rtx4070ti-super"),
+        ("RTX 4090 Laptop", "rtx4090-laptop"),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", "rtx3060-laptop"),
     ],
 )
 def test_gpus_are_found_by_the_names_that_people_use(typed: str, name: str) -> None:
@@ -55,7 +68,7 @@ def test_titles_and_aliases_are_unique(name: str) -> None:
         ("rtx 4091", "Did you mean rtx4090 or "),
         ("zzzz", "unknown GPU 'zzzz'. `ligerprof env` lists the names"),
         ("", "unknown GPU ''. `ligerprof env`"),
-        ("24GiB:sm13", "'24GiB:sm13' is not a GPU. Write a size and one of sm70, sm75,"),
+        ("24GiB:sm13", "'24GiB:sm13' is not a GPU. Write a size and one of sm60, sm70, sm75,"),
         ("24GiB:", "is not a GPU. Write a size"),
         ("24:sm89", "'24:sm89': 24 B is too small. Is the unit missing?"),
         ("lots:sm89", "'lots' is not a size"),
@@ -81,11 +94,15 @@ def test_a_size_and_a_compute_capability_are_a_gpu(typed: str) -> None:
 
 ADVERTISED_GIB = {
     "h200": 141,
+    "h200-nvl": 141,
+    "gh200": 96,
     "h100": 80,
     "h100-pcie": 80,
+    "h100-nvl": 94,
     "h20": 96,
     "b200": 180,
     "gb200": 186,
+    "b300": 288,
     "a100-80g": 80,
     "a100-40g": 40,
     "a30": 24,
@@ -98,20 +115,44 @@ ADVERTISED_GIB = {
     "t4": 16,
     "v100-32g": 32,
     "v100-16g": 16,
+    "p100": 16,
     "rtx-pro-6000": 96,
     "rtx-6000-ada": 48,
     "rtx-a6000": 48,
     "rtx-a5000": 24,
+    "rtx-a4000": 16,
     "rtx5090": 32,
     "rtx5080": 16,
+    "rtx5070ti": 16,
+    "rtx5070": 12,
+    "rtx5060ti-16g": 16,
     "rtx4090": 24,
     "rtx4080": 16,
+    "rtx4080-super": 16,
+    "rtx4070ti-super": 16,
+    "rtx4070ti": 12,
+    "rtx4070-super": 12,
+    "rtx4070": 12,
+    "rtx4060ti": 8,
+    "rtx4060ti-16g": 16,
+    "rtx4060": 8,
     "rtx3090": 24,
+    "rtx3080ti": 12,
     "rtx3080": 10,
+    "rtx3070": 8,
     "rtx3060": 12,
     "rtx2080ti": 11,
+    "rtx5090-laptop": 24,
+    "rtx4090-laptop": 16,
+    "rtx4080-laptop": 12,
+    "rtx4070-laptop": 8,
+    "rtx4060-laptop": 8,
+    "rtx3080-laptop": 8,
+    "rtx3070-laptop": 8,
+    "rtx3060-laptop": 6,
     "mi300x": 192,
     "mi325x": 256,
+    "mi350x": 288,
     "mi355x": 288,
 }
 
@@ -119,8 +160,9 @@ ADVERTISED_GIB = {
 @pytest.mark.parametrize("name", sorted(GPUS))
 def test_memory_is_a_little_less_than_advertised(name: str) -> None:
     gpu = GPUS[name]
-    # the T4 and the L40S store error-correction codes in the same memory
-    assert 0.9 * ADVERTISED_GIB[name] * GIB < gpu.memory_bytes < ADVERTISED_GIB[name] * GIB
+    # the T4 and the L40S store error-correction codes in the same memory; torch sees 252 GiB of an MI350X
+    least = 0.87 if name == "mi350x" else 0.9
+    assert least * ADVERTISED_GIB[name] * GIB < gpu.memory_bytes < ADVERTISED_GIB[name] * GIB
     assert 0 < gpu.usable_bytes < gpu.memory_bytes
 
 
@@ -134,11 +176,12 @@ def test_max_threads_follow_the_compute_capability() -> None:
     assert threads["h200"] == threads["a100-40g"] == threads["mi300x"] == 2048
     assert threads["rtx3090"] == threads["rtx4090"] == threads["l40s"] == 1536
     assert threads["t4"] == 1024
+    assert threads["p100"] == threads["b300"] == 2048
 
 
 def test_a_capacity_without_a_report_is_said_to_be_nominal() -> None:
     nominal = [name for name, gpu in GPUS.items() if gpu.nominal]
-    assert nominal == ["gb200", "mi325x"]
+    assert nominal == ["h200-nvl", "gb200", "rtx5090-laptop", "rtx4090-laptop", "rtx3070-laptop", "mi325x"]
     for name in ("gb200", "h100"):
         assumed = estimate(TrainingRecipe(model="tiny", gpu=name)).assumed
         assert any("is nominal" in line for line in assumed) == (name == "gb200")

@@ -27,7 +27,7 @@ def completed(*words: str) -> list[str]:
         (["estimate", "--prec"], ["--precision"]),
         (["estimate", "--model", "QWEN3-0"], ["qwen3-0.6b"]),
         (["estimate", "--model", "./no-such"], ["file ./no-such"]),
-        (["fit", "--gpu", "h100"], ["h100", "h100-pcie"]),
+        (["fit", "--gpu", "h100"], ["h100", "h100-pcie", "h100-nvl"]),
         (["sweep", "--gpu", "h200,l40"], ["h200,l40s", "h200,l40"]),
         (["estimate", "--liger", "rms+s"], ["rms+swiglu"]),
         (["estimate", "--liger", "no"], ["none", "no-flce"]),

@@ -117,7 +117,9 @@ def test_output_fits_the_page_and_lists_every_gpu() -> None:
     result = CliRunner().invoke(main, ["env"])
     assert result.exit_code == 0
     assert max(map(len, result.stdout.splitlines())) <= PLAIN_WIDTH
-    assert all(f" {name} " in result.stdout and gpu.title in result.stdout for name, gpu in GPUS.items())
+    # the longest title is folded before its last word
+    titles = {name: gpu.title if len(gpu.title) < 40 else gpu.title.rpartition(" ")[0] for name, gpu in GPUS.items()}
+    assert all(f" {name} " in result.stdout and title in result.stdout for name, title in titles.items())
 
 
 def test_json_marks_measured_gpus() -> None:

@@ -54,6 +54,11 @@ def problem(
         ("t4", {"dtype": fp16}, "efficient"),
         ("t4", {"dtype": fp16, "kv_heads": 2}, "math"),
         ("t4", {"dtype": bf16}, "math"),
+        ("t4", {"dtype": fp16, "head_dim": 60}, "math"),
+        # no tensor cores, whose loads have to be aligned
+        ("p100", {"dtype": fp16, "head_dim": 60}, "efficient"),
+        ("p100", {"dtype": bf16}, "math"),
+        ("b300", {"dtype": bf16}, "cudnn"),
     ],
     ids=str,
 )
