@@ -98,7 +98,6 @@ COMBINATIONS = (
     "LoRA over",
     "QLoRA under",
     "a changed configuration of bitsandbytes",
-    "a preset of TRL",
     "a sequence length of null",
     "an offload of the optimizer",
     "communication in another dtype",

@@ -122,7 +122,9 @@ def _finish_deepspeed(reading: Reading, section_: Mapping[str, Any]) -> None:
         return
     places = {part: section_.get(f"offload_{part}_device") for part in ("optimizer", "param")}
     words_ = {part: "none" if is_off(place) else str(place).lower() for part, place in places.items()}
-    set_offload(reading, "deepspeed_config.offload", **words_)
+    # DeepSpeedPlugin's default
+    stage = section_.get("zero_stage", 2)
+    set_offload(reading, "deepspeed_config.offload", stage=stage, optimizer=words_["optimizer"], param=words_["param"])
     path = section_.get("offload_param_nvme_path") or section_.get("offload_optimizer_nvme_path")
     if "nvme" in words_.values() and isinstance(path, str):
         reading.set("deepspeed_config.offload_param_nvme_path", {Setting.NVME_PATH: path})

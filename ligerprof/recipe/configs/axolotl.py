@@ -204,6 +204,7 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
     _set_kernels(reading, values)
     _set_selective(reading, values.get("selective_checkpointing"))
     _set_reentrant(reading, values)
+    _set_packing(reading, values)
     if not is_off(values.get("fsdp")) or isinstance(values.get("fsdp_config"), Mapping):
         key = "fsdp" if "fsdp" in values else "fsdp_config"
         set_fsdp(reading, key, values.get("fsdp_config"), version=1, outer=values.get("fsdp_version"))
@@ -224,6 +225,19 @@ def _set_selective(reading: Reading, chosen: Any) -> None:
     reading.set(key, {Setting.SELECTIVE: "+".join(str(name) for name in names)})
     if is_off(details.get("save_sliding_window")) and "attention" in saved:
         reading.assumed.append("attention with a sliding window is kept, too; axolotl computes it again")
+
+
+def _set_packing(reading: Reading, values: Mapping[str, Any]) -> None:
+    """What keeps documents apart without flash attention (schemas/config.py, attn_decontaminates_packing)."""
+    if is_off(values.get("sample_packing")):
+        return
+    attention = reading.settings.get(Setting.ATTENTION)
+    if attention is None:
+        reading.set("sample_packing", {Setting.PACKING: Packing.PADDED})
+    elif attention.value == "sdpa" and values.get("sdpa_varlen") is not False:
+        reading.set("sample_packing", {Setting.PACKING: Packing.VARLEN})
+    elif attention.value in ("sdpa", "eager"):
+        reading.set("sample_packing", {Setting.PACKING: Packing.ROWS})
 
 
 def _set_reentrant(reading: Reading, values: Mapping[str, Any]) -> None:
@@ -313,7 +327,7 @@ AXOLOTL = Framework(
     title="a configuration of axolotl",
     rows=_ROWS,
     signature=frozenset(
-        {"base_model", "micro_batch_size", "sequence_len", "datasets", "sample_packing", "val_set_size", "adapter"}
+        {"base_model", "micro_batch_size", "sequence_len", "sample_packing", "val_set_size", "adapter"}
     ),
     defaults={
         Setting.BATCH: 1,

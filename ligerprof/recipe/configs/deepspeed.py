@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ligerprof.models import ModelSpec
 from ligerprof.recipe.configs.framework import Framework, leaves
 from ligerprof.recipe.configs.optimizers import DEEPSPEED_OPTIMIZERS
 from ligerprof.recipe.configs.rows import (
@@ -32,6 +33,8 @@ _FORMER_NAMES = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
 }
 _PLACES = ("none", "cpu", "nvme")
+# the stage of ZeRO
+_OFFLOADS_PARAMETERS = 3
 
 
 def _enabled(dtype: str) -> Row:
@@ -228,15 +231,20 @@ def _set_offload(reading: Reading, zero: Mapping[str, Any], key: str) -> None:
         places[part] = str(device)
         if places[part] == "nvme" and isinstance(inner.get("nvme_path"), str):
             reading.set(f"{key}_{part}.nvme_path", {Setting.NVME_PATH: inner["nvme_path"]})
-    set_offload(reading, key, optimizer=places["optimizer"], param=places["param"])
+    set_offload(reading, key, stage=zero.get("stage", 0), optimizer=places["optimizer"], param=places["param"])
 
 
-def set_offload(reading: Reading, key: str, *, optimizer: str, param: str) -> None:
+def set_offload(reading: Reading, key: str, *, stage: Any, optimizer: str, param: str) -> None:
     """Set the offload from the places of optimizer and parameters, each `none`, `cpu` or `nvme`.
 
     Args:
         key: the key without `_optimizer` and `_param`.
+        stage: ZeRO's, as the file has it.
     """
+    if param != "none" and whole_number(stage) < _OFFLOADS_PARAMETERS:
+        # engine.py gives offload_param to ZeRO-3's optimizers alone
+        reading.assumed.append(f"{key}_param has no effect: DeepSpeed offloads parameters in stage 3 only")
+        param = "none"
     known = {("none", "none"): None, ("cpu", "none"): "optimizer", ("cpu", "cpu"): "all", ("nvme", "nvme"): "nvme"}
     word = known.get((optimizer, param), "lacking")
     if word == "lacking":
@@ -244,6 +252,15 @@ def set_offload(reading: Reading, key: str, *, optimizer: str, param: str) -> No
         reading.lack(f"{key}_param", Lacking(what=what, setting=Setting.OFFLOAD))
     elif word is not None:
         reading.set(f"{key}_{'optimizer' if param == 'none' else 'param'}", {Setting.OFFLOAD: word})
+
+
+def filled(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    """DeepSpeed's settings with `auto` replaced as transformers replaces it (integrations/deepspeed.py)."""
+    squared = spec.hidden_size * spec.hidden_size
+    automatic = dict(zip(HIDDEN_SIZE_KEYS, (squared, int(0.9 * squared), 10 * spec.hidden_size), strict=True))
+    sizes = config.get("zero_optimization", {})
+    filled = {name: automatic[name] if value == "auto" else value for name, value in sizes.items()}
+    return {**config, "zero_optimization": filled} if filled else dict(config)
 
 
 DEEPSPEED = Framework(

@@ -56,6 +56,26 @@ class Framework:
         """The file's keys that the table lacks, at the top level only."""
         return [key for key in values if key not in self.rows]
 
+    def knows_most(self, values: Mapping[str, Any]) -> bool:
+        """Whether the table has at least half of the file's keys, those of its sections included."""
+        known, unknown = _counts(self.rows, values)
+        return known >= unknown
+
+
+def _counts(rows: Table, values: Mapping[str, Any]) -> tuple[int, int]:
+    """The keys of an object that a table has, and those that it lacks; sections count by their own keys."""
+    known = unknown = 0
+    for name, value in values.items():
+        row = rows.get(name)
+        if row is None:
+            unknown += sum(1 for _ in leaves(value)) if isinstance(value, Mapping) else 1
+        elif row.children is not None and isinstance(value, Mapping):
+            inner = _counts(row.children, value)
+            known, unknown = known + inner[0], unknown + inner[1]
+        else:
+            known += 1
+    return known, unknown
+
 
 def _apply(rows: Table, values: Mapping[str, Any], reading: Reading, prefix: str) -> None:
     for name, value in values.items():

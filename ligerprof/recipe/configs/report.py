@@ -1,5 +1,6 @@
 """What became of every key of the configuration files: the `config` key of JSON results, and lines for the terminal."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,12 @@ from ligerprof.recipe.configs.settings import Reading
 from ligerprof.text import printable
 
 _MOST_SHOWN = 8
+# parts of the names of keys that change memory in one framework or another
+_MEMORY = re.compile(
+    r"lora|quant|[48]_?bit|offload|gradient_|optim|zero|fsdp|shard|batch|seq_?len|max_len|dtype|precision|attn|attention"
+    r"|pack|compile|liger|fp8|bf16|fp16|freeze|accum|parallel"
+)
+_UNKNOWN = "keys that ligerprof does not know, and that may change memory"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +26,8 @@ class ConfigReport:
         read: what each key set, in words.
         ignored: keys without effect on the memory of a training step.
         unknown: keys that were not understood.
-        left_out: keys whose effect the figures do not include, each with what that is.
+        left_out: keys whose effect the figures do not include, each with what that is; unknown ones are among them if
+            their names say that they may change memory.
         assumed: what reading the files assumed, one sentence each.
     """
 
@@ -64,7 +72,9 @@ def report_of(readings: Iterable[Reading], assumed: Iterable[str]) -> ConfigRepo
     """Collect the keys of all readings; a key that two files have carries the name of the second."""
     readings = tuple(readings)
     read: dict[str, str] = {}
-    left_out: dict[str, str] = {}
+    left_out: dict[str, str] = {
+        key: _UNKNOWN for reading in readings for key in reading.unknown if _MEMORY.search(key.rpartition(".")[2])
+    }
     for reading in readings:
         for target, source in ((read, reading.read), (left_out, reading.left_out)):
             for key, words in source.items():

@@ -6,10 +6,11 @@ from typing import Any
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
-from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Offload, Optimizer, Quantization
-from ligerprof.recipe.configs.deepspeed import HIDDEN_SIZE_KEYS
+from ligerprof.recipe.categories import EIGHT_BIT, Engine, Offload, Optimizer, Quantization
+from ligerprof.recipe.configs.deepspeed import filled
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
+from ligerprof.recipe.configs.packing import packed_rows
 from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Found, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.training import RECIPE_OPTIONS
@@ -92,7 +93,7 @@ class Resolver:
             **self._compile(engine["engine"]),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
         }
-        self._check_packing(chosen)
+        chosen.update(self._packing(chosen, spec))
         if self._is_trl and chosen.get("zero") == 3 and self._value(S.RANK) is not None:
             # trl/trainer/sft_trainer.py: adapters under ZeRO-3 are checkpointed the older way
             chosen["reentrant"] = True
@@ -198,7 +199,7 @@ class Resolver:
         offload = {"offload": self._value(S.OFFLOAD)}
         if engine == Engine.DEEPSPEED:
             own = {name.value: self._value(name) for name in (S.ZERO, S.NVME_PATH)}
-            config = _filled(self._value(S.DEEPSPEED) or {}, spec)
+            config = filled(self._value(S.DEEPSPEED) or {}, spec)
             return {**offload, **own, "deepspeed_config": config or None}
         if engine == _FSDP:
             if self._value(S.BITS) is not None:
@@ -343,19 +344,16 @@ class Resolver:
             raise self._refuse(f"{name.replace('_', ' ')} {value}", setting)
         return {name: value}
 
-    def _check_packing(self, chosen: dict[str, Any]) -> None:
-        """Packed rows are full; whether they are one row depends on what keeps documents apart."""
+    def _packing(self, chosen: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
         kind = self._value(S.PACKING)
         if not isinstance(kind, Packing):
-            chosen["packing"] = kind
-            return
+            return {"packing": kind}
         batch = chosen.get("batch") or RECIPE_OPTIONS["batch"].default
-        if kind is Packing.MASK and chosen.get("attention") != Attention.FLASH:
-            raise self._refuse("packing without flash attention", S.PACKING)
-        # the only sequence of a micro-batch stays one document
-        alone = kind is Packing.PADDING_FREE and batch == 1
-        chosen["packing"] = kind is not Packing.PLAIN and not alone
-        self.assumed.append("packed micro-batches are full")
+        rows = packed_rows(kind, chosen.get("attention"), batch, slides=bool(spec.config.get("sliding_window")))
+        if isinstance(rows, Lacking):
+            raise self._refuse(rows.what, S.PACKING)
+        self.assumed.append(rows.assumed)
+        return dict(rows.options)
 
 
 def _defaults(readings: Sequence[Reading]) -> dict[Setting, Found]:
@@ -366,15 +364,6 @@ def _defaults(readings: Sequence[Reading]) -> dict[Setting, Found]:
         for setting, value in reading.defaults.items():
             found[setting] = Found(value=value, key=f"{setting} ({reading.framework}'s default)", file=reading.file)
     return found
-
-
-def _filled(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """DeepSpeed's settings with `auto` replaced as transformers replaces it (integrations/deepspeed.py)."""
-    squared = spec.hidden_size * spec.hidden_size
-    automatic = dict(zip(HIDDEN_SIZE_KEYS, (squared, int(0.9 * squared), 10 * spec.hidden_size), strict=True))
-    sizes = config.get("zero_optimization", {})
-    filled = {name: automatic[name] if value == "auto" else value for name, value in sizes.items()}
-    return {**config, "zero_optimization": filled} if filled else dict(config)
 
 
 def _refusal(found: Found, lacking: Lacking) -> UnsupportedError:

@@ -69,6 +69,9 @@ class Packing(ExplainedWord):
     DOCUMENTS = "documents", "each row holds several documents, which positions keep apart"
     PADDING_FREE = "padding-free", "the sequences of a micro-batch are joined to one row without padding"
     MASK = "mask", "each row holds several documents; without flash attention, rows stay apart and have a mask"
+    ROWS = "rows", "each row holds several documents, which positions keep apart; rows stay apart"
+    VARLEN = "varlen", "as rows, but sdpa is torch's varlen attention where the model has no sliding window"
+    PADDED = "padded", "each row is filled with documents that see each other, and padded; rows stay apart"
     PLAIN = "plain", "each row is filled with tokens, and documents see each other"
 
 

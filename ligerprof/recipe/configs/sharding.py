@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import Row, ignored, lacking, part_of, truth, turned_on, whole_number
 from ligerprof.recipe.configs.settings import Lacking, Outcome, Reading, Reason, Sets, Setting
 
@@ -62,3 +63,21 @@ def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: A
     # accelerate gathers and reduces in the same dtype (FullyShardedDataParallelPlugin.set_mixed_precision)
     settings = {Setting.WRAP: "accelerate", Setting.REDUCE_DTYPE: "bfloat16"}
     reading.set(key, {Setting.ENGINE: "fsdp2" if str(number) in ("2", "2.0") else "fsdp1", **settings})
+
+
+def _finish_fsdp(reading: Reading, values: Mapping[str, Any]) -> None:
+    set_fsdp(reading, next(iter(values)), values, version=2)
+
+
+# the file that `fsdp_config` of TrainingArguments names
+FSDP = Framework(
+    name="fsdp",
+    title="the Trainer's settings of FSDP",
+    rows=FSDP_ROWS,
+    signature=frozenset(
+        {"transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "fsdp_version", "auto_wrap_policy"}
+        | {"reshard_after_forward", "fsdp_reshard_after_forward", "backward_prefetch", "cpu_ram_efficient_loading"}
+    ),
+    is_complete=False,
+    finish=_finish_fsdp,
+)

@@ -1,12 +1,10 @@
 """The keys of a configuration file that say how DeepSpeed shards and offloads a recipe."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ligerprof.recipe.categories import Engine, Offload, Precision
-from ligerprof.recipe.configs.documents import read_document
-from ligerprof.recipe.configs.sources import find_named
+from ligerprof.recipe.configs.sources import read_named
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 
@@ -58,7 +56,7 @@ def deepspeed_keys(file: str, framework: str, values: Mapping[str, Any], recipe:
         return NO_KEYS
     old = values.get("deepspeed")
     if isinstance(old, str):
-        old = read_document(Path(find_named(file, "deepspeed", old)))
+        old, _ = read_named(file, framework, "deepspeed", old)
     section = dict(old) if isinstance(old, Mapping) else {}
     precision = _PRECISIONS[recipe.precision]
     for key in _AUTO:

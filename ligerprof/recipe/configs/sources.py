@@ -15,7 +15,9 @@ from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.own import read_recipe, recipe_values
-from ligerprof.recipe.configs.settings import Reading
+from ligerprof.recipe.configs.settings import Names, Reading, Setting
+from ligerprof.recipe.configs.sharding import FSDP
+from ligerprof.recipe.configs.shipped import shipped_file
 from ligerprof.recipe.configs.torchtitan import TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
@@ -34,6 +36,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     TORCHTITAN,
     ACCELERATE,
     DEEPSPEED,
+    FSDP,
 )
 ENVIRONMENT = "env"
 _BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
@@ -62,21 +65,40 @@ def _with_named_files(readings: Iterable[Reading], given: set[str]) -> Iterator[
         for key, named in reading.files.items():
             # a file of that kind on the command line takes its place
             if named.framework not in given:
-                path = find_named(reading.file, key, named.file)
-                yield _BY_NAME[named.framework].read(read_document(path), str(path))
+                yield _read_named(reading, key, named)
 
 
-def find_named(file: str, key: str, name: str) -> Path:
-    """The file that a key of another one names: seen from this folder, from the file's own, or from one above it.
+def _read_named(reading: Reading, key: str, named: Names) -> Reading:
+    values, path = read_named(reading.file, reading.framework, key, named.file)
+    found = _BY_NAME[named.framework].read(values, path or named.file)
+    if path is None:
+        found.assumed.append(f"{printable(named.file)} is not here: {reading.framework}'s file of that name")
+    if Setting.GPUS in reading.settings:
+        # an argument of the launcher, which wins over its file
+        found.settings.pop(Setting.GPUS, None)
+    return found
+
+
+def read_named(file: str, framework: str, key: str, name: str) -> tuple[Mapping[str, Any], str | None]:
+    """The content and the path of the file that a key of another one names.
+
+    It is looked for in this folder, in the file's own, and in those above it. The path is None if it is none of these,
+    and the framework ships a file of this name.
+
+    Args:
+        file: the path of the file that names the other one.
+        framework: whose file that is.
 
     Raises:
-        RecipeError: it is in none of them.
+        RecipeError: there is no such file, or it cannot be read.
     """
     above = Path(file).resolve().parents[:_MOST_FOLDERS]
     for folder in (Path(), *above):
         path = folder / name
         if is_file(path):
-            return path
+            return read_document(path), str(path)
+    if (shipped := shipped_file(framework, name)) is not None:
+        return shipped, None
     raise RecipeError(
         f"{file}: {key} names {printable(name)}, which is not in this folder or in one above the file."
         " Give it with another --config."
@@ -121,7 +143,7 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
     best = sorted(known, key=misfit)
     shown = ", ".join(printable(key)[:40] for key in list(values)[:5])
     names = ", ".join(_BY_NAME)
-    if not best or len(best[0].unknown_keys(values)) > len(values) / 2:
+    if not best or not best[0].knows_most(values):
         raise RecipeError(
             f"{source}: not the configuration of a training run that ligerprof knows (its first keys: {shown})."
             f" Name the framework, as in NAME={short_repr(source)[1:-1]}; names: {names}."

@@ -9,6 +9,7 @@ from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
+    file_name,
     ignored,
     is_off,
     lacking,
@@ -64,7 +65,7 @@ TRAINER_ROWS: Mapping[str, Row] = {
     "activation_checkpointing_kwargs": CHECKPOINTING_KWARGS,
     "deepspeed": DEEPSPEED_SECTION,
     "fsdp": FSDP_SWITCH,
-    "fsdp_config": section(FSDP_ROWS),
+    "fsdp_config": section(FSDP_ROWS, read=file_name("fsdp")),
     "torch_compile": turned_on({Setting.COMPILE: True}),
     **part_of("liger-kernel", "use_liger_kernel liger_kernel_config use_liger"),
     # names of older versions
@@ -177,7 +178,10 @@ def finish_trainer(reading: Reading, values: Mapping[str, Any]) -> None:
             details = values.get("liger_kernel_config")
             chosen = liger_names(details if isinstance(details, Mapping) else {}, LIGER_DEFAULTS)
             reading.set(switch_key, {Setting.LIGER: chosen, Setting.PROVIDER: "liger"})
-    if not is_off(values.get("fsdp")):
+    if is_off(values.get("fsdp")):
+        # the Trainer reads fsdp_config with fsdp only
+        reading.files.pop("fsdp_config", None)
+    else:
         set_fsdp(reading, "fsdp", values.get("fsdp_config"), version=2)
         legacy = str(values["fsdp"])
         if "offload" in legacy:

@@ -32,16 +32,11 @@ from ligerprof.recipe.configs.shared import (
 )
 from ligerprof.recipe.configs.trainer import FAMILY, TRAINER_DEFAULTS, TRAINER_ROWS, TRAINER_SIGNATURE, finish_trainer
 
-_PRESETS = ("fsdp1", "fsdp2", "multi_gpu", "single_gpu", "zero1", "zero2", "zero3")
 _NO_LENGTH = Lacking(what="a sequence length of null", setting=Setting.SEQ)
 _LENGTH = Row(read=count(Setting.SEQ).read, null=_NO_LENGTH)
 
 
 def _read_accelerate_config(value: Any) -> Outcome:
-    if value in _PRESETS:
-        return Lacking(
-            what="a preset of TRL's", remedy="Give the file of accelerate with another --config, and take the key out."
-        )
     return file_name("accelerate")(value)
 
 
@@ -231,7 +226,7 @@ def _other(name: str, title: str, method: str, own: str) -> Framework:
 TRL_DPO = _other(
     "trl-dpo",
     "TRL's DPOConfig",
-    "DPO, with a reference model and pairs of sequences",
+    "DPO or another preference method, with pairs of sequences",
     "beta precompute_ref_log_probs precompute_ref_batch_size loss_weights ld_alpha f_divergence_type"
     " f_alpha_divergence_coef label_smoothing use_weighting discopop_tau sync_ref_model ref_model_mixup_alpha"
     " ref_model_sync_steps max_prompt_length max_completion_length disable_dropout reference_free rpo_alpha"

@@ -29,6 +29,20 @@ FACTORY = {"model_name_or_path": "tiny", "stage": "sft", "finetuning_type": "ful
         ({**TRL_TWO, "padding_free": False}, False),
         ({**AXOLOTL, "sample_packing": True, "flash_attention": True}, True),
         ({**AXOLOTL, "sample_packing": False}, False),
+        # no attention is set: documents see each other
+        ({**AXOLOTL, "sample_packing": True}, False),
+        # one row alone is the same as one packed row
+        ({**AXOLOTL, "micro_batch_size": 1, "sample_packing": True, "eager_attention": True}, True),
+        (
+            {
+                **AXOLOTL,
+                "base_model": "mistralai/Mistral-7B-v0.1",
+                "micro_batch_size": 1,
+                "sample_packing": True,
+                "sdp_attention": True,
+            },
+            True,
+        ),
         ({**AXOLOTL, "batch_flattening": True, "flash_attention": True}, True),
         ({**FACTORY, "packing": True}, False),
         ({**FACTORY, "neat_packing": True, "flash_attn": "fa2"}, True),
@@ -40,16 +54,30 @@ def test_keys_that_pack(keys: dict[str, Any], packs: bool, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("keys", "key"),
+    ("keys", "says"),
     [
-        ({**AXOLOTL, "sample_packing": True}, "sample_packing"),
-        ({**AXOLOTL, "sample_packing": True, "sdp_attention": True}, "sample_packing"),
-        ({**FACTORY, "neat_packing": True}, "neat_packing"),
+        ({**AXOLOTL, "sample_packing": True, "sdp_attention": True}, "sample_packing: packing with torch's varlen"),
+        (
+            {**AXOLOTL, "sample_packing": True, "eager_attention": True},
+            "sample_packing: packing of several rows without flash attention",
+        ),
+        (
+            {**AXOLOTL, "sample_packing": True, "sdp_attention": True, "sdpa_varlen": False},
+            "sample_packing: packing of several rows without flash attention",
+        ),
+        ({**FACTORY, "neat_packing": True}, "neat_packing: packing without flash attention"),
     ],
 )
-def test_rows_with_a_mask_of_their_own_are_refused(keys: dict[str, Any], key: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=f"{key}: packing without flash attention is not supported yet"):
+def test_rows_with_a_mask_of_their_own_are_refused(keys: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=says):
         read(tmp_path, keys)
+
+
+def test_packed_rows_without_an_attention_have_a_mask_of_padding(tmp_path: Path) -> None:
+    recipe, report = read(tmp_path, {**AXOLOTL, "sample_packing": True})
+    assert (recipe.batch, recipe.packing, recipe.attention.value) == (2, False, "sdpa")
+    assert recipe.padding == 0.01
+    assert any("documents see each other" in sentence for sentence in report.assumed)
 
 
 def test_the_command_line_wins(tmp_path: Path) -> None:
