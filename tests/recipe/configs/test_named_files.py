@@ -61,7 +61,7 @@ def test_the_number_of_processes_wins_over_that_of_the_launchers_file(tmp_path: 
 
 
 def test_another_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="deepspeed names ds_z3_config[.]json, which is not in this folder"):
+    with pytest.raises(RecipeError, match=r"deepspeed names ds_z3_config\.json, which is not in this folder"):
         read(tmp_path, {**AXOLOTL, "deepspeed": "ds_z3_config.json"})
 
 
