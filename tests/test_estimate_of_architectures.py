@@ -5,6 +5,7 @@ time.
 """
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis.errors import UnsatisfiedAssumption
@@ -12,11 +13,14 @@ from hypothesis.errors import UnsatisfiedAssumption
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
 from ligerprof.models import ARCHITECTURES
-from tests.drawn_recipes import DRAWN_FAMILIES, draw_recipe
-from tests.test_estimate_against_simulation import check
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.simulated import simulate_step
+from tests.drawn_recipes import DRAWN_FAMILIES, draw_recipe, draw_spec
+from tests.test_estimate_against_simulation import EXPANDABLE, check
 
 OTHERS = sorted(name for name, row in ARCHITECTURES.items() if name not in DRAWN_FAMILIES and row.no_estimate is None)
 QUICK_DRAWS, SLOW_DRAWS = 1, 12
+PACKED_TOLERANCE = 0.002
 
 pytestmark = pytest.mark.usefixtures("no_log_records")
 
@@ -50,3 +54,20 @@ def test_an_estimate_of_experts_says_that_no_size_depends_on_the_routing() -> No
         "mixtral": True,
         "glm4": False,
     }
+
+
+@pytest.mark.parametrize("options", [{"qlora": 8}, {"lora": 8, "quantization": "8bit"}], ids=["nf4", "int8"])
+@pytest.mark.parametrize("family", ["arcee", "nemotron"])
+def test_an_estimate_of_packed_weights_of_a_plain_mlp(family: str, options: dict[str, Any]) -> None:
+    """With expandable segments, which leave no unsplit remainders, both peaks are the same, biased layers included."""
+    recipe = TrainingRecipe(
+        model=draw_spec(Random(f"{family}5"), family),
+        batch=2,
+        seq=777,
+        precision="bf16-amp",
+        gpu="h200",
+        alloc_conf=EXPANDABLE,
+        **options,
+    )
+    simulated_bytes = simulate_step(recipe, record=False).peak_bytes
+    assert estimate(recipe).peak_bytes == pytest.approx(simulated_bytes, rel=PACKED_TOLERANCE)

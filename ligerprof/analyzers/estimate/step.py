@@ -140,8 +140,11 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
 def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> dict[Phase, int]:
     """Bytes that cuBLAS takes in the thread of the forward pass, and in autograd's, which also recomputes layers."""
-    names = (name.removesuffix(".bias") for name in weights if name.endswith(".bias"))
-    adds_bias = any(len(weights[f"{name}.weight"].shape) == 2 for name in names)
+    biased = (weights[f"{name.removesuffix('.bias')}.weight"] for name in weights if name.endswith(".bias"))
+    # bitsandbytes' product of int8 weights adds the bias without cuBLAS
+    adds_bias = any(
+        len(weight.shape) == 2 and not (weight.packed_sizes and recipe.packed_bits == 8) for weight in biased
+    )
     gpu, kept = recipe.gpu_spec, {} if recipe.selective is None else find_policy(recipe.selective).every
     recomputes = recipe.checkpointing and kept.get(ADDMM) != 1
     return {
