@@ -26,7 +26,7 @@ import ligerprof
 from ligerprof.runs.recording.out_of_memory import OutOfMemoryWatch
 from ligerprof.runs.recording.phases import LoopPhases
 from ligerprof.runs.recording.process import ProcessRecording
-from ligerprof.runs.recording.record import CudaHistory, Recorder
+from ligerprof.runs.recording.record import CudaHistory
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.settings import Mode, Settings, Steps
 
@@ -72,6 +72,7 @@ def phases_only(_model: nn.Module | None, _folder: str) -> Iterator[None]:
     """The hooks of steps in front of the chosen ones, without a history."""
     phases = LoopPhases(lambda _text: None)
     phases.open(modules=False)
+    phases.stamp(enabled=False)
     try:
         yield
     finally:
@@ -79,29 +80,26 @@ def phases_only(_model: nn.Module | None, _folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def unwritten(_model: nn.Module | None, folder: str, *, first_step: int) -> Iterator[None]:
-    """What `run` records: from the first step on in full, or, before a far `first_step`, only phases."""
-    history = CudaHistory()
-    recorder = Recorder(folder, history=history, force=True, first_step=first_step).open()
-    try:
-        yield
-    finally:
-        # nothing is written, which would take longer than the steps
-        recorder.abandon()
-        history.stop()
+def process(_model: nn.Module | None, folder: str, *, steps: Steps, writes: bool = False) -> Iterator[None]:
+    """What `run --steps` does in a process.
 
-
-@contextmanager
-def after(_model: nn.Module | None, folder: str) -> Iterator[None]:
-    """Steps after the chosen one of `run`: the first is recorded, the second writes the recording."""
-    output, exits = Path(tempfile.mkdtemp(dir=folder)), vars(os)
-    leave = exits["_exit"]
-    recording = ProcessRecording(Settings(mode=Mode.RUN, output=output, steps=Steps(first=1, last=1)))
+    Args:
+        writes: whether the recording is written, as after the chosen steps; it takes longer than the steps.
+    """
+    exits = vars(os)
+    leave, history = exits["_exit"], CudaHistory()
+    output = Path(tempfile.mkdtemp(dir=folder))
+    recording = ProcessRecording(Settings(mode=Mode.RUN, output=output, steps=steps), history)
     recording.start()
     try:
         yield
     finally:
-        recording.finish()
+        if writes:
+            recording.finish()
+        else:
+            recording._leave()
+            history.release()
+            history.stop()
         exits["_exit"] = leave
 
 
@@ -127,9 +125,10 @@ WAYS: Mapping[str, Way] = {
     "history-all": partial(history, stacks="all", context="alloc"),
     "history-default": partial(history, stacks="all", context="all"),
     "oom": oom,
-    "outside": partial(unwritten, first_step=1_000_000),
-    "inside": partial(unwritten, first_step=1),
-    "after": after,
+    "outside": partial(process, steps=Steps(first=1_000_000)),
+    "inside": partial(process, steps=Steps()),
+    # the first step is recorded, the second writes the recording
+    "after": partial(process, steps=Steps(first=1, last=1), writes=True),
     "events": partial(history, stacks="all", context=None),
     "phases": phases_only,
     "hooks": partial(hooks, stamps=False),

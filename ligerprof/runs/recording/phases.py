@@ -18,6 +18,7 @@ from ligerprof.runs.recording.module_calls import calls, direct_call, observed_c
 from ligerprof.runs.recording.patches import PHASES, Patches, skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
+from ligerprof.snapshots.stamp import Stamp
 
 # what backward and grad call, for programs that import them by name
 _ENGINE = "_engine_run_backward"
@@ -59,6 +60,8 @@ class LoopPhases:
         self._evaluates = False
         self._in_optimizer = False
         self._names_modules = False
+        # whether the history is on
+        self._stamps = True
         self._trained: WeakSet[nn.Module] = WeakSet()
         self._optimizers: WeakSet[Any] = WeakSet()
         self._patches = Patches()
@@ -72,7 +75,7 @@ class LoopPhases:
     @property
     def text(self) -> str:
         """The running stamp."""
-        return self._stamper.text
+        return self._stamper.text if self._stamps else f"{Stamp.prefix(step=self._step, phase=self._phase)};"
 
     def open(self, *, modules: bool = True) -> None:
         """Install the hooks.
@@ -105,9 +108,13 @@ class LoopPhases:
 
     def name_modules(self) -> None:
         """From now on, stamp modules and autograd nodes."""
-        self._names_modules = True
+        self._names_modules = self._stamps = True
         self._stamper.detail_until(self._step + 1)
         self._choose_run()
+
+    def stamp(self, *, enabled: bool) -> None:
+        """Stamp events from the next phase on; or none, while the history is off and phases are only followed."""
+        self._stamps = enabled
 
     def attach(self, model: nn.Module) -> None:
         """Stamp the modules of `model`; the build phase lasts until its weights are on a device."""
@@ -163,7 +170,8 @@ class LoopPhases:
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        self._stamper.enter(step=self._step, phase=phase)
+        if self._stamps:
+            self._stamper.enter(step=self._step, phase=phase)
 
     def _begin_step(self) -> None:
         if self._ended or (self._had_backward and self._updates_itself()):
@@ -231,7 +239,7 @@ class LoopPhases:
             return Phase.EVALUATION if self._evaluates and not with_gradients else None
         if self._phase is Phase.FORWARD and not with_gradients:
             return None
-        frozen = not any(weight.requires_grad for weight in module.parameters())
+        frozen = not any(weight.requires_grad for weight in _weights(module))
         if with_gradients and module.training:
             self._trained.add(module)
         if with_gradients:
@@ -269,7 +277,7 @@ class LoopPhases:
         # some loops step inside backward, others inside recorder.phase("optimizer")
         before = self._phase_before_step
         self._enter(before if before in (Phase.BACKWARD, Phase.OPTIMIZER) else Phase.OUTSIDE)
-        if before is Phase.BACKWARD:
+        if before is Phase.BACKWARD and self._stamps:
             self._stamper.resume(self._text_before_step)
 
     def _around_backward(self, original: Any) -> Any:
@@ -315,5 +323,14 @@ class LoopPhases:
                 self._enter(Phase.OUTSIDE)
 
 
+def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Weights of a module, shared ones more than once: the first come much faster than from `parameters()`."""
+    pending = [module]
+    while pending:
+        each = pending.pop()
+        yield from (weight for weight in each._parameters.values() if weight is not None)
+        pending.extend(child for child in reversed(each._modules.values()) if child is not None)
+
+
 def _has_weights(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    return next(_weights(module), None) is not None

@@ -48,8 +48,9 @@ class ProcessRecording:
         self._steps = settings.steps
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
-        # that runs, or the next
-        self._step = self._events_before = self._peak_before_bytes = 0
+        # the step that runs, or the next; and the last one that began
+        self._step = self._begun = 0
+        self._events_before = self._peak_before_bytes = 0
         self._counts: Any = None
         self._counted: Callable[[], object] = lambda: None
 
@@ -110,14 +111,15 @@ class ProcessRecording:
         if 2 < step < self._steps.first:
             # the steps up to here may have run without a history
             self._note_peak(step - 1)
-        self._step = step
-        self._summary = replace(self._summary, steps=step)
+        self._step = self._begun = step
+        if step == 2 <= self._steps.first:
+            self._peak_before_bytes = self._history.peak_bytes()
+        if step < self._steps.first:
+            return
         events = self._history.events()
-        if step <= self._steps.first:
+        if step == self._steps.first:
             # long before the chosen steps, old events may have been dropped
             self._events_before = events if step > 1 else 0
-            if step == 2:
-                self._peak_before_bytes = self._history.peak_bytes()
             return
         is_last = self._steps.last is not None and step > self._steps.last
         if not is_last and events - self._events_before < _MOST_EVENTS:
@@ -127,14 +129,14 @@ class ProcessRecording:
         self._summary = replace(self._summary, last_recorded=step - 1)
         self._stop()
         self._write_summary()
+        self._peak_before_bytes = self._summary.counter_peak_bytes
         self._counts = register_optimizer_step_post_hook(_quietly(self._count))
 
     def _count(self, optimizer: object, _arguments: Any, _named: Any) -> None:
         """Note the peak of a step after the recording; of several optimizers, the first counts."""
         if self._counted() is None:
             self._counted = weakref.ref(optimizer)
-        self._summary = replace(self._summary, steps=self._step)
-        self._peak_before_bytes = self._summary.counter_peak_bytes
+        self._begun = self._step
         self._note_peak(self._step)
         if optimizer is self._counted():
             self._step += 1
@@ -166,7 +168,7 @@ class ProcessRecording:
             self._summary = replace(self._summary, notes=(*self._summary.notes, text))
 
     def _write_summary(self) -> None:
-        self._summary = replace(self._summary, rank=current_rank())
+        self._summary = replace(self._summary, rank=current_rank(), steps=self._begun)
         try:
             self._run.write_json(RECORDING, self._summary.to_json())
         except LigerprofError as error:

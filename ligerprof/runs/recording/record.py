@@ -230,9 +230,11 @@ class Recorder:
             if self._before_gap is not None:
                 self._bridge = self._end_of_gap(phases, step - 1)
             self._history.start(max_entries=self._max_entries, stacks=self._stacks, frames=False)
+            phases.stamp(enabled=True)
         elif step == 2 and step < self._first_step:
             self._before_gap = self._history.snapshot()
             self._history.stop()
+            phases.stamp(enabled=False)
 
     def _end_of_gap(self, phases: LoopPhases, step: int) -> Bridge:
         known = {}
