@@ -61,9 +61,10 @@ class LossOptions:
             raise RecipeError(f"unknown reduction {self.reduction!r}. Known: {', '.join(REDUCTIONS)}.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise RecipeError(f"label smoothing is {self.label_smoothing}. It must be in [0, 1).")
-        if self.softcap is not None and self.softcap <= 0:
+        # also refuse what is not a number
+        if self.softcap is not None and not self.softcap > 0:
             raise RecipeError(f"the softcap is {self.softcap}. It must be positive, or None.")
-        if self.logit_scale <= 0:
+        if not self.logit_scale > 0:
             raise RecipeError(f"the logit scale is {self.logit_scale}. It must be positive.")
         if self.shift < 0:
             raise RecipeError(f"the labels' shift is {self.shift}. It must not be negative.")

@@ -1,19 +1,20 @@
 """What kernels ask of their input tensors: rows, memory that they may overwrite, one backward pass."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.device import is_simulated
+from ligerprof.kernels.device import is_simulated, triton_unavailable_reason
 
 
 def as_rows(x: Tensor) -> Tensor:
     """`x` with its leading axes merged into one and its last axis dense; a view if the strides allow it."""
-    rows = x.reshape(-1, x.shape[-1])
+    # flatten also takes rows without elements
+    rows = x.flatten(0, -2) if x.ndim > 1 else x[None]
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
@@ -62,16 +63,41 @@ def rows_are_disjoint(first: Tensor, second: Tensor) -> bool:
     return columns <= apart <= stride - columns
 
 
-def refuse_dtensors(kernel: str, *tensors: Tensor | None) -> None:
-    """Raise an error for a distributed tensor: a kernel works on the memory of one device.
+def check_tensors(kernel: str, *tensors: Tensor | None, elsewhere: Sequence[Tensor | None] = ()) -> None:
+    """Raise an error unless a kernel can compute with these tensors.
+
+    Args:
+        tensors: floating-point numbers, in rows of at least one, all on one device that runs Triton kernels.
+        elsewhere: tensors that the kernel copies to that device, of any dtype.
 
     Raises:
-        KernelInputError: one of the tensors is a DTensor.
+        KernelInputError: see above; or a tensor is distributed over processes.
     """
-    if any(hasattr(tensor, "to_local") for tensor in tensors):
+    given = [tensor for tensor in tensors if tensor is not None]
+    if any(hasattr(tensor, "to_local") for tensor in (*given, *elsewhere)):
         raise KernelInputError(
             f"{kernel}: a DTensor was given. Give its local tensor (.to_local()), or the whole one (.full_tensor())."
         )
+    for tensor in given:
+        if not tensor.is_floating_point() or tensor.ndim == 0 or tensor.shape[-1] == 0:
+            raise KernelInputError(
+                f"{kernel}: a {tensor.dtype} tensor of shape {tuple(tensor.shape)} was given."
+                " The kernel takes floating-point numbers, in rows of at least one."
+            )
+    if not torch.compiler.is_compiling() and not is_simulated():
+        _check_devices(kernel, given)
+
+
+def _check_devices(kernel: str, tensors: Sequence[Tensor]) -> None:
+    device = tensors[0].device
+    other = next((tensor.device for tensor in tensors if tensor.device != device), None)
+    if other is not None:
+        raise KernelInputError(f"{kernel}: tensors on {device} and on {other} were given. Move them to one device.")
+    reason = "tensors on the device meta have no data" if device.type == "meta" else None
+    if device.type == "cpu":
+        reason = triton_unavailable_reason(device.type)
+    if reason is not None:
+        raise KernelInputError(f"{kernel}: {reason}.")
 
 
 def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:

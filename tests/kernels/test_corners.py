@@ -269,6 +269,90 @@ def test_distributed_tensors_are_refused(device: torch.device) -> None:
             call()
 
 
+def wrong_calls() -> dict[str, tuple[Callable[[], Any], str]]:
+    x, head, labels = torch.randn(3, 8), torch.randn(20, 8), torch.tensor([0, 1, 2])
+    meta, angle = x.to("meta"), torch.rand(1, 3, 7)
+    q = torch.randn(1, 2, 3, 7)
+
+    def label_logits(*arguments: Any) -> Tensor:
+        from ligerprof.kernels.linear_cross_entropy.scores import linear_label_logits
+
+        return linear_label_logits(*arguments)
+
+    return {
+        "bias too long": (lambda: flce(x, head, labels, bias=torch.ones(21)), r"bias of shape \(21,\)"),
+        "bias too short": (lambda: flce(x, head, labels, bias=torch.ones(19)), r"bias of shape \(19,\)"),
+        "head without words": (lambda: flce(x, head[0], labels), "do not match"),
+        "stacked heads": (lambda: flce(x, head[None], labels), "do not match"),
+        "probabilities": (lambda: ce(x, x.softmax(-1)), "probabilities as targets"),
+        "labels with fractions": (lambda: flce(x, head, labels.float()), "probabilities as targets"),
+        "masks as labels": (lambda: flce(x, head, labels > 0), "probabilities as targets"),
+        "several counts": (lambda: flce(x, head, labels, num_items=torch.ones(2)), "Give one number"),
+        "integers": (lambda: rms(labels[None], torch.ones(3)), "floating-point numbers"),
+        "integer gates": (lambda: swiglu(labels, labels), "floating-point numbers"),
+        "integer logits": (lambda: ce(torch.ones(3, 4, dtype=torch.int64), labels), "floating-point numbers"),
+        "complex rows": (lambda: rms(x.to(torch.complex64), head[0]), "floating-point numbers"),
+        "one number": (lambda: rms(torch.tensor(1.0), torch.tensor(1.0)), "rows of at least one"),
+        "empty rows": (lambda: rms(x[:, :0], head[0, :0]), "rows of at least one"),
+        "empty hidden states": (lambda: flce(x[:, :0], head[:, :0], labels), "rows of at least one"),
+        "meta rows": (lambda: rms(meta, meta[0]), "device meta"),
+        "meta head": (lambda: flce(meta, head.to("meta"), labels), "device meta"),
+        "two devices": (lambda: layer(x, head[0].to("meta"), head[0]), "on cpu and on meta"),
+        "bias of the next layer": (lambda: swiglu_linear(x, x, head, bias=torch.ones(8)), "does not match a weight"),
+        "heads of an odd size": (lambda: rope(q, q, angle, angle), "an even size"),
+        "label of no word": (lambda: label_logits(x, head, labels + 18), "label 20 is out of bounds"),
+    }
+
+
+@pytest.mark.parametrize("name", wrong_calls())
+def test_a_wrong_call_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    call, problem = wrong_calls()[name]
+    with pytest.raises(KernelInputError, match=problem) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_tensors_on_a_cpu_need_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(KernelInputError, match="set TRITON_INTERPRET=1"):
+        swiglu(torch.ones(2, 4), torch.ones(2, 4))
+
+
+def test_one_token_without_an_axis_of_tokens(device: torch.device) -> None:
+    hidden, head, _ = head_and_labels(device)
+    label = torch.tensor(3, device=device)
+    for reduction in ("mean", "none"):
+        options = LossOptions(reduction=reduction)
+        assert_matches_fp64(
+            lambda h, w, o=options: flce(h, w, label, o),
+            lambda h, w, o=options: flce_reference(h, w, label.cpu(), o),
+            [hidden[0].detach().requires_grad_(), head],
+            LOSS_ROUNDINGS[torch.float32],
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_labels_of_narrow_integers(dtype: torch.dtype, device: torch.device) -> None:
+    from ligerprof.kernels.linear_cross_entropy.scores import linear_label_logits
+
+    hidden, head, labels = head_and_labels(device)
+    assert torch.equal(flce(hidden, head, labels.to(dtype)), flce(hidden, head, labels))
+    logits = [linear_label_logits(hidden, head, kind).sum() for kind in (labels, labels.to(dtype))]
+    gradients = [torch.autograd.grad(value, head)[0] for value in logits]
+    assert torch.equal(*gradients)
+
+
+def test_labels_that_no_position_is_scored_against_are_not_checked(device: torch.device) -> None:
+    hidden, head, labels = head_and_labels(device)
+    labels[0] = VOCAB + 5
+    options = LossOptions(shift=True, check_labels=True)
+    assert flce(hidden, head, labels, options).isfinite()
+    labels[1] = VOCAB
+    with pytest.raises(KernelInputError, match=f"label {VOCAB} is out of bounds"):
+        flce(hidden, head, labels, options)
+
+
 @pytest.mark.gpu
 def test_over_two_billion_elements() -> None:
     """Rows beyond the 2**31st element of the logits, and beyond that of the hidden states."""

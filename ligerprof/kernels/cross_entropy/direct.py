@@ -12,7 +12,7 @@ from torch import Tensor
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.loss import check_label_shape, loss_of_logits, waiting_gradient_of_logits
 from ligerprof.kernels.options import PLAIN_LOSS, IncomingGradients, LossOptions, LossRequest
-from ligerprof.kernels.tensors import as_rows, overlaps_itself, refuse_dtensors
+from ligerprof.kernels.tensors import as_rows, check_tensors, overlaps_itself
 
 
 class LossAndGradient(NamedTuple):
@@ -83,7 +83,7 @@ def _buffers(logits: Tensor, labels: Tensor, options: LossOptions) -> tuple[Tens
     Raises:
         KernelInputError: the shapes do not match.
     """
-    refuse_dtensors("ce", logits, labels)
+    check_tensors("ce", logits, elsewhere=(labels,))
     check_label_shape(logits, labels)
     logits_NV = as_rows(logits.detach())
     if options.in_place and not overlaps_itself(logits) and logits_NV.data_ptr() == logits.data_ptr():

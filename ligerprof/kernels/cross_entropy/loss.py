@@ -21,7 +21,7 @@ from ligerprof.kernels.cross_entropy.parallel import check_shard, loss_and_gradi
 from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
 from ligerprof.kernels.device import is_simulated
-from ligerprof.kernels.options import IncomingGradients, LossOutputs, LossRequest
+from ligerprof.kernels.options import IncomingGradients, LossOptions, LossOutputs, LossRequest
 
 # runs the row kernels over all tokens
 Launch = Callable[[LossArguments], None]
@@ -39,7 +39,7 @@ def compute_loss(request: LossRequest, words: int, launch: Launch, like: Tensor)
         KernelInputError: there is not one class weight per word, or a shard or a label that is checked is outside
             the vocabulary.
     """
-    _check_labels(request, words if request.shard is None else request.shard.vocab)
+    check_labels(request.labels, request.options, words if request.shard is None else request.shard.vocab)
     arguments = _with_results(_arguments(request, words, like.device), request)
     options, shape = request.options, request.labels.shape
     per_token = {
@@ -98,6 +98,9 @@ def compute_waiting_gradients(
 def _arguments(request: LossRequest, words: int, device: torch.device) -> LossArguments:
     """The launches' arguments, with the losses as the only results."""
     vocab = words if request.shard is None else request.shard.vocab
+    items = request.num_items
+    if isinstance(items, Tensor) and items.numel() != 1:
+        raise KernelInputError(f"num_items has the shape {tuple(items.shape)}. Give one number.")
     if request.shard is not None:
         check_shard("a loss", request.shard, words)
     weight_V, total = request.class_weight, None
@@ -112,7 +115,7 @@ def _arguments(request: LossRequest, words: int, device: torch.device) -> LossAr
     return LossArguments(
         labels_N=request.labels.to(device).reshape(-1).contiguous(),
         loss_N=torch.empty(request.labels.numel(), dtype=torch.float32, device=device),
-        seq_len=request.labels.shape[-1],
+        seq_len=request.labels.shape[-1] if request.labels.ndim > 0 else 1,
         vocab=vocab,
         words=words,
         options=request.options,
@@ -163,6 +166,7 @@ def check_label_shape(logits: Tensor, labels: Tensor) -> None:
     Raises:
         KernelInputError: see above.
     """
+    check_label_dtype("ce", labels)
     if labels.shape != logits.shape[:-1]:
         raise KernelInputError(
             f"ce: labels of shape {tuple(labels.shape)} do not match logits of shape {tuple(logits.shape)}."
@@ -170,19 +174,34 @@ def check_label_shape(logits: Tensor, labels: Tensor) -> None:
         )
 
 
-def _check_labels(request: LossRequest, vocab: int) -> None:
+def check_label_dtype(kernel: str, labels: Tensor) -> None:
+    """Raise an error unless labels are numbers of words.
+
+    Raises:
+        KernelInputError: see above.
+    """
+    if labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
+        raise KernelInputError(
+            f"{kernel}: {labels.dtype} labels of shape {tuple(labels.shape)} were given. Give one integer per row;"
+            " the kernels do not take probabilities as targets."
+        )
+
+
+def check_labels(labels: Tensor, options: LossOptions, vocab: int) -> None:
     """Raise an error for a label outside the vocabulary, if that is wanted or costs no transfer from a GPU.
+
+    Labels that no position is scored against are not checked.
 
     Raises:
         LabelError: there is such a label.
     """
-    labels, options = request.labels, request.options
     wanted = labels.device.type == "cpu" if options.check_labels is None else options.check_labels
     if not wanted or is_simulated():
         return
-    outside = ((labels < 0) | (labels >= vocab)) & (labels != options.ignore_index)
+    targets = next_labels(labels, options)
+    outside = ((targets < 0) | (targets >= vocab)) & (targets != options.ignore_index)
     if outside.any():
-        first = labels[outside][0].item()
+        first = targets[outside][0].item()
         raise LabelError(
             f"label {first} is out of bounds for a vocabulary of {vocab}, and not {options.ignore_index}, which is"
             " ignored."

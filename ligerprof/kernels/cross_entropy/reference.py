@@ -9,7 +9,7 @@ from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossOutputs
 
 def next_labels(labels: Tensor, options: LossOptions) -> Tensor:
     """The label that each position is scored against."""
-    if not options.shift:
+    if not options.shift or labels.ndim == 0:
         return labels
     shift = int(options.shift)
     return functional.pad(labels, (0, shift), value=options.ignore_index)[..., shift:].contiguous()

@@ -25,10 +25,10 @@ from ligerprof.kernels.options import (
 )
 from ligerprof.kernels.tensors import (
     as_rows,
+    check_tensors,
     first_order_only,
     graph_is_retained,
     overlaps_itself,
-    refuse_dtensors,
 )
 
 
@@ -124,7 +124,7 @@ def cross_entropy_outputs(
     Raises:
         KernelInputError: see `cross_entropy`; or a name in `returns` is unknown.
     """
-    refuse_dtensors("ce", logits, labels, class_weight)
+    check_tensors("ce", logits, elsewhere=(labels, class_weight))
     check_label_shape(logits, labels)
     check_predictions("ce", predictions, labels)
     request = LossRequest(

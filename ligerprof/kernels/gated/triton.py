@@ -19,10 +19,10 @@ from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
 from ligerprof.kernels.tensors import (
     as_rows,
+    check_tensors,
     first_order_only,
     graph_is_retained,
     overlaps_itself,
-    refuse_dtensors,
     rows_are_disjoint,
 )
 
@@ -276,10 +276,14 @@ def gated_linear(
         KernelInputError: gate and up differ in shape or dtype, or the weight does not match them.
     """
     _check_gates(gate, up, activation)
-    refuse_dtensors(activation, weight, bias)
+    check_tensors(activation, gate, weight, bias)
     if weight.ndim != 2 or weight.shape[1] != gate.shape[-1]:
         raise KernelInputError(
             f"{activation}: a weight of shape {tuple(weight.shape)} does not match gates of {gate.shape[-1]} columns."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise KernelInputError(
+            f"{activation}: a bias of shape {tuple(bias.shape)} does not match a weight of {tuple(weight.shape)}."
         )
     kind = gate.device.type
     if torch.is_autocast_enabled(kind):
@@ -302,7 +306,7 @@ def _can_be_overwritten(gate: Tensor, up: Tensor) -> bool:
 
 
 def _check_gates(gate: Tensor, up: Tensor, activation: str) -> None:
-    refuse_dtensors(activation, gate, up)
+    check_tensors(activation, gate, up)
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise KernelInputError(
             f"{activation}: gate {tuple(gate.shape)} {gate.dtype} and up {tuple(up.shape)} {up.dtype} differ."

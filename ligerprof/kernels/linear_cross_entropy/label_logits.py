@@ -132,9 +132,9 @@ class LabelLogits(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels: Tensor, options: LossOptions
     ) -> Tensor:
         hidden_ND, weight_VD = as_rows(hidden), as_rows(weight_VD)
-        labels_N = labels.to(hidden.device).reshape(-1).contiguous()
+        labels_N = labels.to(hidden.device, torch.int64).reshape(-1).contiguous()
         z_N = torch.empty(labels_N.shape, dtype=torch.float32, device=hidden.device)
-        ctx.options, ctx.shape, ctx.seq_len = options, hidden.shape, labels.shape[-1]
+        ctx.options, ctx.shape, ctx.seq_len = options, hidden.shape, labels.shape[-1] if labels.ndim > 0 else 1
         ctx.bias_dtype = None if bias_V is None else bias_V.dtype
         with on_device(hidden):
             _label_logits_kernel[(labels_N.numel(),)](

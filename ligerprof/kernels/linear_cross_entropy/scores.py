@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ligerprof.errors import KernelInputError
+from ligerprof.kernels.cross_entropy.loss import check_labels
 from ligerprof.kernels.cross_entropy.triton import cross_entropy_outputs
 from ligerprof.kernels.linear_cross_entropy.label_logits import LabelLogits
-from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy_outputs
+from ligerprof.kernels.linear_cross_entropy.triton import check_head, fused_linear_cross_entropy_outputs
 from ligerprof.kernels.options import IGNORE_INDEX, PLAIN_LOSS, LossOptions, LossOutputs, VocabularyShard
-from ligerprof.kernels.tensors import refuse_dtensors
+from ligerprof.kernels.tensors import check_tensors
 
 
 class TokenScores(NamedTuple):
@@ -113,17 +114,14 @@ def linear_label_logits(
         hidden: [..., D]; under autocast, it and the weight are cast.
         weight: [V, D].
         labels: [...], int64.
-        options: shift, ignore_index, softcap and logit_scale apply.
+        options: shift, ignore_index, softcap, logit_scale and check_labels apply.
 
     Raises:
-        KernelInputError: shapes do not match.
+        KernelInputError: shapes do not match, or a label that is checked is outside the vocabulary.
     """
-    refuse_dtensors("label logits", hidden, weight, labels, bias)
-    if labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[-1]:
-        raise KernelInputError(
-            f"label logits: hidden states {tuple(hidden.shape)}, a head of {tuple(weight.shape)} and labels"
-            f" {tuple(labels.shape)} do not match. Labels need the hidden states' leading shape."
-        )
+    check_tensors("label logits", hidden, weight, bias, elsewhere=(labels,))
+    check_head("label logits", hidden, weight, labels, bias)
+    check_labels(labels, options, weight.shape[0])
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     return LabelLogits.apply(hidden.to(dtype), weight.to(dtype), bias, labels, options)  # type: ignore[no-any-return, no-untyped-call]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor
+from ligerprof.kernels.cross_entropy.loss import check_label_dtype
 from ligerprof.kernels.cross_entropy.triton import check_predictions, mark_outputs
 from ligerprof.kernels.linear_cross_entropy.chunks import Gradients
 from ligerprof.kernels.linear_cross_entropy.compiled import compiled_loss
@@ -27,7 +28,7 @@ from ligerprof.kernels.options import (
     VocabularyShard,
     checked_returns,
 )
-from ligerprof.kernels.tensors import first_order_only, graph_is_retained, refuse_dtensors
+from ligerprof.kernels.tensors import check_tensors, first_order_only, graph_is_retained
 
 
 class _FusedLinearCrossEntropy(torch.autograd.Function):
@@ -155,12 +156,8 @@ def fused_linear_cross_entropy_outputs(
         KernelInputError: see `fused_linear_cross_entropy`; or a name in `returns` is unknown.
     """
     thin, wide = (None, None) if low_rank is None else low_rank
-    refuse_dtensors("flce", hidden, weight, labels, bias, class_weight, thin, wide)
-    if labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[-1]:
-        raise KernelInputError(
-            f"flce: hidden states {tuple(hidden.shape)}, a head of {tuple(weight.shape)} and labels"
-            f" {tuple(labels.shape)} do not match. Labels need the hidden states' leading shape."
-        )
+    check_tensors("flce", hidden, weight, bias, thin, wide, elsewhere=(labels, class_weight))
+    check_head("flce", hidden, weight, labels, bias)
     if low_rank is not None:
         _check_factors(hidden, weight, *low_rank)
     check_predictions("flce", predictions, labels)
@@ -181,6 +178,25 @@ def fused_linear_cross_entropy_outputs(
     inputs = (hidden, weight, bias, thin, wide)
     track = torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in inputs)
     return LossOutputs(*_FusedLinearCrossEntropy.apply(*inputs, dtype, request, track))
+
+
+def check_head(kernel: str, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> None:
+    """Raise an error unless these are hidden states [..., D], a head [V, D], labels [...] and a bias [V].
+
+    Raises:
+        KernelInputError: see above.
+    """
+    check_label_dtype(kernel, labels)
+    if weight.ndim != 2 or labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[1]:
+        raise KernelInputError(
+            f"{kernel}: hidden states {tuple(hidden.shape)}, a head of {tuple(weight.shape)} and labels"
+            f" {tuple(labels.shape)} do not match. Labels need the hidden states' leading shape."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise KernelInputError(
+            f"{kernel}: a bias of shape {tuple(bias.shape)} does not match a head of {tuple(weight.shape)}."
+            " Give one element per word."
+        )
 
 
 def _check_factors(hidden: Tensor, weight: Tensor, thin: Tensor, wide: Tensor) -> None:

@@ -25,7 +25,7 @@ from ligerprof.kernels.norm.pieces import launch_backward_in_pieces, launch_forw
 from ligerprof.kernels.norm.plan import RowPlan, comes_in_pieces, is_long, plan_backward, plan_forward
 from ligerprof.kernels.norm.rounding import CASTINGS, Casting
 from ligerprof.kernels.norm.rows import _norm_bwd_kernel, _norm_fwd_kernel
-from ligerprof.kernels.tensors import as_rows, first_order_only, refuse_dtensors
+from ligerprof.kernels.tensors import as_rows, check_tensors, first_order_only
 
 
 def _row_sizes(heads: int | None, *read_ND: Tensor | None) -> dict[str, int]:
@@ -222,7 +222,7 @@ def add_rms_norm(
     """
     _check_parameters("rms", x, weight, bias)
     _check_casting(casting)
-    refuse_dtensors("add_rms", residual)
+    check_tensors("add_rms", x, residual)
     if x.shape != residual.shape or torch.promote_types(x.dtype, residual.dtype) not in (x.dtype, residual.dtype):
         raise KernelInputError(
             f"add_rms: {tuple(x.shape)} {x.dtype} and a residual of {tuple(residual.shape)} {residual.dtype}"
@@ -246,7 +246,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def _check_parameters(kernel: str, x: Tensor, *parameters: Tensor | None) -> None:
-    refuse_dtensors(kernel, x, *parameters)
+    check_tensors(kernel, x, *parameters)
     given = [parameter for parameter in parameters if parameter is not None]
     for parameter in given:
         per_head = parameter.ndim == 2 and parameter.shape == x.shape[-2:]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ligerprof.errors import KernelUnavailableError
+from ligerprof.errors import KernelInputError, KernelUnavailableError
 from ligerprof.kernels.patching import decoder
 from ligerprof.kernels.patching.causal_lm import fused_loss_forward, loss_after_head
 from ligerprof.kernels.patching.heads import FusedHead
@@ -75,7 +75,12 @@ def fill_layernorm(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
 
 
 def fill_ce(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
-    """Compute the loss of the logits that the head returns."""
+    """Compute the loss of the logits that the head returns.
+
+    Raises:
+        KernelInputError: the model has no head.
+    """
+    _head(patcher, slot)
     _fuse_loss(patcher, slot, loss_after_head(kernel))
 
 
@@ -88,8 +93,18 @@ def fill_flce(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     measured = patcher.request.measured
     budget = None if measured is None else MeasuredBudget(measured)
     head = FusedHead(patcher.swapper, kernel, budget)
-    head.fuse(patcher.model.get_output_embeddings())
+    head.fuse(_head(patcher, slot))
     _fuse_loss(patcher, slot, head.run)
+
+
+def _head(patcher: Patcher, slot: Slot) -> nn.Module:
+    head = patcher.model.get_output_embeddings()
+    if head is None:
+        raise KernelInputError(
+            f"{slot.name}: {type(patcher.model).__name__} has no output layer over the vocabulary."
+            f" Leave {slot.name} out."
+        )
+    return head  # type: ignore[no-any-return]
 
 
 def _fuse_loss(patcher: Patcher, slot: Slot, run_loss: Any) -> None:

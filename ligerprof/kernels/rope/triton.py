@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
-from ligerprof.kernels.tensors import first_order_only, is_unshared, overlaps_itself, refuse_dtensors
+from ligerprof.kernels.tensors import check_tensors, first_order_only, is_unshared, overlaps_itself
 
 # launch config: a program rotates a few heads of one token; consecutive programs take neighboring memory
 _TILE_PAIRS = 1024
@@ -240,7 +240,7 @@ def apply_rope(
     Raises:
         KernelInputError: the shapes do not match, or the angles require a gradient, which this kernel does not compute.
     """
-    refuse_dtensors("rope", q, k, cos, sin)
+    check_tensors("rope", q, k, cos, sin)
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise KernelInputError(
             "rope: the angles require a gradient, which the kernel does not compute."
@@ -263,6 +263,7 @@ def apply_rope(
     if not _shapes_match(q, k, cos, sin):
         raise KernelInputError(
             f"rope: queries {tuple(q.shape)}, keys {tuple(k.shape)} and angles {tuple(cos.shape)} do not match."
+            " Angles need the tokens of queries and keys, and an even size that is at most a head's."
         )
     q, k = _Rope.apply(q, k, cos, sin, interleaved, in_place)
     return (q.transpose(1, 2), k.transpose(1, 2)) if unsqueeze_dim in (2, -2) else (q, k)

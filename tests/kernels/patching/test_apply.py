@@ -324,6 +324,16 @@ def test_a_simulated_gpu_decides_the_sm_count() -> None:
     assert sm_count(here) == plain
 
 
+@pytest.mark.parametrize("kernels", ["flce", "ce"])
+def test_a_model_without_a_head_is_refused(kernels: str) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_config(tiny_config("llama"))
+    with pytest.raises(KernelInputError, match="has no output layer over the vocabulary"):
+        apply(model, kernels)
+    apply(model, "rms").undo()
+
+
 def test_what_cannot_be_patched_is_refused_and_left_alone(device: torch.device) -> None:
     model = tiny_model("llama", device=device)
     before = fingerprint(model)
