@@ -2,8 +2,8 @@
 
     python benchmarks/whole_runs.py benchmarks/results/whole-runs.json
 
-It takes about five minutes on a machine without other load. Each row has 40,000 drawn lengths in random order, four per
-step. The goal is a minute a run.
+It takes about five minutes on a machine without other load. Each row has drawn lengths in random order, for
+micro-batches of four. The goal is a minute per run.
 """
 
 import argparse
@@ -18,9 +18,10 @@ from pathlib import Path
 
 from everyday import measure
 
-SEQUENCES, BATCH = 40_000, 4
+STEPS, BATCH = 10_000, 4
 GOAL_SECONDS = 60
 LLAMA = ("--model", "llama3.2-1b")
+ACCUMULATION = 8
 LLAMA_8B = ("--model", "llama3.1-8b", "--lora", "16", "--precision", "bf16-amp")
 QWEN_7B = ("--model", "qwen2.5-7b", "--lora", "16", "--precision", "bf16")
 
@@ -36,13 +37,15 @@ LENGTHS: Mapping[str, Callable[[random.Random], int]] = {
     "bimodal": bimodal,
     "long": lambda draw: int(draw.lognormvariate(8.5, 0.8)),
 }
-# name, lengths, tokens that sequences are cut to, and the recipe
-CASES: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
-    ("Llama 3.2 1B", "uniform", 2048, LLAMA),
-    ("Llama 3.2 1B, fused loss", "chat", 2048, (*LLAMA, "--liger", "flce")),
-    ("Llama 3.1 8B, LoRA", "bimodal", 2048, LLAMA_8B),
-    ("Qwen 2.5 7B, LoRA", "chat", 2048, QWEN_7B),
-    ("Qwen 2.5 7B, LoRA, fused loss", "long", 8192, (*QWEN_7B, "--liger", "flce")),
+# name, lengths, tokens that sequences are cut to, micro-batches per step, and the recipe
+CASES: tuple[tuple[str, str, int, int, tuple[str, ...]], ...] = (
+    ("Llama 3.2 1B", "uniform", 2048, 1, LLAMA),
+    ("Llama 3.2 1B, fused loss", "chat", 2048, 1, (*LLAMA, "--liger", "flce")),
+    ("Llama 3.1 8B, LoRA", "bimodal", 2048, 1, LLAMA_8B),
+    ("Qwen 2.5 7B, LoRA", "chat", 2048, 1, QWEN_7B),
+    ("Qwen 2.5 7B, LoRA, fused loss", "long", 8192, 1, (*QWEN_7B, "--liger", "flce")),
+    ("Llama 3.2 1B, accumulated", "uniform", 2048, ACCUMULATION, LLAMA),
+    ("Llama 3.1 8B, LoRA, accumulated", "bimodal", 2048, ACCUMULATION, LLAMA_8B),
 )
 
 
@@ -54,21 +57,34 @@ def main() -> None:
     load = os.getloadavg()[0]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, lengths, seq, recipe in CASES:
+        for name, lengths, seq, accumulation, recipe in CASES:
             path = Path(folder, f"{lengths}.txt")
             draw = random.Random(7)
-            path.write_text("\n".join(str(max(8, LENGTHS[lengths](draw))) for _ in range(SEQUENCES)), encoding="utf-8")
-            shape = ("--batch", str(BATCH), "--seq", str(seq), "--lengths", str(path))
-            words = ("-m", "ligerprof", "estimate", "--simulate", "--gpu", "h100", *recipe, *shape)
+            drawn = (max(8, LENGTHS[lengths](draw)) for _ in range(STEPS * BATCH * accumulation))
+            path.write_text("\n".join(map(str, drawn)), encoding="utf-8")
+            batches = ("--batch", str(BATCH), "--grad-accum", str(accumulation), "--seq", str(seq))
+            words = (
+                "-m",
+                "ligerprof",
+                "estimate",
+                "--simulate",
+                "--gpu",
+                "h100",
+                *recipe,
+                *batches,
+                "--lengths",
+                str(path),
+            )
             seconds = measure(words)
             met = seconds["wall_seconds"] <= GOAL_SECONDS
             print(f"{name}, {lengths}: {seconds['wall_seconds']} s, {'met' if met else 'MISSED'}", flush=True)
-            rows.append({"case": name, "lengths": lengths, "seq": seq, "recipe": recipe, **seconds})
+            case = {"case": name, "lengths": lengths, "seq": seq, "grad_accum": accumulation}
+            rows.append({**case, "recipe": recipe, **seconds})
     about = {"python": platform.python_version(), "cores": os.cpu_count(), "load_average": load}
     result = {
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
         **about,
-        "steps": SEQUENCES // BATCH,
+        "steps": STEPS,
         "goal_seconds": GOAL_SECONDS,
         "rows": rows,
     }

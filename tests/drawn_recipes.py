@@ -234,7 +234,7 @@ def draw_rank_recipe(random: Random) -> TrainingRecipe:
         RecipeError: the drawn options do not go together.
     """
     drawn = draw_recipe(random)
-    recipe = dataclasses.replace(drawn, loss="hf" if drawn.loss.is_chunked else drawn.loss, eval_batch=None)
+    recipe = dataclasses.replace(drawn, loss="hf" if drawn.loss.is_chunked else drawn.loss)
     options: dict[str, Any] = {"gpus": random.choice((1, 2, 3, 4, 8, 64)), "clip": random.choice((None, None, 1.0))}
     options["grad_sync"] = random.choice(("last", "last", "every"))
     if random.random() < DDP_SHARE:

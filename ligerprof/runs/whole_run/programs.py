@@ -55,7 +55,7 @@ class _Part:
     def program(self) -> Program:
         """The traces at all shapes."""
         return Program(
-            operations=self.operations,
+            operations=np.array(self.operations, np.int32),
             rows=np.array(self.chosen, np.int64),
             # a part without allocations has no rows
             sizes=np.array([possible[0] for possible in self.sizes], np.int64).reshape(len(self.sizes), self.shapes),
@@ -93,10 +93,6 @@ class Programs:
         for group in groups.values():
             self._cover(group)
 
-    def parts(self, shape: BatchShape) -> tuple[Trace, ...]:
-        """The parts of a step on micro-batches of a shape."""
-        return tuple(program.trace(column) for program, column in self._known[shape])
-
     def program(self, shape: BatchShape, part: int) -> tuple[Program, int]:
         """The program of a part of a step, and the column of the shape."""
         return self._known[shape][part]
@@ -105,7 +101,7 @@ class Programs:
         """Know the traces of all these shapes, in order of their tokens."""
         if len(shapes) <= _TRACED_WHOLE:
             for shape in shapes:
-                self._known[shape] = tuple((Program.of(trace), 0) for trace in self._trace(shape))
+                self._known[shape] = tuple((trace.program, 0) for trace in self._trace(shape))
             return
         stretches = self._stretches(shapes)
         if len(stretches) > 1:

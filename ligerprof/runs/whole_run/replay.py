@@ -1,41 +1,23 @@
 """The steps of a run on one allocator, each from the state that the step before left."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+
+import numpy as np
 
 from ligerprof.recipe.lengths import BatchShape, RunShapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import Progress
 from ligerprof.runs.whole_run.outcome import RunFailure, RunMoment, WholeRun
 from ligerprof.runs.whole_run.programs import Programs
-from ligerprof.runs.whole_run.traces import Trace
-from ligerprof.runs.whole_run.waves import Step, Waves
+from ligerprof.runs.whole_run.traces import Program, Trace
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
-from ligerprof.torch_memory.allocator.lanes import Lanes
+from ligerprof.torch_memory.allocator.compiled import can_compile, make_allocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.torch_memory.allocator.states import UNIT_BYTES, AllocatorState, Block
+from ligerprof.torch_memory.allocator.states import UNIT_BYTES, Sizes
 
-# states that are kept to go on from; a run seldom comes back to more
-_MOST_STATES = 256
 _REPORTED_STEPS = 2000
-# steps that return to their state before others are run side by side, and how many of them at first
-_CALM_STEPS = 4
-_FIRST_WAVE = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _After:
-    """What a step did from one state of the allocator.
-
-    Attributes:
-        state: the number of the state that it ended in.
-        highest, highest_reserved: the most units of the step.
-    """
-
-    state: int
-    highest: int
-    highest_reserved: int
+# the micro-batches of a step
+_Step = tuple[BatchShape, ...]
 
 
 class Replay:
@@ -45,104 +27,61 @@ class Replay:
         self._shapes, self._programs, self._progress = shapes, programs, progress
         gpu = recipe.gpu_spec
         limits = (bound for bound in (recipe.memory_limit_bytes, gpu.usable_bytes) if bound is not None)
-        self._state = AllocatorState(parse_allocator_settings(recipe.alloc_conf), min(limits))
-        self._held: list[Block] = []
-        self._waves = Waves(programs, self._state)
-        # steps in a row that returned to the state they began in
-        self._calm = 0
-        self._wave = _FIRST_WAVE
-        # states that were reached, and what steps did from them
-        self._numbers: dict[tuple[object, ...], int] = {}
-        self._kept: dict[int, tuple[AllocatorState, list[Block]]] = {}
-        self._known: dict[tuple[int, Step], _After] = {}
+        self._allocator = make_allocator(parse_allocator_settings(recipe.alloc_conf), min(limits))
+        # of each program, the units of each shape's allocations, one row per shape
+        self._units: dict[Program, Sizes] = {}
+        # the most units, allocated and reserved, of steps that return to the allocator's present state
+        self._known: dict[_Step, tuple[int, int]] = {}
+        self._key: object = None
         self._peaks = [(0, 0), (0, 0)]
 
     def run(self, start: Sequence[Trace]) -> WholeRun:
         """Run the first step from its traces and all others from programs."""
+        if not can_compile():
+            self._progress("no C compiler (cc, gcc or clang) works here: the steps run in Python, which takes minutes")
         done, first, oom = 0, 0, None
         try:
             for trace in start:
-                self._run(trace.operations, [self._state.units(size) for size in trace.sizes])
-            first = self._note(0, self._state.highest, self._state.highest_reserved)
-            done, number = 1, self._number()
-            for index, shapes in enumerate(self._shapes.steps[1:], 1):
-                if (number, shapes) not in self._known and self._calm >= _CALM_STEPS:
-                    self._run_ahead(index, number)
-                number = self._step(index, number, shapes)
-                done += 1
+                self._run(trace.program, 0)
+            first = self._allocator.highest
+            self._note(0, (first, self._allocator.highest_reserved))
+            self._key = self._allocator.key()
+            for done, shapes in enumerate(self._shapes.steps[1:], 1):
                 if done % _REPORTED_STEPS == 0:
                     self._progress(f"step {done:,} of {len(self._shapes.steps):,}")
+                self._note(done, self._known.get(shapes) or self._step(shapes))
+            done = len(self._shapes.steps)
         except AllocatorFullError as error:
-            self._note(done, self._state.highest, self._state.highest_reserved)
+            self._note(done, (self._allocator.highest, self._allocator.highest_reserved))
             oom = self._failure(done, error)
         return self._outcome(done, first, oom)
 
-    def _run_ahead(self, index: int, number: int) -> None:
-        """Run the steps to come side by side, as far as they leave the state of this number as they find it."""
-        self._restore(number)
-        if not Lanes.can_start(self._state):
-            return
-        upcoming, first = self._shapes.steps[index:], self._shapes.steps[index]
-        unknown = (step for step in upcoming if len(step) == len(first) and (number, step) not in self._known)
-        count = min(self._wave, self._waves.most_steps(first))
-        steps = list(islice(dict.fromkeys(unknown), count))
-        self._progress(f"step {index + 1:,} of {len(self._shapes.steps):,}: {len(steps):,} steps at once")
-        highest = self._waves.run(self._state, len(self._held), steps)
-        for step, units in zip(steps, highest, strict=False):
-            self._known[number, step] = _After(number, units, self._state.reserved)
-        if len(highest) == len(steps):
-            self._wave *= 2
+    def _step(self, shapes: _Step) -> tuple[int, int]:
+        """Run a step, and return the most units that were allocated and reserved."""
+        allocator = self._allocator
+        allocator.highest, allocator.highest_reserved = allocator.allocated, allocator.reserved
+        for position, shape in enumerate(shapes):
+            self._run(*self._programs.program(shape, min(position, 1)))
+        self._run(*self._programs.program(shapes[-1], -1))
+        highest, key = (allocator.highest, allocator.highest_reserved), allocator.key()
+        if key == self._key:
+            self._known[shapes] = highest
         else:
-            # the next one changes the state
-            self._calm, self._wave = 0, max(_FIRST_WAVE, len(highest))
+            self._known.clear()
+            self._key = key
+        return highest
 
-    def _step(self, index: int, number: int, shapes: Step) -> int:
-        """Run a step from a state, and return the number of the state that it ends in."""
-        after = self._known.get((number, shapes))
-        if after is None or (after.state != number and after.state not in self._kept):
-            self._restore(number)
-            self._state.highest = self._state.allocated
-            self._state.highest_reserved = self._state.reserved
-            for position, shape in enumerate(shapes):
-                self._part(shape, min(position, 1))
-            self._part(shapes[-1], -1)
-            after = _After(self._number(), self._state.highest, self._state.highest_reserved)
-            self._known[number, shapes] = after
-            self._current = after.state
-            self._calm = self._calm + 1 if after.state == number else 0
-        self._note(index, after.highest, after.highest_reserved)
-        return after.state
+    def _run(self, program: Program, column: int) -> None:
+        """Run a program at one of its shapes."""
+        if program not in self._units:
+            self._units[program] = np.ascontiguousarray(self._allocator.units_of(program.sizes).T)
+        self._allocator.run(program.operations, self._units[program][column][program.rows])
 
-    def _part(self, shape: BatchShape, part: int) -> None:
-        trace = self._programs.parts(shape)[part]
-        self._run(trace.operations, [self._state.units(size) for size in trace.sizes])
-
-    def _run(self, operations: Sequence[int], sizes: Sequence[int]) -> None:
-        self._held = self._state.run(operations, sizes, self._held)
-
-    def _number(self) -> int:
-        """The number of the present state; the state is kept to go on from."""
-        key = (self._state.key, tuple(self._held))
-        number = self._numbers.setdefault(key, len(self._numbers))
-        self._current = number
-        if number not in self._kept:
-            if len(self._kept) == _MOST_STATES:
-                del self._kept[next(iter(self._kept))]
-            self._kept[number] = (self._state.copy(), self._held)
-        return number
-
-    def _restore(self, number: int) -> None:
-        if number != self._current:
-            state, self._held = self._kept[number]
-            self._state = state.copy()
-            self._current = number
-
-    def _note(self, step: int, highest: int, reserved: int) -> int:
+    def _note(self, step: int, highest: tuple[int, int]) -> None:
         """Keep the step if it holds more than any before."""
-        for index, units in enumerate((highest, reserved)):
+        for index, units in enumerate(highest):
             if units > self._peaks[index][0]:
                 self._peaks[index] = (units, step)
-        return highest
 
     def _moment(self, step: int) -> RunMoment:
         shapes = self._shapes.steps[min(step, len(self._shapes.steps) - 1)]

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Numbers = npt.NDArray[np.int64]
+from ligerprof.torch_memory.allocator.states import Operations, Sizes, place_left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,13 +13,18 @@ class Trace:
     """Allocations and frees in order.
 
     Attributes:
-        operations: 0 allocates the next of `sizes`; n frees the n-th block of this trace, -n the n-th block that was
-            held before.
+        operations: as in `RunAllocator.run`.
         sizes: requested bytes of each allocation.
     """
 
     operations: tuple[int, ...]
     sizes: tuple[int, ...]
+
+    @property
+    def program(self) -> "Program":
+        """The program of one shape."""
+        sizes = np.array(self.sizes, np.int64)[:, None]
+        return Program(operations=np.array(self.operations, np.int32), rows=np.arange(len(self.sizes)), sizes=sizes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,23 +36,13 @@ class Program:
         sizes: requested bytes, one column per shape.
     """
 
-    operations: tuple[int, ...]
-    rows: Numbers
-    sizes: Numbers
-
-    @classmethod
-    def of(cls, trace: Trace) -> "Program":
-        """The program of one shape."""
-        rows = np.arange(len(trace.sizes))
-        return cls(operations=trace.operations, rows=rows, sizes=np.array(trace.sizes, np.int64)[:, None])
-
-    def trace(self, column: int) -> Trace:
-        """The trace at one of the shapes."""
-        return Trace(operations=self.operations, sizes=tuple(self.sizes[self.rows, column].tolist()))
+    operations: Operations
+    rows: Sizes
+    sizes: Sizes
 
 
 class Ledger:
-    """The blocks that are held between traces, in the order of `AllocatorState.run`."""
+    """The blocks that are held between traces, in the order of `RunAllocator.run`."""
 
     def __init__(self) -> None:
         self._held: list[int] = []
@@ -75,9 +69,10 @@ class Ledger:
                 # an address can be used again, so the youngest block there is the one that ends
                 operations.append(own.pop(address) if address in own else before.pop(address))
         left = set(own.values())
-        self._held = [address for address in self._held if address in before] + [
-            address for number, address in enumerate(allocated, 1) if number in left
-        ]
+        self._held = place_left(
+            [address if address in before else None for address in self._held],
+            [address if number in left else None for number, address in enumerate(allocated, 1)],
+        )
         return Trace(operations=tuple(_in_order(operations)), sizes=tuple(sizes))
 
 

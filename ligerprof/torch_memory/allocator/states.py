@@ -1,12 +1,13 @@
-"""The caching allocator for long runs: the decisions of caching.py on whole numbers, in states that can be kept.
+"""The caching allocator for long runs: the decisions of caching.py on whole numbers.
 
-A run of thousands of steps comes back to few states of the allocator. A state consists of numbers, so that a run copies
-it, compares it and goes on from it. Sizes and addresses are in units of 512 bytes, the smallest block.
+Sizes and addresses are in units of 512 bytes, the smallest block. compiled.py runs the same decisions as machine code.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,30 +25,87 @@ from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES, SMALL_REQUES
 UNIT_BYTES = MIN_BLOCK_BYTES
 _ADDRESS_BITS = 40
 _ADDRESSES = (1 << _ADDRESS_BITS) - 1
+# segments are made downwards from here
+FIRST_ADDRESS = _ADDRESSES
 # requests up to here come from the small pool
 SMALL_UNITS = SMALL_REQUEST_BYTES // UNIT_BYTES
 # segments do not touch, so that free blocks of two segments never merge
-_GAP_UNITS = 1
+GAP_UNITS = 1
 
 # (address, size) of a block
-Block = tuple[int, int]
+_Block = tuple[int, int]
+Operations = npt.NDArray[np.int32]
+Sizes = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolView:
-    """The free blocks of a pool, in units.
+class RunAllocator(ABC):
+    """An allocator between two parts of a run.
+
+    Args:
+        settings: PYTORCH_CUDA_ALLOC_CONF.
+        limit_bytes: limit on reserved bytes, or None.
 
     Attributes:
-        smallest_rest: the least that is split off.
-        free: the free blocks.
-        segments: the segments that they are part of; empty if segments are expandable.
-        mapped: the end of the expandable segment, which begins at 0; 0 if there is none.
+        limit: units of segments that fit, or None.
+        allocated, reserved: units in blocks and in segments.
+        highest, highest_reserved: the most of both since they were last set.
+
+    Raises:
+        UnsupportedError: settings whose effect depends on more than the free blocks.
     """
 
-    smallest_rest: int
-    free: tuple[Block, ...]
-    segments: tuple[Block, ...]
-    mapped: int
+    def __init__(self, settings: AllocatorSettings, limit_bytes: int | None = None) -> None:
+        rules = settings.rules
+        if rules.max_split_bytes is not None or settings.garbage_collection_threshold:
+            raise UnsupportedError(
+                "--lengths does not go with max_split_size_mb or garbage_collection_threshold in --alloc-conf."
+            )
+        self._rules, self._expandable = rules, rules.expandable_segments
+        # of the small and the large pool
+        self._smallest_rests = (1, -(-rules.smallest_rest(SMALL_REQUEST_BYTES + 1) // UNIT_BYTES))
+        self._pages = (SMALL_SEGMENT_BYTES // UNIT_BYTES, LARGE_SEGMENT_BYTES // UNIT_BYTES)
+        self.limit = None if limit_bytes is None else limit_bytes // UNIT_BYTES
+        self.allocated = self.reserved = self.highest = self.highest_reserved = 0
+
+    @abstractmethod
+    def run(self, operations: Operations, sizes: Sizes) -> None:
+        """Allocate and free in order.
+
+        Args:
+            operations: 0 allocates the next of `sizes`; n frees the n-th block of this run, -n the n-th block that was
+                held before. At the end, blocks of this run take the places of those that were freed, then places behind
+                them; places that stay empty close up (`place_left`).
+            sizes: units of each allocation.
+
+        Raises:
+            AllocatorFullError: an allocation does not fit the limit.
+        """
+
+    @abstractmethod
+    def key(self) -> object:
+        """What decides about coming events: equal for equal states."""
+
+    def units_of(self, requested_bytes: Sizes) -> Sizes:
+        """The sizes of the smallest blocks for requests."""
+        if not self._rules.roundup_divisions:
+            return np.maximum(-(-requested_bytes // UNIT_BYTES), 1)
+        different, places = np.unique(requested_bytes, return_inverse=True)
+        units = [-(-self._rules.round_request(size) // UNIT_BYTES) for size in different.tolist()]
+        return np.array(units, np.int64)[places].reshape(requested_bytes.shape)
+
+    def _refuse(self, size: int) -> None:
+        assert self.limit is not None
+        if self._expandable and self.allocated + size <= self.limit:
+            raise UnsupportedError(
+                "--lengths: under this limit torch gives back free pages of expandable segments, which is not covered."
+                " Raise --memory-limit, or leave expandable_segments out."
+            )
+        raise AllocatorFullError(
+            requested_bytes=size * UNIT_BYTES,
+            allocated_bytes=self.allocated * UNIT_BYTES,
+            reserved_bytes=self.reserved * UNIT_BYTES,
+            limit_bytes=self.limit * UNIT_BYTES,
+        )
 
 
 @dataclass(slots=True)
@@ -61,26 +119,6 @@ class _Pool:
     ends: dict[int, int] = field(default_factory=dict)
     segments: dict[int, int] = field(default_factory=dict)
     mapped: int = 0
-
-    def copy(self) -> "_Pool":
-        return _Pool(
-            self.smallest_rest,
-            self.page,
-            self.keys.copy(),
-            self.starts.copy(),
-            self.ends.copy(),
-            self.segments.copy(),
-            self.mapped,
-        )
-
-    @property
-    def view(self) -> PoolView:
-        return PoolView(
-            smallest_rest=self.smallest_rest,
-            free=tuple(self.starts.items()),
-            segments=tuple(self.segments.items()),
-            mapped=self.mapped,
-        )
 
     def put(self, address: int, size: int) -> None:
         insort(self.keys, size << _ADDRESS_BITS | address)
@@ -104,94 +142,30 @@ class _Pool:
         self.put(address, size)
 
 
-class AllocatorState:
-    """An allocator between two events.
-
-    Args:
-        settings: PYTORCH_CUDA_ALLOC_CONF.
-        limit_bytes: limit on reserved bytes, or None.
-
-    Attributes:
-        allocated, reserved: units in blocks and in segments.
-        highest, highest_reserved: the most of both since they were last set.
-
-    Raises:
-        UnsupportedError: settings whose effect depends on more than the free blocks.
-    """
-
-    __slots__ = (
-        *("_expandable", "_large", "_next_address", "_settings", "_small"),
-        *("allocated", "highest", "highest_reserved", "limit", "reserved"),
-    )
+class AllocatorState(RunAllocator):
+    """The allocator in Python."""
 
     def __init__(self, settings: AllocatorSettings, limit_bytes: int | None = None) -> None:
-        rules = settings.rules
-        if rules.max_split_bytes is not None or settings.garbage_collection_threshold:
-            raise UnsupportedError(
-                "--lengths does not go with max_split_size_mb or garbage_collection_threshold in --alloc-conf."
-            )
-        self._settings, self._expandable = settings, rules.expandable_segments
-        rests = (1, -(-rules.smallest_rest(SMALL_REQUEST_BYTES + 1) // UNIT_BYTES))
+        super().__init__(settings, limit_bytes)
         self._small, self._large = (
-            _Pool(rest, page // UNIT_BYTES)
-            for rest, page in zip(rests, (SMALL_SEGMENT_BYTES, LARGE_SEGMENT_BYTES), strict=True)
+            _Pool(rest, page) for rest, page in zip(self._smallest_rests, self._pages, strict=True)
         )
-        self._next_address = _ADDRESSES
-        self.limit = None if limit_bytes is None else limit_bytes // UNIT_BYTES
-        self.allocated = self.reserved = self.highest = self.highest_reserved = 0
+        self._next_address = FIRST_ADDRESS
+        self._held: list[_Block] = []
 
-    def copy(self) -> "AllocatorState":
-        """The same state, to go on from."""
-        other = object.__new__(AllocatorState)
-        other._settings, other._expandable = self._settings, self._expandable
-        other._small, other._large = self._small.copy(), self._large.copy()
-        other._next_address, other.limit = self._next_address, self.limit
-        other.allocated, other.reserved = self.allocated, self.reserved
-        other.highest, other.highest_reserved = self.highest, self.highest_reserved
-        return other
+    def key(self) -> object:
+        """What decides about coming events: equal for equal states."""
+        pools = (tuple(self._small.keys), tuple(self._large.keys), self._small.mapped, self._large.mapped)
+        return (*pools, tuple(self._held))
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What decides about coming events, besides the blocks that are held."""
-        return (tuple(self._small.keys), tuple(self._large.keys), self._small.mapped, self._large.mapped)
-
-    @property
-    def pools(self) -> tuple[PoolView, PoolView]:
-        """The large and the small pool."""
-        return self._large.view, self._small.view
-
-    def units(self, requested_bytes: int) -> int:
-        """The size of the smallest block for a request."""
-        return -(-self._settings.rules.round_request(requested_bytes) // UNIT_BYTES)
-
-    def units_of(self, requested_bytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The same for many requests."""
-        if not self._settings.rules.roundup_divisions:
-            return np.maximum(-(-requested_bytes // UNIT_BYTES), 1)
-        different, places = np.unique(requested_bytes, return_inverse=True)
-        units = np.array([self.units(size) for size in different.tolist()], np.int64)
-        return units[places].reshape(requested_bytes.shape)
-
-    def run(self, operations: Sequence[int], sizes: Sequence[int], held: Sequence[Block]) -> list[Block]:
-        """Allocate and free in order.
-
-        Args:
-            operations: 0 allocates the next of `sizes`; n frees the n-th block of this run, -n the n-th of `held`.
-            sizes: units of each allocation.
-            held: blocks from before.
-
-        Returns:
-            the blocks that are held at the end, those of `held` first.
-
-        Raises:
-            AllocatorFullError: an allocation does not fit the limit.
-        """
-        blocks: list[Block | None] = []
-        before: list[Block | None] = list(held)
+    def run(self, operations: Operations, sizes: Sizes) -> None:
+        """Allocate and free in order, see `RunAllocator.run`."""
+        blocks: list[_Block | None] = []
+        before: list[_Block | None] = list(self._held)
         small, large = self._small, self._large
         allocated, highest = self.allocated, self.highest
-        upcoming = iter(sizes)
-        for operation in operations:
+        upcoming = iter(sizes.tolist())
+        for operation in operations.tolist():
             if operation == 0:
                 size = next(upcoming)
                 pool = small if size <= SMALL_UNITS else large
@@ -203,7 +177,7 @@ class AllocatorState:
                     if (candidate & _ADDRESSES) + (candidate >> _ADDRESS_BITS) == pool.mapped:
                         index += 1
                 if index == len(keys):
-                    self.allocated = allocated
+                    self.allocated, self.highest = allocated, highest
                     self._grow(pool, size)
                     index = bisect_left(keys, size << _ADDRESS_BITS)
                 key = keys.pop(index)
@@ -223,15 +197,15 @@ class AllocatorState:
                 highest = max(highest, allocated)
                 continue
             if operation > 0:
-                address, whole = blocks[operation - 1]  # type: ignore[misc]
+                address, whole = blocks[operation - 1]
                 blocks[operation - 1] = None
             else:
-                address, whole = before[-operation - 1]  # type: ignore[misc]
+                address, whole = before[-operation - 1]
                 before[-operation - 1] = None
             allocated -= whole
             (small if whole <= SMALL_UNITS else large).free(address, whole)
         self.allocated, self.highest = allocated, highest
-        return [block for block in (*before, *blocks) if block is not None]
+        self._held = place_left(before, blocks)
 
     def _grow(self, pool: _Pool, size: int) -> None:
         """Make a free block of at least `size`: a new segment, or more pages of the one that grows."""
@@ -240,7 +214,7 @@ class AllocatorState:
             held = pool.mapped - tail
             wanted = -(-(size - held) // pool.page) * pool.page
             if not self._has_room(wanted):
-                self._refuse(size, pages=True)
+                self._refuse(size)
             if held:
                 pool.take(tail, held)
             pool.mapped += wanted
@@ -250,8 +224,8 @@ class AllocatorState:
             if not self._has_room(wanted):
                 self._give_back()
             if not self._has_room(wanted):
-                self._refuse(size, pages=False)
-            self._next_address -= wanted + _GAP_UNITS
+                self._refuse(size)
+            self._next_address -= wanted + GAP_UNITS
             pool.segments[self._next_address] = wanted
             pool.put(self._next_address, wanted)
         self.reserved += wanted
@@ -269,16 +243,16 @@ class AllocatorState:
                     del pool.segments[address]
                     self.reserved -= size
 
-    def _refuse(self, size: int, *, pages: bool) -> None:
-        assert self.limit is not None
-        if pages and self.allocated + size <= self.limit:
-            raise UnsupportedError(
-                "--lengths: under this limit torch gives back free pages of expandable segments, which is not covered."
-                " Raise --memory-limit, or leave expandable_segments out."
-            )
-        raise AllocatorFullError(
-            requested_bytes=size * UNIT_BYTES,
-            allocated_bytes=self.allocated * UNIT_BYTES,
-            reserved_bytes=self.reserved * UNIT_BYTES,
-            limit_bytes=self.limit * UNIT_BYTES,
-        )
+
+_Held = TypeVar("_Held")
+
+
+def place_left(before: Sequence[_Held | None], own: Sequence[_Held | None]) -> list[_Held]:
+    """The blocks that a run leaves held, in order; None were freed.
+
+    A block that replaces another one takes its place, so that a micro-batch that leaves as many blocks as it freed can
+    follow itself.
+    """
+    left = iter([block for block in own if block is not None])
+    filled = [next(left, None) if block is None else block for block in before]
+    return [*(block for block in filled if block is not None), *left]

@@ -1,4 +1,4 @@
-"""States of the allocator against the allocator itself, on random programs."""
+"""Allocators of long runs, in Python and compiled, against the allocator itself, on random programs."""
 
 from random import Random
 from typing import Any
@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.torch_memory.allocator import compiled
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError, CachingAllocator
+from ligerprof.torch_memory.allocator.compiled import CompiledState, make_allocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.torch_memory.allocator.states import UNIT_BYTES, AllocatorState
+from ligerprof.torch_memory.allocator.states import UNIT_BYTES, AllocatorState, RunAllocator, place_left
 from ligerprof.units import MIB
 
+KINDS = (AllocatorState, CompiledState)
 SETTINGS = (None, "expandable_segments:True", "roundup_power2_divisions:4")
 
 
@@ -21,89 +24,122 @@ def draw(random: Random, count: int) -> list[int]:
     return [random.choice((0, random.randint(1, random.choice(sizes)))) for _ in range(count)]
 
 
-class Both:
-    """The same events in the allocator and in a state."""
+class Together:
+    """The same events in the allocator and in both allocators of runs."""
 
     def __init__(self, text: str | None, limit_bytes: int | None) -> None:
         settings = parse_allocator_settings(text)
         self.oracle = CachingAllocator(settings=settings, limit_bytes=limit_bytes)
-        self.state = AllocatorState(settings, limit_bytes)
+        self.allocators = [kind(settings, limit_bytes) for kind in KINDS]
         self.blocks: list[Any] = []
-        self.held: list[tuple[int, int]] = []
 
     def run(self, program: list[int], random: Random) -> bool:
-        """Run a program in one call of the state; False where memory runs out, in both."""
-        operations, sizes, live = [], [], [("held", index) for index in range(len(self.held))]
+        """Run a program in one call; False where memory runs out, in all."""
+        operations, requests = [], []
+        before: list[Any] = list(self.blocks)
+        own: list[Any] = []
+        live = [-number for number in range(1, len(before) + 1)]
         full = False
         for request in program:
             if request:
                 operations.append(0)
-                sizes.append(self.state.units(request))
-                live.append(("own", len(sizes)))
+                requests.append(request)
+                live.append(len(requests))
                 try:
-                    self.blocks.append(self.oracle.malloc(request))
+                    own.append(self.oracle.malloc(request))
                 except AllocatorFullError:
                     full = True
                     break
             elif live:
-                index = random.randrange(len(live))
-                kind, number = live.pop(index)
-                operations.append(number if kind == "own" else -number - 1)
-                self.oracle.free(self.blocks.pop(index))
-        try:
-            self.held = self.state.run(operations, sizes, self.held)
-        except AllocatorFullError:
-            assert full
-            return False
-        assert not full
-        return True
+                operation = live.pop(random.randrange(len(live)))
+                operations.append(operation)
+                blocks, place = (own, operation - 1) if operation > 0 else (before, -operation - 1)
+                self.oracle.free(blocks[place])
+                blocks[place] = None
+        self.blocks = place_left(before, own)
+        for allocator in self.allocators:
+            sizes = allocator.units_of(np.array(requests, np.int64))
+            if full:
+                with pytest.raises(AllocatorFullError) as caught:
+                    allocator.run(np.array(operations, np.int32), sizes)
+                assert caught.value.reserved_bytes == self.oracle.reserved_bytes
+                assert caught.value.allocated_bytes == self.oracle.allocated_bytes
+            else:
+                allocator.run(np.array(operations, np.int32), sizes)
+        return not full
 
     def check(self) -> None:
-        assert self.state.allocated * UNIT_BYTES == self.oracle.allocated_bytes
-        assert self.state.reserved * UNIT_BYTES == self.oracle.reserved_bytes
-        assert self.state.highest * UNIT_BYTES == self.oracle.highest_allocated_bytes
-        assert self.state.highest_reserved * UNIT_BYTES == self.oracle.highest_reserved_bytes
-        sizes = [size * UNIT_BYTES for _, size in self.held]
-        assert sizes == [block.size_bytes for block in self.blocks]
+        for allocator in self.allocators:
+            assert allocator.allocated * UNIT_BYTES == self.oracle.allocated_bytes
+            assert allocator.reserved * UNIT_BYTES == self.oracle.reserved_bytes
+            assert allocator.highest * UNIT_BYTES == self.oracle.highest_allocated_bytes
+            assert allocator.highest_reserved * UNIT_BYTES == self.oracle.highest_reserved_bytes
 
 
 @pytest.mark.parametrize("text", SETTINGS)
 @pytest.mark.parametrize("number", range(6))
-def test_a_state_decides_as_the_allocator_does(number: int, text: str | None) -> None:
+def test_a_run_decides_as_the_allocator_does(number: int, text: str | None) -> None:
     random = Random(number)
-    both = Both(text, None)
+    together = Together(text, None)
     for _ in range(6):
-        assert both.run(draw(random, 60), random)
-        both.check()
-        # a copy goes its own way
-        both.state.copy().run([0, 0], [1, 9000], both.held)
+        assert together.run(draw(random, 60), random)
+        together.check()
 
 
 @pytest.mark.parametrize("number", range(12))
 def test_a_limit_gives_back_segments_and_then_refuses(number: int) -> None:
     random = Random(number)
-    both = Both(None, 150 * MIB)
-    while both.run(draw(random, 30), random):
-        both.check()
-    assert both.state.reserved * UNIT_BYTES <= 150 * MIB
+    together = Together(None, 150 * MIB)
+    while together.run(draw(random, 30), random):
+        together.check()
+    together.check()
+    assert together.oracle.reserved_bytes <= 150 * MIB
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_that_comes_back_has_the_key_that_it_had(kind: type[RunAllocator], text: str | None) -> None:
+    random = Random(1)
+    allocator = kind(parse_allocator_settings(text))
+    sizes = allocator.units_of(np.array([random.randint(1, 9 * MIB) for _ in range(1500)]))
+    allocator.run(np.array([0] * 1500 + list(range(1, 1500, 2)), np.int32), sizes)
+    key = allocator.key()
+    # the second block of the run takes the place of the first one that was held
+    allocator.run(np.array([0, 0, -1, 1], np.int32), sizes[[0, 2]])
+    assert allocator.key() != key
+    assert allocator.highest >= allocator.allocated
+    again = kind(parse_allocator_settings(text))
+    again.run(np.array([0] * 1500 + list(range(1, 1500, 2)), np.int32), sizes)
+    assert again.key() == key
+    again.run(np.array([0, 0, 1, 2], np.int32), sizes[:2])
+    assert again.key() == key
 
 
 @pytest.mark.parametrize("text", SETTINGS)
 def test_many_requests_are_rounded_as_each_is(text: str | None) -> None:
-    state = AllocatorState(parse_allocator_settings(text))
+    settings = parse_allocator_settings(text)
     requested = np.array([[1, 511, 512, 513], [MIB, MIB + 1, 3 * MIB + 7, 700 * MIB + 1]])
-    expected = [[state.units(size) for size in row] for row in requested.tolist()]
-    assert state.units_of(requested).tolist() == expected
+    expected = [[-(-settings.rules.round_request(size) // UNIT_BYTES) for size in row] for row in requested.tolist()]
+    assert AllocatorState(settings).units_of(requested).tolist() == expected
 
 
-def test_settings_that_look_beyond_free_blocks_are_refused() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_that_look_beyond_free_blocks_are_refused(kind: type[RunAllocator]) -> None:
     with pytest.raises(UnsupportedError, match="max_split_size_mb"):
-        AllocatorState(parse_allocator_settings("max_split_size_mb:128"))
+        kind(parse_allocator_settings("max_split_size_mb:128"))
 
 
-def test_pages_that_would_be_given_back_are_refused() -> None:
-    state = AllocatorState(parse_allocator_settings("expandable_segments:True"), 60 * MIB)
-    units = [state.units(size * MIB) for size in (19, 19, 39)]
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_that_would_be_given_back_are_refused(kind: type[RunAllocator]) -> None:
+    allocator = kind(parse_allocator_settings("expandable_segments:True"), 60 * MIB)
+    sizes = allocator.units_of(np.array([19, 19, 39]) * MIB)
     with pytest.raises(UnsupportedError, match="free pages"):
         # 19 MiB stay free in front
-        state.run([0, 0, 1, 0], units, [])
+        allocator.run(np.array([0, 0, 1, 0], np.int32), sizes)
+
+
+def test_without_a_compiler_python_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = parse_allocator_settings(None)
+    assert type(make_allocator(settings, None)) is CompiledState
+    monkeypatch.setattr(compiled, "can_compile", lambda: False)
+    assert type(make_allocator(settings, None)) is AllocatorState

@@ -1,0 +1,129 @@
+"""The decisions of states.py as machine code: states.c, compiled when a process first needs it."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ligerprof.torch_memory.allocator.caching import MIN_OWN_SEGMENT_BYTES, SEGMENT_ROUND_BYTES
+from ligerprof.torch_memory.allocator.settings import AllocatorSettings
+from ligerprof.torch_memory.allocator.states import (
+    FIRST_ADDRESS,
+    GAP_UNITS,
+    SMALL_UNITS,
+    UNIT_BYTES,
+    AllocatorState,
+    Operations,
+    RunAllocator,
+    Sizes,
+)
+
+_SOURCE = Path(__file__).with_name("states.c")
+# as Triton looks for one
+_COMPILERS = ("cc", "gcc", "clang")
+_NO_MEMORY = -1
+_SECONDS = 60
+
+
+class _Fields(ctypes.Structure):
+    """The beginning of `State` in states.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("allocated", "reserved", "highest", "highest_reserved")),
+        *((name, ctypes.c_int64) for name in ("limit", "expandable", "next_address", "gap")),
+        *((name, ctypes.c_int64 * 2) for name in ("smallest_rest", "segment")),
+        *((name, ctypes.c_int64) for name in ("small", "round", "min_own")),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """states.c as a library; None if it cannot be compiled and loaded here."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), *_COMPILERS))), None)
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "states.so")
+        command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(path), str(_SOURCE)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
+            library = ctypes.CDLL(str(path))
+        except (OSError, subprocess.SubprocessError):
+            return None
+    library.state_new.argtypes = (ctypes.POINTER(_Fields), ctypes.c_size_t)
+    library.state_new.restype = ctypes.c_void_p
+    library.state_delete.argtypes = (ctypes.c_void_p,)
+    library.state_delete.restype = None
+    pointer = ctypes.c_void_p
+    library.state_run.argtypes = (pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int64)
+    library.state_key.argtypes = (pointer, pointer, ctypes.c_int64)
+    library.state_run.restype = library.state_key.restype = ctypes.c_int64
+    return library
+
+
+def can_compile() -> bool:
+    """Whether states.c can be compiled and loaded here."""
+    return _library() is not None
+
+
+def make_allocator(settings: AllocatorSettings, limit_bytes: int | None) -> RunAllocator:
+    """An empty allocator: compiled if it can be, else in Python, which takes some fifty times as long."""
+    return (CompiledState if can_compile() else AllocatorState)(settings, limit_bytes)
+
+
+class CompiledState(RunAllocator):
+    """The allocator in machine code; `can_compile` is needed."""
+
+    def __init__(self, settings: AllocatorSettings, limit_bytes: int | None = None) -> None:
+        super().__init__(settings, limit_bytes)
+        library = _library()
+        assert library is not None, "can_compile was asked"
+        fields = _Fields(
+            limit=-1 if self.limit is None else self.limit,
+            expandable=self._expandable,
+            next_address=FIRST_ADDRESS,
+            gap=GAP_UNITS,
+            smallest_rest=self._smallest_rests,
+            segment=self._pages,
+            small=SMALL_UNITS,
+            round=SEGMENT_ROUND_BYTES // UNIT_BYTES,
+            min_own=MIN_OWN_SEGMENT_BYTES // UNIT_BYTES,
+        )
+        self._library = library
+        self._state: int | None = library.state_new(ctypes.byref(fields), ctypes.sizeof(fields))
+        if self._state is None:
+            raise MemoryError
+        self._fields = _Fields.from_address(self._state)
+        self._numbers = np.empty(1024, np.int64)
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None) is not None:
+            self._library.state_delete(self._state)
+
+    def key(self) -> object:
+        """What decides about coming events: equal for equal states."""
+        count: int = self._library.state_key(self._state, self._numbers.ctypes.data, len(self._numbers))
+        if count > len(self._numbers):
+            self._numbers = np.empty(2 * count, np.int64)
+            return self.key()
+        return self._numbers[:count].tobytes()
+
+    def run(self, operations: Operations, sizes: Sizes) -> None:
+        """Allocate and free in order, see `RunAllocator.run`."""
+        fields = self._fields
+        fields.highest, fields.highest_reserved = self.highest, self.highest_reserved
+        operations, sizes = np.ascontiguousarray(operations, np.int32), np.ascontiguousarray(sizes, np.int64)
+        refused: int = self._library.state_run(
+            self._state, operations.ctypes.data, len(operations), sizes.ctypes.data, len(sizes)
+        )
+        self.allocated, self.reserved = fields.allocated, fields.reserved
+        self.highest, self.highest_reserved = fields.highest, fields.highest_reserved
+        if refused == _NO_MEMORY:
+            raise MemoryError
+        if refused:
+            self._refuse(refused)
