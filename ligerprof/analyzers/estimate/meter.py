@@ -124,6 +124,11 @@ class Meter:
         return _by_role(self._now)
 
     @property
+    def held_places(self) -> dict[str, dict[Role, int]]:
+        """Bytes allocated now, by part of the model and role."""
+        return _by_place(self._now)
+
+    @property
     def stream_peaks_bytes(self) -> int:
         """The highest bytes of each stream since the meter was made, added up."""
         return sum(self._stream_peaks.values())
@@ -138,10 +143,7 @@ class Meter:
 
     def peak_places(self) -> dict[str, MemoryBreakdown]:
         """The peak by part of the model."""
-        roles: dict[str, dict[Role, int]] = {}
-        for (place, role), size_bytes in self._peak.placed.items():
-            roles.setdefault(place, {})[role] = size_bytes
-        return {place: MemoryBreakdown(roles=held) for place, held in roles.items()}
+        return {place: MemoryBreakdown(roles=held) for place, held in _by_place(self._peak).items()}
 
     def peak_remainders(self) -> UnsplitRemainders:
         """Unsplit remainders at the peak."""
@@ -256,4 +258,11 @@ def _by_role(moment: _Moment) -> dict[Role, int]:
     roles = dict.fromkeys(Role, 0)
     for (_, role), size_bytes in moment.placed.items():
         roles[role] += size_bytes
+    return roles
+
+
+def _by_place(moment: _Moment) -> dict[str, dict[Role, int]]:
+    roles: dict[str, dict[Role, int]] = {}
+    for (place, role), size_bytes in moment.placed.items():
+        roles.setdefault(place, {})[role] = size_bytes
     return roles

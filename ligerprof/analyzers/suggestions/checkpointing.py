@@ -23,7 +23,7 @@ def with_checkpointing(case: Case) -> Edit | None:
     """Free what each layer saves at the end of its pass, and hold it again while its backward runs."""
     passes = case.passes
     ran_backward = passes.backward_last >= 0
-    interrupted = _is_interrupted(case, passes)
+    interrupted = interrupted_passes(case)
     chosen = ran_backward | interrupted
     if np.count_nonzero(chosen) < _LEAST_LAYERS or not len(passes.saved):
         return None
@@ -48,8 +48,9 @@ def with_checkpointing(case: Case) -> Edit | None:
     return edit
 
 
-def _is_interrupted(case: Case, passes: LayerPasses) -> Flags:
+def interrupted_passes(case: Case) -> Flags:
     """Passes whose backward did not run because memory ran out in their forward phase or in the backward after it."""
+    passes = case.passes
     if case.request is None or not len(passes):
         return np.zeros(len(passes), dtype=bool)
     phases, moment = case.attribution.phases, max(case.request.moment - 1, 0)

@@ -74,7 +74,8 @@ def _evaluate(row: Row, case: Case, recipe: "TrainingRecipe | None", before_byte
     depends = new_peak_bytes - least_bytes >= _VISIBLE_SHARE * new_peak_bytes
     timing = _ON_TIMING.format(format_bytes(least_bytes)) if depends else ""
     conditions = [text for text in (row.condition, timing) if text]
-    basis = Basis.AT_LEAST if conditions and row.basis is Basis.REPLAYED else row.basis
+    basis = Basis.REPLAYED if row.is_whole(case) else row.basis
+    basis = Basis.AT_LEAST if conditions and basis is Basis.REPLAYED else basis
     lets_pass = _lets_pass(basis, case, new_peak_bytes)
     following = find_next_step(row, case) if lets_pass else None
     if following is not None and not following.fits:

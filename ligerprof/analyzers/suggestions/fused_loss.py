@@ -24,6 +24,8 @@ _AUTOCAST_WIDTHS = ((2, 4, 4), (4, 4, 4), (2, 2, 4), (4, 2, 4))
 _WIDTHS = ((2, 2, 2), (4, 2, 2), (4, 4, 4))
 # the head's gradient, the embedding's, and their sum
 _TIED_GRADIENTS = 3
+# the first steps differ from each other, later ones do not
+_LEARNED_SPANS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +96,12 @@ def loss_shapes(case: Case) -> Iterator[LossShape]:
 
 def _heads(case: Case) -> Iterator[tuple[int, int]]:
     """The logits of each forward phase, and the end of that phase."""
-    logits = case.in_training(Role.LOGITS, Role.CE_TEMPORARIES)
     spans = case.spans_of_phase(Phase.FORWARD)
+    if not len(case.in_training(Role.LOGITS, Role.CE_TEMPORARIES)):
+        # where the optimizer step has the peak, there are none then
+        for _, end in spans[:_LEARNED_SPANS]:
+            case.book.learn(end)
+    logits = case.in_training(Role.LOGITS, Role.CE_TEMPORARIES)
     bounds = np.searchsorted(logits, np.searchsorted(case.replayed.allocated_by, np.array(spans).reshape(-1, 2)))
     all_sizes = case.sizes(logits)
     for (first, last), (_, end) in zip(bounds.tolist(), spans, strict=True):
@@ -118,9 +124,16 @@ def find_loss_shape(case: Case, logits: int) -> LossShape | None:
     weights = set(case.sizes(case.book.live(event, Role.PARAMETERS, Role.COMMUNICATION)).tolist())
     for weight_bytes, widths in product(sorted(weights, reverse=True), _AUTOCAST_WIDTHS if autocast else _WIDTHS):
         shape = _shape(logits_bytes, hidden_bytes, weight_bytes, widths, autocast=autocast)
-        if shape is not None and shape.tokens in indices:
+        upcast = shape is not None and widths[0] > shape.product_bytes
+        if shape is not None and shape.tokens in indices and (not upcast or _has_product(case, shape, event)):
             return shape
     return None
+
+
+def _has_product(case: Case, shape: LossShape, event: int) -> bool:
+    """Whether logits were made, shortly before or after an event, in the precision of the product that makes them."""
+    near = case.replayed.requested_bytes[slice(*np.searchsorted(case.replayed.allocated_by, (event - 20, event + 20)))]
+    return bool((near == shape.tokens * shape.vocab * shape.product_bytes).any())
 
 
 def _shape(

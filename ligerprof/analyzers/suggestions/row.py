@@ -31,6 +31,7 @@ class Row:
         skips: frameworks whose lines do not hold for this program.
         recipe: the changed recipe of a step of ours, None if it does not apply.
         basis: how exact the saving is.
+        is_whole: whether the saving is exact all the same, for this program.
         keeps_buckets: whether DDP still has buckets after the change.
         condition: what the saving depends on, in a sentence without its period; empty if on nothing.
     """
@@ -46,6 +47,7 @@ class Row:
     skips: Callable[[Case], tuple[Framework, ...]] = field(default=lambda _case: ())
     recipe: "Callable[[TrainingRecipe], TrainingRecipe | None]" = field(default=lambda _recipe: None)
     basis: Basis = Basis.REPLAYED
+    is_whole: Callable[[Case], bool] = field(default=lambda _case: False)
     keeps_buckets: bool = True
     condition: str = ""
 

@@ -1,12 +1,19 @@
 """The effect of changes to weights and optimizer states: their precision, their place, and which of them train."""
 
+import dataclasses
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.fused_loss import LossShape, loss_shapes
+from ligerprof.analyzers.suggestions.kept_edits import keep_as, known_recipe
 from ligerprof.analyzers.suggestions.layer_passes import frees_of_saved, last_before
+from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit
+from ligerprof.errors import LigerprofError
+from ligerprof.recipe.categories import Precision
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.distinct import is_among, numbered
 from ligerprof.snapshots.trace import Int64s
@@ -14,12 +21,17 @@ from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import eight_bit_state_sizes
 
+if TYPE_CHECKING:
+    from ligerprof.recipe.training import TrainingRecipe
+
 LORA_RANK = 16
-# a weight, its gradient and two moments, all fp32
-_BYTES_PER_ADAPTER_ELEMENT = 4 * FP32_BYTES
 _SAVED_ROLES = (Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES)
 # bitsandbytes/optim/optimizer.py, get_state_buffer: smaller states are not paged
 _PAGED_ELEMENTS = 100_000
+# their setting for 16-bit weights also ends autocast
+_ENDS_AUTOCAST = (Framework.LIGERPROF, Framework.LLAMA_FACTORY, Framework.LIGHTNING)
+_CACHE_UPDATE = r"transformers/cache_utils\.py:update$"
+_TRAINED_ROLES = (Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
 _TRAINING_STATES = (Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
 
 
@@ -38,15 +50,28 @@ def parameter_width(case: Case) -> int | None:
 def with_half_precision_weights(case: Case) -> Edit:
     """Halve fp32 weights, their gradients and optimizer states, and remove autocast's copies.
 
-    Activations change as well: those that have the precision of the weights shrink, and autocast casts others again.
+    Activations change as well, which is computed for known models only: those that have the precision of the weights
+    shrink, and autocast casts others again.
     """
     edit = case.without(Role.WEIGHT_CASTS)
     _ = case.gradients
     blocks = case.in_training(*_TRAINING_STATES, *([Role.COMMUNICATION] if case.program.engine else []))
     edit.resize(blocks[case.sizes(blocks) > MIN_BLOCK_BYTES], 2)
+    recipe = known_recipe(case)
+    if recipe is not None:
+        precision = Precision.BF16 if case.program.loop in _ENDS_AUTOCAST else Precision.BF16_AMP
+        keep_as(case, edit, dataclasses.replace(recipe, precision=precision), without=(Role.WEIGHT_CASTS,))
+        edit.resize(_kept_keys(case, recipe), 2)
     if case.request is not None and case.request.role in _TRAINING_STATES:
         edit.request_divisor = 2
     return edit
+
+
+def _kept_keys(case: Case, recipe: "TrainingRecipe") -> Int64s:
+    """Keys and values in fp32 that a program keeps with the model's outputs."""
+    kept, spec = case.blocks_from(_CACHE_UPDATE), recipe.spec
+    in_fp32: Int64s = kept[case.sizes(kept) == recipe.tokens * spec.kv_heads * spec.head_dim * FP32_BYTES]
+    return in_fp32
 
 
 def with_eight_bit_states(case: Case) -> Edit | None:
@@ -75,22 +100,65 @@ def with_paged_states(case: Case) -> Edit:
 
 
 def with_lora(case: Case) -> Edit | None:
-    """Remove gradients and optimizer states of the weights; add adapters and what they keep for backward."""
+    """Train adapters in place of the weights, which keep no gradients and optimizer states."""
     shape = next(loss_shapes(case), None)
     if shape is None or not len(case.passes):
         return None
-    _ = case.gradients
-    edit = case.without(Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
     matrices = _layer_matrices(case, shape)
     if not len(matrices):
         return None
-    elements = case.sizes(matrices) // shape.parameter_bytes
-    other_sides = elements // shape.hidden
-    adapters_bytes = LORA_RANK * int((shape.hidden + other_sides).sum()) * _BYTES_PER_ADAPTER_ELEMENT
-    end = np.array([case.replayed.last_moment + 1])
-    edit.hold(adapters_bytes, np.array([int(case.passes.first[0])]), end)
+    other_sides = case.sizes(matrices) // shape.parameter_bytes // shape.hidden
+    edit = _train_adapters(case, LORA_RANK * FP32_BYTES * int((shape.hidden + other_sides).sum()))
     if not len(case.book.blocks(Role.WEIGHT_CASTS)):
+        at_best = case.edit()
+        at_best.add(edit)
+        _add_adapter_inputs(case, at_best, shape, other_sides, divisor=_LEAST_ADDED)
+        if at_best.highest(case.window, case.request)[0] >= case.edit().highest(case.window, case.request)[0]:
+            return None
         _add_adapter_inputs(case, edit, shape, other_sides)
+    return _with_known_adapters(case) or edit
+
+
+def _with_known_adapters(case: Case) -> Edit | None:
+    """All that adapters change, if the model is known."""
+    recipe = known_recipe(case)
+    changed = None if recipe is None else _with_adapters(recipe)
+    if changed is None:
+        return None
+    from ligerprof.analyzers.estimate.lora import adapter_weights
+
+    edit = _train_adapters(case, sum(weight.size_bytes for _, weight in adapter_weights(changed)))
+    keep_as(case, edit, changed)
+    return edit
+
+
+def computes_lora(case: Case) -> bool:
+    """Whether all that adapters change is computed, and not only what they save at least."""
+    recipe = known_recipe(case)
+    return recipe is not None and _with_adapters(recipe) is not None
+
+
+def _with_adapters(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
+    """The recipe with adapters; None if it has no layers that the estimate gives any."""
+    from ligerprof.analyzers.estimate.lora import adapter_weights
+
+    try:
+        changed = dataclasses.replace(recipe, lora=LORA_RANK)
+        return changed if any(adapter_weights(changed)) else None
+    except LigerprofError:
+        return None
+
+
+def _train_adapters(case: Case, adapters_bytes: int) -> Edit:
+    """Add adapters; their gradients and optimizer states come and go as those of the weights did."""
+    gradients, edit = case.gradients, case.edit()
+    trained = np.append(gradients, case.in_training(Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES))
+    start = int(case.passes.first[0])
+    weights_bytes = case.book.bytes_at(start, Role.PARAMETERS)
+    edit.set_size(trained, case.replayed.block_bytes[trained] * min(adapters_bytes, weights_bytes) // weights_bytes)
+    edit.hold(adapters_bytes, np.array([start]), np.array([case.replayed.last_moment + 1]))
+    if case.request is not None and case.request.role in _TRAINED_ROLES:
+        edit.request_divisor = 0
     return edit
 
 
@@ -103,7 +171,7 @@ def _layer_matrices(case: Case, shape: LossShape) -> Int64s:
     return found
 
 
-def _add_adapter_inputs(case: Case, edit: Edit, shape: LossShape, other_sides: Int64s) -> None:
+def _add_adapter_inputs(case: Case, edit: Edit, shape: LossShape, other_sides: Int64s, *, divisor: int = 1) -> None:
     """Add the fp32 copy of its input that each adapter keeps: peft casts it to the adapter's dtype.
 
     Under autocast, each linear layer keeps a 16-bit copy with and without adapters. The widest matrices of a layer are
@@ -111,7 +179,7 @@ def _add_adapter_inputs(case: Case, edit: Edit, shape: LossShape, other_sides: I
     """
     passes = case.passes
     layers = max(1, round(np.count_nonzero(other_sides == other_sides.max()) / _MLP_MATRICES))
-    inputs = shape.tokens * FP32_BYTES * (len(other_sides) // layers * shape.hidden + int(other_sides.max()))
+    inputs = shape.tokens * FP32_BYTES // divisor * (len(other_sides) // layers * shape.hidden + int(other_sides.max()))
     kept = passes.backward_last >= 0
     starts, stops = passes.end[kept] + 1, passes.backward_last[kept] + 1
     if case.program.checkpoints:
@@ -121,6 +189,8 @@ def _add_adapter_inputs(case: Case, edit: Edit, shape: LossShape, other_sides: I
 
 # gate, up and down
 _MLP_MATRICES = 3
+# the 16-bit inputs that frozen layers no longer keep are less than half of the fp32 copies
+_LEAST_ADDED = 2
 
 
 def _rounded(sizes: Int64s) -> Int64s:

@@ -4,10 +4,12 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.kept_edits import known_recipe
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.row import TRAINERS, Row, for_each, has, knows_model
 from ligerprof.analyzers.suggestions.state_edits import (
     LORA_RANK,
+    computes_lora,
     parameter_width,
     with_eight_bit_states,
     with_half_precision_weights,
@@ -101,6 +103,7 @@ STATE_ROWS: tuple[Row, ...] = (
         applies=_autocasts_fp32,
         edit=with_half_precision_weights,
         basis=Basis.ESTIMATED,
+        is_whole=lambda case: known_recipe(case) is not None,
         how={
             Framework.LLAMA_FACTORY: ("pure_bf16: true  # instead of bf16: true",),
             Framework.LIGHTNING: ('Trainer(..., precision="bf16-true")',),
@@ -119,6 +122,7 @@ STATE_ROWS: tuple[Row, ...] = (
         applies=_can_add_adapters,
         edit=with_lora,
         basis=Basis.AT_LEAST,
+        is_whole=computes_lora,
         how={
             Framework.TRL: (
                 "# of the trainer, not of its config:",

@@ -19,6 +19,9 @@ from tests.analyzers.suggestions.test_find import SAVING_TOLERANCE
 
 TINY: dict[str, Any] = {"model": "tiny", "device": "simulated", "seq": 1024, "batch": 16}
 
+# the allocator leaves up to 1 MiB of a large block unsplit, which counts in a model as small as this one
+MOST_UNSPLIT_BYTES = 2 * 2**20
+
 
 def read_options(words: list[str]) -> TrainingRecipe:
     """The recipe that `ligerprof step` makes of its options."""
@@ -39,7 +42,7 @@ def typed_recipe(line: str) -> TrainingRecipe:
     [
         (
             TrainingRecipe(**TINY, precision="amp", checkpointing=False),
-            {"fused-loss", "checkpointing", "half-batch"},
+            {"fused-loss", "checkpointing", "half-batch", "bf16-weights", "lora"},
         ),
         (TrainingRecipe(**TINY, precision="bf16", checkpointing=True), {"fused-loss", "half-batch"}),
     ],
@@ -57,12 +60,24 @@ def test_printed_commands_run_and_save_what_they_say(recipe: TrainingRecipe, nam
         assert changed != recipe
         after = simulate_step(changed, record=False)
         achieved_bytes = report.peak_bytes - max(after.peak_bytes, after.first_step_peak_bytes)
-        assert suggestion.saves_bytes == pytest.approx(achieved_bytes, rel=SAVING_TOLERANCE), suggestion.name
+        assert suggestion.saves_bytes == pytest.approx(achieved_bytes, rel=SAVING_TOLERANCE, abs=MOST_UNSPLIT_BYTES), (
+            suggestion.name
+        )
 
 
-@pytest.fixture(scope="module")
-def states_dominate(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingRecipe, PeakReport]:
-    """A recipe whose optimizer states are most of its memory, and the report on its step."""
+# where optimizer states, activations, or attention's scores are most of the memory
+SHAPES: dict[str, dict[str, Any]] = {
+    "states": {"batch": 1, "seq": 256},
+    "activations": {"batch": 4, "seq": 512, "checkpointing": False},
+    "scores": {"batch": 1, "seq": 1024, "checkpointing": False, "attention": "eager"},
+}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def fp32_training(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TrainingRecipe, PeakReport]:
+    """A recipe with fp32 weights under autocast, and the report on its step."""
     config = {
         "model_type": "llama",
         "hidden_size": 512,
@@ -74,15 +89,15 @@ def states_dominate(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingR
     }
     path = tmp_path_factory.mktemp("model") / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
-    recipe = TrainingRecipe(model=str(path), device="simulated", batch=1, seq=256, precision="amp")
+    recipe = TrainingRecipe(model=str(path), device="simulated", precision="amp", **SHAPES[request.param])
     return recipe, analyze(Snapshot.from_dict(simulate_step(recipe).snapshot), recipe=recipe).peak
 
 
 @pytest.mark.parametrize("name", ["8-bit-optimizer", "bf16-weights", "lora"])
 def test_changes_to_weights_and_states_save_what_they_say(
-    states_dominate: tuple[TrainingRecipe, PeakReport], name: str
+    fp32_training: tuple[TrainingRecipe, PeakReport], name: str
 ) -> None:
-    recipe, report = states_dominate
+    recipe, report = fp32_training
     suggestion = next(one for one in report.suggestions if one.name == name)
     row = next(row for row in ROWS if row.name == name)
 
@@ -93,8 +108,8 @@ def test_changes_to_weights_and_states_save_what_they_say(
     assert suggestion.saves_bytes is not None
     achieved_bytes = report.peak_bytes - max(after.peak_bytes, after.first_step_peak_bytes)
     assert suggestion.saves_bytes == pytest.approx(achieved_bytes, rel=SAVING_TOLERANCE)
-    if suggestion.basis is Basis.AT_LEAST:
-        assert suggestion.saves_bytes <= achieved_bytes
+    # the model is known by the sizes of its weights
+    assert suggestion.basis is Basis.REPLAYED
 
 
 def test_a_step_out_of_memory_lists_what_would_have_let_it_pass() -> None:

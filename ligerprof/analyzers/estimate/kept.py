@@ -1,0 +1,72 @@
+"""What a forward pass holds for backward, layer by layer, apart from weights and optimizer states."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
+from ligerprof.analyzers.estimate.meter import Meter
+from ligerprof.analyzers.estimate.micro_batch import MicroBatch
+from ligerprof.analyzers.estimate.places import HEAD, layer_place, traced_layers
+from ligerprof.analyzers.estimate.static import make_weights
+from ligerprof.analyzers.estimate.step import place
+from ligerprof.kernels.registry import find_kernel_set
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+
+Held = Mapping[Role, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptBytes:
+    """Bytes by role that a forward pass leaves for backward.
+
+    Attributes:
+        layers: of each decoder layer.
+        casts: bytes of each layer that are freed when autocast ends: copies of weights that nothing saves.
+        head: of what follows the layers, up to the loss.
+        others: of the embedding, and of what all layers share.
+    """
+
+    layers: tuple[Held, ...]
+    casts: tuple[int, ...]
+    head: Held
+    others: Held
+
+
+def kept_bytes(recipe: TrainingRecipe) -> KeptBytes:
+    """Run the forward pass of a steady step as the estimate does.
+
+    Raises:
+        LigerprofError: the estimate does not cover the architecture or an option.
+    """
+    weights = make_weights(recipe)
+    placement = place(recipe, weights.values(), first=False)
+    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
+    hooks = _AtLoss(meter)
+    MicroBatch(recipe, weights, find_kernel_set(recipe.providers), meter, placement, hooks).forward()
+    layers: list[Held] = []
+    casts: list[int] = []
+    held = meter.held_places
+    for index, times in traced_layers(recipe):
+        name = layer_place(index, times)
+        left = held.pop(name, {})
+        freed_bytes = sum(hooks.held.get(name, {}).values()) - sum(left.values())
+        layers += [{role: size_bytes // times for role, size_bytes in left.items()}] * times
+        casts += [freed_bytes // times] * times
+    head = held.pop(HEAD, {})
+    others = sum((Counter(roles) for roles in held.values()), start=Counter[Role]())
+    return KeptBytes(layers=tuple(layers), casts=tuple(casts), head=head, others=others)
+
+
+class _AtLoss(Hooks):
+    """Notes what is held when the model has run, before autocast ends."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self.held: Mapping[str, Held] = {}
+
+    def leave(self, module: Module) -> None:
+        if module is Part.ROOT:
+            self.held = self._meter.held_places

@@ -1,0 +1,91 @@
+"""What layers keep for backward after a change to the weights, for models that the estimate covers."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.checkpointing import interrupted_passes
+from ligerprof.analyzers.suggestions.known_model import find_recipe
+from ligerprof.analyzers.suggestions.replayed_change import Edit
+from ligerprof.roles import Role
+from ligerprof.snapshots.trace import Int64s
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.estimate.kept import KeptBytes
+    from ligerprof.recipe.training import TrainingRecipe
+
+
+def known_recipe(case: Case) -> "TrainingRecipe | None":
+    """The recorded training, if it is one of a model that the estimate covers; see `find_recipe`."""
+    return case.once(find_recipe)
+
+
+def keep_as(case: Case, edit: Edit, changed: "TrainingRecipe", *, without: Collection[Role] = ()) -> None:
+    """Hold for backward what a changed recipe keeps, in place of what the recorded one does.
+
+    Args:
+        without: roles that the edit has changed already.
+    """
+    recipe, passes, end = known_recipe(case), case.passes, case.replayed.last_moment + 1
+    assert recipe is not None
+    fewer = _fewer_bytes(recipe, changed, without)
+    place = np.arange(len(passes)) - np.searchsorted(passes.span, passes.span)
+    layer = np.minimum(place, len(fewer.layers) - 1)
+    ran = passes.backward_last >= 0
+    chosen = ran | interrupted_passes(case)
+    stops = np.where(ran, passes.backward_last + 1, end)
+    edit.release(fewer.layers[layer[chosen]], passes.end[chosen] + 1, stops[chosen])
+    span_ends = np.searchsorted(case.attribution.phases.spans, passes.span, "right")
+    edit.release(fewer.casts[layer[chosen]], passes.end[chosen] + 1, span_ends[chosen] + 1)
+    edit.release(fewer.recomputed[layer[ran]], passes.recompute[ran] + 1, stops[ran])
+    first = chosen & (place == 0)
+    edit.release(fewer.others, passes.first[first] + 1, stops[first])
+    last = chosen & (place == len(fewer.layers) - 1)
+    edit.release(fewer.head, passes.end[last] + 1, np.where(ran, passes.recompute + 1, end)[last])
+
+
+class _FewerBytes(NamedTuple):
+    """By how much less a changed recipe keeps.
+
+    Attributes:
+        layers: of each layer, from its forward pass to the end of its backward pass.
+        casts: of autocast's copies of each layer's weights that no layer saves, to the end of the forward phase.
+        recomputed: of each layer, while it runs backward after it has been recomputed.
+        head: of what follows the layers.
+        others: of the embedding, and of what layers share.
+    """
+
+    layers: Int64s
+    casts: Int64s
+    recomputed: Int64s
+    head: int
+    others: int
+
+
+def _fewer_bytes(recipe: "TrainingRecipe", changed: "TrainingRecipe", without: Collection[Role]) -> _FewerBytes:
+    from ligerprof.analyzers.estimate.kept import kept_bytes
+
+    def total(held: Mapping[Role, int]) -> int:
+        return sum(size_bytes for role, size_bytes in held.items() if role not in without)
+
+    def totals(kept: "KeptBytes") -> Int64s:
+        return np.array([total(held) for held in kept.layers], dtype=np.int64)
+
+    old, new = kept_bytes(recipe), kept_bytes(changed)
+    layers = totals(old) - totals(new)
+    casts = recomputed = np.zeros_like(layers)
+    if Role.WEIGHT_CASTS not in without:
+        casts = np.array(old.casts, dtype=np.int64) - np.array(new.casts, dtype=np.int64)
+    if recipe.checkpointing:
+        again = [kept_bytes(dataclasses.replace(each, checkpointing=False)) for each in (recipe, changed)]
+        recomputed = totals(again[0]) - totals(again[1]) - layers
+    return _FewerBytes(
+        layers=layers,
+        casts=casts,
+        recomputed=recomputed,
+        head=total(old.head) - total(new.head),
+        others=total(old.others) - total(new.others),
+    )

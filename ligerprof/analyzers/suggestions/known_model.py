@@ -1,0 +1,170 @@
+"""The training of a known model, read off a recording: the one whose weights and layers are as large as recorded."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.fused_loss import LossShape, loss_shapes
+from ligerprof.errors import LigerprofError
+from ligerprof.models.architectures import ARCHITECTURES
+from ligerprof.recipe.categories import Attention, Precision
+from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
+
+if TYPE_CHECKING:
+    from ligerprof.models.spec import ModelSpec
+    from ligerprof.recipe.training import TrainingRecipe
+
+# into which query and key may be divided
+_HEAD_DIMS = (64, 128, 96, 80, 256, 32, 16)
+_AUTOCASTS = r"torch/amp/autocast_mode\.py:decorate_autocast$"
+_EAGER = r":eager_attention_forward$"
+# more widths than a layer's matrices have
+_MOST_WIDTHS = 12
+# the roles of smaller weights are not looked up
+_LEAST_ELEMENTS = 2**17
+_MOST_CANDIDATES = 40
+# of the bytes that layers keep
+_LARGEST_DIFFERENCE, _NO_DIFFERENCE = 0.03, 0.001
+
+
+def find_recipe(case: Case) -> "TrainingRecipe | None":
+    """The training that was recorded, as far as its activations depend on it.
+
+    None if no known model has its weights, or if none of those that have keeps as many bytes for backward.
+    """
+    shape = next(loss_shapes(case), None)
+    if shape is None or not len(case.passes):
+        return None
+    nearest, least = None, _LARGEST_DIFFERENCE
+    for _, recipe in zip(range(_MOST_CANDIDATES), _recipes(case, shape), strict=False):
+        if case.program.checkpoints:
+            return recipe
+        off = _difference(case, recipe)
+        if off < least:
+            nearest, least = recipe, off
+        if off < _NO_DIFFERENCE:
+            break
+    return nearest
+
+
+def _difference(case: Case, recipe: "TrainingRecipe") -> float:
+    """By how much the bytes differ that the layers of a recipe and of the recording keep for backward."""
+    from ligerprof.analyzers.estimate.kept import kept_bytes
+
+    layers = kept_bytes(recipe).layers
+    estimated_bytes = sum(held[role] for held in layers for role in held if role is not Role.ALLOCATOR_ROUNDING)
+    return min(abs(estimated_bytes / recorded_bytes - 1) for recorded_bytes in case.once(_recorded_bytes))
+
+
+def _recorded_bytes(case: Case) -> tuple[int, int]:
+    """Bytes that the layers of the first forward phase keep for backward, their inputs included.
+
+    The second figure is without what outlives backward, such as keys and values that a program keeps with the outputs.
+    """
+    passes, freed = case.passes, case.replayed.freed_by
+    chosen = passes.span == passes.span[0]
+    outputs = passes.output[chosen & (passes.output >= 0)]
+    outputs = outputs[(freed[outputs] < 0) | (freed[outputs] > passes.end[chosen].max())]
+    kept = np.append(passes.saved[chosen[passes.saved_by]], outputs)
+    ends = freed[kept] <= passes.backward_last[chosen].max()
+    return int(case.sizes(kept).sum()), int(case.sizes(kept[ends & (freed[kept] >= 0)]).sum()) or 1
+
+
+def _recipes(case: Case, shape: LossShape) -> "Iterator[TrainingRecipe]":
+    from ligerprof.recipe.training import TrainingRecipe
+
+    for spec, sequence in product(_specs(case, shape), _sequences(case, shape)):
+        try:
+            yield TrainingRecipe(
+                model=spec,
+                batch=shape.tokens // sequence,
+                seq=sequence,
+                precision=_precision(case, shape),
+                attention=Attention.EAGER if case.program.has_call(_EAGER) else Attention.SDPA,
+                checkpointing=case.program.checkpoints,
+            )
+        except LigerprofError:
+            continue
+
+
+def _precision(case: Case, shape: LossShape) -> Precision:
+    if len(case.book.blocks(Role.WEIGHT_CASTS)):
+        return Precision.AMP
+    if shape.parameter_bytes == FP32_BYTES:
+        return Precision.FP32
+    return Precision.BF16_AMP if case.program.has_call(_AUTOCASTS) else Precision.BF16
+
+
+def _sequences(case: Case, shape: LossShape) -> list[int]:
+    """What a sequence's tokens may be, the shortest first: as many as some tensor of integers has, such as positions.
+
+    Only attention that makes a matrix of scores, which fp32 may need, has other sizes with longer sequences.
+    """
+    live = case.replayed.live_at(int(case.passes.end[0]))
+    lengths = {size // INDEX_BYTES for size in case.sizes(live).tolist() if size % INDEX_BYTES == 0}
+    found = sorted(length for length in lengths if 1 < length <= shape.tokens and shape.tokens % length == 0)
+    makes_scores = case.program.has_call(_EAGER) or _precision(case, shape) is Precision.FP32
+    return found if makes_scores else [*found, shape.tokens][:1]
+
+
+def _specs(case: Case, shape: LossShape) -> "Iterator[ModelSpec]":
+    """Models with the recorded weights, which differ in how many heads query and key have."""
+    from ligerprof.models.from_config import spec_from_config
+
+    model_types = case.program.model_types & ARCHITECTURES.keys()
+    layers = len(case.passes) // len(set(case.passes.span.tolist()))
+    if len(model_types) != 1 or not layers:
+        return
+    (model_type,) = model_types
+    weights = Counter((case.sizes(case.in_training(Role.PARAMETERS)) // shape.parameter_bytes).tolist())
+    for config in _configs(case, model_type, shape, weights, layers):
+        try:
+            spec = spec_from_config(config, name=model_type)
+        except LigerprofError:
+            continue
+        if _large(Counter(item.elements for item in spec.parameters)) == _large(weights):
+            yield spec
+
+
+def _large(counts: Mapping[int, int]) -> dict[int, int]:
+    return {elements: count for elements, count in counts.items() if elements >= _LEAST_ELEMENTS}
+
+
+def _configs(
+    case: Case, model_type: str, shape: LossShape, weights: Counter[int], layers: int
+) -> Iterator[dict[str, Any]]:
+    """Configs of models whose matrices are as wide as the recorded ones."""
+    row, hidden = ARCHITECTURES[model_type], shape.hidden
+    # how many experts a token goes through does not show in the weights
+    if row.mlp.experts is not None or row.attention.latent:
+        return
+    outer = weights[shape.vocab * hidden]
+    widths = sorted({size // hidden for size in weights if size % hidden == 0 and size > hidden} - {shape.vocab})
+    if not outer or len(widths) > _MOST_WIDTHS:
+        return
+    positions = widths if row.positions is not None else [shape.tokens]
+    saved = set(case.sizes(case.passes.saved).tolist())
+    for width, query, key, position in product(widths, widths, widths, positions):
+        if key > query:
+            continue
+        # fused attention saves a number for each token and head
+        for head in sorted(_HEAD_DIMS, key=lambda head: shape.tokens * (query // head) * FP32_BYTES not in saved):
+            if query % head or key % head:
+                continue
+            yield {
+                "model_type": model_type,
+                "hidden_size": hidden,
+                "vocab_size": shape.vocab,
+                "num_hidden_layers": layers,
+                row.mlp.width: width,
+                "num_attention_heads": query // head,
+                "num_key_value_heads": key // head,
+                "head_dim": head,
+                "max_position_embeddings": position,
+                "tie_word_embeddings": outer == 1,
+            }
