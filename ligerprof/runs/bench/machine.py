@@ -1,5 +1,6 @@
 """The device that kernels are measured on: its clock, its memory, and its synchronizations with the host."""
 
+import functools
 import gc
 import platform
 import time
@@ -13,6 +14,7 @@ import torch
 from ligerprof import __version__
 from ligerprof.errors import MissingDependencyError
 from ligerprof.runs.bench.timing import Clock
+from ligerprof.runs.measured.nvml import NvmlDevice
 from ligerprof.units import MIB
 
 # several times any L2 cache
@@ -27,15 +29,16 @@ Run = Callable[[], object]
 
 
 class CudaClock:
-    """CUDA events around work; the cache is flushed before, and launches are queued ahead."""
+    """CUDA events around work; the cache is flushed before, unless that is unwanted, and launches are queued ahead."""
 
-    def __init__(self) -> None:
-        self._scratch = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    def __init__(self, *, flush: bool = True) -> None:
+        self._scratch = torch.empty(_FLUSHED_BYTES if flush else 0, dtype=torch.uint8, device="cuda")
 
     def time(self, run: Run, *, head_start: bool) -> Callable[[], float]:
-        """Queue `run` after a flush of the cache; the returned function waits for its end."""
+        """Queue `run`, after a flush of the cache; the returned function waits for its end."""
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        self._scratch.zero_()
+        if self._scratch.numel():
+            self._scratch.zero_()
         if head_start:
             torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
         started.record()
@@ -83,6 +86,14 @@ class CudaMachine:
         peak = torch.cuda.max_memory_allocated()
         del kept
         return peak - before
+
+    def conditions(self) -> dict[str, int | float]:
+        """The chip's clock, power and temperature now, as far as the driver reports them."""
+        return {} if self._nvml is None else self._nvml.conditions()
+
+    @functools.cached_property
+    def _nvml(self) -> NvmlDevice | None:
+        return NvmlDevice.find(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
 
     def host_seconds(self, run: Run) -> float:
         """The host's median time per call to launch a batch of calls; the device is idle before each batch."""

@@ -1,4 +1,4 @@
-"""Read a GPU's memory from NVML, the driver's library behind nvidia-smi, without creating a CUDA context."""
+"""Read a GPU's memory, clock and power from NVML, the driver's library behind nvidia-smi, without creating a CUDA context."""
 
 import ctypes
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 _LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS, _INSUFFICIENT_SIZE = 0, 7
 _MOST_PROCESSES = 4096
+_SM_CLOCK, _GPU_TEMPERATURE = 1, 0
 # NVML_VALUE_NOT_AVAILABLE
 _UNKNOWN = 2**64 - 1
 
@@ -101,3 +102,26 @@ class NvmlDevice:
         if ask(self._handle, ctypes.byref(count), found) != _SUCCESS:
             return {}
         return {each.pid: each.used for each in found[: count.value] if each.used != _UNKNOWN}
+
+    def conditions(self) -> dict[str, int | float]:
+        """What the chip runs at now: `sm_clock_mhz`, `power_watts` and `temperature_celsius`.
+
+        A value that the driver does not report is left out. Power is the driver's average, over up to a second.
+        """
+        found = {
+            "sm_clock_mhz": self._number("nvmlDeviceGetClockInfo", _SM_CLOCK),
+            "power_watts": self._number("nvmlDeviceGetPowerUsage"),
+            "temperature_celsius": self._number("nvmlDeviceGetTemperature", _GPU_TEMPERATURE),
+        }
+        known: dict[str, int | float] = {name: value for name, value in found.items() if value is not None}
+        if "power_watts" in known:
+            known["power_watts"] /= 1000
+        return known
+
+    def _number(self, function: str, *arguments: int) -> int | None:
+        value = ctypes.c_uint()
+        try:
+            result = getattr(self._library, function)(self._handle, *arguments, ctypes.byref(value))
+        except AttributeError:
+            return None
+        return value.value if result == _SUCCESS else None

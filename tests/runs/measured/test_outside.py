@@ -44,6 +44,18 @@ class Driver:
         count._obj.value = len(self.processes)
         return 0
 
+    def nvmlDeviceGetClockInfo(self, _handle: Any, kind: int, found: Any) -> int:
+        found._obj.value = {0: 111, 1: 1785, 2: 333}[kind]
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, _handle: Any, found: Any) -> int:
+        found._obj.value = 699_500
+        return 0
+
+    def nvmlDeviceGetTemperature(self, _handle: Any, _sensor: int, _found: Any) -> int:
+        # NVML_ERROR_NOT_SUPPORTED
+        return 3
+
 
 def find(driver: object, uuid: str = UUID) -> NvmlDevice | None:
     return NvmlDevice.find(uuid, load=lambda _name: driver)
@@ -60,6 +72,12 @@ def test_memory_and_processes_are_read() -> None:
     assert device.process_bytes() == {10: 5 * MIB, 11: 7 * MIB}
 
 
+def test_clock_and_power_are_read_and_what_is_not_supported_is_left_out() -> None:
+    device = find(Driver({}))
+    assert device is not None
+    assert device.conditions() == {"sm_clock_mhz": 1785, "power_watts": 699.5}
+
+
 def test_what_the_driver_does_not_say_is_not_known() -> None:
     hidden = find(Driver({10: 2**64 - 1}))
     assert hidden is not None
@@ -71,7 +89,7 @@ def test_what_the_driver_does_not_say_is_not_known() -> None:
     old = SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlDeviceGetHandleByUUID=lambda _uuid, _handle: 0)
     device = find(old)
     assert device is not None
-    assert (device.memory(), device.process_bytes()) == (None, {})
+    assert (device.memory(), device.process_bytes(), device.conditions()) == (None, {}, {})
 
 
 def test_without_nvml_or_the_gpu_there_is_no_device() -> None:
